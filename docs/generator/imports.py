@@ -31,7 +31,7 @@ LEFT_OUT = (
 
 def defaults_table(tool: ConfigTool) -> str:
     return table(
-        ["key", "here", "value"], [[code(row.key), code(row.ours), default_text(row)] for row in tool.defaults]
+        ["key", "here", "value"], [[code(row.key), code(row.setting), default_text(row)] for row in tool.defaults]
     )
 
 

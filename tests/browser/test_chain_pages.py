@@ -134,8 +134,11 @@ def build_and_run(page: Page, service: DashboardService) -> str:
 
 
 @pytest.mark.timeout(600)  # it starts the stack, trains and evaluates
-def test_qa_pipeline_is_built_by_dragging_and_run(page: Page, serving_stack: DashboardService, documents: Path) -> None:
+def test_qa_pipeline_is_built_by_dragging_and_run(
+    page: Page, watch: PageWatch, serving_stack: DashboardService, documents: Path
+) -> None:
     service = serving_stack
+    watch.expect("data/columns?path=documents")  # the folder of a new data source, which is not there
     with service.starting(TRAINED):
         run = build_and_run(page, service)
     expect(node(page, "data-source").locator(".node-completed")).to_be_visible(timeout=RUN_MS)

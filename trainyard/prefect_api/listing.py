@@ -18,6 +18,7 @@ from prefect.exceptions import ObjectNotFound
 from trainyard.app.jobs.log_source import PLANNED, text_of
 from trainyard.app.live.trainings import with_chain_facts
 from trainyard.app.names import require_single
+from trainyard.app.runs import LogRow
 from trainyard.prefect_api.operating import process_of
 from trainyard.prefect_api.server import client
 from trainyard.prefect_api.states import run_state, waits_for_trainer
@@ -171,10 +172,10 @@ def stamp(when: datetime | None) -> float | None:
     return when.timestamp() if when else None
 
 
-def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[dict[str, Any]]:
+def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[LogRow]:
     """The run's log lines from the `offset`-th on, in order, at most so many: {time, level, text}."""
     wanted = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
     with client() as prefect:
         every = paged(prefect.read_logs, offset, log_filter=wanted, sort=LogSort.TIMESTAMP_ASC)
         lines = islice(every, most)
-        return [{"time": one.timestamp.timestamp(), "level": one.level, "text": text_of(one.message)} for one in lines]
+        return [LogRow(time=one.timestamp.timestamp(), level=one.level, text=text_of(one.message)) for one in lines]

@@ -112,8 +112,8 @@ def server_config(app: Any, *, graceful_s: int) -> uvicorn.Config:
     """Return uvicorn's settings for a Trainyard server: quiet, bounded, without websockets."""
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "ws": "none", "proxy_headers": False}
     quiet["server_header"] = False
-    seconds = {"timeout_graceful_shutdown": graceful_s, "timeout_keep_alive": IDLE_S}
-    return uvicorn.Config(app, http=BoundedProtocol, **seconds, **quiet)
+    quiet["timeout_keep_alive"] = IDLE_S
+    return uvicorn.Config(app, http=BoundedProtocol, timeout_graceful_shutdown=graceful_s, **quiet)
 
 
 def print_record(record: Service) -> None:

@@ -54,9 +54,9 @@ class ResolvedNode(Strict):
 
     @field_validator("config", mode="before")
     @classmethod
-    def config_of_type(cls, given: Any, info: ValidationInfo) -> Any:
+    def config_of_type(cls, value: Any, info: ValidationInfo) -> Any:
         """Read a stored config back as the model of its node type."""
-        return NODE_CONFIGS[info.data["type"]].model_validate(given) if isinstance(given, dict) else given
+        return NODE_CONFIGS[info.data["type"]].model_validate(value) if isinstance(value, dict) else value
 
 
 class ResolvedChain(Strict):

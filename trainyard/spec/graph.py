@@ -85,7 +85,11 @@ RUNGS = (Method.FULL, Method.LORA, Method.QLORA, Method.FREEZE)
 def auto_trainers(chain: ChainSpec) -> list[int]:
     """Places of the trainers whose method is to be chosen."""
     configs: list[Any] = [node.config for node in chain.nodes]
-    return [at for at, one in enumerate(configs) if isinstance(one, TrainerConfig) and one.method.type is Method.AUTO]
+    return [
+        at
+        for at, config in enumerate(configs)
+        if isinstance(config, TrainerConfig) and config.method.type is Method.AUTO
+    ]
 
 
 def with_method(chain: ChainSpec, at: int, config: TrainerConfig) -> ChainSpec:
@@ -97,31 +101,31 @@ def with_method(chain: ChainSpec, at: int, config: TrainerConfig) -> ChainSpec:
 
 def bound_reasons(chain: ChainSpec) -> list[Reason]:
     """A bound of method auto that has no effect is refused, as every other setting is."""
-    found = []
+    choices = []
     for at in auto_trainers(chain):
         config = chain.nodes[at].config
         assert isinstance(config, TrainerConfig)
-        asked, length = config.method, config.hyperparameters.max_length
-        if not isinstance(asked, AutoSettings) or asked.min_length == AutoSettings.model_fields["min_length"].default:
+        method, length = config.method, config.hyperparameters.max_length
+        if not isinstance(method, AutoSettings) or method.min_length == AutoSettings.model_fields["min_length"].default:
             continue  # a default may be without effect
-        if asked.min_length >= length:
-            because = f"Rows have at most {length} tokens, so they are never cut down to min_length {asked.min_length}."
+        if method.min_length >= length:
+            because = (
+                f"Rows have at most {length} tokens, so they are never cut down to min_length {method.min_length}."
+            )
             instead = "Lower method.min_length below hyperparameters.max_length, or remove it."
-            found.append(Reason("R-SETTING-UNUSED", chain.nodes[at].id, "config.method.min_length", because, instead))
-    return found
+            choices.append(Reason("R-SETTING-UNUSED", chain.nodes[at].id, "config.method.min_length", because, instead))
+    return choices
 
 
 def on_method(config: TrainerConfig, method: Method) -> TrainerConfig:
     """A trainer of method auto with one of the methods that it chooses from."""
-    asked = config.method
-    given = (
-        {"rank": asked.rank}
-        if isinstance(asked, AutoSettings) and "rank" in METHOD_SETTINGS[method].model_fields
-        else {}
+    auto = config.method
+    settings = (
+        {"rank": auto.rank} if isinstance(auto, AutoSettings) and "rank" in METHOD_SETTINGS[method].model_fields else {}
     )
     quantised = (config.quantization or Quantization.NF4) if method.facts.quantised else None
     exported = config.quantization in config.backend.facts.exports
-    updates = {"method": method.settings(**given), "quantization": config.quantization if exported else quantised}
+    updates = {"method": method.settings(**settings), "quantization": config.quantization if exported else quantised}
     return config.model_copy(update=updates)
 
 
@@ -152,17 +156,17 @@ def examine_nodes(
     name: str, tenant: str, nodes: Sequence[ParsedNode], reasons: list[Reason], base_model: str
 ) -> tuple[list[Reason], ResolvedChain | None]:
     """Place, order, wire and complete the nodes, then ask `compat` about the result."""
-    placed, problems = place(nodes)
+    placed, problems = place_nodes(nodes)
     reasons = [*reasons, *problems]
     ordered, cycles = in_order(placed)
     reasons += cycles
     wiring = wire(ordered)
     completed = complete(ordered, wiring, tenant, base_model)
-    listed = tuple(completed[one.id] for one in placed if one.id in completed)
+    listed = tuple(completed[node.id] for node in placed if node.id in completed)
     resolved = ResolvedChain.model_construct(
-        name=name, tenant=tenant, nodes=listed, order=tuple(one.id for one in ordered), digest=""
+        name=name, tenant=tenant, nodes=listed, order=tuple(node.id for node in ordered), digest=""
     )
-    unclear = frozenset(one.id for one in ordered if not one.clear)
+    unclear = frozenset(node.id for node in ordered if not node.clear)
     reasons += spec_reasons(resolved, wiring, unclear)
     if reasons:
         return cap_reasons(reasons, len(reasons)), None
@@ -175,19 +179,19 @@ def examine_nodes(
 # Ids and edges
 
 
-def place(nodes: Sequence[ParsedNode]) -> tuple[list[PortNode], list[Reason]]:
+def place_nodes(nodes: Sequence[ParsedNode]) -> tuple[list[PortNode], list[Reason]]:
     """Give every node its id and its edges. Nodes that could not be read take part as names only."""
     ids = number(nodes)
     reasons = duplicates(ids)
-    known = set(ids)
+    node_ids = set(ids)
     broken: set[str] = {node_id for node_id, node in zip(ids, nodes, strict=True) if node.node is None}
-    readable = known - broken
+    readable = node_ids - broken
     placed: dict[str, PortNode] = {}
     for index, (node_id, node) in enumerate(zip(ids, nodes, strict=True)):
         before = ids[index - 1 : index] if index else []
         needs = tuple(dict.fromkeys(before if node.needs is None else node.needs))
-        unknown = [need for need in node.needs or () if need not in known or need == node_id]
-        reasons += [unknown_need(node_id, node, need, known) for need in unknown]
+        unknown = [need for need in node.needs or () if need not in node_ids or need == node_id]
+        reasons += [unknown_need(node_id, node, need, node_ids) for need in unknown]
         if node.node is None or node_id in placed:
             continue
         clear = not unknown and not any(need in broken for need in needs)
@@ -204,13 +208,13 @@ def duplicates(ids: Sequence[str]) -> list[Reason]:
     ]
 
 
-def unknown_need(node_id: str, node: ParsedNode, need: str, known: set[str]) -> Reason:
+def unknown_need(node_id: str, node: ParsedNode, need: str, node_ids: set[str]) -> Reason:
     if need == node_id:
         return Reason(
             "E-SPEC-GRAPH", node_id, "needs", f"The node {node_id!r} needs itself.", f"Remove {need!r} from its needs."
         )
-    ids = ", ".join(sorted(known)[:MAX_CYCLE_SHOWN])
-    instead = suggest(need, known, f"Write the id of another node: {ids}.")
+    ids = ", ".join(sorted(node_ids)[:MAX_CYCLE_SHOWN])
+    instead = suggest(need, node_ids, f"Write the id of another node: {ids}.")
     return Reason("E-SPEC-GRAPH", node_id, "needs", f"There is no node with the id {need!r}.", instead)
 
 
@@ -219,21 +223,21 @@ def in_order(placed: Sequence[PortNode]) -> tuple[list[PortNode], list[Reason]]:
 
     The nodes of a cycle follow at the end without the edges that close it, so that they are examined too.
     """
-    by_id = {one.id: one for one in placed}
-    sorter = TopologicalSorter[str]({one.id: () for one in placed})
-    for one in placed:
-        sorter.add(one.id, *(need for need in one.needs if need in by_id))
+    by_id = {node.id: node for node in placed}
+    sorter = TopologicalSorter[str]({node.id: () for node in placed})
+    for node in placed:
+        sorter.add(node.id, *(need for need in node.needs if need in by_id))
     with suppress(CycleError):  # a cycle hides no other: they are looked for in what is left
         sorter.prepare()
     ordered: dict[str, PortNode] = {}
     while ready := sorter.get_ready():
         sorter.done(*ready)
-        for one in (by_id[name] for name in ready):
-            clear = one.clear and all(ordered[need].clear for need in one.needs if need in by_id)
-            ordered[one.id] = one if clear else replace(one, clear=False)
-    left = [one for one in placed if one.id not in ordered]
-    reasons = [cycle_reason(cycle) for cycle in cycles_among({one.id: one.needs for one in left})]
-    return [*ordered.values(), *(replace(one, needs=(), clear=False) for one in left)], reasons
+        for node in (by_id[name] for name in ready):
+            clear = node.clear and all(ordered[need].clear for need in node.needs if need in by_id)
+            ordered[node.id] = node if clear else replace(node, clear=False)
+    left = [node for node in placed if node.id not in ordered]
+    reasons = [cycle_reason(cycle) for cycle in cycles_among({node.id: node.needs for node in left})]
+    return [*ordered.values(), *(replace(node, needs=(), clear=False) for node in left)], reasons
 
 
 def cycles_among(needs: Mapping[str, Sequence[str]]) -> list[list[str]]:
@@ -258,14 +262,14 @@ def cycle_reason(cycle: Sequence[str]) -> Reason:
 
 def describe_cycle(begin: Sequence[str], last: str, length: int) -> Reason:
     """The reason against a cycle, by its first `MAX_CYCLE_SHOWN` nodes, its last one and how many it has."""
-    shown = [*begin, begin[0]]
+    path = [*begin, begin[0]]
     if length >= MAX_CYCLE_SHOWN:
-        shown = [*begin[: MAX_CYCLE_SHOWN - 2], f"… {length - MAX_CYCLE_SHOWN + 2} more", begin[0]]
+        path = [*begin[: MAX_CYCLE_SHOWN - 2], f"… {length - MAX_CYCLE_SHOWN + 2} more", begin[0]]
     return Reason(
         "E-SPEC-GRAPH",
         begin[0],
         "needs",
-        f"The nodes wait for each other in a circle: {' → '.join(shown)}.",
+        f"The nodes wait for each other in a circle: {' → '.join(path)}.",
         f"Remove {last!r} from the needs of {begin[0]!r}, or another link of the circle.",
     )
 
@@ -276,22 +280,22 @@ def describe_cycle(begin: Sequence[str], last: str, length: int) -> Reason:
 def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_model: str) -> dict[str, ResolvedNode]:
     """Every node with its complete config and its links, by id."""
     configs: dict[str, Strict] = {}
-    for one in ordered:
-        configs[one.id] = complete_config(one.config, wiring.inputs[one.id], configs, tenant, base_model)
+    for node in ordered:
+        configs[node.id] = complete_config(node.config, wiring.inputs[node.id], configs, tenant, base_model)
     fill_tokenizers(ordered, wiring, configs, base_model)
     name_roles(ordered, configs)
     name_holdouts(ordered, wiring, configs)
     limit_refusals(ordered, wiring, configs)
     return {
-        one.id: ResolvedNode.model_construct(
-            id=one.id,
-            type=one.type,  # type: ignore[arg-type]
-            config=configs[one.id],
-            needs=one.needs,
-            inputs=wiring.inputs[one.id],
-            produces=wiring.produces[one.id],
+        node.id: ResolvedNode.model_construct(
+            id=node.id,
+            type=node.type,  # type: ignore[arg-type]
+            config=configs[node.id],
+            needs=node.needs,
+            inputs=wiring.inputs[node.id],
+            produces=wiring.produces[node.id],
         )
-        for one in ordered
+        for node in ordered
     }
 
 
@@ -300,8 +304,8 @@ def complete_config(
 ) -> Strict:
     """A config with the defaults that depend on its place in the chain."""
     if isinstance(config, TrainerConfig):
-        before = [earlier[one.node_id] for port in (Port.ADAPTER, Port.MODEL) for one in inputs.get(port, ())]
-        trainers = (one for one in before if isinstance(one, TrainerConfig))
+        before = [earlier[source.node_id] for port in (Port.ADAPTER, Port.MODEL) for source in inputs.get(port, ())]
+        trainers = (config for config in before if isinstance(config, TrainerConfig))
         return complete_trainer(config, next(trainers, None), base_model)
     if isinstance(config, AiGeneratorConfig) and config.model is None:
         if config.engine is None:  # without a model, pairs are extracted by rule
@@ -326,25 +330,25 @@ def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, base_m
 
 def name_roles(ordered: Sequence[PortNode], configs: dict[str, Strict]) -> None:
     """A deployer without a role has that of the chain's data; an evaluator compares with the deployer's."""
-    own = role_of_chain(configs.values())
-    for one in ordered:
-        config = configs[one.id]
+    role = role_of_chain(configs.values())
+    for node in ordered:
+        config = configs[node.id]
         if isinstance(config, DeployerConfig) and config.role is None:
-            configs[one.id] = config.model_copy(update={"role": own})
+            configs[node.id] = config.model_copy(update={"role": role})
     roles = [config.role for config in configs.values() if isinstance(config, DeployerConfig)]
-    for one in ordered:
-        config = configs[one.id]
+    for node in ordered:
+        config = configs[node.id]
         if isinstance(config, EvaluatorConfig) and config.baseline != "base" and config.role is None:
-            configs[one.id] = config.model_copy(update={"role": roles[0] if roles else own})
+            configs[node.id] = config.model_copy(update={"role": roles[0] if roles else role})
 
 
 def name_holdouts(ordered: Sequence[PortNode], wiring: Wiring, configs: dict[str, Strict]) -> None:
     """A generator writes, on top of the rows to train on, what the validator behind it will hold out."""
-    for one in ordered:
-        config = configs[one.id]
+    for node in ordered:
+        config = configs[node.id]
         if not isinstance(config, ValidatorConfig):
             continue
-        for port, sources in wiring.inputs[one.id].items():
+        for port, sources in wiring.inputs[node.id].items():
             for source in sources if port in DATA_PORTS else ():
                 before = configs[source.node_id]
                 if isinstance(before, AiGeneratorConfig) and before.holdout is None:
@@ -354,33 +358,33 @@ def name_holdouts(ordered: Sequence[PortNode], wiring: Wiring, configs: dict[str
 def limit_refusals(ordered: Sequence[PortNode], wiring: Wiring, configs: dict[str, Strict]) -> None:
     """A trainer may lose as many rows to its template as the strictest data source that its rows come from allows."""
     limits: dict[str, float] = {}
-    for one in ordered:
-        config = configs[one.id]
+    for node in ordered:
+        config = configs[node.id]
         if isinstance(config, DataSourceConfig):
-            limits[one.id] = config.max_bad_fraction
+            limits[node.id] = config.max_bad_fraction
             continue
-        sources = (source.node_id for port in DATA_PORTS for source in wiring.inputs[one.id].get(port, ()))
+        sources = (source.node_id for port in DATA_PORTS for source in wiring.inputs[node.id].get(port, ()))
         before = [limits[node_id] for node_id in sources if node_id in limits]
         if not before:
             continue
-        limit = limits[one.id] = min(before)
+        limit = limits[node.id] = min(before)
         if isinstance(config, TrainerConfig) and config.max_bad_fraction is None:
             is_read = limit != BAD_FRACTION and config.stage.type is not Stage.CPT
-            configs[one.id] = config.model_copy(update={"max_bad_fraction": limit}) if is_read else config
+            configs[node.id] = config.model_copy(update={"max_bad_fraction": limit}) if is_read else config
 
 
 def fill_tokenizers(ordered: Sequence[PortNode], wiring: Wiring, configs: dict[str, Strict], base_model: str) -> None:
     """A validator counts tokens as the trainer behind it will: by default with the tokenizer of its base model."""
-    wanted: dict[str, str] = {}
-    for one in reversed(ordered):
-        config = configs[one.id]
+    reader_of: dict[str, str] = {}
+    for node in reversed(ordered):
+        config = configs[node.id]
         if isinstance(config, ValidatorConfig):
-            name = config.tokenizer or wanted.get(one.id, base_model)
-            configs[one.id] = config.model_copy(update={"tokenizer": name})
+            name = config.tokenizer or reader_of.get(node.id, base_model)
+            configs[node.id] = config.model_copy(update={"tokenizer": name})
         elif isinstance(config, TrainerConfig):
             name = str(config.base_model)
         else:
             continue
-        for port, sources in wiring.inputs[one.id].items():
+        for port, sources in wiring.inputs[node.id].items():
             if port in DATA_PORTS:
-                wanted |= dict.fromkeys((source.node_id for source in sources), name)
+                reader_of |= dict.fromkeys((source.node_id for source in sources), name)

@@ -49,8 +49,8 @@ class JobSpec(TrainingSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def in_our_words(cls, given: Any) -> Any:
-        return job_words(given)
+    def in_our_words(cls, value: Any) -> Any:
+        return job_words(value)
 
 
 def chain_of_job(job: JobSpec) -> ChainSpec:

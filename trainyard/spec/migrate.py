@@ -62,7 +62,7 @@ DEVICES = {"metal": "mps", "wgpu": "auto"}
 CUDA_NUMBER = re.compile(r"cuda[:(](\d{1,3})\)?")
 
 
-def trainer_words(given: Any) -> Any:
+def trainer_words(value: Any) -> Any:
     """A trainer's or a job's settings in our words.
 
     `method: "dpo"` names an objective: it becomes `stage: dpo` with the default method, unless a stage is given that
@@ -70,87 +70,91 @@ def trainer_words(given: Any) -> Any:
     `schedule`, and `checkpoint_dir` the folder of `engine.mirror`. Anything else passes unchanged, and so does a key
     whose own word is given as well: it is refused as unknown.
     """
-    if not isinstance(given, Mapping):
-        return given
-    words = renamed(given, RENAMED)
-    method = words.get("method")
+    if not isinstance(value, Mapping):
+        return value
+    settings = renamed(value, RENAMED)
+    method = settings.get("method")
     stage = OBJECTIVES.get(method.lower()) if isinstance(method, str) else None
-    if stage is not None and ("stage" not in words or variant_of(words, "stage")["type"] == stage):
-        words |= {"stage": words.get("stage", stage), "method": USUAL["method"]}
-    if isinstance(hyper := words.get("hyperparameters"), Mapping):
-        words["hyperparameters"] = inner = renamed(hyper, HYPERPARAMETERS)
+    if stage is not None and ("stage" not in settings or variant_of(settings, "stage")["type"] == stage):
+        settings |= {"stage": settings.get("stage", stage), "method": USUAL["method"]}
+    if isinstance(hyper := settings.get("hyperparameters"), Mapping):
+        settings["hyperparameters"] = inner = renamed(hyper, HYPERPARAMETERS)
         if "lr_scheduler" in hyper and isinstance(schedule := inner.get("schedule"), str):
             inner["schedule"] = plain(schedule)
-    folder, engine = words.get("checkpoint_dir"), words.get("engine", {})
+    folder, engine = settings.get("checkpoint_dir"), settings.get("engine", {})
     if isinstance(folder, str) and isinstance(engine, Mapping) and "mirror" not in engine:
-        words["engine"] = {**engine, "mirror": f"file:{quote(folder)}"}
-        del words["checkpoint_dir"]
-    return move_settings(words)
+        settings["engine"] = {**engine, "mirror": f"file:{quote(folder)}"}
+        del settings["checkpoint_dir"]
+    return move_settings(settings)
 
 
-def job_words(given: Any) -> Any:
+def job_words(body: Any) -> Any:
     """A job's body in our words: those of its trainer, `adapter: "LoRA"` and `alignment: "DPO"`, and its tenant.
 
     `tenant_id` of the data set is the tenant of the job: its own folder is one of those that the data may be in.
     """
-    if not isinstance(given, Mapping):
-        return given
-    words = dict(given)
-    adapter, alignment, dataset = words.get("adapter"), words.get("alignment"), words.get("dataset")
-    if isinstance(adapter, str) and adapter.lower() in ADAPTERS and "method" not in words:
-        words["method"] = words.pop("adapter").lower()
-    if isinstance(alignment, str) and alignment.lower() in ALIGNMENTS and "stage" not in words:
-        words["stage"] = ALIGNMENTS[words.pop("alignment").lower()]
-    if isinstance(dataset, Mapping) and "tenant_id" in dataset and words.get("tenant") in (None, dataset["tenant_id"]):
-        words["dataset"] = {key: value for key, value in dataset.items() if key != "tenant_id"}
-        words["tenant"] = dataset["tenant_id"]
-    return trainer_words(words)
+    if not isinstance(body, Mapping):
+        return body
+    settings = dict(body)
+    adapter, alignment, dataset = settings.get("adapter"), settings.get("alignment"), settings.get("dataset")
+    if isinstance(adapter, str) and adapter.lower() in ADAPTERS and "method" not in settings:
+        settings["method"] = settings.pop("adapter").lower()
+    if isinstance(alignment, str) and alignment.lower() in ALIGNMENTS and "stage" not in settings:
+        settings["stage"] = ALIGNMENTS[settings.pop("alignment").lower()]
+    if (
+        isinstance(dataset, Mapping)
+        and "tenant_id" in dataset
+        and settings.get("tenant") in (None, dataset["tenant_id"])
+    ):
+        settings["dataset"] = {key: value for key, value in dataset.items() if key != "tenant_id"}
+        settings["tenant"] = dataset["tenant_id"]
+    return trainer_words(settings)
 
 
-def night_words(given: Any) -> Any:
+def night_words(body: Any) -> Any:
     """The training of a night in our words: `preference` has the settings of its dpo buckets."""
-    if not isinstance(given, Mapping) or not isinstance(preference := given.get("preference"), Mapping):
-        return given
-    known = {old: value for key, value in preference.items() if (old := f"preference.{key}") in MOVED}
-    written = any(not is_default(given, old, value) for old, value in known.items())
-    return {**given, "stage": Stage.DPO.value} if written and variant_of(given, "stage")["type"] == "sft" else given
+    if not isinstance(body, Mapping) or not isinstance(preference := body.get("preference"), Mapping):
+        return body
+    moved = {old: value for key, value in preference.items() if (old := f"preference.{key}") in MOVED}
+    written = any(not is_default(body, old, value) for old, value in moved.items())
+    return {**body, "stage": Stage.DPO.value} if written and variant_of(body, "stage")["type"] == "sft" else body
 
 
 # Settings that moved into their stage or method
 
 
-def move_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def move_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The same with the settings of the groups of earlier versions inside their stage and method.
 
     One that does not belong there is dropped where it has its default, as a stored spec writes it out. Raises
     `PydanticCustomError` for another value of it, and for one that contradicts what is there.
     """
-    words = {key: value for key, value in given.items() if key not in EMPTIED or value is not None}
+    moved_settings = {key: value for key, value in stored.items() if key not in EMPTIED or value is not None}
     for group in dict.fromkeys(old.partition(".")[0] for old in MOVED):
-        settings = words.get(group)
+        settings = moved_settings.get(group)
         if not isinstance(settings, Mapping):
             continue
         for key, value in settings.items():
             old = f"{group}.{key}"
             if old in MOVED:
-                move_setting(words, old, value)
+                move_setting(moved_settings, old, value)
             elif group in EMPTIED:  # a misspelt one, which is refused there
-                words[EMPTIED[group]] = {**variant_of(words, EMPTIED[group]), key: value}
-        words[group] = {key: value for key, value in settings.items() if f"{group}.{key}" not in MOVED}
+                moved_settings[EMPTIED[group]] = {**variant_of(moved_settings, EMPTIED[group]), key: value}
+        moved_settings[group] = {key: value for key, value in settings.items() if f"{group}.{key}" not in MOVED}
         if group in EMPTIED:
-            del words[group]
-    return words
+            del moved_settings[group]
+    return moved_settings
 
 
-def move_setting(words: dict[str, Any], old: str, value: Any) -> None:
+def move_setting(settings: dict[str, Any], old: str, value: Any) -> None:
     axis, _, name = MOVED[old].partition(".")
-    variant, readers = variant_of(words, axis), readers_of(old)
+    variant, readers = variant_of(settings, axis), readers_of(old)
     if variant["type"] in readers:
         if variant.get(name, value) != value:
             args = {"old": old, "new": MOVED[old], "was": value, "now": variant[name], "instead": f"Remove {old}."}
             raise PydanticCustomError("contradiction", "{old} is {was}, and {new} is {now}", args)
-        words[axis] = {**variant, name: value}
-    elif variant["type"] in list(VARIANTS[axis]) and not is_default(words, old, value):
+        settings[axis] = {**variant, name: value}
+    elif variant["type"] in list(VARIANTS[axis]) and not is_default(settings, old, value):
         args = {
             "old": old,
             "readers": f"{axis} {', '.join(readers)}",
@@ -160,34 +164,34 @@ def move_setting(words: dict[str, Any], old: str, value: Any) -> None:
         raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", args)
 
 
-def variant_of(words: Mapping[str, Any], axis: str) -> dict[str, Any]:
+def variant_of(settings: Mapping[str, Any], axis: str) -> dict[str, Any]:
     """What is written of an axis, as a mapping with a `type`."""
-    chosen = words.get(axis) or USUAL[axis]
-    chosen = chosen.model_dump(exclude_unset=True) if isinstance(chosen, Variant) else chosen
-    return {"type": USUAL[axis], **chosen} if isinstance(chosen, Mapping) else {"type": chosen}
+    variant = settings.get(axis) or USUAL[axis]
+    variant = variant.model_dump(exclude_unset=True) if isinstance(variant, Variant) else variant
+    return {"type": USUAL[axis], **variant} if isinstance(variant, Mapping) else {"type": variant}
 
 
 def readers_of(old: str) -> dict[AxisValue, type[Variant]]:
     """The values of the axis that have a setting of an earlier group, with their models."""
     axis, _, name = MOVED[old].partition(".")
-    known = READERS.get(old.partition(".")[0], tuple(VARIANTS[axis]))
-    return {value: VARIANTS[axis][value] for value in known if name in VARIANTS[axis][value].model_fields}
+    types = READERS.get(old.partition(".")[0], tuple(VARIANTS[axis]))
+    return {value: VARIANTS[axis][value] for value in types if name in VARIANTS[axis][value].model_fields}
 
 
-def is_default(words: Mapping[str, Any], old: str, value: Any) -> bool:
+def is_default(settings: Mapping[str, Any], old: str, value: Any) -> bool:
     """Whether a setting is as an earlier version left it or wrote it out."""
     group, _, name = old.partition(".")
     usual = [next(iter(readers_of(old).values())).model_fields[MOVED[old].partition(".")[2]].default]
     if group == "lora":
-        profile, rank = words[group].get("profile", "platform"), words[group].get("rank")
+        profile, rank = settings[group].get("profile", "platform"), settings[group].get("rank")
         usual.append(ADAPTER_PROFILES.get(profile, {}).get(name))
         usual.append(2.0 * rank if name == "alpha" and isinstance(rank, int) else None)
     return (tuple(value) if isinstance(value, list) else value) in usual
 
 
-def spell_out(words: Mapping[str, Any]) -> dict[str, Any]:
+def spell_out(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The same with every stage and method as a mapping with its `type`."""
-    return {**words, **{axis: variant_of(words, axis) for axis in VARIANTS.keys() & words.keys()}}
+    return {**settings, **{axis: variant_of(settings, axis) for axis in VARIANTS.keys() & settings.keys()}}
 
 
 def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,19 +199,19 @@ def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Settings of another stage or method have their default there, but for one that has none.
     """
-    words = {**config, **{axis: config[axis]["type"] for axis in VARIANTS}, **{group: {} for group in EMPTIED}}
+    settings = {**config, **{axis: config[axis]["type"] for axis in VARIANTS}, **{group: {} for group in EMPTIED}}
     profile = ADAPTER_PROFILES[config["method"].get("profile", "platform")]
     for old, new in MOVED.items():
         (group, _, key), (axis, _, name) = old.partition("."), new.partition(".")
         readers = readers_of(old)
-        if words[axis] in readers:
+        if settings[axis] in readers:
             value = config[axis][name]
         else:  # earlier versions wrote out the defaults of what is not read
             kind, model = next(iter(readers.items()))
             usual = model(type=kind).model_dump(mode="json") | (profile if group == "lora" else {})
             value = usual[name]
-        words[group] = {**words[group], key: value}
-    return {**words, "rollouts": words["rollouts"] if words["stage"] == Stage.GRPO else None}
+        settings[group] = {**settings[group], key: value}
+    return {**settings, "rollouts": settings["rollouts"] if settings["stage"] == Stage.GRPO else None}
 
 
 def list_deprecated(value: Any, where: str = "") -> Iterator[str]:
@@ -217,16 +221,16 @@ def list_deprecated(value: Any, where: str = "") -> Iterator[str]:
             group, _, name = old.partition(".")
             if isinstance(value.get(group), Mapping) and name in value[group]:
                 yield f"{where}{old} is deprecated: write {where}{new}."
-        for key, one in value.items():
-            yield from list_deprecated(one, f"{where}{key}.")
+        for key, item in value.items():
+            yield from list_deprecated(item, f"{where}{key}.")
     elif isinstance(value, list | tuple):
-        for at, one in enumerate(value):
-            yield from list_deprecated(one, f"{where}{at}.")
+        for at, item in enumerate(value):
+            yield from list_deprecated(item, f"{where}{at}.")
 
 
-def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The same with our names, but for a key whose own name is given as well."""
-    return {names.get(key, key) if names.get(key) not in given else key: value for key, value in given.items()}
+def renamed(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The same with our names, but for a key whose own name is settings as well."""
+    return {names.get(key, key) if names.get(key) not in settings else key: value for key, value in settings.items()}
 
 
 def plain(word: str) -> str:
@@ -234,15 +238,15 @@ def plain(word: str) -> str:
     return INNER_CAPITAL.sub("_", word).lower()
 
 
-def device_word(given: Any) -> Any:
+def device_word(value: Any) -> Any:
     """A device in our words: `cuda:0`, `Cuda(0)`, `metal` and `wgpu` are read; a GPU's number above 0 stays."""
-    if not isinstance(given, str):
-        return given
-    word = given.strip().lower()
+    if not isinstance(value, str):
+        return value
+    word = value.strip().lower()
     return "cuda" if named_gpu(word) == 0 else DEVICES.get(word, word)
 
 
 def named_gpu(word: str) -> int | None:
     """The number in `cuda:1`; None where there is none."""
-    found = CUDA_NUMBER.fullmatch(word)
-    return int(found[1]) if found else None
+    match = CUDA_NUMBER.fullmatch(word)
+    return int(match[1]) if match else None

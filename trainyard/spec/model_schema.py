@@ -72,12 +72,15 @@ class ModelSchema:
     def sections(self) -> list[SettingSection]:
         """The root, then each model below it that has not been described yet."""
         inner = [*self.inner(self.root, self.name)]
-        found = [SettingSection(self.name, "", self.rows(self.root))]
-        return [*found, *(SettingSection(path, one.get("description", ""), self.rows(one)) for path, one in inner)]
+        sections = [SettingSection(self.name, "", self.rows(self.root))]
+        return [
+            *sections,
+            *(SettingSection(path, model.get("description", ""), self.rows(model)) for path, model in inner),
+        ]
 
     def inner(self, model: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for name, one in model.get("properties", {}).items():
-            for reference in dict.fromkeys(references(one)):
+        for name, property_schema in model.get("properties", {}).items():
+            for reference in dict.fromkeys(references(property_schema)):
                 below = self.models[reference]
                 if "properties" in below and reference not in self.seen:
                     tags = variants(below["properties"].get("type", {}))
@@ -90,19 +93,19 @@ class ModelSchema:
         return tuple(
             SettingRow(
                 name=name,
-                type=self.type_of(one),
-                limits=", ".join(limits(one)),
-                default="required" if name in required else default_of(one),
-                text=self.text_of(one),
+                type=self.type_of(field),
+                limits=", ".join(limits(field)),
+                default="required" if name in required else default_of(field),
+                text=self.text_of(field),
             )
-            for name, one in model["properties"].items()
+            for name, field in model["properties"].items()
         )
 
     def text_of(self, field: Mapping[str, Any]) -> str:
         """What a field says of itself, or else what its words or its model say."""
         if "description" in field:
             return str(field["description"])
-        texts = [self.models[one].get("description", "") for one in references(field)]
+        texts = [self.models[reference].get("description", "") for reference in references(field)]
         return texts[0].split("\n\n")[0] if len(texts) == 1 else ""
 
     def type_of(self, field: Mapping[str, Any]) -> str:
@@ -124,7 +127,9 @@ class ModelSchema:
         if "enum" in field:
             return " ".join(map(self.word, field["enum"]))
         if alternatives := field.get("anyOf") or field.get("oneOf"):
-            return join_types(self.type_of(one) for one in alternatives if one.get("type") != "null")
+            return join_types(
+                self.type_of(alternative) for alternative in alternatives if alternative.get("type") != "null"
+            )
         kind = str(field.get("format") or field.get("type", "any value"))
         return {"string": "text", "boolean": "true or false"}.get(kind, kind)
 
@@ -132,9 +137,9 @@ class ModelSchema:
 def join_types(types: Iterable[str]) -> str:
     """Return the types as alternatives; a word that is one of the words before it is not repeated."""
     parts: list[str] = []
-    for one in [part for text in types for part in text.split(" or ")]:
-        if not any(one in part.split() or one == part for part in parts):
-            parts.append(one)
+    for type_name in [part for text in types for part in text.split(" or ")]:
+        if not any(type_name in part.split() or type_name == part for part in parts):
+            parts.append(type_name)
     return " or ".join(parts)
 
 
@@ -148,12 +153,12 @@ def references(field: Any) -> Iterator[str]:
     if isinstance(field, dict):
         if isinstance(field.get("$ref"), str):
             yield field["$ref"].rsplit("/", 1)[-1]
-        for key, one in field.items():
+        for key, item in field.items():
             if key not in ("default", "discriminator"):
-                yield from references(one)
+                yield from references(item)
     elif isinstance(field, list):
-        for one in field:
-            yield from references(one)
+        for item in field:
+            yield from references(item)
 
 
 BOUNDS = {
@@ -166,10 +171,10 @@ NO_DEFAULT = "–"
 def limits(field: Mapping[str, Any]) -> list[str]:
     """The bounds of a field, those of its alternatives included."""
     parts = [field, *field.get("anyOf", ()), *([field["items"]] if isinstance(field.get("items"), dict) else [])]
-    fixed = "prefixItems" in field or any("prefixItems" in one for one in parts)
+    fixed = "prefixItems" in field or any("prefixItems" in part for part in parts)
     names = [name for name in BOUNDS if not (fixed and name.endswith("Items"))]
-    found = [BOUNDS[name].format(number(one[name])) for one in parts for name in names if name in one]
-    return [*dict.fromkeys(found)]
+    bounds = [BOUNDS[name].format(number(part[name])) for part in parts for name in names if name in part]
+    return [*dict.fromkeys(bounds)]
 
 
 def number(value: object) -> str:

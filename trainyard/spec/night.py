@@ -64,9 +64,9 @@ class StreamSpec(Strict):
     @field_validator("globs")
     @classmethod
     def stays_inside(cls, globs: tuple[str, ...]) -> tuple[str, ...]:
-        for one in globs:
-            if OUTSIDE.search(one):
-                raise ValueError(f"the pattern {one!r} leads out of the folder of documents")
+        for glob in globs:
+            if OUTSIDE.search(glob):
+                raise ValueError(f"the pattern {glob!r} leads out of the folder of documents")
         return globs
 
 
@@ -114,7 +114,7 @@ class Window(Strict):
 
     @field_validator("zone")
     @classmethod
-    def known(cls, zone: str) -> str:
+    def check_zone(cls, zone: str) -> str:
         try:
             ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -193,20 +193,20 @@ class Phase2(Strict):
 
     @field_validator("training", mode="before")
     @classmethod
-    def in_our_words(cls, given: Any) -> Any:
-        return night_words(given)
+    def in_our_words(cls, value: Any) -> Any:
+        return night_words(value)
 
     @field_validator("training")
     @classmethod
     def has_no_setting_of_the_night(cls, training: TrainerConfig) -> TrainerConfig:
         kind, stage = training.stage.type, training.stage
         # Settings of a stage that buckets have ask for no stage.
-        wanted = Stage.SFT if kind in BUCKET_PORTS and stage != kind.settings() else kind
-        asked = {"stage": wanted, "adapter": training.adapter, "reuse": training.reuse}
-        given = {name: why for name, (usual, why) in SETTLED_BY_THE_NIGHT.items() if asked[name] != usual}
-        if given:
-            names = " and ".join(f"`{name}`" for name in given)
-            context = {"why": "; ".join(given.values()), "instead": f"Remove {names}.", "code": "R-NIGHT"}
+        settled_stage = Stage.SFT if kind in BUCKET_PORTS and stage != kind.settings() else kind
+        settings = {"stage": settled_stage, "adapter": training.adapter, "reuse": training.reuse}
+        refused = {name: why for name, (usual, why) in SETTLED_BY_THE_NIGHT.items() if settings[name] != usual}
+        if refused:
+            names = " and ".join(f"`{name}`" for name in refused)
+            context = {"why": "; ".join(refused.values()), "instead": f"Remove {names}.", "code": "R-NIGHT"}
             raise PydanticCustomError("night_setting", "In a night {why}", context)
         return training
 
@@ -226,9 +226,9 @@ class NightConfig(Strict):
     @model_validator(mode="after")
     def names_are_distinct(self) -> NightConfig:
         for kind, names in (
-            ("stream", [one.name for one in self.streams]),
-            ("bucket", [one.name for one in self.buckets]),
-            ("role", [one.adapter_role for one in self.buckets]),
+            ("stream", [stream.name for stream in self.streams]),
+            ("bucket", [bucket.name for bucket in self.buckets]),
+            ("role", [bucket.adapter_role for bucket in self.buckets]),
         ):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
@@ -238,11 +238,11 @@ class NightConfig(Strict):
     @property
     def methods(self) -> tuple[BucketMethod, ...]:
         """What its buckets are trained by, each once."""
-        return tuple(dict.fromkeys(one.method for one in self.in_order()))
+        return tuple(dict.fromkeys(bucket.method for bucket in self.in_order()))
 
     def in_order(self) -> tuple[BucketSpec, ...]:
         """The buckets as they are trained: SFT first, then DPO, each in the order of the config."""
-        return tuple(sorted(self.buckets, key=lambda one: one.method != "sft"))
+        return tuple(sorted(self.buckets, key=lambda bucket: bucket.method != "sft"))
 
 
 def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
@@ -251,11 +251,11 @@ def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
     Raises `Refused` with every reason: `R-NIGHT` for a scheduled continued pre-training, what `require_trainable`
     raises, `E-SPEC-…` for the rest.
     """
-    given = dict(value or {})
-    if reasons := scheduled_pretraining(given):
+    settings = dict(value or {})
+    if reasons := scheduled_pretraining(settings):
         raise Refused(reasons, "A night does not pre-train.")
     try:
-        config = NightConfig.model_validate(given)
+        config = NightConfig.model_validate(settings)
     except ValidationError as error:
         raise Refused(reasons_of(error, NightConfig), "The night's config is not valid.") from error
     return require_trainable(config)
@@ -283,8 +283,10 @@ def require_trainable(config: NightConfig) -> NightConfig:
         because = f"No bucket has method {unused}, so its learning rate would be ignored."
         where = f"phase2.learning_rates.{unused}"
         reasons.append(Reason("R-NIGHT", None, where, because, "Remove it, or add such a bucket."))
-    if general is not None and (own := [one for one in config.methods[:1] if one in config.phase2.learning_rates]):
-        because = f"The buckets of method {own[0]} have a learning rate of their own, and this one no bucket."
+    if general is not None and (
+        named := [method for method in config.methods[:1] if method in config.phase2.learning_rates]
+    ):
+        because = f"The buckets of method {named[0]} have a learning rate of their own, and this one no bucket."
         where = f"{TRAINING}.hyperparameters.learning_rate"
         reasons.append(Reason("R-NIGHT", None, where, because, "Remove one of the two."))
     if reasons := [*reasons, *locate_reasons(reason for chain in chains for reason in check(chain))]:
@@ -329,33 +331,33 @@ def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
 
     Two stages may differ in what to use instead: what the last one can use is printed.
     """
-    own = (reason for reason in reasons if reason.node in PLACES)
-    fields = ((reason, reason.field.removeprefix("config").removeprefix(".")) for reason in own)
-    placed = [replace(one, node=None, field=f"{PLACES[str(one.node)]}.{field}") for one, field in fields]
-    return list({(one.code, one.field, one.because): one for one in placed}.values())
+    at_places = (reason for reason in reasons if reason.node in PLACES)
+    fields = ((reason, reason.field.removeprefix("config").removeprefix(".")) for reason in at_places)
+    placed = [replace(reason, node=None, field=f"{PLACES[str(reason.node)]}.{field}") for reason, field in fields]
+    return list({(reason.code, reason.field, reason.because): reason for reason in placed}.values())
 
 
-def scheduled_pretraining(given: Mapping[str, Any]) -> list[Reason]:
+def scheduled_pretraining(value: Mapping[str, Any]) -> list[Reason]:
     """A reason for each place that asks for the cpt stage: a new base takes weeks, and a person decides about it."""
-    buckets, phase2 = given.get("buckets"), given.get("phase2")
+    buckets, phase2 = value.get("buckets"), value.get("phase2")
     training = phase2.get("training") if isinstance(phase2, Mapping) else None
     stage = variant_of(training, "stage")["type"] if isinstance(training, Mapping) else None
-    places = [
+    fields = [
         f"buckets.{index}.method"
-        for index, one in enumerate(buckets if isinstance(buckets, list | tuple) else ())
-        if isinstance(one, Mapping) and one.get("method") == Stage.CPT
+        for index, bucket in enumerate(buckets if isinstance(buckets, list | tuple) else ())
+        if isinstance(bucket, Mapping) and bucket.get("method") == Stage.CPT
     ]
-    places += ["phase2.training.stage"] if stage == Stage.CPT else []
+    fields += ["phase2.training.stage"] if stage == Stage.CPT else []
     because = "continued pre-training makes a new base model; a schedule may only make adapters."
     instead = "method: sft or dpo; start a pre-training by hand with `trainyard run`."
-    return [Reason("R-NIGHT", None, place, because, instead) for place in places]
+    return [Reason("R-NIGHT", None, field, because, instead) for field in fields]
 
 
-def checked_name(text: str, what: str) -> str:
+def checked_name(text: str, kind: str) -> str:
     """A tenant, role, bucket or run as part of a path. Raises `InvalidInput` (`E-NAME`)."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text):
         raise InvalidInput(
-            f"{text[:80]!r} is not a valid {what}.",
+            f"{text[:80]!r} is not a valid {kind}.",
             why="It becomes part of a path: 1 to 63 small letters, digits and hyphens, no dot and no slash.",
             do="Rename it, such as `engineering`.",
             code="E-NAME",

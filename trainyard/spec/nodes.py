@@ -69,13 +69,13 @@ class HubSet(Strict):
     )
 
     def __str__(self) -> str:
-        words = (self.name, self.config, self.split)
-        return f"hub:{'/'.join(filter(None, words))}@{self.revision}"
+        parts = (self.name, self.config, self.split)
+        return f"hub:{'/'.join(filter(None, parts))}@{self.revision}"
 
 
-def hub_words(given: Any) -> Any:
+def hub_words(value: Any) -> Any:
     """`hub: org/name` and `hub: hub:org/name` as the settings of a data set."""
-    return {"name": given.removeprefix("hub:")} if isinstance(given, str) else given
+    return {"name": value.removeprefix("hub:")} if isinstance(value, str) else value
 
 
 HubField = Annotated[HubSet, BeforeValidator(hub_words, json_schema_input_type=str | HubSet)]
@@ -97,14 +97,14 @@ class SqlQuery(Strict):
         return self
 
 
-def is_empty(given: Any) -> bool:
+def is_empty(value: Any) -> bool:
     """Whether a mapping is left out of a dump."""
-    return not given
+    return not value
 
 
-def is_unset(given: Any) -> bool:
+def is_unset(value: Any) -> bool:
     """Whether a field is left out of a dump: chains that do not use it keep their digest."""
-    return given is None
+    return value is None
 
 
 class SetFields(Strict):
@@ -137,12 +137,12 @@ class SourceSet(SetFields):
 
     @model_validator(mode="after")
     def one_place(self) -> SourceSet:
-        places = [name for name in PLACES if getattr(self, name)]
-        if self.data_worker and places != ["path"]:
+        sources = [name for name in PLACES if getattr(self, name)]
+        if self.data_worker and sources != ["path"]:
             raise ValueError("a data_worker needs exactly a path with it")
-        if not self.data_worker and len(places) != 1:
-            given = ", ".join(places) or "none"
-            raise ValueError(f"exactly one of {', '.join(PLACES[:-1])} and {PLACES[-1]} is needed; given: {given}")
+        if not self.data_worker and len(sources) != 1:
+            names = ", ".join(sources) or "none"
+            raise ValueError(f"exactly one of {', '.join(PLACES[:-1])} and {PLACES[-1]} is needed; given: {names}")
         if self.sql is not None and (self.include or self.exclude):
             raise ValueError("a query reads the files that it names; include and exclude have no effect")
         if self.columns and (self.converter or self.repository or self.format is DataFormat.DOCUMENTS):
@@ -207,8 +207,8 @@ class DataSourceConfig(SetFields):
 
     @model_validator(mode="after")
     def single_or_sets(self) -> DataSourceConfig:
-        own = any(getattr(self, name) for name in (*PLACES, "data_worker"))
-        if own + bool(self.sets) + bool(self.mix) > 1:
+        has_source = any(getattr(self, name) for name in (*PLACES, "data_worker"))
+        if has_source + bool(self.sets) + bool(self.mix) > 1:
             raise ValueError(f"give either one of {', '.join(PLACES)}, or sets, or mix; not two of them")
         usual: dict[str, Any] = {
             "format": DataFormat.AUTO,
@@ -231,10 +231,10 @@ class DataSourceConfig(SetFields):
     def named_sets(self) -> list[tuple[str, Port | None, SourceSet]]:
         """(where it is written, the port that it names, the set) of each set."""
         sets: list[tuple[str, Port | None, SourceSet]] = [
-            (f"sets.{port}.", port, one) for port, one in self.sets.items()
+            (f"sets.{port}.", port, source) for port, source in self.sets.items()
         ]
         if self.mix is not None:
-            return [(f"mix.sets.{name}.", self.mix.port, one) for name, one in self.mix.sets.items()]
+            return [(f"mix.sets.{name}.", self.mix.port, source) for name, source in self.mix.sets.items()]
         return sets or [("", None, self.single())]
 
 
@@ -312,13 +312,13 @@ class SensitiveRules(Strict):
         return self
 
 
-def same_for_all(given: Any) -> Any:
+def same_for_all(value: Any) -> Any:
     """`mask` as every kind's action."""
-    if not isinstance(given, str):
-        return given
-    if given not in (actions := get_args(SensitiveAction)):
-        raise ValueError(f"{given!r} is none of {', '.join(actions)}")
-    return {name: given for name in SensitiveRules.model_fields if name != "phone_regions"}
+    if not isinstance(value, str):
+        return value
+    if value not in (actions := get_args(SensitiveAction)):
+        raise ValueError(f"{value!r} is none of {', '.join(actions)}")
+    return {name: value for name in SensitiveRules.model_fields if name != "phone_regions"}
 
 
 class ValidatorConfig(Strict):
@@ -419,7 +419,7 @@ class EvaluatorConfig(Strict):
     confidence: float = Field(0.95, gt=0.5, lt=1, description="Of the intervals.")
     resamples: int = Field(2000, ge=100, le=100_000, description="Draws of the bootstrap.")
     judge: JudgeSettings | None = Field(
-        None, description="Who scores the benchmarks judge and judge_rubric.", exclude_if=lambda given: given is None
+        None, description="Who scores the benchmarks judge and judge_rubric.", exclude_if=lambda value: value is None
     )
     quotes: int = Field(0, ge=0, le=1000, description="Held-out questions for the benchmark `quotes`; informative.")
     samples: int = Field(3, ge=0, le=50, description="Prompts answered by baseline and candidate in the report.")
@@ -451,7 +451,7 @@ class DeployerConfig(Strict):
     unevaluated: bool = Field(False, description="Deploy without an evaluator upstream.")
     few_rows: Literal["stop", "allow"] = Field(
         "stop", description="Where there are not enough rows to say; allow: deploy what is better on these rows.",
-        exclude_if=lambda given: given == "stop",
+        exclude_if=lambda value: value == "stop",
     )  # fmt: skip
     canary: str = Field(
         "What is this about?", min_length=1, max_length=4000, description="Asked before a target is switched."

@@ -57,7 +57,7 @@ class Missing:
     """A node did not get what it cannot work without."""
 
     node_id: str
-    wanted: tuple[Port, ...]
+    needed: tuple[Port, ...]
     offered: tuple[Port, ...]
     only_control: bool = False
     """The only adapter that reaches the node is a control's."""
@@ -102,16 +102,16 @@ def wire(nodes: Sequence[PortNode]) -> Wiring:
     position = {node.id: index for index, node in enumerate(nodes)}
     for node in nodes:
         offers = merge([after[need] for need in node.needs if need in after], wiring.inputs, position)
-        taken = take(node, offers)
-        wiring.inputs[node.id] = taken
-        own = made_by(node, offers)
+        inputs = take(node, offers)
+        wiring.inputs[node.id] = inputs
+        outputs = made_by(node, offers)
         wiring.produces[node.id] = tuple(
-            dict.fromkeys(source.port for offer in own.values() for source in offer.sources)
+            dict.fromkeys(source.port for offer in outputs.values() for source in offer.sources)
         )
         handed = handed_on(node, offers).items()
-        after[node.id] = {key: replace(offer, distance=offer.distance + 1) for key, offer in handed} | own
+        after[node.id] = {key: replace(offer, distance=offer.distance + 1) for key, offer in handed} | outputs
         if node.clear:
-            wiring.missing += find_missing(node, offers, taken)
+            wiring.missing += find_missing(node, offers, inputs)
             wiring.ambiguous += find_ambiguous(node, offers)
     return wiring
 
@@ -141,9 +141,9 @@ def handed_on(node: PortNode, offers: Offers) -> Offers:
     are those before that model: it has done its work, and nothing continues it."""
     if not (isinstance(node.config, AiGeneratorConfig) and node.config.best_of > 1 and "scores" in offers):
         return offers
-    kept: dict[Channel, Offer] = dict(offers)
-    kept.pop("weights", None)  # a generator before this one may have ended it already
-    return kept | {"weights": offers["policy"]} if "policy" in offers else kept
+    remaining: dict[Channel, Offer] = dict(offers)
+    remaining.pop("weights", None)  # a generator before this one may have ended it already
+    return remaining | {"weights": offers["policy"]} if "policy" in offers else remaining
 
 
 def products(config: Strict, node_type: str) -> tuple[tuple[Port, ...], frozenset[Port]]:
@@ -167,22 +167,22 @@ def kinds_of_source(config: DataSourceConfig) -> tuple[Port, ...]:
         return kinds_of_set(config.single())
     if config.mix.port is not None:
         return (config.mix.port,)
-    of_sets = [kinds_of_set(one) for one in config.mix.sets.values()]
+    of_sets = [kinds_of_set(rows) for rows in config.mix.sets.values()]
     return tuple(port for port in of_sets[0] if all(port in kinds for kinds in of_sets))
 
 
-def kinds_of_set(given: SourceSet) -> tuple[Port, ...]:
+def kinds_of_set(source: SourceSet) -> tuple[Port, ...]:
     """The ports that a set may fill, from its format or its name, without reading it."""
-    if given.format is not DataFormat.AUTO:
-        return given.format.facts.ports
-    if given.repository:
+    if source.format is not DataFormat.AUTO:
+        return source.format.facts.ports
+    if source.repository:
         return (Port.DOCUMENTS,)
-    if given.columns:
-        named = next((name for name in DECIDING_FIELDS if name in given.columns), None)
+    if source.columns:
+        named = next((name for name in DECIDING_FIELDS if name in source.columns), None)
         return COLUMN_FIELDS[named] if named else ROW_PORTS
-    if given.hub is not None or given.sql is not None or given.converter is not None:
+    if source.hub is not None or source.sql is not None or source.converter is not None:
         return ROW_PORTS
-    name = PurePosixPath(str(given.path or given.url).split("?")[0].split("#")[0])
+    name = PurePosixPath(str(source.path or source.url).split("?")[0].split("#")[0])
     suffixes = [suffix.lower() for suffix in name.suffixes]
     while suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
@@ -202,11 +202,11 @@ def take(node: PortNode, offers: Offers) -> Inputs:
     if isinstance(node.config, TrainerConfig):
         return {**training_data(node.config.stage.type, offers), **weights_for(node.config.stage, offers)}
     if node.type == "evaluator":
-        taken = pick(offers, *map(channel_of, EVALUATED_PORTS), "weights")
+        inputs = pick(offers, *map(channel_of, EVALUATED_PORTS), "weights")
         if "weights" in offers and "control" in offers:
             (control,) = offers["control"].sources[:1]
-            taken[control.port] = (*taken.get(control.port, ()), control)
-        return taken
+            inputs[control.port] = (*inputs.get(control.port, ()), control)
+        return inputs
     if node.type == "deployer":
         return pick(offers, "weights", "report")
     return {}
@@ -214,8 +214,8 @@ def take(node: PortNode, offers: Offers) -> Inputs:
 
 def pick(offers: Offers, *channels: Channel) -> Inputs:
     """The first source of each of these channels that is offered, under its own port."""
-    found = [offers[channel].sources[0] for channel in channels if channel in offers]
-    return {source.port: (source,) for source in found}
+    sources = [offers[channel].sources[0] for channel in channels if channel in offers]
+    return {source.port: (source,) for source in sources}
 
 
 def weights_for(stage: StageSettings, offers: Offers) -> Inputs:
@@ -236,20 +236,22 @@ def training_data(stage: Stage, offers: Offers) -> Inputs:
 
     Where only reading the file shows its kind, every kind that the stage learns from is linked.
     """
-    wanted = [(offers[channel_of(port)], port) for port in stage.facts.ports if channel_of(port) in offers]
-    if not wanted:
-        others = [offers[channel_of(port)].sources[:1] for port in stage.facts.instead if channel_of(port) in offers]
-        return {stage.facts.ports[0]: others[0]} if others else {}
-    offer, port = min(wanted, key=lambda pair: pair[0].distance)
+    own_ports = [(offers[channel_of(port)], port) for port in stage.facts.ports if channel_of(port) in offers]
+    if not own_ports:
+        alternatives = [
+            offers[channel_of(port)].sources[:1] for port in stage.facts.instead if channel_of(port) in offers
+        ]
+        return {stage.facts.ports[0]: alternatives[0]} if alternatives else {}
+    offer, port = min(own_ports, key=lambda pair: pair[0].distance)
     sources = offer.sources[:1]
     if port is Port.SFT and not offer.certain:
         pairs = offers.get("preference")
         sources += pairs.sources[:1] if pairs and pairs.sources[0].node_id == sources[0].node_id else ()
-    found: Inputs = {port: sources}
+    inputs: Inputs = {port: sources}
     if not offer.certain:
-        same = [(one, other) for one, other in wanted if one.sources[0].node_id == sources[0].node_id]
-        found = {other: one.sources[:1] for one, other in same} | found
-    return found
+        same = [(offer, other) for offer, other in own_ports if offer.sources[0].node_id == sources[0].node_id]
+        inputs = {other: offer.sources[:1] for offer, other in same} | inputs
+    return inputs
 
 
 def wants(node: PortNode) -> tuple[Port, ...]:
@@ -263,11 +265,11 @@ def wants(node: PortNode) -> tuple[Port, ...]:
     return (Port.ADAPTER, Port.MODEL) if node.type in ("evaluator", "deployer") else ()
 
 
-def find_missing(node: PortNode, offers: Offers, taken: Inputs) -> Iterable[Missing]:
-    wanted = wants(node)
-    if wanted and not any(port in taken for port in wanted):
+def find_missing(node: PortNode, offers: Offers, inputs: Inputs) -> Iterable[Missing]:
+    needs = wants(node)
+    if needs and not any(port in inputs for port in needs):
         offered = tuple(dict.fromkeys(offer.sources[0].port for key, offer in offers.items() if key != "control"))
-        yield Missing(node.id, wanted, offered, only_control="control" in offers and Port.ADAPTER in wanted)
+        yield Missing(node.id, needs, offered, only_control="control" in offers and Port.ADAPTER in needs)
 
 
 def find_ambiguous(node: PortNode, offers: Offers) -> Iterable[Ambiguous]:
@@ -313,15 +315,15 @@ def merge(
     return merged
 
 
-def nearer(one: Offer, other: Offer, inputs: Mapping[str, Inputs], position: Mapping[str, int]) -> Offer:
+def nearer(offer: Offer, other: Offer, inputs: Mapping[str, Inputs], position: Mapping[str, int]) -> Offer:
     """The nearer of two offers, or both together without those from which another of them was made."""
-    if one.distance != other.distance:
-        return min(one, other, key=lambda offer: offer.distance)
-    if one == other:
-        return one
-    sources = tuple(dict.fromkeys((*one.sources, *other.sources)))
-    kept = tuple(s for s in sources if not any(t != s and made_from(t, s, inputs, position) for t in sources))
-    return Offer(kept, one.distance, one.certain and other.certain)
+    if offer.distance != other.distance:
+        return min(offer, other, key=lambda item: item.distance)
+    if offer == other:
+        return offer
+    sources = tuple(dict.fromkeys((*offer.sources, *other.sources)))
+    remaining = tuple(s for s in sources if not any(t != s and made_from(t, s, inputs, position) for t in sources))
+    return Offer(remaining, offer.distance, offer.certain and other.certain)
 
 
 def made_from(result: Source, origin: Source, inputs: Mapping[str, Inputs], position: Mapping[str, int]) -> bool:
@@ -333,8 +335,8 @@ def made_from(result: Source, origin: Source, inputs: Mapping[str, Inputs], posi
             for source in sources:
                 if source.node_id == origin.node_id:
                     return channel_of_source(source) == channel
-                known = source.node_id in seen or position[source.node_id] < position[origin.node_id]
-                if not known and channel_of_source(source) == channel:
+                is_before = source.node_id in seen or position[source.node_id] < position[origin.node_id]
+                if not is_before and channel_of_source(source) == channel:
                     seen.add(source.node_id)
                     pending.append(source.node_id)
     return False

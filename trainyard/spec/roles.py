@@ -28,12 +28,12 @@ MEANINGLESS = frozenset({"", "data", "docs", "train", "dataset", "rows"})
 GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
 
 
-def role_of_place(place: str, *, word: str = "", default: str = DEFAULT_ROLE) -> str:
+def role_of_place(address: str, *, word: str = "", default: str = DEFAULT_ROLE) -> str:
     """Return the role for a file, folder, address or name on the Hub; `default` where it has no usable name.
 
     `word` is what a template adds.
     """
-    path = re.split(r"[?#]", place, maxsplit=1)[0]
+    path = re.split(r"[?#]", address, maxsplit=1)[0]
     parts = [part for part in re.split(r"[/\\]", path) if part not in ("", ".", "..")]
     names = [role_of_name(part.rpartition("@")[0] or part) for part in reversed(parts)]
     named = next((name for name in names if name not in MEANINGLESS), names[0] if names else "")
@@ -57,10 +57,10 @@ def role_of_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
 
 
-def role_of_set(given: SourceSet) -> str:
+def role_of_set(source: SourceSet) -> str:
     """Return the role for a set; the default one for a query."""
-    hub = given.hub.name if given.hub is not None else None
-    return role_of_place(given.path or given.url or given.repository or hub or "")
+    hub = source.hub.name if source.hub is not None else None
+    return role_of_place(source.path or source.url or source.repository or hub or "")
 
 
 def role_of_chain(configs: Iterable[Strict]) -> str:

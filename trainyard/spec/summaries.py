@@ -80,7 +80,7 @@ def describe_source(config: DataSourceConfig, _base: str) -> list[str]:
     if len(config.sets) > MOST_SETS:
         return [count_of(len(config.sets), "set")]
     if config.sets:
-        return [f"{port}: {name_set(one)}" for port, one in config.sets.items()]
+        return [f"{port}: {name_set(source)}" for port, source in config.sets.items()]
     form = "" if config.format is DataFormat.AUTO else config.format.value
     limit = f"at most {count_of(config.max_rows, 'row')}" if config.max_rows else ""
     return [name_set(config), form, limit]
@@ -92,8 +92,8 @@ def name_set(fields: SetFields) -> str:
         return f"hub:{fields.hub.name}"
     if fields.sql is not None:
         return fields.sql.database or ", ".join(fields.sql.files) or "query"
-    place = fields.path or fields.repository or fields.url or ""
-    return PurePath(place.partition("?")[0].rstrip("/")).name or place
+    address = fields.path or fields.repository or fields.url or ""
+    return PurePath(address.partition("?")[0].rstrip("/")).name or address
 
 
 def describe_generator(config: AiGeneratorConfig, _base: str) -> list[str]:
@@ -127,9 +127,9 @@ def describe_evaluator(config: EvaluatorConfig, _base: str) -> list[str]:
 
 
 def describe_deployer(config: DeployerConfig, _base: str) -> list[str]:
-    others = [target.type.value for target in config.targets if target.type is not TargetType.REGISTRY]
+    targets = [target.type.value for target in config.targets if target.type is not TargetType.REGISTRY]
     role = f"role {config.role}" if config.role else "role of its data"
-    return [role + (f" → {', '.join(others)}" if others else "")]
+    return [role + (f" → {', '.join(targets)}" if targets else "")]
 
 
 SUMMARIES: Mapping[type[Strict], Callable[[Any, str], list[str]]] = {

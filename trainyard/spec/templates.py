@@ -289,9 +289,9 @@ class AlignmentPipeline(Form):
         sets = sets_of(self, max_rows=self.max_rows)
         checks = [validator(self)] if self.steps.validate_rows else []
         first, alignment = trainer(self), self.alignment
-        own = {name: getattr(alignment, name) for name in ("epochs", "max_steps", "learning_rate", "batch_size")}
+        settings = {name: getattr(alignment, name) for name in ("epochs", "max_steps", "learning_rate", "batch_size")}
         stage = Stage.DPO.settings(loss=alignment.loss, beta=alignment.beta)
-        hyperparameters = first.hyperparameters.model_copy(update=own)
+        hyperparameters = first.hyperparameters.model_copy(update=settings)
         second = first.model_copy(update={"stage": stage, "hyperparameters": hyperparameters})
         return finished("alignment-pipeline", self, DataSourceConfig(sets=sets), *checks, first, second)
 
@@ -358,12 +358,12 @@ class Grpo(Form):
 
     def build(self) -> ChainSpec:
         checks = [validator(self)] if self.steps.validate_rows else []
-        first, drawn = trainer(self), self.grpo
+        first, grpo = trainer(self), self.grpo
         mark = {"after": self.answer_mark} if self.answer_mark and self.reward == "exact_match" else {}
-        drawing = {"num_generations": drawn.completions, "max_completion_length": drawn.max_completion_length}
+        drawing = {"num_generations": grpo.completions, "max_completion_length": grpo.max_completion_length}
         stage = Stage.GRPO.settings(rewards=[{"type": self.reward, **mark}], **drawing)
         source = DataSourceConfig(sets={Port.SFT: SourceSet(path=self.rows, columns=self.columns)})
-        return finished("grpo", self, source, *checks, first, after(first, stage, drawn))
+        return finished("grpo", self, source, *checks, first, after(first, stage, grpo))
 
 
 class RagTuning(Form):
@@ -410,9 +410,9 @@ class CodeTuning(Form):
     steps: DeploySteps = DeploySteps()
 
     def build(self) -> ChainSpec:
-        place = {"repository": self.repository} if self.learn_from == "commits" else {"path": self.repository}
+        location = {"repository": self.repository} if self.learn_from == "commits" else {"path": self.repository}
         include = CODE_FILES if self.learn_from == "files" else ()
-        source = DataSourceConfig(**place, include=include)
+        source = DataSourceConfig(**location, include=include)
         writer = generator(self, GenerationTemplate.CODE)
         return finished("code-tuning", self, source, writer, validator(self), trainer(self))
 
@@ -451,17 +451,17 @@ def trainer(form: TemplateForm) -> TrainerConfig:
 
 def after(first: TrainerConfig, stage: StageSettings, form: RewardForm | DrawingForm) -> TrainerConfig:
     """A trainer of another stage that continues an earlier one, with the hyperparameters of its own form."""
-    own = {
+    settings = {
         "epochs": form.epochs if isinstance(form, RewardForm) else None,
         "max_steps": form.max_steps,
         "learning_rate": form.learning_rate,
         "batch_size": form.batch_size,
     }
-    updates = {"stage": stage, "hyperparameters": first.hyperparameters.model_copy(update=own)}
+    updates = {"stage": stage, "hyperparameters": first.hyperparameters.model_copy(update=settings)}
     return first.model_copy(update=updates)
 
 
-def place(config: Strict, node_id: str = "", needs: tuple[str, ...] | None = None) -> Any:
+def make_node(config: Strict, node_id: str = "", needs: tuple[str, ...] | None = None) -> Any:
     """A node with its config; its id is by default its type."""
     kind = next(name for name, model in nodes.NODE_CONFIGS.items() if type(config) is model)
     model: Any = nodes.NODE_MODELS[kind]
@@ -473,10 +473,12 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
     publish, steps, role = form.publish, form.steps, form.publish.role or own_role(form)
     trainers = [at for at, config in enumerate(configs) if isinstance(config, TrainerConfig)]
     names = {at: f"trainer-{number}" for number, at in enumerate(trainers, 1) if number > 1}
-    made = [place(config, names.get(at, "")) for at, config in enumerate(configs)]
-    last, together = made[-1].id, not isinstance(steps, PolicySteps) and steps.control
+    chain_nodes = [make_node(config, names.get(at, "")) for at, config in enumerate(configs)]
+    last, together = chain_nodes[-1].id, not isinstance(steps, PolicySteps) and steps.control
     if together:  # the last trainer's twin on shuffled answers, parallel to it and not after it
-        made.append(place(configs[-1].model_copy(update={"control": "shuffled_answers"}), "control", (made[-2].id,)))
+        chain_nodes.append(
+            make_node(configs[-1].model_copy(update={"control": "shuffled_answers"}), "control", (chain_nodes[-2].id,))
+        )
     if not isinstance(steps, EvaluateSteps | Steps | PolicySteps) or steps.evaluate:
         judging = nodes.EvaluatorConfig(
             tolerance=publish.tolerance,
@@ -484,7 +486,7 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
             baseline=publish.baseline,
             role=None if publish.baseline == "base" else role,
         )
-        made.append(place(judging, needs=(last, "control") if together else None))
+        chain_nodes.append(make_node(judging, needs=(last, "control") if together else None))
         last = "evaluator"
     if steps.deploy:
         targets = tuple(nodes.Target.model_validate(target.model_dump()) for target in publish.targets)
@@ -495,8 +497,8 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
             unevaluated=publish.unevaluated,
             few_rows=publish.few_rows,
         )
-        made.append(place(config, needs=(last,) if together else None))
-    return ChainSpec(name=name, tenant=publish.tenant, nodes=tuple(made))
+        chain_nodes.append(make_node(config, needs=(last,) if together else None))
+    return ChainSpec(name=name, tenant=publish.tenant, nodes=tuple(chain_nodes))
 
 
 def own_role(form: TemplateForm) -> str:

@@ -68,7 +68,7 @@ class Hyperparameters(Strict):
         ge=0,
         le=10_000_000,
         description="Steps in which the rate rises; wins over warmup_ratio.",
-        exclude_if=lambda given: given is None,
+        exclude_if=lambda value: value is None,
     )
     optimizer: Optimizer = Optimizer.ADAMW
     weight_decay: float = Field(0.0, ge=0, le=1, description="On matrices; vectors have none.")
@@ -91,14 +91,14 @@ class Hyperparameters(Strict):
 
     @field_validator("optimizer", mode="before")
     @classmethod
-    def with_a_step(cls, given: Any) -> Any:
+    def with_a_step(cls, value: Any) -> Any:
         """Say why an optimizer that is known elsewhere cannot be one here, instead of only listing the others."""
-        name = str(given).lower()
+        name = str(value).lower()
         why = FUSED if name.endswith("_layerwise") else NO_STEP_OF_THEIR_OWN.get(name)
         if why is not None:
             args = {"name": name, "why": why, "instead": "Use adafactor or adamw_8bit, which save memory too."}
             raise PydanticCustomError("no_step", "The optimizer {name} {why}", args)
-        return given
+        return value
 
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
@@ -125,10 +125,10 @@ class EngineSettings(Strict):
     kernels: Literal["torch", "liger"] = Field(
         "torch",
         description="RMSNorm, RoPE and SwiGLU: torch's own, or Liger's fused ones (CUDA, ROCm).",
-        exclude_if=lambda given: given == "torch",
+        exclude_if=lambda value: value == "torch",
     )
     compile: bool = Field(
-        False, description="Compile the blocks by torch.compile (CUDA, ROCm).", exclude_if=lambda given: not given
+        False, description="Compile the blocks by torch.compile (CUDA, ROCm).", exclude_if=lambda value: not value
     )
     fp8: Literal["off", "auto", "torchao", "ms-amp"] = Field("off", description="Matrix products in float8.")
     too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
@@ -160,14 +160,14 @@ class LaunchSettings(Strict):
     )
 
 
-def bare_metric(given: Any) -> Any:
+def bare_metric(value: Any) -> Any:
     """A metric as transformers names it, `eval_loss`, in our words."""
-    return given.removeprefix("eval_") if isinstance(given, str) else given
+    return value.removeprefix("eval_") if isinstance(value, str) else value
 
 
-def without_effect(what: str, instead: str) -> PydanticCustomError:
+def without_effect(setting: str, instead: str) -> PydanticCustomError:
     """The error of settings that exclude each other or that nothing reads."""
-    return PydanticCustomError("eval_settings", "{what}", {"what": what, "instead": instead})
+    return PydanticCustomError("eval_settings", "{what}", {"what": setting, "instead": instead})
 
 
 class EvalSettings(Strict):
@@ -241,14 +241,14 @@ class RopeScaling(Strict):
 
     @field_validator("type", mode="before")
     @classmethod
-    def without_memory(cls, given: Any) -> Any:
+    def without_memory(cls, value: Any) -> Any:
         """Say why dynamic scaling is not one of them."""
-        if given == "dynamic":
-            what = (
+        if value == "dynamic":
+            setting = (
                 "With dynamic scaling the angles depend on the longest row seen so far, so no resume has the same bits"
             )
-            raise PydanticCustomError("rope", "{what}", {"what": what, "instead": "Use yarn or linear."})
-        return given
+            raise PydanticCustomError("rope", "{what}", {"what": setting, "instead": "Use yarn or linear."})
+        return value
 
 
 class TrainingSettings(Strict):
@@ -277,7 +277,7 @@ class TrainingSettings(Strict):
     engine: EngineSettings = Field(default_factory=EngineSettings)
     launch: LaunchSettings = Field(default_factory=LaunchSettings)
     eval: EvalSettings | None = Field(
-        None, description="Evaluation during training; none by default.", exclude_if=lambda given: given is None
+        None, description="Evaluation during training; none by default.", exclude_if=lambda value: value is None
     )
     extra: dict[str, JsonValue] | None = left_out(
         None,
@@ -294,14 +294,14 @@ class TrainingSettings(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def in_our_words(cls, given: Any) -> Any:
-        return trainer_words(given)
+    def in_our_words(cls, value: Any) -> Any:
+        return trainer_words(value)
 
     @field_validator("device", mode="before")
     @classmethod
-    def read_device(cls, given: Any) -> Any:
+    def read_device(cls, value: Any) -> Any:
         """Refuse the number of a GPU above 0: which one is taken shows when one is free."""
-        word = device_word(given)
+        word = device_word(value)
         number = named_gpu(word) if isinstance(word, str) else None
         if number is not None:
             args = {

@@ -12,8 +12,8 @@ from trainyard.spec.axes.methods import METHOD_SETTINGS
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.imports.conversion import Imported, find_row, import_config
+from trainyard.spec.imports.data_sets import DataPlace, assemble_source, first_rows
 from trainyard.spec.imports.keys import Config, KeyAnswer, KeyStatus, occurrences
-from trainyard.spec.imports.places import DataPlace, assemble_source, first_rows
 from trainyard.spec.imports.tools import TOOLS, find_tool
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.nodes import DataSourceConfig
@@ -59,13 +59,13 @@ def test_every_row_answers_its_test_value(tool: str) -> None:
     for key, (converter, example) in TOOLS[tool].keys.items():
         answer = converter.convert(example, Config({}))
         assert isinstance(answer, KeyAnswer), key
-        assert all(has_setting(path) for path in (*answer.settings, *filter(None, [converter.ours]))), key
+        assert all(has_setting(path) for path in (*answer.settings, *filter(None, [converter.setting]))), key
         assert answer.do if answer.status is KeyStatus.REFUSED else answer.settings or answer.because, key
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_defaults_are_settings_of_a_trainer(tool: str) -> None:
-    assert all(has_setting(row.ours) for row in TOOLS[tool].defaults)
+    assert all(has_setting(row.setting) for row in TOOLS[tool].defaults)
     assert all(row.value.do for row in TOOLS[tool].defaults if isinstance(row.value, KeyAnswer))
 
 

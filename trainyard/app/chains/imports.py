@@ -126,7 +126,7 @@ def family_of_base(tool: ConfigTool, value: Any, overrides: Mapping[str, Any], f
     """The `model_type` in the config.json of the base's folder; None where the base is not a folder of this machine."""
     named = overrides.get("base_model")
     for key, (converter, _) in tool.keys.items():
-        if named is None and converter.ours == "base_model":
+        if named is None and converter.setting == "base_model":
             named = Config(value).get(key) if isinstance(value, Mapping) else None
     if not isinstance(named, str):
         return None
@@ -189,7 +189,7 @@ def notes_of(found: Imported) -> list[str]:
         if one.status is KeyStatus.NOTED:
             keys.setdefault(one.because, []).append(one.key)
     lines = [f"{', '.join(names)}: {because}" for because, names in keys.items()]
-    defaults = [f"{one.ours} {describe(one.value)} ({one.key})" for one in found.defaults]
+    defaults = [f"{one.setting} {describe(one.value)} ({one.key})" for one in found.defaults]
     if defaults:
         lines.append(f"Left out, so {TOOLS[found.tool].title}'s own defaults: {', '.join(defaults)}.")
     return [*lines, *found.notes]
@@ -234,7 +234,7 @@ def shown_value(found: KeyResult) -> str:
 
 def shown_setting(found: KeyResult) -> str:
     """The setting here, with its value where no key of the config gives it."""
-    return f"{found.ours}: {describe(found.value)}" if found.status is KeyStatus.DEFAULT else found.ours
+    return f"{found.setting}: {describe(found.value)}" if found.status is KeyStatus.DEFAULT else found.setting
 
 
 def rows_of(keys: Sequence[KeyResult]) -> tuple[KeyRow, ...]:

@@ -35,7 +35,6 @@ from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.compute.gpus import device_memory
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import Corrupt
-from trainyard.loading import load
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import EvalMetric
@@ -43,32 +42,31 @@ from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.checkpoints import require_space
-from trainyard.train.evaluation.history import choose_by
+from trainyard.train.checkpoint.checkpoints import require_space
+from trainyard.train.checkpoint.mirror import find_step
+from trainyard.train.checkpoint.snapshot import Snapshot, require_same
+from trainyard.train.checkpoint.state import restore_weights
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
+from trainyard.train.contracts import StepRecord
 from trainyard.train.evaluation.rounds import PeriodicEvaluation
-from trainyard.train.loop import Save, StepRecord, count_done
+from trainyard.train.loop import Save, count_done
 from trainyard.train.loop import train as run_loop
+from trainyard.train.losses.scoring import CRITIC
 from trainyard.train.methods.contract import Policy
 from trainyard.train.methods.table import build
+from trainyard.train.model.precision import accelerator_of
 from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import accelerator_of
+from trainyard.train.progress import SavedProgress, choose_by
 from trainyard.train.reporting.reporting import Reporting, memory_bytes, reporting
 from trainyard.train.reporting.trackers import TrackedRun
-from trainyard.train.resume.mirror import find_step
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.resume.snapshot import Snapshot, require_same
-from trainyard.train.resume.state import restore_weights
-from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
-from trainyard.train.rollouts.critic import attach_critic, detach_critic
-from trainyard.train.rollouts.feed import ConstantRewards, RolloutFeed, summarize_rollouts
-from trainyard.train.rollouts.scoring import CRITIC
+from trainyard.train.rl.critic import attach_critic, detach_critic
+from trainyard.train.rl.feed import ConstantRewards, RolloutFeed, summarize_rollouts
 from trainyard.train.session.session import Session
 
 SERVER_FOLDER = "rollouts"
 """Where a server that draws completions has its log and the weights that it is given."""
-POLICY_SERVER = "trainyard.backends.native.policy_server"
 
 
 def train(folder: Path, events: Events, team: Team | None = None) -> None:
@@ -95,10 +93,9 @@ def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[Any]
     rollouts = getattr(job.config.stage, "rollouts", None)
     if rollouts is None or rollouts.engine == "native":
         return nullcontext()
-    started: AbstractContextManager[Any] = load(f"{POLICY_SERVER}:serving_policy")(
-        job.base, job.config, folder / SERVER_FOLDER, settings()
-    )
-    return started
+    from trainyard.backends.native.policy_server import serving_policy
+
+    return serving_policy(job.base, job.config, folder / SERVER_FOLDER, settings())
 
 
 def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str) -> TrainingJob:
@@ -405,8 +402,9 @@ def draw_by(run: NativeRun, server: Any, folder: Path) -> None:
                 attach_critic(run.policy.model, critic)
 
     adapter = run.job.output is Port.ADAPTER
-    draws = load(f"{POLICY_SERVER}:PolicyServer")
-    run.feed.server = draws(server, save, folder, run.prepared.tokenizer, run.policy.model, adapter)
+    from trainyard.backends.native.policy_server import PolicyServer  # brings an HTTP client
+
+    run.feed.server = PolicyServer(server, save, folder, run.prepared.tokenizer, run.policy.model, adapter)
 
 
 def write_result(run: NativeRun, target: Path) -> None:

@@ -46,9 +46,9 @@ class AxisValue(StrEnum):
         return member
 
 
-def left_out(default: Any, **given: Any) -> Any:
+def left_out(default: Any, **settings: Any) -> Any:
     """A field that is not written while it has its default, so that a spec that does not use it keeps its digest."""
-    return Field(default, exclude_if=lambda value: value == default, **given)
+    return Field(default, exclude_if=lambda value: value == default, **settings)
 
 
 class Variant(Strict):
@@ -68,13 +68,13 @@ def build_variants(axis: Iterable[Value], noun: str) -> dict[Value, Any]:
     values: dict[type[Variant], list[Value]] = {}
     for value in axis:
         values.setdefault(value.facts.settings, []).append(value)
-    found: dict[Value, Any] = {}
-    for settings, words in values.items():
+    models: dict[Value, Any] = {}
+    for settings, names in values.items():
         name = settings.__name__.replace("Settings", noun)
-        types: Any = Literal[tuple(words)]
+        types: Any = Literal[tuple(names)]
         model = create_model(name, __base__=settings, __doc__=settings.__doc__, type=(types, ...))
-        found |= dict.fromkeys(words, model)
-    return found
+        models |= dict.fromkeys(names, model)
+    return models
 
 
 def union_of(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> Any:
@@ -82,17 +82,17 @@ def union_of(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> Any:
 
     A bare word means its defaults. Settings without a `type` are those of the usual value.
     """
-    known = [value.value for value in variants]
+    names = [value.value for value in variants]
 
-    def spell_out(given: Any) -> Any:
-        if isinstance(given, Mapping):
-            return {"type": usual, **given}
-        if not isinstance(given, str):
-            return given
-        if given not in known:
-            *words, last = map(repr, known)
-            raise PydanticKnownError("enum", {"expected": f"{', '.join(words)} or {last}"})
-        return {"type": given}
+    def spell_out(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {"type": usual, **value}
+        if not isinstance(value, str):
+            return value
+        if value not in names:
+            *first, last = map(repr, names)
+            raise PydanticKnownError("enum", {"expected": f"{', '.join(first)} or {last}"})
+        return {"type": value}
 
     tagged: Any = Annotated[Union[tuple(dict.fromkeys(variants.values()))], Field(discriminator="type")]  # noqa: UP007
     return Annotated[tagged, BeforeValidator(spell_out, json_schema_input_type=type(usual) | tagged)]

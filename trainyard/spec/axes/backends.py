@@ -93,7 +93,11 @@ class BackendName(AxisValue):
         methods=TRAINED_METHODS,
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),
         settings={"adapter": ("continue", "stack", "merge"), "launch.launcher": ("auto", "torchrun", "accelerate")},
-        sharded={"hyperparameters.optimizer": tuple(one for one in Optimizer if not one.facts.whole_tensors)},
+        sharded={
+            "hyperparameters.optimizer": tuple(
+                optimizer for optimizer in Optimizer if not optimizer.facts.whole_tensors
+            )
+        },
         why=dict.fromkeys(("fsdp", "zero3"), "no replica has whole gradients, which the verbs of a step need"),
     )
     TRL = BackendFacts(

@@ -45,8 +45,8 @@ CPU_AND_GPUS = (Device.CPU, Device.CUDA, Device.ROCM)
 
 def one_of(devices: Sequence[Device]) -> str:
     """`cpu, cuda or rocm`."""
-    *others, last = devices
-    return f"{', '.join(others)} or {last}" if others else str(last)
+    *first, last = devices
+    return f"{', '.join(first)} or {last}" if first else str(last)
 
 
 class Precision(StrEnum):

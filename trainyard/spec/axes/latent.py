@@ -310,8 +310,8 @@ class HiddenCotSettings(CurriculumSettings):
 
     def stage_at(self, epoch: int) -> int:
         """Tokens that an epoch takes away from every row; `ALL_TOKENS` from `most_tokens` on."""
-        taken = max(0, epoch - self.whole_epochs + 1) * self.tokens_per_epoch
-        return ALL_TOKENS if taken >= self.most_tokens else taken
+        replaced = max(0, epoch - self.whole_epochs + 1) * self.tokens_per_epoch
+        return ALL_TOKENS if replaced >= self.most_tokens else replaced
 
     @property
     def curriculum_epochs(self) -> int:

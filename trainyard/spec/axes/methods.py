@@ -172,9 +172,9 @@ class Method(AxisValue):
     FREEZE = MethodFacts("freeze", settings=FreezeSettings, summed=False)
     AUTO = MethodFacts("auto", settings=AutoSettings, summed=False)
 
-    def settings(self, **given: Any) -> MethodSettings:
+    def settings(self, **settings: Any) -> MethodSettings:
         """The method with its settings: `Method.LORA.settings(rank=8)`."""
-        return METHOD_SETTINGS[self](type=self, **given)
+        return METHOD_SETTINGS[self](type=self, **settings)
 
 
 METHOD_SETTINGS: Mapping[Method, type[MethodSettings]] = build_variants(Method, "Method")

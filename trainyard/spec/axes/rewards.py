@@ -1,4 +1,4 @@
-"""Rewards: what a completion is worth to the stages that draw them. `train/rollouts` computes them."""
+"""Rewards: what a completion is worth to the stages that draw them. `train/rl` computes them."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ class JudgeReward(RewardSource):
     @property
     def server(self) -> str:
         """What its server is known by: its address, or its endpoint and the model there."""
-        place = self.endpoint or self.base_url
-        return f"{place} {self.model}" if self.model is not None else str(place)
+        address = self.endpoint or self.base_url
+        return f"{address} {self.model}" if self.model is not None else str(address)
 
 
 class EnvironmentReward(RewardSource):

@@ -1,4 +1,4 @@
-"""Stages: which objective is trained, by which settings, on which rows. `train/stages` computes them."""
+"""Stages: which objective is trained, by which settings, on which rows. `train/losses` computes them."""
 
 from __future__ import annotations
 
@@ -97,20 +97,20 @@ class StageSettings(Variant):
     @property
     def reads_scores(self) -> bool:
         """Whether it reads the scores of a reward model that an earlier trainer has made."""
-        return any(isinstance(one, ModelReward) for one in getattr(self, "rewards", ()))
+        return any(isinstance(reward, ModelReward) for reward in getattr(self, "rewards", ()))
 
     @property
     def judges(self) -> tuple[JudgeReward, ...]:
         """The rewards that a judge gives."""
-        return tuple(one for one in getattr(self, "rewards", ()) if isinstance(one, JudgeReward))
+        return tuple(reward for reward in getattr(self, "rewards", ()) if isinstance(reward, JudgeReward))
 
     @property
     def code_places(self) -> tuple[str, ...]:
         """Settings by which code that the model has written runs, such as rewards.0."""
         rewards = enumerate(getattr(self, "rewards", ()))
-        places = [f"rewards.{index}" for index, reward in rewards if isinstance(reward, PythonReward)]
+        fields = [f"rewards.{index}" for index, reward in rewards if isinstance(reward, PythonReward)]
         environment = getattr(self, "environment", None)
-        return (*places, "environment") if environment is not None and environment.type == "python" else (*places,)
+        return (*fields, "environment") if environment is not None and environment.type == "python" else (*fields,)
 
     @property
     def environment_function(self) -> str | None:
@@ -161,7 +161,7 @@ class AnswersSettings(StageSettings):
     shared_prompt: Literal["auto"] | bool = Field(
         "auto",
         description="Whether a prompt is computed once for all of its answers in a micro-batch; auto: where that pays.",
-        exclude_if=lambda given: given == "auto",
+        exclude_if=lambda value: value == "auto",
     )
 
     @property
@@ -300,11 +300,11 @@ class DistillSettings(StageSettings):
         None, min_length=1, max_length=512, description="Name or folder of the model that is imitated; needed."
     )
     endpoint: str | None = Field(
-        None, min_length=1, max_length=256, exclude_if=lambda given: given is None,
+        None, min_length=1, max_length=256, exclude_if=lambda value: value is None,
         description="Endpoint of trainyard.toml at which the teacher answers, in place of one that is loaded.",
     )  # fmt: skip
     top_k: int | None = Field(
-        None, ge=1, le=1_000_000, exclude_if=lambda given: given is None,
+        None, ge=1, le=1_000_000, exclude_if=lambda value: value is None,
         description="Likeliest tokens that a teacher behind a server is asked for; default 20, vLLM's most.",
     )  # fmt: skip
     beta: float = Field(
@@ -469,9 +469,9 @@ class Stage(AxisValue):
         extra_operations=2,
     )
 
-    def settings(self, **given: Any) -> StageSettings:
+    def settings(self, **settings: Any) -> StageSettings:
         """The stage with its settings: `Stage.DPO.settings(loss="simpo")`."""
-        return STAGE_SETTINGS[self](type=self, **given)
+        return STAGE_SETTINGS[self](type=self, **settings)
 
 
 STAGE_SETTINGS: Mapping[Stage, type[StageSettings]] = build_variants(Stage, "Stage")

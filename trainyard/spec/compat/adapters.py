@@ -39,14 +39,14 @@ def unfit_for_experts(config: TrainerConfig, base: BaseFacts) -> Match:
         return {"where": "method", "what": "method oft", "use": "method lora", "experts": base.experts}
     if not base.experts or not reaches_experts(config) or not isinstance(method, LowRankSettings):
         return False
-    found = [
+    problems = [
         (method.type is Method.DORA, "method", "method dora", "method lora"),
         (method.init != DEFAULT_INIT, "method.init", f"init {method.init}", "`init: default`"),
         (bool(method.dropout), "method.dropout", f"dropout {method.dropout}", "`dropout: 0`"),
     ]
     return [
-        {"where": where, "what": what, "use": use, "experts": base.experts}
-        for wrong, where, what, use in found
+        {"where": where, "what": kind, "use": use, "experts": base.experts}
+        for wrong, where, kind, use in problems
         if wrong
     ]
 

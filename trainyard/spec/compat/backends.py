@@ -47,7 +47,7 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
         yield Limit("launch.processes", (1,))
     unread = {"launch.launcher"} if launch.strategy is Strategy.SINGLE else set()
     unread |= {"stage.loss"} if config.stage.type is not Stage.DPO else set()
-    yield from (Limit(*one) for one in {**UNLESS_NAMED, **facts.settings}.items() if one[0] not in unread)
+    yield from (Limit(*row) for row in {**UNLESS_NAMED, **facts.settings}.items() if row[0] not in unread)
     yield from (Limit(setting, (read_setting(USUAL, setting),)) for setting in facts.default_only)
     if config.backend not in OWN_KEYS:
         yield Limit("extra", (None,))
@@ -60,65 +60,67 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
 
 def refused_settings(config: TrainerConfig) -> dict[str, Limit]:
     """Setting -> the limit of its backend that it breaks."""
-    asked = {limit: read_setting(config, limit.setting) for limit in limits(config)}
-    found = {limit.setting: limit for limit, value in asked.items() if value not in (ABSENT, *limit.allowed)}
+    values = {limit: read_setting(config, limit.setting) for limit in limits(config)}
+    unmet = {limit.setting: limit for limit, value in values.items() if value not in (ABSENT, *limit.allowed)}
     facts, targets = config.backend.facts, read_setting(config, "method.target_modules")
     for setting in facts.whole_numbers:
         value = read_setting(config, setting)
         if value not in (ABSENT, None) and not float(value).is_integer():
-            found[setting] = Limit(setting, ("a whole number",))
+            unmet[setting] = Limit(setting, ("a whole number",))
     if facts.is_stage("headless", config.stage.type) and isinstance(targets, tuple) and OUTPUT_LAYER in targets:
         why = f"stage {config.stage} multiplies by the output layer itself, so an adapter on it would not learn"
-        found["method.target_modules"] = Limit("method.target_modules", (f"modules without {OUTPUT_LAYER}",), why)
-    return found
+        unmet["method.target_modules"] = Limit("method.target_modules", (f"modules without {OUTPUT_LAYER}",), why)
+    return unmet
 
 
 def supporters(config: TrainerConfig, setting: str) -> list[str]:
     """The other backends that support the value of a setting with this stage, method and strategy."""
-    asked = {"stage", "method", "launch.strategy", setting}
-    others = [name for name in BackendName if not name.facts.runs_scripts]
-    copies = {name.value: config.model_copy(update={"backend": name}) for name in others if name is not config.backend}
-    return [name for name, copy in copies.items() if not asked & refused_settings(copy).keys()]
+    named = {"stage", "method", "launch.strategy", setting}
+    candidates = [name for name in BackendName if not name.facts.runs_scripts]
+    copies = {
+        name.value: config.model_copy(update={"backend": name}) for name in candidates if name is not config.backend
+    }
+    return [name for name, copy in copies.items() if not named & refused_settings(copy).keys()]
 
 
 def in_words(value: Any) -> str:
     if isinstance(value, tuple):
         return listed(value) or "none"
     if isinstance(value, Strict):
-        return ", ".join(f"{name} {in_words(one)}" for name, one in value if name in value.model_fields_set) or "{}"
+        return ", ".join(f"{name} {in_words(item)}" for name, item in value if name in value.model_fields_set) or "{}"
     return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
 
 
 def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Match:
     """The words of each setting that the backend of a trainer does not support."""
-    facts, found = config.backend.facts, []
+    facts, matches = config.backend.facts, []
     for setting, limit in refused_settings(config).items():
-        value, others = read_setting(config, setting), supporters(config, setting)
+        value, alternatives = read_setting(config, setting), supporters(config, setting)
         why = limit.why or facts.why.get(str(value)) or facts.why.get(setting, "")
-        instead = [listed(map(in_words, limit.allowed)), f"backend {listed(others)}" if others else ""]
+        instead = [listed(map(in_words, limit.allowed)), f"backend {listed(alternatives)}" if alternatives else ""]
         instead.append("a script of your own in launch.script" if facts.runs_scripts else "")
-        found.append({
+        matches.append({
             "setting": setting,
             "name": setting.rpartition(".")[2],
             "value": in_words(value),
             "why": f": {why}" if why else "",
             "instead": ", or ".join(filter(None, instead)),
         })  # fmt: skip
-    return found
+    return matches
 
 
 def extra_keys(config: TrainerConfig, _: NodeView) -> Match:
     """Each key of `extra` that is not a chain's to give, and each module that is not part of the tool."""
-    own, found = OWN_KEYS.get(config.backend), []
-    if own is None or config.extra is None:
+    managed, matches = OWN_KEYS.get(config.backend), []
+    if managed is None or config.extra is None:
         return False
-    found = [{"key": key, "why": own[key]} for key in config.extra if key in own]
+    matches = [{"key": key, "why": managed[key]} for key in config.extra if key in managed]
     key, begins = EXTRA_CODE[config.backend]
     listed_modules = config.extra.get(key)
     for module in listed_modules if isinstance(listed_modules, list) else [listed_modules] if listed_modules else ():
         if not str(module).startswith(begins):
-            found.append({"key": key, "why": f"{module} is code that is not part of {config.backend} ({begins}…)"})
-    return found
+            matches.append({"key": key, "why": f"{module} is code that is not part of {config.backend} ({begins}…)"})
+    return matches
 
 
 def lacks_cuda(config: TrainerConfig, at: NodeView) -> bool:
@@ -149,6 +151,6 @@ BACKEND_ROWS = (
 def backend_reasons(config: TrainerConfig, node: str | None = None) -> list[Reason]:
     """Every setting that the backend of a trainer does not support, for a job that reaches it without a chain."""
     return [
-        fill(BACKEND_ROW, {"config": config, **words}, node, f"config.{words['setting']}")
-        for words in answers(unsupported(config))
+        fill(BACKEND_ROW, {"config": config, **arguments}, node, f"config.{arguments['setting']}")
+        for arguments in answers(unsupported(config))
     ]

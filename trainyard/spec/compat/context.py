@@ -59,7 +59,7 @@ class View:
 
     @cached_property
     def used_controls(self) -> frozenset[str]:
-        sources = (source for node in self.chain.nodes for given in node.inputs.values() for source in given)
+        sources = (source for node in self.chain.nodes for inputs in node.inputs.values() for source in inputs)
         return frozenset(source.node_id for source in sources if source.control)
 
     @cached_property
@@ -69,14 +69,14 @@ class View:
 
     @cached_property
     def missing(self) -> dict[str, Missing]:
-        return {one.node_id: one for one in self.wiring.missing}
+        return {port.node_id: port for port in self.wiring.missing}
 
     @cached_property
     def ambiguous(self) -> dict[str, list[Ambiguous]]:
-        found: dict[str, list[Ambiguous]] = {}
-        for one in self.wiring.ambiguous:
-            found.setdefault(one.node_id, []).append(one)
-        return found
+        by_node: dict[str, list[Ambiguous]] = {}
+        for ambiguity in self.wiring.ambiguous:
+            by_node.setdefault(ambiguity.node_id, []).append(ambiguity)
+        return by_node
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class NodeView:
 
     def sources(self, *ports: Port) -> list[ResolvedNode]:
         """The nodes that fill these ports of this node, controls left out."""
-        given = [source for port in ports for source in self.node.inputs.get(port, ()) if not source.control]
-        return [self.view.chain.by_id[source.node_id] for source in given]
+        sources = [source for port in ports for source in self.node.inputs.get(port, ()) if not source.control]
+        return [self.view.chain.by_id[source.node_id] for source in sources]
 
     def trainer(self) -> TrainerConfig | None:
         """The trainer whose adapter or model this node takes."""
@@ -137,10 +137,10 @@ def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -
     for node in view.chain.nodes:
         if node.type not in by_type:
             by_type[node.type] = [row for row in rows if row.scope == scope and row.on in (node.type, "*")]
-        place = NodeView(node, view)
+        located = NodeView(node, view)
         for row in by_type[node.type]:
-            for words in () if row.chained and node.id in unclear else answers(row.when(node.config, place)):
-                filled = {"config": node.config, **words}
+            for arguments in () if row.chained and node.id in unclear else answers(row.when(node.config, located)):
+                filled = {"config": node.config, **arguments}
                 reasons.append(fill(row, filled, node.id, row.field.format(**filled)))
     return reasons
 
@@ -154,6 +154,6 @@ def answers(hits: Match) -> Sequence[MessageArgs]:
     return ({},) if hits is True else hits
 
 
-def fill(row: Row, words: MessageArgs, node: str | None, field: str) -> Reason:
+def fill(row: Row, arguments: MessageArgs, node: str | None, field: str) -> Reason:
     """The reason of a row with its texts filled."""
-    return Reason(row.code, node, field, row.because.format(**words), row.instead.format(**words), row.name)
+    return Reason(row.code, node, field, row.because.format(**arguments), row.instead.format(**arguments), row.name)

@@ -26,7 +26,7 @@ def data_missing(*ports: Port) -> When:
 
     def when(_: Any, at: NodeView) -> Match:
         missing = at.view.missing.get(at.node.id)
-        if missing is None or missing.wanted != ports or missing.only_control:
+        if missing is None or missing.needed != ports or missing.only_control:
             return False
         return {"offered": listed(missing.offered) or "nothing"}
 
@@ -36,8 +36,8 @@ def data_missing(*ports: Port) -> When:
 def two_sources(_: Any, at: NodeView) -> Match:
     """Nodes that are equally near, with the ports that they share."""
     shared: dict[tuple[str, ...], list[str]] = {}
-    for one in at.view.ambiguous.get(at.node.id, []):
-        shared.setdefault(one.candidates, []).append(one.port.value)
+    for ambiguity in at.view.ambiguous.get(at.node.id, []):
+        shared.setdefault(ambiguity.candidates, []).append(ambiguity.port.value)
     return [{"ports": listed(ports), "nodes": " and ".join(map(repr, nodes))} for nodes, ports in shared.items()]
 
 
@@ -50,9 +50,9 @@ def own_output(config: AiGeneratorConfig, at: NodeView) -> Match:
 def unfit_format(config: DataSourceConfig, _: NodeView) -> Match:
     """Each repository that is said to be something else than documents by its format."""
     return [
-        {"where": where, "format": given.format}
-        for where, _, given in config.named_sets()
-        if given.repository and given.format not in REPOSITORY_FORMATS
+        {"where": where, "format": source.format}
+        for where, _, source in config.named_sets()
+        if source.repository and source.format not in REPOSITORY_FORMATS
     ]
 
 
@@ -60,14 +60,14 @@ def unfit_set(config: DataSourceConfig, _: NodeView) -> Match:
     """Each repository that is said to be something else than documents by the name of its set."""
     return [
         {"where": where, "port": port}
-        for where, port, given in config.named_sets()
-        if given.repository and port not in (None, Port.DOCUMENTS) and given.format in REPOSITORY_FORMATS
+        for where, port, source in config.named_sets()
+        if source.repository and port not in (None, Port.DOCUMENTS) and source.format in REPOSITORY_FORMATS
     ]
 
 
 def data_workers(config: DataSourceConfig, _: NodeView) -> Match:
     sets = config.named_sets()
-    return [{"where": where, "worker": given.data_worker} for where, _, given in sets if given.data_worker]
+    return [{"where": where, "worker": source.data_worker} for where, _, source in sets if source.data_worker]
 
 
 def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Match:
@@ -88,9 +88,9 @@ def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Match:
 def remote_repository(config: DataSourceConfig, _: NodeView) -> Match:
     """Each repository that is not a folder of this machine."""
     return [
-        {"where": f"{where}repository", "repository": given.repository}
-        for where, _, given in config.named_sets()
-        if given.repository and REMOTE.match(given.repository)
+        {"where": f"{where}repository", "repository": source.repository}
+        for where, _, source in config.named_sets()
+        if source.repository and REMOTE.match(source.repository)
     ]
 
 
@@ -99,11 +99,11 @@ def repeats_dropped(config: ValidatorConfig, at: NodeView) -> Match:
     if not config.exact_duplicates and config.near_duplicates is None:
         return False
     return [
-        {"source": node.id, "name": name, "epochs": one.max_epochs}
+        {"source": node.id, "name": name, "epochs": rows.max_epochs}
         for node in {node.id: node for node in at.sources(*ROW_PORTS)}.values()
         if isinstance(node.config, DataSourceConfig) and node.config.mix is not None
-        for name, one in node.config.mix.sets.items()
-        if one.max_epochs > 1
+        for name, rows in node.config.mix.sets.items()
+        if rows.max_epochs > 1
     ]
 
 

@@ -174,7 +174,7 @@ def shares_prompts(config: TrainerConfig) -> bool:
 
 def unfit_kernels(config: TrainerConfig, device: Device) -> Match:
     """Each setting of the engine that asks for a kernel which is not written for a device."""
-    given = {name: getattr(config.engine, name) for name in KERNEL_DEVICES}
+    kernels = {name: getattr(config.engine, name) for name in KERNEL_DEVICES}
     return [
         {
             "name": name,
@@ -182,16 +182,16 @@ def unfit_kernels(config: TrainerConfig, device: Device) -> Match:
             "written": " and ".join(devices),
             "instead": PORTABLE.get(name, "auto"),
         }
-        for name, value in given.items()
+        for name, value in kernels.items()
         if device not in (devices := KERNEL_DEVICES[name].get(value, EVERY_DEVICE))
     ]
 
 
-def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
+def outside_devices(read: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
     """What is asked for, where it does not run on the device that is asked for."""
 
     def when(config: TrainerConfig, _: NodeView) -> Match:
-        value = asked(config)
+        value = read(config)
         devices = value.facts.devices if value else EVERY_DEVICE
         return config.device not in (Device.AUTO, *devices) and {"value": value, "here": one_of(devices)}
 
@@ -300,14 +300,14 @@ ENGINE_ROWS = (
 def shares_nothing(config: TrainerConfig, _: NodeView) -> Match:
     """Match more than one process with the strategy of one."""
     shared = config.backend.facts.strategies[1:]
-    asked = config.launch.strategy is Strategy.SINGLE and config.launch.processes > 1
-    return asked and bool(shared) and {"strategies": listed(shared)}
+    is_unlaunched = config.launch.strategy is Strategy.SINGLE and config.launch.processes > 1
+    return is_unlaunched and bool(shared) and {"strategies": listed(shared)}
 
 
 def shares_alone(config: TrainerConfig, _: NodeView) -> bool:
     """Match one process with a distributed strategy; DeepSpeed runs its own with one."""
-    asked = config.launch.strategy is not Strategy.SINGLE and config.launch.processes == 1
-    return asked and config.backend is not BackendName.DEEPSPEED
+    is_unlaunched = config.launch.strategy is not Strategy.SINGLE and config.launch.processes == 1
+    return is_unlaunched and config.backend is not BackendName.DEEPSPEED
 
 
 def unfit_shard(config: TrainerConfig, _: NodeView) -> Match:

@@ -41,14 +41,14 @@ def only_control(_: Any, at: NodeView) -> Match:
 
 def held_out_sets(at: NodeView) -> frozenset[str]:
     """Return the names of the sets that are held out of the data that reaches a node."""
-    found: set[str] = set()
+    sets: set[str] = set()
     for port in DATA_PORTS & set(at.node.inputs):
         for node in at.sources(port):
             if isinstance(node.config, ValidatorConfig):
-                found |= {"unseen_documents"} if node.config.holdout.documents > 0 else set()
-                kept = node.config.holdout.wording and multiple_wordings(at.at(node), port)
-                found |= {"unseen_wording"} if kept else set()
-    return frozenset(found)
+                sets |= {"unseen_documents"} if node.config.holdout.documents > 0 else set()
+                keeps_wording = node.config.holdout.wording and multiple_wordings(at.at(node), port)
+                sets |= {"unseen_wording"} if keeps_wording else set()
+    return frozenset(sets)
 
 
 def multiple_wordings(at: NodeView, port: Port) -> bool:
@@ -63,8 +63,8 @@ def multiple_wordings(at: NodeView, port: Port) -> bool:
 
 def no_held_out_sets(config: EvaluatorConfig, at: NodeView) -> Match:
     lines = config.benchmarks
-    own = [line.path or line.name in OWN_ROWS or line.name.startswith(LM_EVAL_PREFIX) for line in lines]
-    return not (own and all(own)) and not held_out_sets(at)
+    has_rows = [line.path or line.name in OWN_ROWS or line.name.startswith(LM_EVAL_PREFIX) for line in lines]
+    return not (has_rows and all(has_rows)) and not held_out_sets(at)
 
 
 def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
@@ -72,15 +72,15 @@ def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
     there = held_out_sets(at)
     if not there:
         return False
-    asked = {f"benchmarks.{index}.set": str(line.set) for index, line in enumerate(config.benchmarks)}
-    asked["primary"] = (config.primary or "").partition("/")[2]
-    absent = {where: name for where, name in asked.items() if name in SETS and name not in there}
+    set_names = {f"benchmarks.{index}.set": str(line.set) for index, line in enumerate(config.benchmarks)}
+    set_names["primary"] = (config.primary or "").partition("/")[2]
+    absent = {where: name for where, name in set_names.items() if name in SETS and name not in there}
     return [{"where": where, "set": name, "there": listed(sorted(there))} for where, name in absent.items()]
 
 
 def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Match:
-    name, slash, chosen = (config.primary or "").partition("/")
-    fits = [line.name == name and (not slash or line.set in (chosen, None)) for line in config.benchmarks]
+    name, slash, set_name = (config.primary or "").partition("/")
+    fits = [line.name == name and (not slash or line.set in (set_name, None)) for line in config.benchmarks]
     if not config.primary or not fits or any(fits):
         return False
     return {"names": listed(line.name for line in config.benchmarks)}
@@ -98,10 +98,10 @@ def unread_judge(config: EvaluatorConfig, _: NodeView) -> Match:
 
 def judged_by_nobody(config: EvaluatorConfig, _: NodeView) -> Match:
     """A judged benchmark without what it needs."""
-    asked = [line.name for line in config.benchmarks if line.name in JUDGED]
-    if asked and config.judge is None:
-        return {"name": asked[0], "needs": "judge"}
-    return RUBRIC in asked and config.judge is not None and config.judge.rubric is None and {
+    judged = [line.name for line in config.benchmarks if line.name in JUDGED]
+    if judged and config.judge is None:
+        return {"name": judged[0], "needs": "judge"}
+    return RUBRIC in judged and config.judge is not None and config.judge.rubric is None and {
         "name": RUBRIC, "needs": "judge.rubric"
     }  # fmt: skip
 
@@ -126,12 +126,12 @@ def targets(condition: Callable[[Any, TrainerConfig], Match]) -> When:
     """Match each target for which a condition on it and on the trainer is true."""
 
     def when(config: Any, at: NodeView) -> Match:
-        trainer, found = at.trainer(), []
+        trainer, matches = at.trainer(), []
         for index, target in enumerate(config.targets if trainer else ()):
             if answer := condition(target, trainer):  # type: ignore[arg-type]
-                words = answer if isinstance(answer, Mapping) else {}
-                found.append({"index": index, "target": target, "trainer": trainer, **words})
-        return found
+                arguments = answer if isinstance(answer, Mapping) else {}
+                matches.append({"index": index, "target": target, "trainer": trainer, **arguments})
+        return matches
 
     return when
 
@@ -153,18 +153,18 @@ def rank_too_high(target: Target, trainer: TrainerConfig) -> Match:
 
 def unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> list[str]:
     """What of an adapter a server of a type does not serve."""
-    found = [f"adapters of method {method}"] if method not in type.facts.methods else []
+    unsupported = [f"adapters of method {method}"] if method not in type.facts.methods else []
     if whole_modules and not type.facts.whole_modules:
-        found.append(f"adapters with whole modules ({listed(whole_modules)})")
-    return found
+        unsupported.append(f"adapters with whole modules ({listed(whole_modules)})")
+    return unsupported
 
 
 def unserved_adapters(config: DeployerConfig, at: NodeView) -> Match:
     trainer = at.trainer()
     method = trainer.method if trainer is not None else None
     return isinstance(method, AdapterSettings) and [
-        {"index": index, "target": target, "what": what} for index, target in enumerate(config.targets)
-        for what in unserved(target.type, method.type, method.modules_to_save) if target.merged is None
+        {"index": index, "target": target, "what": part} for index, target in enumerate(config.targets)
+        for part in unserved(target.type, method.type, method.modules_to_save) if target.merged is None
     ]  # fmt: skip
 
 
@@ -176,8 +176,8 @@ def merges_nothing(target: Target, trainer: TrainerConfig) -> Match:
 def repeated_registries(config: DeployerConfig, _: NodeView) -> Match:
     """Each registry target but the last one, where one wants a merged model: the registry is one target."""
     listed_ones = [index for index, target in enumerate(config.targets) if target.type is TargetType.REGISTRY]
-    wanted = any(config.targets[index].merged for index in listed_ones)
-    return wanted and [{"index": index} for index in listed_ones[:-1]]
+    wants_merged = any(config.targets[index].merged for index in listed_ones)
+    return wants_merged and [{"index": index} for index in listed_ones[:-1]]
 
 
 def takes_no_merged(target: Target) -> bool:
@@ -203,11 +203,11 @@ def reads_text(config: EvaluatorConfig, at: NodeView) -> Match:
     """What of an evaluator reads text, where the trainer before it makes a reward model."""
     if not before_is_reward(config, at):
         return False
-    found = [(f"benchmarks.{index}.name", f"benchmark {line.name}") for index, line in enumerate(config.benchmarks)
+    uses = [(f"benchmarks.{index}.name", f"benchmark {line.name}") for index, line in enumerate(config.benchmarks)
              if line.name not in REWARD_BENCHMARKS]  # fmt: skip
-    found += [("quotes", "quotes")] if config.quotes else []
-    found += [("baseline", f"baseline {config.baseline}")] if config.baseline != "base" else []
-    return [{"where": where, "what": what} for where, what in found]
+    uses += [("quotes", "quotes")] if config.quotes else []
+    uses += [("baseline", f"baseline {config.baseline}")] if config.baseline != "base" else []
+    return [{"where": where, "what": use} for where, use in uses]
 
 
 def scores_no_reward(config: EvaluatorConfig, at: NodeView) -> Match:
@@ -339,13 +339,13 @@ DEPLOYER_ROWS = (
     ),
     Row(
         "target-url", "R-TARGET", "deployer", "config.targets.{index}.url",
-        each_target(lambda one: one.type.facts.needs_address and one.url is None and one.endpoint is None),
+        each_target(lambda target: target.type.facts.needs_address and target.url is None and target.endpoint is None),
         "A {target.type} target is reached at its address, and none is given.",
         "Add `url:`, such as http://127.0.0.1:8000, or `endpoint:` with the name of an endpoint in trainyard.toml.",
     ),
     Row(
         "target-endpoint-url", "R-ENDPOINT", "deployer", "config.targets.{index}.url",
-        each_target(lambda one: one.url is not None and one.endpoint is not None),
+        each_target(lambda target: target.url is not None and target.endpoint is not None),
         "The endpoint {target.endpoint!r} has its own address, and its key goes to no other.",
         "Remove url to reach the endpoint with its key, or remove endpoint to reach that address without a key.",
     ),

@@ -28,19 +28,19 @@ def data_paths(config: Any, at: NodeView) -> Match:
     if problem is None:
         return False
     return [
-        {"where": field, "because": found.because.removesuffix("."), "instead": found.instead.removesuffix(".")}
+        {"where": field, "because": message.because.removesuffix("."), "instead": message.instead.removesuffix(".")}
         for field, path in paths_of(config)
-        if (found := problem(path))
+        if (message := problem(path))
     ]
 
 
 def paths_of(config: Any) -> Iterator[tuple[str, str]]:
     if isinstance(config, DataSourceConfig):
-        for prefix, _, given in config.named_sets():
-            places = {"path": given.path, "repository": given.repository}
-            yield from ((f"{prefix}{name}", place) for name, place in places.items() if place)
-            tables = given.sql.files if given.sql is not None else {}
-            yield from ((f"{prefix}sql.files.{name}", place) for name, place in tables.items())
+        for prefix, _, source in config.named_sets():
+            paths = {"path": source.path, "repository": source.repository}
+            yield from ((f"{prefix}{name}", path) for name, path in paths.items() if path)
+            tables = source.sql.files if source.sql is not None else {}
+            yield from ((f"{prefix}sql.files.{name}", path) for name, path in tables.items())
     if isinstance(config, ValidatorConfig):
         yield from ((f"evaluation_sets.{index}", path) for index, path in enumerate(config.evaluation_sets))
     if isinstance(config, TrainerConfig):
@@ -60,7 +60,7 @@ def no_endpoint(config: AiGeneratorConfig, at: NodeView) -> Match:
 
 def unknown_endpoint(config: Any, at: NodeView) -> Match:
     """Each endpoint that a node names and trainyard.toml does not have."""
-    known, named = at.facts.endpoints, {}
+    endpoints, named = at.facts.endpoints, {}
     if isinstance(config, AiGeneratorConfig):
         named = {"endpoint": config.endpoint}
     if isinstance(config, EvaluatorConfig) and config.judge is not None:
@@ -68,20 +68,22 @@ def unknown_endpoint(config: Any, at: NodeView) -> Match:
     if isinstance(config, TrainerConfig):
         named = {"stage.endpoint": config.stage.teacher_server}
         rewards = enumerate(getattr(config.stage, "rewards", ()))
-        named |= {f"stage.rewards.{at}.endpoint": one.endpoint for at, one in rewards if isinstance(one, JudgeReward)}
+        named |= {
+            f"stage.rewards.{at}.endpoint": reward.endpoint for at, reward in rewards if isinstance(reward, JudgeReward)
+        }
     if isinstance(config, DeployerConfig):
         named = {f"targets.{index}.endpoint": target.endpoint for index, target in enumerate(config.targets)}
-    return known is not None and [
-        {"where": where, "endpoint": name, "known": listed(sorted(known)) or "none"}
+    return endpoints is not None and [
+        {"where": where, "endpoint": name, "known": listed(sorted(endpoints)) or "none"}
         for where, name in named.items()
-        if name is not None and name not in known
+        if name is not None and name not in endpoints
     ]
 
 
 def runs_code(config: TrainerConfig, at: NodeView) -> Match:
     """Each setting by which code of completions would run on a machine that cannot confine it."""
-    places, confines = config.stage.code_places, at.facts.confines_code
-    return bool(places) and confines is not None and not confines() and [{"where": where} for where in places]
+    code_places, confines = config.stage.code_places, at.facts.confines_code
+    return bool(code_places) and confines is not None and not confines() and [{"where": where} for where in code_places]
 
 
 def unlisted_bucket(config: TrainerConfig, at: NodeView) -> Match:
@@ -94,16 +96,16 @@ def unlisted_data(config: DataSourceConfig, at: NodeView) -> Match:
     """Each bucket with data that the operator has not listed."""
     may_read = at.facts.may_read
     return may_read is not None and [
-        {"where": f"{where}url", "address": given.url}
-        for where, _, given in config.named_sets()
-        if given.in_bucket and given.url is not None and not may_read(given.url)
+        {"where": f"{where}url", "address": source.url}
+        for where, _, source in config.named_sets()
+        if source.in_bucket and source.url is not None and not may_read(source.url)
     ]
 
 
 def why_absent(config: TrainerConfig, at: NodeView) -> str | None:
     """Why the backend of a trainer is not available here; None if it is, or if that is not known."""
-    known = at.facts.backends
-    return None if known is None else known.get(config.backend, "This version does not have it.")
+    backends = at.facts.backends
+    return None if backends is None else backends.get(config.backend, "This version does not have it.")
 
 
 def no_backend(config: TrainerConfig, at: NodeView) -> Match:
@@ -123,7 +125,7 @@ def computes_on_cpu(config: TrainerConfig, at: NodeView) -> bool:
 def unfit_kernels_here(config: TrainerConfig, at: NodeView) -> Match:
     """The settings that ask for a kernel which is not written for the device that `auto` takes."""
     native = config.backend is BackendName.NATIVE and config.device is Device.AUTO
-    device = next((one for one in (*GPUS, Device.MPS) if not lacks_device(one, at)), Device.CPU)
+    device = next((candidate for candidate in (*GPUS, Device.MPS) if not lacks_device(candidate, at)), Device.CPU)
     return native and at.facts.devices is not None and unfit_kernels(config, device)
 
 
@@ -133,16 +135,16 @@ def no_package(config: TrainerConfig, at: NodeView) -> Match:
     if has is None or config.backend is not BackendName.NATIVE:
         return False
     optimizer, format = config.hyperparameters.optimizer, config.quantization
-    wanted = [("hyperparameters.optimizer", optimizer.value, optimizer.facts.package)]
-    wanted += [("quantization", format.value, format.facts.package)] if format else []
+    packages = [("hyperparameters.optimizer", optimizer.value, optimizer.facts.package)]
+    packages += [("quantization", format.value, format.facts.package)] if format else []
     asks_liger = next((name for name in ("head", "kernels") if getattr(config.engine, name) == "liger"), None)
-    wanted += [(f"engine.{asks_liger}", "liger", LIGER)] if asks_liger else []
+    packages += [(f"engine.{asks_liger}", "liger", LIGER)] if asks_liger else []
     mirror = config.engine.mirror or ""
-    wanted += [("engine.mirror", mirror, GCS)] if urlsplit(mirror).scheme == "gs" else []
-    wanted += [("engine.trackers", name, Package((name,), name)) for name in config.engine.trackers]  # named as it is
+    packages += [("engine.mirror", mirror, GCS)] if urlsplit(mirror).scheme == "gs" else []
+    packages += [("engine.trackers", name, Package((name,), name)) for name in config.engine.trackers]  # named as it is
     return [
         {"where": field, "value": value, "missing": " and ".join(lacking), "install": package.install}
-        for field, value, package in wanted
+        for field, value, package in packages
         if (lacking := package.missing(has))
     ]
 
@@ -172,16 +174,16 @@ def unknown_ids(_: TrainerConfig, base: BaseFacts) -> Match:
 
 def beyond_table(config: TrainerConfig, base: BaseFacts) -> Match:
     """Rows, with what is drawn after them, for which a table of positions has no entries."""
-    context, drawn = base.context, config.stage.drawn_tokens
+    context, drawn_tokens = base.context, config.stage.drawn_tokens
     if not context.is_table or context.positions is None:
         return False
     length = config.hyperparameters.max_length
-    if length + drawn <= context.positions:
+    if length + drawn_tokens <= context.positions:
         return False
-    most = context.positions - drawn
+    most = context.positions - drawn_tokens
     return {
         "positions": context.positions,
-        "drawn": f" and completions of up to {drawn}" if drawn else "",
+        "drawn": f" and completions of up to {drawn_tokens}" if drawn_tokens else "",
         "use": f"a max_length of at most {most}" if most >= LEAST_LENGTH else "a shorter max_completion_length",
     }
 
@@ -200,16 +202,16 @@ def packed_for_mlx(config: TrainerConfig, base: BaseFacts) -> Match:
 def evaluates_mlx(_: EvaluatorConfig, at: NodeView) -> Match:
     """A trained model whose base the evaluator cannot load."""
     before = at.trainer()
-    found = at.facts.base(before.base_model) if before and before.base_model and at.facts.base else None
-    return found is not None and found.made_for_mlx and {"base": before.base_model if before else ""}
+    facts = at.facts.base(before.base_model) if before and before.base_model and at.facts.base else None
+    return facts is not None and facts.made_for_mlx and {"base": before.base_model if before else ""}
 
 
 def of_base(judge: Judge) -> When:
     """The same about the base model's files, where this machine has them."""
 
     def when(config: TrainerConfig, at: NodeView) -> Match:
-        found = at.facts.base(config.base_model) if at.facts.base and config.base_model else None
-        return found is not None and judge(config, found)
+        facts = at.facts.base(config.base_model) if at.facts.base and config.base_model else None
+        return facts is not None and judge(config, facts)
 
     return when
 
@@ -263,16 +265,20 @@ def other_vocabulary(config: TrainerConfig, at: NodeView) -> Match:
     teacher, base = config.stage.teacher_model, config.base_model
     if at.facts.base is None or not teacher or not base:
         return False
-    found = [facts.tokens if (facts := at.facts.base(name)) else None for name in (teacher, base)]
-    return None not in found and found[0] != found[1] and {"teacher": found[0], "student": found[1]}
+    vocabularies = [facts.tokens if (facts := at.facts.base(name)) else None for name in (teacher, base)]
+    return (
+        None not in vocabularies
+        and vocabularies[0] != vocabularies[1]
+        and {"teacher": vocabularies[0], "student": vocabularies[1]}
+    )
 
 
 def base_reasons(config: TrainerConfig, base: BaseFacts, node: str | None) -> list[Reason]:
     """Every reason why a base cannot be trained, for a child that has loaded its config and its tokenizer."""
     return [
-        fill(row, {"config": config, **words}, node, row.field)
+        fill(row, {"config": config, **arguments}, node, row.field)
         for row in BASE_ROWS
-        for words in answers(JUDGES[row.name](config, base))
+        for arguments in answers(JUDGES[row.name](config, base))
     ]
 
 
@@ -287,20 +293,20 @@ def length_advice(config: TrainerConfig, base: BaseFacts) -> list[str]:
     positions, window = context.positions, context.window
     if config.rope is not None and positions is not None:
         positions = int((config.rope.original_length or positions) * config.rope.factor)
-    found = []
+    matches = []
     if positions is not None and context.is_table and length == positions:
-        found.append(f"max_length is {config.hyperparameters.max_length}: the base has {positions} positions.")
+        matches.append(f"max_length is {config.hyperparameters.max_length}: the base has {positions} positions.")
     if positions is not None and not context.is_table and length > positions:
-        found.append(
+        matches.append(
             f"Rows of up to {length} tokens are longer than the {positions} positions of the base: what lies beyond "
             "them it has never seen. Lower max_length, or scale its positions with `rope`."
         )
     if window is not None and length > window:
-        found.append(f"Each token sees the {window} tokens before it in this base, and rows have up to {length}.")
-    return found
+        matches.append(f"Each token sees the {window} tokens before it in this base, and rows have up to {length}.")
+    return matches
 
 
-NEEDS_EMBEDDED = each_target(lambda one: one.type is TargetType.EMBEDDED and one.url is None)
+NEEDS_EMBEDDED = each_target(lambda target: target.type is TargetType.EMBEDDED and target.url is None)
 RUN_ROWS = (
     *BASE_ROWS,
     Row(

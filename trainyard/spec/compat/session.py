@@ -24,22 +24,22 @@ def unread_settings(config: TrainerConfig, _: NodeView) -> Match:
         ("engine", config.engine, EngineSettings(), NEEDS_ROWS),
         ("launch", config.launch, LaunchSettings(), ("on_oom",)),
     )
-    found = [
+    ignored = [
         {"setting": f"{group}.{name}"}
-        for group, given, default, names in groups
+        for group, settings, default, names in groups
         for name in names
-        if getattr(given, name) != getattr(default, name)
+        if getattr(settings, name) != getattr(default, name)
     ]
     shares = config.stage.asks_shared is True
-    return [*found, *([{"setting": "stage.shared_prompt"}] if shares else [])]
+    return [*ignored, *([{"setting": "stage.shared_prompt"}] if shares else [])]
 
 
 def ends_without_steps(config: TrainerConfig, _: NodeView) -> bool:
     """Match a schedule that was asked for and depends on the number of steps, which is not known."""
     hyper = config.hyperparameters
-    asked = {"schedule", "warmup_ratio", "warmup_steps"} & hyper.model_fields_set
+    named = {"schedule", "warmup_ratio", "warmup_steps"} & hyper.model_fields_set
     moves = hyper.schedule is not Schedule.CONSTANT or bool(hyper.warmup_steps)
-    return hyper.max_steps is None and bool(asked) and moves
+    return hyper.max_steps is None and bool(named) and moves
 
 
 SESSION_ROWS = (

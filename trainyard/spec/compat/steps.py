@@ -72,9 +72,9 @@ UNUSED_WARMUP = Row(
 def step_reasons(config: TrainerConfig, total: int, node: str | None) -> list[Reason]:
     """Return every reason why a run of so many steps would not train as its settings say."""
     return [
-        fill(row, {"config": config, **words}, node, row.field)
+        fill(row, {"config": config, **arguments}, node, row.field)
         for row in STEP_ROWS
-        for words in answers(JUDGES[row.name](config, total))
+        for arguments in answers(JUDGES[row.name](config, total))
     ]
 
 

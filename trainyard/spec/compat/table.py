@@ -13,11 +13,11 @@ from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
 from trainyard.spec.compat.engine import ENGINE_ROWS, LAUNCH_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.latent import LATENT_ROWS
+from trainyard.spec.compat.other_tools import WORD_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
 from trainyard.spec.compat.session import SESSION_ROWS
 from trainyard.spec.compat.steps import STEP_ROWS, UNUSED_WARMUP
 from trainyard.spec.compat.training import CHANGING_ROWS, ROLLOUT_ROWS, TEACHER_ROWS, TRAINER_ROWS
-from trainyard.spec.compat.words import WORD_ROWS
 from trainyard.spec.ports import Wiring
 
 ROWS: tuple[Row, ...] = (

@@ -109,8 +109,8 @@ def broken_groups(config: TrainerConfig, _: NodeView) -> Match:
     if not isinstance(config.stage, GrpoSettings | PpoSettings) or not config.stage.rewards:
         return False
     hyper, group = config.hyperparameters, config.stage.num_generations
-    drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes * minibatches_of(config)
-    return drawn % group != 0 and {"drawn": drawn, "group": group}
+    rows = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes * minibatches_of(config)
+    return rows % group != 0 and {"drawn": rows, "group": group}
 
 
 def minibatches_of(config: TrainerConfig) -> int:
@@ -133,8 +133,8 @@ def unserved_policy(config: TrainerConfig, at: NodeView) -> Match:
         return {"what": f"the policy of method {method}: its base is quantized, and the server's would not be"}
     if not isinstance(method, AdapterSettings):
         return False
-    if what := unserved(TargetType.VLLM, method.type, method.modules_to_save):
-        return {"what": what[0]}
+    if reason := unserved(TargetType.VLLM, method.type, method.modules_to_save):
+        return {"what": reason[0]}
     if isinstance(method, LowRankSettings) and method.changes_base:
         return {"what": f"an adapter that begins with {method.init}: its base is another one"}
     return config.adapter != "continue" and earlier(at) is not None and {
@@ -144,8 +144,8 @@ def unserved_policy(config: TrainerConfig, at: NodeView) -> Match:
 
 def without_metric(config: TrainerConfig, _: NodeView) -> Match:
     """A metric that the stage does not report, where it reports others."""
-    asked, there = config.eval, config.stage.facts.eval_metrics
-    return asked is not None and bool(there) and asked.metric not in there and {"there": listed(there)}
+    evaluation, there = config.eval, config.stage.facts.eval_metrics
+    return evaluation is not None and bool(there) and evaluation.metric not in there and {"there": listed(there)}
 
 
 def without_set(config: TrainerConfig, at: NodeView) -> Match:
@@ -375,7 +375,7 @@ ROLLOUT_ROWS = (
     Row(
         "environment-none", "R-REWARD", "trainer", "config.stage.rewards",
         lambda config, _: getattr(config.stage, "environment", None) is None
-        and any(isinstance(one, EnvironmentReward) for one in getattr(config.stage, "rewards", ())),
+        and any(isinstance(reward, EnvironmentReward) for reward in getattr(config.stage, "rewards", ())),
         "The reward of an environment is asked for, and stage {config.stage} has none.",
         "Name it, such as `environment: {{type: calculator}}`, or another reward, such as exact_match.",
     ),

@@ -49,13 +49,13 @@ class Link:
 def list_links(nodes: Sequence[DraftNode], source: str, base_model: str) -> Iterator[Link]:
     """The links from each port of a node to every other node. Raises `KeyError` for a node that is not there."""
     draft = wire_draft(nodes)
-    needs = {one.id: one.needs for one in nodes}
+    needs = {node.id: node.needs for node in nodes}
     before = steps_to(source, needs)
-    made = ports_made(draft, source)
+    produced = ports_made(draft, source)
     for target, node in draft.nodes.items():
         if target == source:
             continue
-        for port in made:
+        for port in produced:
             reason = (
                 circle_reason(target, source, before)
                 if target in before
@@ -66,9 +66,9 @@ def list_links(nodes: Sequence[DraftNode], source: str, base_model: str) -> Iter
 
 def ports_made(draft: DraftWiring, node_id: str) -> tuple[Port, ...]:
     """The ports that a node makes; a validator that nothing reaches yet may come to make each of the rows."""
-    made = draft.wiring.produces[node_id]
-    if made or draft.nodes[node_id].type != "validator":
-        return made
+    produced = draft.wiring.produces[node_id]
+    if produced or draft.nodes[node_id].type != "validator":
+        return produced
     offers = {channel_of(port): Offer((Source(node_id=node_id, port=port),), 1, False) for port in ROW_PORTS}
     draft.wiring.after[node_id] = {**draft.wiring.after[node_id], **offers}
     return ROW_PORTS
@@ -76,15 +76,15 @@ def ports_made(draft: DraftWiring, node_id: str) -> tuple[Port, ...]:
 
 def steps_to(source: str, needs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]:
     """Node before the source -> the next node on its shortest way there, and the length of that way."""
-    found: dict[str, tuple[str, int]] = {}
+    shortest: dict[str, tuple[str, int]] = {}
     pending = deque([(source, 0)])
     while pending:
         node, steps = pending.popleft()
         for need in needs.get(node, ()):
-            if need not in found and need != source:
-                found[need] = (node, steps + 1)
+            if need not in shortest and need != source:
+                shortest[need] = (node, steps + 1)
                 pending.append((need, steps + 1))
-    return found
+    return shortest
 
 
 def circle_reason(target: str, source: str, before: Mapping[str, tuple[str, int]]) -> Reason:
@@ -102,25 +102,25 @@ def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_mo
         return Reason("R-PORT", node.id, "needs", because, "Link the two to a node that takes both.")
     after = draft.wiring.after
     needs = tuple(dict.fromkeys((*node.needs, source)))
-    offers = merge([after[one] for one in needs if one in after], draft.wiring.inputs, draft.position)
-    if two := [one for one in find_ambiguous(node, offers) if source in one.candidates and one.port == port]:
+    offers = merge([after[need] for need in needs if need in after], draft.wiring.inputs, draft.position)
+    if two := [clash for clash in find_ambiguous(node, offers) if source in clash.candidates and clash.port == port]:
         return row_reason(node, Wiring(ambiguous=two), base_model)
-    taken = [one for sources in take(node, offers).values() for one in sources]
-    if any(one.node_id == source and one.port == port for one in taken):
+    inputs = [source_port for sources in take(node, offers).values() for source_port in sources]
+    if any(source_port.node_id == source and source_port.port == port for source_port in inputs):
         return None
     only = offer_of(draft, source, port)
     if missing := list(find_missing(node, only, take(node, only))):
         return row_reason(node, Wiring(missing=missing), base_model)
-    others = ", ".join(dict.fromkeys(f"{one.port.value} of {one.node_id!r}" for one in taken))
-    because = f"The {node.type} {node.id!r} takes {others}, and would not take {port.value} of {source!r}."
+    names = ", ".join(dict.fromkeys(f"{source_port.port.value} of {source_port.node_id!r}" for source_port in inputs))
+    because = f"The {node.type} {node.id!r} takes {names}, and would not take {port.value} of {source!r}."
     return Reason("R-PORT", node.id, "needs", because, "Remove the link of the other first.")
 
 
 def offer_of(draft: DraftWiring, source: str, port: Port) -> Offers:
     """What the source itself offers on one port, and nothing that reached it."""
-    own = [one for offer in draft.wiring.after[source].values() for one in offer.sources]
-    known = next(one for one in own if one.node_id == source and one.port == port)
-    alone = Source(node_id=source, port=port, control=known.control)
+    offered = [source_port for offer in draft.wiring.after[source].values() for source_port in offer.sources]
+    source_port = next(candidate for candidate in offered if candidate.node_id == source and candidate.port == port)
+    alone = Source(node_id=source, port=port, control=source_port.control)
     return {channel_of_source(alone): Offer((alone,), 1)}
 
 
@@ -130,5 +130,7 @@ def row_reason(node: PortNode, wiring: Wiring, base_model: str) -> Reason | None
     alone = ResolvedNode.model_construct(id=node.id, type=node.type, config=config, inputs={})  # type: ignore[arg-type]
     chain = ResolvedChain.model_construct(name="draft", tenant="default", nodes=(alone,), order=(node.id,), digest="")
     usual = apply_rows(LINK_ROWS, "spec", View(chain, Wiring()), frozenset())
-    found = [one for one in apply_rows(LINK_ROWS, "spec", View(chain, wiring), frozenset()) if one not in usual]
-    return found[0] if found else None
+    reasons = [
+        reason for reason in apply_rows(LINK_ROWS, "spec", View(chain, wiring), frozenset()) if reason not in usual
+    ]
+    return reasons[0] if reasons else None

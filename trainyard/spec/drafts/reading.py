@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.drafts.palette import starting_config
-from trainyard.spec.graph import in_order, place
+from trainyard.spec.graph import in_order, place_nodes
 from trainyard.spec.load.changes import drop_defaults
 from trainyard.spec.load.parse import ParsedNode, number, parse_nodes
 from trainyard.spec.nodes import NODE_CONFIGS, NODE_MODELS
@@ -42,7 +42,7 @@ class DraftWiring:
     @cached_property
     def position(self) -> dict[str, int]:
         """Node -> its place in the order."""
-        return {one: at for at, one in enumerate(self.nodes)}
+        return {node: at for at, node in enumerate(self.nodes)}
 
 
 def read_nodes(body: Mapping[str, Any]) -> list[DraftNode]:
@@ -50,16 +50,16 @@ def read_nodes(body: Mapping[str, Any]) -> list[DraftNode]:
     listed = [raw for raw in body.get("nodes") or () if isinstance(raw, Mapping)]
     parsed = parse_nodes({"nodes": listed})
     ids = number(parsed)
-    found: list[DraftNode] = []
-    for index, (node_id, one, raw) in enumerate(zip(ids, parsed, listed, strict=True)):
+    nodes: list[DraftNode] = []
+    for index, (node_id, node, raw) in enumerate(zip(ids, parsed, listed, strict=True)):
         before = tuple(ids[index - 1 : index]) if index else ()
-        given = raw.get("config")
-        config = dict(given) if isinstance(given, Mapping) else {}
-        if one.node is not None:
-            config = drop_defaults(one.node.config)  # type: ignore[attr-defined]
-        needs = before if one.needs is None else one.needs
-        found.append(DraftNode(node_id, one.type, tuple(needs), config, one.node is not None))
-    return found
+        raw_config = raw.get("config")
+        config = dict(raw_config) if isinstance(raw_config, Mapping) else {}
+        if node.node is not None:
+            config = drop_defaults(node.node.config)  # type: ignore[attr-defined]
+        needs = before if node.needs is None else node.needs
+        nodes.append(DraftNode(node_id, node.type, tuple(needs), config, node.node is not None))
+    return nodes
 
 
 # Links
@@ -67,9 +67,9 @@ def read_nodes(body: Mapping[str, Any]) -> list[DraftNode]:
 
 def wire_draft(nodes: Sequence[DraftNode]) -> DraftWiring:
     """Link what can be linked; the nodes of a circle follow without the links that close it."""
-    placed, _ = place([parsed_node(node) for node in nodes if node.type in NODE_MODELS])
-    ordered, _ = in_order([replace(one, clear=True) for one in placed])
-    return DraftWiring({one.id: one for one in ordered}, wire(ordered))
+    placed, _ = place_nodes([parsed_node(node) for node in nodes if node.type in NODE_MODELS])
+    ordered, _ = in_order([replace(node, clear=True) for node in placed])
+    return DraftWiring({node.id: node for node in ordered}, wire(ordered))
 
 
 def parsed_node(node: DraftNode) -> ParsedNode:
@@ -79,14 +79,14 @@ def parsed_node(node: DraftNode) -> ParsedNode:
     return ParsedNode(node.type, node.id, node.needs, model)
 
 
-def readable_config(node_type: str, given: Mapping[str, Any]) -> Strict:
+def readable_config(node_type: str, config: Mapping[str, Any]) -> Strict:
     """The config without the settings that are wrong; that of a new node where nothing is left."""
-    kept = dict(given)
+    readable = dict(config)
     while True:
         try:
-            return NODE_CONFIGS[node_type].model_validate(kept)
+            return NODE_CONFIGS[node_type].model_validate(readable)
         except ValidationError as error:
-            wrong = {str(one["loc"][0]) for one in error.errors() if one["loc"]} & kept.keys()
+            wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]} & readable.keys()
         if not wrong:
             return starting_config(node_type)
-        kept = {name: value for name, value in kept.items() if name not in wrong}
+        readable = {name: value for name, value in readable.items() if name not in wrong}

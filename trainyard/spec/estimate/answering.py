@@ -23,8 +23,8 @@ TOKENS = 4096
 def answering_bytes(config: Mapping[str, Any], parameters: int, width: int) -> int:
     """Return the bytes of a base with this `config.json`; of an unknown layout only the weights are counted."""
     text = config.get("text_config")
-    given = text if isinstance(text, Mapping) else config
-    shape, context = ModelShape.from_config(given), ContextFacts.from_config(given).positions
+    settings = text if isinstance(text, Mapping) else config
+    shape, context = ModelShape.from_config(settings), ContextFacts.from_config(settings).positions
     weights = parameters * width
     if shape is None:
         return weights

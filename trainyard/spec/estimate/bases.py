@@ -61,22 +61,22 @@ class ContextFacts:
     window: int | None = None
     """Tokens that each token sees, where no layer of the base sees more."""
 
-    def most_tokens(self, drawn: int) -> int | None:
+    def most_tokens(self, drawn_tokens: int) -> int | None:
         """Return the longest rows of a table of positions, less what is drawn; None where there is no limit."""
-        if not self.is_table or self.positions is None or self.positions - drawn < LEAST_LENGTH:
+        if not self.is_table or self.positions is None or self.positions - drawn_tokens < LEAST_LENGTH:
             return None
-        return self.positions - drawn
+        return self.positions - drawn_tokens
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ContextFacts:
         inner = config.get("text_config")
         text = inner if isinstance(inner, Mapping) else config
-        found = next((text[key] for key in POSITION_KEYS if is_count(text.get(key))), None)
+        positions = next((text[key] for key in POSITION_KEYS if is_count(text.get(key))), None)
         rope = text.get("rope_parameters") or text.get("rope_scaling")
-        if found is not None and isinstance(rope, Mapping):
+        if positions is not None and isinstance(rope, Mapping):
             kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
-            found = int(found * factor) if kind in BY_FACTOR and isinstance(factor, int | float) else found
-        return cls(found, str(text.get("model_type", "")) in TABLES, window_of(text))
+            positions = int(positions * factor) if kind in BY_FACTOR and isinstance(factor, int | float) else positions
+        return cls(positions, str(text.get("model_type", "")) in TABLES, window_of(text))
 
 
 def is_count(value: object) -> TypeGuard[int]:
@@ -126,8 +126,8 @@ class BaseFacts:
 
 def is_of_mlx(config: Mapping[str, Any]) -> bool:
     """Whether a config is that of weights quantized by mlx_lm: {group_size, bits}, and no method that loads them."""
-    packed, known = config.get("quantization"), config.get("quantization_config")
-    has_method = isinstance(known, Mapping) and "quant_method" in known
+    packed, settings = config.get("quantization"), config.get("quantization_config")
+    has_method = isinstance(settings, Mapping) and "quant_method" in settings
     return isinstance(packed, Mapping) and {"group_size", "bits"} <= packed.keys() and not has_method
 
 

@@ -73,7 +73,7 @@ class FitResult(Strict):
             f"{self.needed_bytes / GIB:.2f} of {self.memory_bytes / GIB:.2f} GiB",
             f"in GiB: {self.memory.in_words()}",
             *(f"changed: {change}" for change in self.changes),
-            *(f"does not fit: {one.line()}" for one in self.rejected),
+            *(f"does not fit: {candidate.line()}" for candidate in self.rejected),
         ]
 
 
@@ -123,7 +123,7 @@ def choose(
 def nothing_fits(
     rejected: Sequence[Rejected], config: TrainerConfig, memory_bytes: int, device: Device
 ) -> LimitExceeded:
-    least = min(rejected, key=lambda one: one.needed_bytes)
+    least = min(rejected, key=lambda candidate: candidate.needed_bytes)
     return LimitExceeded(
         f"No way of training {config.base_model} on rows of {config.hyperparameters.max_length:,} tokens fits: "
         f"{least.missing_bytes / GIB:.2f} GiB are missing.",
@@ -206,13 +206,13 @@ def recomputes(config: TrainerConfig) -> bool:
 
 def smaller_states(config: TrainerConfig, device: Device) -> Optimizer | None:
     """The 8-bit optimizer of a device; None where it has none, or where states begin again or are divided."""
-    technique, facts, chosen = config.stage.technique, config.backend.facts, EIGHT_BIT.get(device)
+    technique, facts, optimizer = config.stage.technique, config.backend.facts, EIGHT_BIT.get(device)
     if technique is not None and technique.resets_optimizer:
         return None
     if isinstance(config.method, FreezeSettings) and config.method.interval is not None:
         return None
     divided = facts.sharded if config.launch.strategy.facts.sharded else {}
-    return chosen if chosen in divided.get("hyperparameters.optimizer", (chosen,)) else None
+    return optimizer if optimizer in divided.get("hyperparameters.optimizer", (optimizer,)) else None
 
 
 def smaller_batch(config: TrainerConfig) -> TrainerConfig | None:

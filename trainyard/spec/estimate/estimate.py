@@ -92,22 +92,22 @@ class Estimate(Strict):
     basis: tuple[str, ...] = ()
 
 
-def estimate(chain: ResolvedChain, known: Known | None = None) -> tuple[Estimate, ...]:
+def estimate(chain: ResolvedChain, facts: Known | None = None) -> tuple[Estimate, ...]:
     """One estimate for each node, in the order in which they run."""
-    known = known or Known()
+    facts = facts or Known()
     rows: dict[str, dict[Port, int]] = {}
     generators = written_by_generator(chain)
-    found = []
+    estimates = []
     for node_id in chain.order:
         node = chain.node(node_id)
-        rows[node_id], basis = rows_of(node, rows, known, generators)
+        rows[node_id], basis = rows_of(node, rows, facts, generators)
         if isinstance(node.config, TrainerConfig):
-            found.append(estimate_training(node, node.config, rows, known))
-            known = replace(known, queue_s=0.0)  # the next one follows it
+            estimates.append(estimate_training(node, node.config, rows, facts))
+            facts = replace(facts, queue_s=0.0)  # the next one follows it
         else:
             counted = sum(rows[node_id].values()) if rows[node_id] else None
-            found.append(Estimate(node=node_id, rows=counted, basis=(basis,) if basis else ()))
-    return tuple(found)
+            estimates.append(Estimate(node=node_id, rows=counted, basis=(basis,) if basis else ()))
+    return tuple(estimates)
 
 
 # Rows
@@ -116,13 +116,13 @@ def estimate(chain: ResolvedChain, known: Known | None = None) -> tuple[Estimate
 def rows_of(
     node: ResolvedNode,
     earlier: Mapping[str, Mapping[Port, int]],
-    known: Known,
+    facts: Known,
     generators: Mapping[str, Mapping[Port, int]],
 ) -> tuple[dict[Port, int], str]:
     """Rows that a node gives on each port, at most, and how that is known."""
-    if node.id in known.rows:
-        return dict(known.rows[node.id]), "rows: counted"
-    if (sampled := known.sampled.get(node.id)) and sampled.rows:
+    if node.id in facts.rows:
+        return dict(facts.rows[node.id]), "rows: counted"
+    if (sampled := facts.sampled.get(node.id)) and sampled.rows:
         return dict(sampled.rows), "; ".join(sampled.notes) or "rows: read"
     if isinstance(node.config, DataSourceConfig):
         sources = (source for _, _, source in node.config.named_sets())
@@ -140,23 +140,23 @@ def rows_kept(
 ) -> tuple[dict[Port, int], str]:
     """Rows that a validator keeps for training, at most."""
     assert isinstance(node.config, ValidatorConfig)
-    if made := generators.get(node.id):
-        return dict(made), "rows: the count of the generator, which writes what is held out on top; filters drop more"
+    if rows := generators.get(node.id):
+        return dict(rows), "rows: the count of the generator, which writes what is held out on top; filters drop more"
     reserved, arrived = node.config.holdout.documents, arriving(node, earlier).items()  # a wording is not counted
-    kept = {port: n if port is Port.DOCUMENTS else n - math.ceil(n * reserved) for port, n in arrived}
-    return kept, "rows: what arrives without what is held out; filters drop more" if kept else ""
+    remaining = {port: n if port is Port.DOCUMENTS else n - math.ceil(n * reserved) for port, n in arrived}
+    return remaining, "rows: what arrives without what is held out; filters drop more" if remaining else ""
 
 
 def arriving(node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]]) -> dict[Port, int]:
     """Rows on each data port of a node, as far as they are known."""
-    found = {}
+    counts = {}
     for port in Port:
         for source in node.inputs.get(port, ()) if port in DATA_PORTS else ():
             count = earlier.get(source.node_id, {}).get(source.port)
             if count is not None:
-                found[port] = count
+                counts[port] = count
                 break
-    return found
+    return counts
 
 
 def steps_of(hyper: Hyperparameters, rows: int, processes: int = 1) -> int:
@@ -171,12 +171,12 @@ def steps_of(hyper: Hyperparameters, rows: int, processes: int = 1) -> int:
 
 
 def estimate_training(
-    node: ResolvedNode, config: TrainerConfig, rows: Mapping[str, Mapping[Port, int]], known: Known
+    node: ResolvedNode, config: TrainerConfig, rows: Mapping[str, Mapping[Port, int]], facts: Known
 ) -> Estimate:
     hyper = config.hyperparameters
     counts = arriving(node, rows)
     count = next(iter(counts.values()), None)
-    sampled = known.sampled.get(node.id, SampledNode())
+    sampled = facts.sampled.get(node.id, SampledNode())
     held_out = 0 if count is None else held_out_rows(config, count)
     count = None if count is None else count - held_out
     if sampled.examples is not None:
@@ -185,25 +185,25 @@ def estimate_training(
     processes = config.launch.processes
     steps = hyper.max_steps if seen is None else steps_of(hyper, seen, processes)
     basis = [steps_basis(hyper, seen, processes), *sampled.notes]
-    shape = known.shapes.get(config.base_model or "")
+    shape = facts.shapes.get(config.base_model or "")
     if shape is None:
         basis.append(f"memory, disk and time: the shape of {config.base_model!r} is not known here")
         return Estimate(node=node.id, rows=count, steps=steps, basis=tuple(basis))
-    device = known.device if config.device is Device.AUTO else config.device
+    device = facts.device if config.device is Device.AUTO else config.device
     trained = count_trainable(shape, config)
-    teacher = known.shapes.get(config.stage.teacher_model or "")
+    teacher = facts.shapes.get(config.stage.teacher_model or "")
     if config.stage.teacher_model and teacher is None:
         basis.append(f"memory without the teacher: the shape of {config.stage.teacher_model!r} is not known here")
     memory = memory_of(shape, config, device, teacher)
     checkpoints = config.engine.keep_checkpoints if config.backend is BackendName.NATIVE else KEPT_CHECKPOINTS
     checkpoints += config.eval.keep_best if config.eval else 0
     disk = f"disk: {trained:,} parameters in float32, and {checkpoints} checkpoints with optimizer state"
-    mean = sampled.tokens_per_row or known.tokens_per_row.get(node.id)
+    mean = sampled.tokens_per_row or facts.tokens_per_row.get(node.id)
     mean = mean + drawn_length(config) if mean else None
-    data = frozenset[str]() if sampled.tokens_per_row else known.data.get(node.id, frozenset())
+    data = frozenset[str]() if sampled.tokens_per_row else facts.data.get(node.id, frozenset())
     work = Workload(count, steps, mean, data)
-    time = estimate_time(shape, config, replace(work, rows=seen), known.timings.get(node.id))
-    queue_s, seconds, queue = in_queue(time.seconds, known.queue_s)
+    time = estimate_time(shape, config, replace(work, rows=seen), facts.timings.get(node.id))
+    queue_s, seconds, queue = in_queue(time.seconds, facts.queue_s)
     return Estimate(
         node=node.id,
         rows=count,

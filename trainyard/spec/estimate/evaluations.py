@@ -26,24 +26,24 @@ def default_interval(total_steps: int, trained_rows: int, held_out_rows: int) ->
 
 def held_out_rows(config: TrainerConfig, rows: int) -> int:
     """Rows that a trainer does not train on, of those that reach it."""
-    asked = config.eval
-    return min(asked.max_rows, math.ceil(rows * asked.held_out_share), rows - 1) if asked else 0
+    evaluation = config.eval
+    return min(evaluation.max_rows, math.ceil(rows * evaluation.held_out_share), rows - 1) if evaluation else 0
 
 
-def time_share(asked: EvalSettings, steps: int, rows: int | None, rows_per_step: int) -> float:
+def time_share(evaluation: EvalSettings, steps: int, rows: int | None, rows_per_step: int) -> float:
     """Time of all evaluations as a share of the time of the training; that of the samples is not in it.
 
     `rows` is the number of rows that are trained, None where it is not known.
     """
-    scored = asked.max_rows if rows is None or asked.set else held_out_rows_of(asked, rows)
-    if asked.steps is None:
+    scored = evaluation.max_rows if rows is None or evaluation.set else held_out_rows_of(evaluation, rows)
+    if evaluation.steps is None:
         return min(COST, MOST_ROUNDS * FORWARD_SHARE * scored / (steps * rows_per_step))
     per_epoch = steps if rows is None else math.ceil(rows / rows_per_step)
-    every = per_epoch if asked.steps == "epoch" else asked.steps
+    every = per_epoch if evaluation.steps == "epoch" else evaluation.steps
     return math.ceil(steps / every) * FORWARD_SHARE * scored / (steps * rows_per_step)
 
 
-def held_out_rows_of(asked: EvalSettings, trained: int) -> int:
+def held_out_rows_of(evaluation: EvalSettings, trained: int) -> int:
     """Rows that were held out where `trained` are left."""
-    share = asked.held_out_share
-    return min(asked.max_rows, max(1, math.ceil(trained * share / (1 - share))))
+    share = evaluation.held_out_share
+    return min(evaluation.max_rows, max(1, math.ceil(trained * share / (1 - share))))

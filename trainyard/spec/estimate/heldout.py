@@ -64,22 +64,22 @@ def held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> in
 
 def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
     """A sentence for each set that is tiny; what is not known is not judged."""
-    found = []
+    checks = []
     if trained is not None and trained < FEW_TRAINING_ROWS:
-        found.append(f"Fewer than {FEW_TRAINING_ROWS} rows to train on ({trained}): little but form is learned.")
+        checks.append(f"Fewer than {FEW_TRAINING_ROWS} rows to train on ({trained}): little but form is learned.")
     if evaluated is not None and evaluated < FEW_EVALUATION_ROWS:
-        found.append(f"Fewer than {FEW_EVALUATION_ROWS} rows to evaluate on ({evaluated}): a verdict rests on little.")
-    return found
+        checks.append(f"Fewer than {FEW_EVALUATION_ROWS} rows to evaluate on ({evaluated}): a verdict rests on little.")
+    return checks
 
 
 def too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> list[str]:
     """Why there is no verdict on so many rows, by the floor of an evaluator; what is not known is not judged."""
-    found = []
+    checks = []
     if trained is not None and trained < least:
-        found.append(f"{trained} rows to train on are not enough to say; at least {least} are needed.")
+        checks.append(f"{trained} rows to train on are not enough to say; at least {least} are needed.")
     if evaluated is not None and evaluated < least:
-        found.append(f"{evaluated} rows to evaluate on are not enough to say; at least {least} are needed.")
-    return found
+        checks.append(f"{evaluated} rows to evaluate on are not enough to say; at least {least} are needed.")
+    return checks
 
 
 def tiny_sets(config: Strict, rows: int | None) -> list[str]:
@@ -99,24 +99,24 @@ def generated_rows(config: AiGeneratorConfig, documents: int | None) -> Shares:
 
 def generator_basis(config: AiGeneratorConfig, shares: Shares) -> str:
     """How the rows that are asked for are divided, and how many answers are drawn for them."""
-    drawn = f"; {config.best_of} answers to each question, in as many requests" if config.best_of > 1 else ""
+    candidates = f"; {config.best_of} answers to each question, in as many requests" if config.best_of > 1 else ""
     if config.holdout is None:
-        return f"rows: at most the count of {config.count:,}{drawn}"
+        return f"rows: at most the count of {config.count:,}{candidates}"
     unseen = f"{shares.unseen_documents:,} of unseen documents, {shares.unseen_wording:,} of unseen wording"
     spare = shares.generated - shares.trained - shares.unseen_documents - shares.unseen_wording
     return (
         f"rows: about {shares.trained:,} to train on, {unseen}, {spare:,} spare wordings; at most what the texts give"
-        f"{drawn}"
+        f"{candidates}"
     )
 
 
 def written_by_generator(chain: ResolvedChain) -> dict[str, dict[Port, int]]:
     """Validator -> port -> rows to train on, where a generator writes them for it."""
-    found: dict[str, dict[Port, int]] = {}
+    counts: dict[str, dict[Port, int]] = {}
     for node in chain.nodes:
         for port, sources in node.inputs.items() if isinstance(node.config, ValidatorConfig) else ():
             configs = [chain.node(source.node_id).config for source in sources if port in DATA_PORTS]
             for config in configs:
                 if isinstance(config, AiGeneratorConfig) and config.holdout is not None:
-                    found.setdefault(node.id, {})[port] = config.count
-    return found
+                    counts.setdefault(node.id, {})[port] = config.count
+    return counts

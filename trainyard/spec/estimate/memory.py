@@ -3,7 +3,7 @@
 P parameters, T trained parameters, d hidden, f feed-forward, q and k the widths of queries and keys, V vocabulary; e
 bytes of a half-precision number: 2 on a GPU, 4 on a CPU, where everything frozen stays in float32. Sources: QLoRA
 (arXiv 2305.14314) for the states and the constants of nf4. The activations on CUDA are what torch saves for the
-backward pass of a block in bf16 autocast, counted tensor by tensor (tests/unit/train/test_saved_activations.py).
+backward pass of a block in bf16 autocast, counted tensor by tensor (tests/unit/train/model/test_saved_activations.py).
 
     weights      full and freeze 4 P; adapters e P + 4 T; qlora by the bits of its format, e P for what is not linear
     gradients    4 T             optimizer   8 T for Adam, 2 T in 8 bit, 4 T with one state
@@ -113,18 +113,18 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device, teacher:
         "dequantised": half * shape.hidden * shape.feed_forward if config.method.facts.quantised else 0,
         "gathered": gathered_bytes(shape, config.launch, half if adapter else 4),
     }
-    kept = divide_memory(whole, config.launch)
+    divided = divide_memory(whole, config.launch)
     if on_cuda:
-        fragments = CUDA_FRAGMENTS * sum(kept.values())
+        fragments = CUDA_FRAGMENTS * sum(divided.values())
     else:
         fragments = CPU_FRAGMENTS[adapter] * activations + CPU_LOGIT_FRAGMENTS * logits
-    kept["rollouts"] = max(0, cache_bytes(shape, config, device) - kept["activations"] - kept["logits"])
-    kept["teacher"] = teacher_bytes(teacher, half, tokens) if teacher is not None else 0
-    kept["critic"] = critic_bytes(shape, config, half, trained)
-    kept["thoughts"] = thought_bytes(shape, config, half, tokens)
+    divided["rollouts"] = max(0, cache_bytes(shape, config, device) - divided["activations"] - divided["logits"])
+    divided["teacher"] = teacher_bytes(teacher, half, tokens) if teacher is not None else 0
+    divided["critic"] = critic_bytes(shape, config, half, trained)
+    divided["thoughts"] = thought_bytes(shape, config, half, tokens)
     imports = TRL_BYTES if config.backend is BackendName.TRL and not on_cuda else 0
     context = int(device.facts.context_gib * GIB) + imports
-    return Memory(**kept, fragments=int(fragments), context=context)
+    return Memory(**divided, fragments=int(fragments), context=context)
 
 
 def critic_bytes(shape: ModelShape, config: TrainerConfig, half: int, trained: int) -> int:
@@ -144,8 +144,8 @@ def critic_bytes(shape: ModelShape, config: TrainerConfig, half: int, trained: i
 def count_trainable(shape: ModelShape, config: TrainerConfig) -> int:
     """Parameters that move, those of a latent technique included."""
     technique = config.stage.technique
-    own = technique.count_own(shape.hidden, shape.layers, shape.heads) if technique is not None else 0
-    return own + count_method(shape, config)
+    extra = technique.count_own(shape.hidden, shape.layers, shape.heads) if technique is not None else 0
+    return extra + count_method(shape, config)
 
 
 def count_method(shape: ModelShape, config: TrainerConfig) -> int:
@@ -175,8 +175,8 @@ def adapter_size(inputs: int, outputs: int, adapter: AdapterSettings) -> int:
 def targeted(shape: ModelShape, adapter: AdapterSettings) -> dict[str, tuple[int, int]]:
     """The linear layers of a block that the adapter reaches."""
     named = {"attention-only": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": tuple(shape.projections)}
-    wanted = adapter.target_modules or "all-linear"
-    names = wanted if isinstance(wanted, tuple) else named[wanted]
+    targets = adapter.target_modules or "all-linear"
+    names = targets if isinstance(targets, tuple) else named[targets]
     return {name: size for name, size in shape.projections.items() if name in names}
 
 
@@ -247,16 +247,16 @@ def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> floa
     d, f, method = shape.hidden, shape.feed_forward, config.method
     heads = (shape.heads + shape.key_value_heads) * shape.head_size
     if not on_cuda:
-        kept = (34 if method.facts.adapter else 40) * d + 16.0 * f
+        saved = (34 if method.facts.adapter else 40) * d + 16.0 * f
     elif isinstance(method, AdapterSettings):
         inputs = sum(size[0] for size in targeted(shape, method).values())
-        kept = 8 * d + 6 * f + (8 if shape.head_norms else 4) * heads + 2 * inputs
+        saved = 8 * d + 6 * f + (8 if shape.head_norms else 4) * heads + 2 * inputs
     else:
-        kept = 26 * d + 8 * f + (10 if shape.head_norms else 4) * heads
+        saved = 26 * d + 8 * f + (10 if shape.head_norms else 4) * heads
     technique = config.stage.technique
     if config.engine.attention == "eager" or (technique is not None and technique.facts.measures_layers):
-        kept += shape.heads * config.hyperparameters.max_length * (6 if on_cuda else 4)
-    return kept
+        saved += shape.heads * config.hyperparameters.max_length * (6 if on_cuda else 4)
+    return saved
 
 
 def reached(shape: ModelShape, config: TrainerConfig) -> int:
@@ -279,9 +279,9 @@ def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: D
     """Return the bytes of the output layer: its logits, the same in float32, and their gradient."""
     if config.stage.facts.head == "reward":
         return 0
-    sampled, asked = sampled_positions(config, tokens), config.engine.head
+    sampled, head = sampled_positions(config, tokens), config.engine.head
     logits, whole = shape.vocabulary * (tokens - sampled), shape.vocabulary * sampled
-    chunked = asked in ("chunked", "liger") or (asked == "auto" and logits > CHUNKED_ABOVE)
+    chunked = head in ("chunked", "liger") or (head == "auto" and logits > CHUNKED_ABOVE)
     chunked = chunked and not config.stage.facts.compares_logits
     if config.backend is BackendName.NATIVE and chunked:
         logits = min(logits, LOGITS_PER_CHUNK)
@@ -299,10 +299,10 @@ def thought_bytes(shape: ModelShape, config: TrainerConfig, width: int, tokens: 
     technique = config.stage.technique
     if technique is None:
         return 0
-    cost, words = technique.cost, tokens / thought_growth(config)
+    cost, positions = technique.cost, tokens / thought_growth(config)
     copied = 2 * width * shape.key_value_heads * shape.head_size * cost.copied
     compared = 4 * config.hyperparameters.max_length * cost.pairs
-    return round(shape.layers * words * (copied + compared))
+    return round(shape.layers * positions * (copied + compared))
 
 
 def teacher_bytes(teacher: ModelShape, half: int, tokens: int) -> int:
@@ -313,12 +313,12 @@ def teacher_bytes(teacher: ModelShape, half: int, tokens: int) -> int:
 # What each process has
 
 
-def divide_memory(kept: dict[str, int], launch: LaunchSettings) -> dict[str, int]:
+def divide_memory(parts: dict[str, int], launch: LaunchSettings) -> dict[str, int]:
     """The parts of the memory of one process: whole ones, and its share of the others (rounded up)."""
     shared, sharers = launch.strategy.facts.divided, launch.processes
     if launch.strategy is Strategy.FSDP_HYBRID:  # of one copy
         sharers = launch.shard_size or max(1, launch.processes // 2)
-    return {part: -(-size // sharers) if part in shared else size for part, size in kept.items()}
+    return {part: -(-size // sharers) if part in shared else size for part, size in parts.items()}
 
 
 def gathered_bytes(shape: ModelShape, launch: LaunchSettings, width: int) -> int:

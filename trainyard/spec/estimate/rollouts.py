@@ -36,8 +36,8 @@ def rows_seen(config: TrainerConfig, rows: int) -> int:
     if not isinstance(rollouts, GrpoSettings | PpoSettings):
         return rows
     minibatches = rollouts.minibatches if isinstance(rollouts, PpoSettings) else 1
-    drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes * minibatches
-    prompts = max(1, drawn // rollouts.num_generations)
+    rows_per_step = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes * minibatches
+    prompts = max(1, rows_per_step // rollouts.num_generations)
     return rows // prompts * prompts * rollouts.num_generations * rollouts.num_iterations
 
 

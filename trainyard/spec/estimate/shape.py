@@ -33,14 +33,14 @@ class ModelShape(Strict):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape | None:
         """The shape in a model's `config.json`; None if it is not a decoder of the Llama family's layout."""
-        given = {name: config.get(key) for name, key in SIZES.items()}
-        if not all(isinstance(size, int) for size in given.values()):
+        sizes = {name: config.get(key) for name, key in SIZES.items()}
+        if not all(isinstance(size, int) for size in sizes.values()):
             return None
-        shared = config.get("num_key_value_heads") or given["heads"]
+        shared = config.get("num_key_value_heads") or sizes["heads"]
         head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         tied = bool(config.get("tie_word_embeddings", False))
         normed = config.get("model_type") in HEAD_NORMS
-        return cls(**given, key_value_heads=shared, head_size=head_size, tied=tied, head_norms=normed)
+        return cls(**sizes, key_value_heads=shared, head_size=head_size, tied=tied, head_norms=normed)
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:

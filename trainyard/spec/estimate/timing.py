@@ -73,9 +73,9 @@ class StepTiming(ProcessorShares):
     def alone(self) -> StepTiming:
         """Return the times that it would have had without other programs."""
         load, step = self.load_cpu_share, self.step_cpu_share
-        own = {name: getattr(self, name) * load for name in ("start_s", "load_s", "load_s_per_row")}
-        own |= {name: getattr(self, name) * step for name in ("seconds_per_step", "end_s", "save_s")}
-        return self.model_copy(update={**own, "load_cpu_share": 1.0, "step_cpu_share": 1.0})
+        scaled = {name: getattr(self, name) * load for name in ("start_s", "load_s", "load_s_per_row")}
+        scaled |= {name: getattr(self, name) * step for name in ("seconds_per_step", "end_s", "save_s")}
+        return self.model_copy(update={**scaled, "load_cpu_share": 1.0, "step_cpu_share": 1.0})
 
 
 class Problem(Strict):
@@ -102,9 +102,11 @@ class Timings:
         """The newest probe of at most this size that did not fit, unless a training of this size did since then."""
         hyper = config.hyperparameters
         size = (hyper.max_length, hyper.batch_size)
-        found = [one for one in self.problems if one.max_length <= size[0] and one.rows_per_batch <= size[1]]
-        newest = max(found, key=lambda one: one.time, default=None)
-        fits = (one.time for one in self.measured if (one.max_length, one.rows_per_batch) == size)
+        problems = [
+            problem for problem in self.problems if problem.max_length <= size[0] and problem.rows_per_batch <= size[1]
+        ]
+        newest = max(problems, key=lambda problem: problem.time, default=None)
+        fits = (timing.time for timing in self.measured if (timing.max_length, timing.rows_per_batch) == size)
         return None if newest is None or max(fits, default=0.0) > newest.time else newest
 
 
@@ -170,31 +172,35 @@ def estimate_time(
     shape: ModelShape | None, config: TrainerConfig, work: Workload, timings: Timings | None
 ) -> TimeEstimate:
     """The one function that `plan`, `data preview` and a run ask."""
-    known = timings or Timings()
-    slowdown = likely_slowdown(known)
-    known = replace(known, measured=[one.alone() for one in known.measured])
-    same_data = next((one for one in newest_first(known.measured) if one.data and one.data in work.data), None)
+    timings = timings or Timings()
+    slowdown = likely_slowdown(timings)
+    timings = replace(timings, measured=[timing.alone() for timing in timings.measured])
+    same_data = next(
+        (timing for timing in newest_first(timings.measured) if timing.data and timing.data in work.data), None
+    )
     mean = (same_data.tokens_per_row if same_data and same_data.tokens_per_row else None) or work.tokens_per_row
     tokens, hyper, steps = count_tokens(work.rows, mean), config.hyperparameters, work.steps
     if same_data and same_data.steps_per_epoch and same_size(same_data, config):
         tokens = count_tokens(round(same_data.steps_per_epoch * same_data.rows_per_step), mean)
         steps = hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * same_data.steps_per_epoch))
     if steps is None:
-        return TimeEstimate(None, None, tokens, "time: not known without the rows")
-    if not known.measured:
-        return TimeEstimate(None, steps, tokens, join(NOT_MEASURED, known.note))
+        return TimeEstimate(None, None, tokens, "time: not timings without the rows")
+    if not timings.measured:
+        return TimeEstimate(None, steps, tokens, join(NOT_MEASURED, timings.note))
     sequences = config.stage.facts.sequences_with_graph
     longest = (hyper.max_length + drawn_length(config)) * sequences
     per_row = min(mean, longest) if mean else longest
-    step_s, how = step_seconds(shape, config, per_row, known.measured)
+    step_s, how = step_seconds(shape, config, per_row, timings.measured)
     if step_s is None:
         return TimeEstimate(None, steps, tokens, join(NOT_MEASURED, how))
-    newest = newest_first(known.measured)[:NEWEST]
-    start, end = (median(getattr(one, name) for one in newest) for name in ("start_s", "end_s"))
+    newest = newest_first(timings.measured)[:NEWEST]
+    start, end = (median(getattr(timing, name) for timing in newest) for name in ("start_s", "end_s"))
     rows = work.rows or 0
-    load = median(max(0.0, one.load_s + one.load_s_per_row * (rows - one.rows if rows else 0)) for one in newest)
+    load = median(
+        max(0.0, timing.load_s + timing.load_s_per_row * (rows - timing.rows if rows else 0)) for timing in newest
+    )
     saves = math.ceil(steps / save_steps(hyper, steps)) - 1
-    save_s = saves * median(one.save_s for one in newest)
+    save_s = saves * median(timing.save_s for timing in newest)
     in_step = rows_per_step(config) * config.launch.processes
     share = time_share(config.eval, steps, work.rows, in_step) if config.eval else 0.0
     loop = steps * step_s
@@ -224,42 +230,42 @@ class Slowdown(NamedTuple):
     steps: float = 1.0
 
 
-def likely_slowdown(known: Timings) -> Slowdown:
+def likely_slowdown(timings: Timings) -> Slowdown:
     """Return the slowdown of now, at most the one that the measured trainings had: a moment's load may pass."""
-    newest = newest_first(known.measured)[:NEWEST]
+    newest = newest_first(timings.measured)[:NEWEST]
     if not newest:
         return Slowdown()
     # A probe is short: either part may have met a moment that the other has not.
-    steps = median(max(one.step_cpu_share, one.load_cpu_share * (one.source == "probe")) for one in newest)
-    load = median(max(one.load_cpu_share, one.step_cpu_share * (one.source == "probe")) for one in newest)
-    return Slowdown(*(max(1.0, min(known.slowdown, 1 / one)) for one in (load, steps)))
+    steps = median(max(timing.step_cpu_share, timing.load_cpu_share * (timing.source == "probe")) for timing in newest)
+    load = median(max(timing.load_cpu_share, timing.step_cpu_share * (timing.source == "probe")) for timing in newest)
+    return Slowdown(*(max(1.0, min(timings.slowdown, 1 / share)) for share in (load, steps)))
 
 
 def step_seconds(
     shape: ModelShape | None, config: TrainerConfig, tokens_per_row: float, measured: Sequence[StepTiming]
 ) -> tuple[float | None, str]:
     """Seconds of a step, and how they were measured: at the same size if possible, else scaled by operations."""
-    exact = [one for one in newest_first(measured) if same_size(one, config)]
-    taken = (exact or near(measured, config))[:NEWEST]
+    exact = [timing for timing in newest_first(measured) if same_size(timing, config)]
+    nearest = (exact or near(measured, config))[:NEWEST]
     if shape is None and not exact:
         return None, "measured at another size, and the shape of the model is not known here"
-    wanted = rows_per_step(config)
+    rows = rows_per_step(config)
     if shape is None:
-        return median(one.seconds_per_step for one in taken), described(taken, exact=True)
-    here = operations(shape, config, wanted, tokens_per_row)
+        return median(timing.seconds_per_step for timing in nearest), described(nearest, exact=True)
+    here = operations(shape, config, rows, tokens_per_row)
     longest = config.stage.facts.sequences_with_graph
     rates = [
-        one.seconds_per_step
-        / operations(shape, config, one.rows_per_step, one.tokens_per_row or one.max_length * longest)
-        for one in taken
+        timing.seconds_per_step
+        / operations(shape, config, timing.rows_per_step, timing.tokens_per_row or timing.max_length * longest)
+        for timing in nearest
     ]
-    return here * median(rates), described(taken, exact=bool(exact))
+    return here * median(rates), described(nearest, exact=bool(exact))
 
 
-def same_size(one: StepTiming, config: TrainerConfig) -> bool:
+def same_size(timing: StepTiming, config: TrainerConfig) -> bool:
     hyper = config.hyperparameters
-    asked = (hyper.max_length, hyper.batch_size, rows_per_step(config))
-    return asked == (one.max_length, one.rows_per_batch, one.rows_per_step)
+    size = (hyper.max_length, hyper.batch_size, rows_per_step(config))
+    return size == (timing.max_length, timing.rows_per_batch, timing.rows_per_step)
 
 
 def near(measured: Sequence[StepTiming], config: TrainerConfig) -> list[StepTiming]:
@@ -267,22 +273,22 @@ def near(measured: Sequence[StepTiming], config: TrainerConfig) -> list[StepTimi
     hyper = config.hyperparameters
     size = hyper.max_length * hyper.batch_size
 
-    def distance(one: StepTiming) -> float:
-        return abs(math.log(one.max_length * one.rows_per_batch / size))
+    def distance(timing: StepTiming) -> float:
+        return abs(math.log(timing.max_length * timing.rows_per_batch / size))
 
     least = min(map(distance, measured))
-    return [one for one in newest_first(measured) if distance(one) == least]
+    return [timing for timing in newest_first(measured) if distance(timing) == least]
 
 
 def newest_first(measured: Sequence[StepTiming]) -> list[StepTiming]:
-    return sorted(measured, key=lambda one: -one.time)
+    return sorted(measured, key=lambda timing: -timing.time)
 
 
-def described(taken: Sequence[StepTiming], *, exact: bool) -> str:
-    one = taken[0]
-    of = "a run" if one.source == "run" else "ten steps"
-    count = f" (median of {len(taken)})" if len(taken) > 1 else ""
-    scaled = "" if exact else f" at {one.max_length} tokens and {one.rows_per_batch} rows, scaled by operations"
+def described(timings: Sequence[StepTiming], *, exact: bool) -> str:
+    first = timings[0]
+    of = "a run" if first.source == "run" else "ten steps"
+    count = f" (median of {len(timings)})" if len(timings) > 1 else ""
+    scaled = "" if exact else f" at {first.max_length} tokens and {first.rows_per_batch} rows, scaled by operations"
     return f"measured here in {of}{count}{scaled}"
 
 

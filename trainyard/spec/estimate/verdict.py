@@ -67,21 +67,21 @@ class VerdictFloor(Strict):
     def reasons(self, *, trained: int | None = None, held_out: Counted | None = None) -> list[str]:
         """Why there will be no verdict on so many rows; what is not known is not judged."""
         rows = held_out if self.decides else None
-        found = too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
+        reason = too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
         unclear = undecidable("The held-out rows", rows.cases, self.confidence) if rows else None
-        return found + ([unclear] if unclear else [])
+        return reason + ([unclear] if unclear else [])
 
 
 def find_floor(chain: ResolvedChain) -> VerdictFloor | None:
     """Return what the gate of a chain needs; None where few rows are allowed, or nothing is judged and deployed."""
     deployers = [node.config for node in chain.nodes if isinstance(node.config, DeployerConfig)]
     evaluators = [node for node in chain.nodes if isinstance(node.config, EvaluatorConfig)]
-    if not evaluators or not any(one.few_rows == "stop" for one in deployers):
+    if not evaluators or not any(deployer.few_rows == "stop" for deployer in deployers):
         return None
     evaluator, config = evaluators[0], evaluators[0].config
     assert isinstance(config, EvaluatorConfig)
     sources = [source.node_id for port in (Port.ADAPTER, Port.MODEL) for source in evaluator.inputs.get(port, ())]
-    candidates = tuple(one for one in sources if isinstance(chain.node(one).config, TrainerConfig))
+    candidates = tuple(name for name in sources if isinstance(chain.node(name).config, TrainerConfig))
     return VerdictFloor(
         evaluator=evaluator.id,
         candidates=candidates,
@@ -101,11 +101,14 @@ def deciding_set(evaluator: ResolvedNode, config: EvaluatorConfig) -> tuple[str,
     if any(line.path is not None for line in config.benchmarks):
         return None
     sets = [
-        (one.node_id, one.port) for port, sources in evaluator.inputs.items() if port in DATA_PORTS for one in sources
+        (source.node_id, source.port)
+        for port, sources in evaluator.inputs.items()
+        if port in DATA_PORTS
+        for source in sources
     ]
     if len({port for _, port in sets}) > 1:
         of_pairs = (config.primary or "").startswith("pairwise_reward_accuracy")
-        sets = [one for one in sets if (one[1] is Port.PREFERENCE) is of_pairs]
+        sets = [source for source in sets if (source[1] is Port.PREFERENCE) is of_pairs]
     return sets[0] if len(sets) == 1 else None
 
 
@@ -114,13 +117,15 @@ def waits_for_rows(chain: ResolvedChain, candidates: tuple[str, ...]) -> dict[st
     if not candidates:
         return {}
     inputs = chain.node(candidates[0]).inputs
-    rows = [(one.node_id, one.port) for port, sources in inputs.items() if port in DATA_PORTS for one in sources]
-    others = [node.id for node in chain.nodes if isinstance(node.config, TrainerConfig) and node.id not in candidates]
-    return {name: tuple(one for one in rows if name not in nodes_before(chain, one[0])) for name in others}
+    rows = [
+        (source.node_id, source.port) for port, sources in inputs.items() if port in DATA_PORTS for source in sources
+    ]
+    trainers = [node.id for node in chain.nodes if isinstance(node.config, TrainerConfig) and node.id not in candidates]
+    return {name: tuple(source for source in rows if name not in nodes_before(chain, source[0])) for name in trainers}
 
 
 def nodes_before(chain: ResolvedChain, node_id: str) -> frozenset[str]:
     """Return a node and all that it needs."""
     node = chain.node(node_id)
     needed = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
-    return frozenset({node_id}).union(*(nodes_before(chain, one) for one in needed))
+    return frozenset({node_id}).union(*(nodes_before(chain, name) for name in needed))

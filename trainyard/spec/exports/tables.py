@@ -47,9 +47,9 @@ def key(name: str) -> Write:
     return lambda value: {name: list(value) if isinstance(value, tuple) else value}
 
 
-def word(name: str, words: Mapping[str, Any]) -> Write:
+def word(name: str, names: Mapping[str, Any]) -> Write:
     """Our word as theirs; nothing where they have none."""
-    return lambda value: {name: words[str(value)]} if str(value) in words else {}
+    return lambda value: {name: names[str(value)]} if str(value) in names else {}
 
 
 def modules(name: str, everything: Keys) -> Write:
@@ -72,7 +72,7 @@ def pissa_keys(init: str) -> Keys:
 
 
 SCHEDULES = {
-    one: one for one in ("linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt",
+    name: name for name in ("linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt",
                          "cosine_with_restarts")
 }  # fmt: skip
 OPTIMIZERS = {
@@ -180,23 +180,23 @@ LLAMAFACTORY: Mapping[str, Write] = {
 
 def axolotl_stage(stage: StageSettings) -> Keys | None:
     if stage.type == "dpo":
-        words = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+        losses = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
         loss = str(getattr(stage, "loss", "sigmoid"))
         alone: Keys = {"cpo_alpha": 0.0} if loss == "simpo" else {}  # by default axolotl adds CPO's loss
-        return {"rl": words[loss], **alone} if loss in words else None
-    known: dict[str, Keys] = {
+        return {"rl": losses[loss], **alone} if loss in losses else None
+    keys_by_stage: dict[str, Keys] = {
         "sft": {},
         "cpt": {},
         "kto": {"rl": "kto"},
         "reward": {"reward_model": True, "num_labels": 1},
     }
-    return known.get(stage.type.value)
+    return keys_by_stage.get(stage.type.value)
 
 
 def axolotl_method(method: MethodSettings, quantization: str | None) -> Keys | None:
     if isinstance(method, FreezeSettings) and method.interval is not None:
         return {}
-    known: dict[str, Keys] = {
+    keys_by_stage: dict[str, Keys] = {
         "full": {}, "lora": {"adapter": "lora"}, "lora_plus": {"adapter": "lora"},
         "dora": {"adapter": "lora", "peft_use_dora": True},
     }  # fmt: skip
@@ -204,7 +204,7 @@ def axolotl_method(method: MethodSettings, quantization: str | None) -> Keys | N
         return {"adapter": "qlora", "load_in_4bit": True}
     if method.type == "qlora" and quantization == "int8":
         return {"adapter": "lora", "load_in_8bit": True}
-    return known.get(method.type.value)
+    return keys_by_stage.get(method.type.value)
 
 
 def axolotl_source(source: SourceSet, stage: str) -> Keys:
@@ -212,36 +212,36 @@ def axolotl_source(source: SourceSet, stage: str) -> Keys:
     kind = "completion" if stage == "cpt" else kinds.get(source.format.value, "chat_template")
     hub: Keys = {} if source.hub is None else {"split": source.hub.split, "revision": source.hub.revision}
     hub |= {} if source.hub is None or source.hub.config is None else {"name": source.hub.config}
-    place = source.hub.name if source.hub is not None else source.path or source.url
-    entry: Keys = {"path": place, **hub, "type": f"{kind}.default" if stage == "dpo" else kind}
+    address = source.hub.name if source.hub is not None else source.path or source.url
+    entry: Keys = {"path": address, **hub, "type": f"{kind}.default" if stage == "dpo" else kind}
     if (source.path or "").endswith((".jsonl", ".json")):
         entry |= {"ds_type": "json"}
     return {"datasets": [entry | ({"data_files": list(source.include)} if source.include else {})]}
 
 
 def llamafactory_stage(stage: StageSettings) -> Keys | None:
-    words = {"sft": "sft", "cpt": "pt", "dpo": "dpo", "kto": "kto", "reward": "rm"}
-    return {"stage": words[stage.type.value], "do_train": True} if stage.type.value in words else None
+    stages = {"sft": "sft", "cpt": "pt", "dpo": "dpo", "kto": "kto", "reward": "rm"}
+    return {"stage": stages[stage.type.value], "do_train": True} if stage.type.value in stages else None
 
 
 def llamafactory_method(method: MethodSettings, quantization: str | None) -> Keys | None:
-    words = {"full": "full", "lora": "lora", "lora_plus": "lora", "dora": "lora", "qlora": "lora", "freeze": "freeze",
+    methods = {"full": "full", "lora": "lora", "lora_plus": "lora", "dora": "lora", "qlora": "lora", "freeze": "freeze",
              "oft": "oft"}  # fmt: skip
-    found: Keys = {"finetuning_type": words[method.type.value]}
+    keys: Keys = {"finetuning_type": methods[method.type.value]}
     bits = {None: 4, "nf4": 4, "fp4": 4, "int8": 8}
     if method.type == "qlora":
         if quantization not in bits:
             return None
-        found |= {"quantization_bit": bits[quantization]}
-    return found | ({"use_dora": True} if method.type == "dora" else {})
+        keys |= {"quantization_bit": bits[quantization]}
+    return keys | ({"use_dora": True} if method.type == "dora" else {})
 
 
 def llamafactory_source(source: SourceSet, _stage: str) -> Keys:
     """Its data sets are names in `dataset_info.json`, which is next to the file."""
     whole = source.path or source.url or ""
     above, _, name = whole.rpartition("/")
-    found: Keys = {"dataset": name.partition(".")[0], "dataset_dir": above or "."}
-    return found | ({"max_samples": source.max_rows} if source.max_rows else {})
+    keys: Keys = {"dataset": name.partition(".")[0], "dataset_dir": above or "."}
+    return keys | ({"max_samples": source.max_rows} if source.max_rows else {})
 
 
 EXPORTERS: Mapping[str, Exporter] = {
@@ -270,30 +270,30 @@ def export_trainer(trainer: TrainerConfig, source: DataSourceConfig | None, tool
     }
     reasons = [
         Reason(
-            "E-EXPORT", None, f"config.{axis}", f"{exporter.title} has no {axis} {given} with these settings.",
+            "E-EXPORT", None, f"config.{axis}", f"{exporter.title} has no {axis} {value} with these settings.",
             f"Use another {axis}, or train it here.",
         )
-        for axis, (given, keys) in parts.items() if keys is None
+        for axis, (value, keys) in parts.items() if keys is None
     ]  # fmt: skip
     if reasons:
         raise Refused(reasons)
     value, notes = dict(exporter.always), []
     for _, keys in parts.values():
         value |= keys or {}
-    for setting, given in flatten_settings(trainer.model_dump(mode="json", exclude={"extra"})).items():
-        if given in (None, []) or setting in QUIET or (setting == "stage.loss" and tool == "axolotl"):
+    for setting, setting_value in flatten_settings(trainer.model_dump(mode="json", exclude={"extra"})).items():
+        if setting_value in (None, []) or setting in QUIET or (setting == "stage.loss" and tool == "axolotl"):
             continue
-        keys = exporter.settings[setting](given) if setting in exporter.settings else {}
+        keys = exporter.settings[setting](setting_value) if setting in exporter.settings else {}
         value |= keys
-        if not keys and not is_default(trainer, setting, given):
-            notes.append(f"{setting} {given!r} has no key in {exporter.title}.")
+        if not keys and not is_default(trainer, setting, setting_value):
+            notes.append(f"{setting} {setting_value!r} has no key in {exporter.title}.")
     if "warmup_steps" in value:
         value.pop("warmup_ratio", None)
-    own = trainer.extra or {}
-    if own and tool != trainer.backend.value:
-        notes += [f"extra.{name} is a key of {trainer.backend}." for name in own]
-        own = {}
-    return ExportedConfig({**value, **own, **source_keys(source, exporter, trainer, notes)}, tuple(notes))
+    extra = trainer.extra or {}
+    if extra and tool != trainer.backend.value:
+        notes += [f"extra.{name} is a key of {trainer.backend}." for name in extra]
+        extra = {}
+    return ExportedConfig({**value, **extra, **source_keys(source, exporter, trainer, notes)}, tuple(notes))
 
 
 def source_keys(
@@ -310,9 +310,9 @@ def source_keys(
     return exporter.source(sets[0], trainer.stage.type.value)
 
 
-def is_default(trainer: TrainerConfig, setting: str, given: Any) -> bool:
+def is_default(trainer: TrainerConfig, setting: str, value: Any) -> bool:
     usual = flatten_settings(TrainerConfig().model_dump(mode="json"))
     stage = flatten_settings({"stage": trainer.stage.type.settings().model_dump(mode="json")})
     method = flatten_settings({"method": trainer.method.type.settings().model_dump(mode="json")})
     evaluation = flatten_settings({"eval": EvalSettings().model_dump(mode="json")})
-    return bool({**usual, **stage, **method, **evaluation}.get(setting) == given)
+    return bool({**usual, **stage, **method, **evaluation}.get(setting) == value)

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainyard.spec.imports.axolotl_defaults import DEFAULTS
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.keys import (
     ABSENT,
     Config,
@@ -33,8 +34,7 @@ from trainyard.spec.imports.keys import (
     to,
     word,
 )
-from trainyard.spec.imports.places import DataPlace, files_of_split, first_rows
-from trainyard.spec.imports.words import (
+from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
     EVALUATION,
     HUB,
@@ -97,10 +97,10 @@ OWN_FIELDS = {
 
 
 def plugins() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        names = [one.rpartition(".")[2] for one in texts(given)] if given else []
-        heads = [KINDS[one] for one in names if one in KINDS]
-        if strange := [one for one in names if one not in (*KINDS, "SwanLabPlugin", "KernelsPlugin")]:
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        names = [plugin.rpartition(".")[2] for plugin in texts(value)] if value else []
+        heads = [KINDS[name] for name in names if name in KINDS]
+        if strange := [name for name in names if name not in (*KINDS, "SwanLabPlugin", "KernelsPlugin")]:
             return refused(f"{PLUGIN} {', '.join(strange)} is none of Trainyard's.", "Leave it out: --without plugins.")
         return mapped({"engine.head": heads[0]} if heads else {}, "" if heads else "No plugin is needed.")
 
@@ -108,19 +108,19 @@ def plugins() -> KeyConverter:
 
 
 def evals_per_epoch() -> KeyConverter:
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given in (None, 0, 1):
-            return held_out("eval.steps", lambda _: "epoch").convert(given, config)
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value in (None, 0, 1):
+            return held_out("eval.steps", lambda _: "epoch").convert(value, config)
         return noted("An evaluation comes every so many steps; the default is 20 a run.")
 
     return KeyConverter("eval.steps", convert)
 
 
 def mixed_type() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is None:
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value is None:
             return mapped(because="The fields of a row are found by their names.")
-        first = text(given).split(".")[0].split(":")[0]
+        first = text(value).split(".")[0].split(":")[0]
         if first in ("llama3", "chatml"):
             return mapped({"engine.template": first}, "In data_source.format, with the template of that name.")
         if first in FORMATS or first == "bradley_terry":
@@ -135,21 +135,21 @@ def field_of_rows(*names: Any) -> KeyConverter:
         "A name of a field that is known.", names,
         refused("Rows are read by the fields' usual names.",
                 "Rename the field by `sql` with AS, or by a `converter`, and name that: --set data_source.path=FILE."),
-        ours="data_source.path",
+        setting="data_source.path",
     )  # fmt: skip
 
 
 def axes(config: Config) -> dict[str, Any]:
-    found = {"stage.type": stage_of(config), "method.type": method_of(config)}
-    if config.get("load_in_8bit") and found["method.type"] == "qlora":
-        found["quantization"] = "int8"
+    settings = {"stage.type": stage_of(config), "method.type": method_of(config)}
+    if config.get("load_in_8bit") and settings["method.type"] == "qlora":
+        settings["quantization"] = "int8"
     if (rl := config.get("rl")) in LOSSES:
-        found["stage.loss"] = LOSSES[rl]
-    if found["stage.type"] == "grpo":
-        found["backend"] = "trl"
-    if config.processes != 1 and (strategy := strategy_of(config, found["stage.type"], found["method.type"])):
-        found |= strategy
-    return found
+        settings["stage.loss"] = LOSSES[rl]
+    if settings["stage.type"] == "grpo":
+        settings["backend"] = "trl"
+    if config.processes != 1 and (strategy := strategy_of(config, settings["stage.type"], settings["method.type"])):
+        settings |= strategy
+    return settings
 
 
 def stage_of(config: Config) -> str:
@@ -157,8 +157,8 @@ def stage_of(config: Config) -> str:
         return "dpo" if rl in LOSSES else "grpo" if rl in ("grpo", "gdpo") else str(rl)
     if config.get("reward_model"):
         return "reward"
-    formats = [format_of(one) for one in config.listed("datasets")]
-    texts_only = bool(formats) and all(one == "text" for one in formats)
+    formats = [format_of(data_set) for data_set in config.listed("datasets")]
+    texts_only = bool(formats) and all(row_format == "text" for row_format in formats)
     return "cpt" if config.get("pretraining_dataset") or texts_only else "sft"
 
 
@@ -179,7 +179,7 @@ def strategy_of(config: Config, stage: str, method: str) -> dict[str, Any]:
         full = stage == "sft" and method == "full"
         return {"launch.strategy": "fsdp", "backend": "trl"} if full else {"launch.strategy": "fsdp_hybrid"}
     if name := str(config.get("deepspeed", "")):
-        level = next((one for one in ("zero1", "zero2", "zero3") if one in name), "zero2")
+        level = next((level for level in ("zero1", "zero2", "zero3") if level in name), "zero2")
         return {"launch.strategy": level} | ({"backend": "deepspeed"} if level == "zero3" else {})
     return {"launch.strategy": "ddp"}
 
@@ -189,25 +189,25 @@ def format_of(entry: Mapping[str, Any]) -> str:
     return FORMATS.get(kind.split(".")[0].split(":")[0], "auto") if isinstance(kind, str) else "auto"
 
 
-def places(config: Config) -> list[DataPlace]:
+def data_sets(config: Config) -> list[DataPlace]:
     entries = config.listed("datasets") or config.listed("pretraining_dataset")
     single = config.get("pretraining_dataset")
     paired = config.get("rl") in LOSSES or bool(config.get("reward_model"))
-    found = [
-        place_of(one).with_columns(columns_of(one, paired=paired))
-        for one in entries
-        if isinstance(one.get("path"), str)
+    sets = [
+        place_of(entry).with_columns(columns_of(entry, paired=paired))
+        for entry in entries
+        if isinstance(entry.get("path"), str)
     ]
-    return found or ([DataPlace(single, "text")] if isinstance(single, str) else [])
+    return sets or ([DataPlace(single, "text")] if isinstance(single, str) else [])
 
 
 def place_of(entry: Mapping[str, Any]) -> DataPlace:
     files = entry.get("data_files") or ()
-    files = (files,) if isinstance(files, str) else tuple(one for one in files if isinstance(one, str))
+    files = (files,) if isinstance(files, str) else tuple(file for file in files if isinstance(file, str))
     if entry["path"] in ("json", "csv", "parquet", "text", "arrow") and files:
         return DataPlace(files[0], format_of(entry), local=True)
-    taken = entry.get("split")
-    return DataPlace(entry["path"], format_of(entry), files or files_of_split(taken), first_rows(taken),
+    part = entry.get("split")
+    return DataPlace(entry["path"], format_of(entry), files or files_of_split(part), first_rows(part),
                      subset=entry.get("name"))  # fmt: skip
 
 
@@ -215,8 +215,8 @@ def columns_of(entry: Mapping[str, Any], *, paired: bool) -> dict[str, str]:
     """Field here -> column, of everything that Axolotl reads of a row; empty where all have their usual names."""
 
     def named(key: str, usual: str) -> str:
-        found = entry.get(key)
-        return found if isinstance(found, str) and found else usual
+        message = entry.get(key)
+        return message if isinstance(message, str) and message else usual
 
     if isinstance(kind := entry.get("type"), Mapping):
         return own_columns(kind)
@@ -234,14 +234,14 @@ def columns_of(entry: Mapping[str, Any], *, paired: bool) -> dict[str, str]:
 
 def own_columns(kind: Mapping[str, Any]) -> dict[str, str]:
     """The columns of a prompt text of the config's own, with Axolotl's names for those that it leaves out."""
-    found = {ours: kind[key] for key, ours in OWN_FIELDS.items() if isinstance(kind.get(key), str)}
-    if "chosen" in found or "rejected" in found:
+    columns = {field: kind[key] for key, field in OWN_FIELDS.items() if isinstance(kind.get(key), str)}
+    if "chosen" in columns or "rejected" in columns:
         usual = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "system": "system"}
-    elif "label" in found:
+    elif "label" in columns:
         usual = {"prompt": "prompt", "completion": "completion", "label": "label", "system": "system"}
     else:
         usual = {"prompt": "instruction", "input": "input", "completion": "output", "system": "system"}
-    return usual | found
+    return usual | columns
 
 
 def purpose(config: Config) -> str:
@@ -255,7 +255,7 @@ def entry_keys(group: str) -> Table:
     return {
         f"{group}[].path": (carried("data_source.path", text), "me/rows"),
         f"{group}[].type": (mixed_type(), "chat_template"),
-        f"{group}[].type.*": (refuse(PROMPTED, OWN_PROMPT_DO, ours="data_source.format"), None),
+        f"{group}[].type.*": (refuse(PROMPTED, OWN_PROMPT_DO, setting="data_source.format"), None),
         f"{group}[].ds_type": (always("The kind of a file is seen in it."), "json"),
         f"{group}[].data_files": (carried("data_source.include"), ["a.jsonl"]),
         f"{group}[].name": (carried("data_source.hub", text), "en"),
@@ -330,7 +330,7 @@ KEYS: Table = {
     "lr_quadratic_warmup": (refuse("The warmup is linear.", WITHOUT), True),
     "sequence_len": (to(f"{HYPER}max_length", integer), 2048),
     "sample_packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
-                              ours="engine.batching"), True),
+                              setting="engine.batching"), True),
     "pad_to_sequence_len": (
         agrees("A batch is padded to its longest row.", (False,),
                noted("Kept for kernels of fixed shapes: padding is masked, so a shorter one computes the same.")), False
@@ -343,16 +343,16 @@ KEYS: Table = {
     "bfloat16": (precision("bf16"), True),
     "float16": (precision("fp16"), True),
     "torch_dtype": (dtype(), "bfloat16"),
-    "fp8": (switch(mapped({"engine.fp8": "torchao"}), ours="engine.fp8"), False),
+    "fp8": (switch(mapped({"engine.fp8": "torchao"}), setting="engine.fp8"), False),
     "fp8_enable_fsdp_float8_all_gather": (note("A detail of FSDP with fp8: weights are gathered in bf16."), True),
     "attn_implementation": (attention(), "sdpa"),
-    "flash_attention": (switch(mapped({"engine.attention": "auto"}), ours="engine.attention"), True),
-    "sdp_attention": (switch(mapped({"engine.attention": "sdpa"}), ours="engine.attention"), False),
+    "flash_attention": (switch(mapped({"engine.attention": "auto"}), setting="engine.attention"), True),
+    "sdp_attention": (switch(mapped({"engine.attention": "sdpa"}), setting="engine.attention"), False),
     "xformers_attention": (
         note("The best kernel that is here computes the same attention.", unless=(None, False)), None
     ),
     "flex_attention": (note("The best kernel here computes the same attention.", unless=(None, False)), None),
-    "eager_attention": (switch(mapped({"engine.attention": "eager"}), ours="engine.attention"), False),
+    "eager_attention": (switch(mapped({"engine.attention": "eager"}), setting="engine.attention"), False),
     **each(note(KERNEL, unless=(None, False)), None, "flash_attn_cross_entropy", "flash_attn_rms_norm",
            "flash_attn_fuse_mlp", "flash_attn_fuse_qkv", "flash_optimum", "lora_mlp_kernel", "lora_qkv_kernel",
            "lora_o_kernel", "fused_attn_kernel", "gemma4_hybrid_attn_impl", "use_kernels", "tiled_mlp",
@@ -361,9 +361,9 @@ KEYS: Table = {
            "chunked_cross_entropy", "liger_rms_norm_gated"),
     **each(always("Liger's kernel computes what the model's own does."), True, "liger_rms_norm", "liger_rope",
            "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_use_token_scaling"),
-    "liger_fused_linear_cross_entropy": (switch(mapped({"engine.head": "liger"}), ours="engine.head"), True),
-    "liger_cross_entropy": (switch(mapped({"engine.head": "liger"}), ours="engine.head"), False),
-    "cut_cross_entropy": (switch(mapped({"engine.head": "chunked"}), ours="engine.head"), True),
+    "liger_fused_linear_cross_entropy": (switch(mapped({"engine.head": "liger"}), setting="engine.head"), True),
+    "liger_cross_entropy": (switch(mapped({"engine.head": "liger"}), setting="engine.head"), False),
+    "cut_cross_entropy": (switch(mapped({"engine.head": "chunked"}), setting="engine.head"), True),
     "plugins": (plugins(), ["axolotl.integrations.liger.LigerPlugin"]),
     **each(note(EXPERTS, unless=(None, False)), None, "use_scattermoe", "use_sonicmoe", "experts_implementation",
            "quantize_moe_experts", "llama4_linearized_experts", "dsv4_fp4_grouped_mode"),
@@ -376,7 +376,9 @@ KEYS: Table = {
     "peft_use_rslora": LORA["use_rslora"],
     "peft_use_dora": (carried("method", flag), False),
     "loraplus_lr_ratio": (to("method.ratio", number), 16),
-    "lora_target_linear": (switch(mapped({"method.target_modules": "all-linear"}), ours="method.target_modules"), True),
+    "lora_target_linear": (
+        switch(mapped({"method.target_modules": "all-linear"}), setting="method.target_modules"), True
+    ),
     "lora_modules_to_save": (to("method.modules_to_save", texts, absent=(None, [])), ["embed_tokens"]),
     "peft_layers_to_transform": (to("method.layers", list), [0, 1]),
     "lora_target_parameters": (
@@ -393,11 +395,11 @@ KEYS: Table = {
     "peft_init_lora_weights": (first_weights(), "pissa_niter_16"),
     "unfrozen_parameters": (
         refuse("Trainable weights are whole last blocks: method freeze.",
-               "--set 'method={\"type\": \"freeze\", \"blocks\": 2}'.", ours="method"), None
+               "--set 'method={\"type\": \"freeze\", \"blocks\": 2}'.", setting="method"), None
     ),
     **each(note(QUANTISED), True, "bnb_config_kwargs.bnb_4bit_use_double_quant", "bnb_config_kwargs.*"),
     "gptq": (refuse("A base that is quantised by GPTQ is quantization gptq.", "--set quantization=gptq",
-                    ours="quantization"), False),
+                    setting="quantization"), False),
     **each(note("A detail of a GPTQ base, which is in its own config."), None, "gptq_groupsize", "gptq_model_v1",
            "gptq_disable_exllama"),
     "model_quantization_config": (
@@ -430,11 +432,11 @@ KEYS: Table = {
     "train_on_inputs": (
         agrees("Only answers are learned.", (False,),
                refused("Only answers are learned, prompts are not.",
-                       "Write false, or --set stage=cpt for whole texts."), ours="stage"), False
+                       "Write false, or --set stage=cpt for whole texts."), setting="stage"), False
     ),
     "chat_template": (template(), "llama3"),
     "chat_template_jinja": (refuse("A template is a file.", "Save it: --set engine.template=FILE.jinja",
-                                   ours="engine.template"), None),
+                                   setting="engine.template"), None),
     "eot_tokens": (
         note("The renderer knows which tokens end an answer; `trainyard renderers verify` shows them."), ["</s>"]
     ),
@@ -484,7 +486,7 @@ KEYS: Table = {
     **each(note("Kept for Ray: Prefect starts trainings here."), 4, "use_ray", "ray_num_workers"),
     "rl": (word("stage.type", {**dict.fromkeys((*LOSSES, "kto", "grpo"), None)}), "dpo"),
     "cpo_alpha": (refuse("CPO's loss of the chosen answer is not added to SimPO.", "Write 0.0.",
-                         unless=(None, 0, 0.0), ours="stage"), 0.0),
+                         unless=(None, 0, 0.0), setting="stage"), 0.0),
     "rl_beta": (to("stage.beta", number), 0.1),
     "dpo_beta": (to("stage.beta", number), 0.1),
     "orpo_alpha": (to("stage.beta", number), 0.1),
@@ -503,13 +505,13 @@ KEYS: Table = {
     "trl.beta": (to("stage.beta", number, absent=(None, 0)), 0.001),
     "trl.epsilon": (to("stage.epsilon", number), 0.2),
     "trl.num_iterations": (to("stage.num_iterations", integer), 1),
-    "trl.loss_type": (word("stage.loss", {one: one for one in ("grpo", "dr_grpo", "dapo", "bnpo")}), "grpo"),
+    "trl.loss_type": (word("stage.loss", {name: name for name in ("grpo", "dr_grpo", "dapo", "bnpo")}), "grpo"),
     "trl.scale_rewards": (
         switch(mapped({"stage.scale_rewards": "group"}), mapped({"stage.scale_rewards": "none"})), True
     ),
     "trl.reward_funcs": (
         refuse("Rewards are rules here, and these are Python functions.",
-               "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", ours="stage.rewards"), None
+               "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", setting="stage.rewards"), None
     ),
     "trl.reward_weights": (carried("stage.rewards"), [1.0]),
     "trl.top_p": (refuse("Completions are drawn from all tokens.", WITHOUT, unless=(None, 1, 1.0)), 0.95),
@@ -525,10 +527,11 @@ KEYS: Table = {
         "trl.num_completions_to_print"),
     **each(refuse(TEXT_ONLY, NO_IMAGES), None, "processor_type", "image_size", "image_resize_algorithm",
            "freeze_mm_modules"),
-    "ebft.*": (refuse(EBFT, "Use a stage of Trainyard: --set stage=sft.", ours="stage"), 1.0),
+    "ebft.*": (refuse(EBFT, "Use a stage of Trainyard: --set stage=sft.", setting="stage"), 1.0),
     **each(refuse("Discrete diffusion is not a stage here.", "Use stage sft."), 1, "diffusion.*"),
-    **each(refuse("Environments of NeMo Gym are none here.", "Rewards are rules: stage.rewards.", ours="stage.rewards"),
-           None, "nemo_gym_*", "nemo_gym_enabled", "nemo_gym_dir", "nemo_gym_auto_clone", "nemo_gym_auto_start",
+    **each(refuse("Environments of NeMo Gym are none here.", "Rewards are rules: stage.rewards.",
+                  setting="stage.rewards"), None, "nemo_gym_*",
+           "nemo_gym_enabled", "nemo_gym_dir", "nemo_gym_auto_clone", "nemo_gym_auto_start",
            "nemo_gym_config_paths", "nemo_gym_head_port", "nemo_gym_server_timeout", "nemo_gym_verify_timeout",
            "nemo_gym_multi_turn", "nemo_gym_max_turns", "nemo_gym_datasets[].*"),
     "hatchery.*": (
@@ -539,8 +542,8 @@ KEYS: Table = {
     "lisa_n_layers": (to("method.blocks", integer), 4),
     "lisa_step_interval": (to("method.interval", integer), 20),
     "lisa_layers_attribute": (note("The blocks of a model are found by their number."), "model.layers"),
-    **each(refuse("ReLoRA is not a method here.", "Use method lora: leave it out by --without.", ours="method"), None,
-           "relora", "relora_steps", "relora_prune_ratio", "relora_cpu_offload", "jagged_restart_steps",
+    **each(refuse("ReLoRA is not a method here.", "Use method lora: leave it out by --without.", setting="method"),
+           None, "relora", "relora_steps", "relora_prune_ratio", "relora_cpu_offload", "jagged_restart_steps",
            "jagged_restart_warmup_steps", "jagged_restart_anneal_steps"),
     "reinit_weights": (refuse("A training begins with the base's weights.", "Name a base of random weights."), None),
     "activation_offloading": (note("Activations stay on the device; gradient checkpointing saves most of them.",
@@ -560,7 +563,7 @@ TOOL = ConfigTool(
            "val_set_size", "lora_target_linear", "dataset_prepared_path"),
     keys=KEYS,
     axes=axes,
-    places=places,
+    data_sets=data_sets,
     purpose=purpose,
     defaults=DEFAULTS,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainyard.spec.imports.defaults import Absent, by_stage, has_adapter, has_loss, is_stage, needed
 from trainyard.spec.imports.keys import Config
-from trainyard.spec.imports.words import HYPER
+from trainyard.spec.imports.shared_keys import HYPER
 
 WARMUP = "Axolotl's own, which the file leaves out; there it is at most 100 steps."
 

@@ -14,6 +14,7 @@ from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.spec.axes.methods import METHOD_SETTINGS
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 from trainyard.spec.chain import ChainSpec
+from trainyard.spec.imports.data_sets import DataPlace, assemble_source
 from trainyard.spec.imports.defaults import Absent, read_absent
 from trainyard.spec.imports.keys import (
     Config,
@@ -26,7 +27,6 @@ from trainyard.spec.imports.keys import (
     describe,
     occurrences,
 )
-from trainyard.spec.imports.places import DataPlace, assemble_source
 from trainyard.spec.load.changes import flatten_settings
 from trainyard.spec.load.files import read_chain
 
@@ -46,7 +46,7 @@ class ConfigTool:
     """Key -> converter and a test value; `group.*` answers for all keys of a group."""
     axes: Callable[[Config], Mapping[str, Any]]
     """Stage, method and what else more than one key decides."""
-    places: Callable[[Config], Sequence[DataPlace]]
+    data_sets: Callable[[Config], Sequence[DataPlace]]
     """The data sets."""
     purpose: Callable[[Config], str]
     """What a config is for that is not a training's; else empty."""
@@ -61,7 +61,7 @@ class KeyResult:
     key: str
     value: Any
     status: KeyStatus
-    ours: str
+    setting: str
     because: str
     do: str = ""
     code: str = ""
@@ -86,10 +86,10 @@ class Imported:
 
     @property
     def refusals(self) -> tuple[KeyResult, ...]:
-        return tuple(one for one in (*self.keys, *self.defaults) if one.status is KeyStatus.REFUSED)
+        return tuple(result for result in (*self.keys, *self.defaults) if result.status is KeyStatus.REFUSED)
 
     def count(self, status: KeyStatus) -> int:
-        return sum(one.status is status for one in (*self.keys, *self.defaults))
+        return sum(result.status is status for result in (*self.keys, *self.defaults))
 
 
 def import_config(
@@ -109,47 +109,49 @@ def import_config(
     Raises `InvalidInput` (`E-IMPORT-TOOL`) for a config of something else, (`E-IMPORT-KEY`) for a key in `without`
     that is not there.
     """
-    word, known = tool
-    given = flat_overrides(overrides)
-    config = Config(leave_out(value, without), given, data_sets, family)
-    if purpose := known.purpose(config):
+    word, config_tool = tool
+    override_settings = flat_overrides(overrides)
+    config = Config(leave_out(value, without), override_settings, data_sets, family)
+    if purpose := config_tool.purpose(config):
         raise InvalidInput(
-            f"This is {purpose} of {known.title}.", why="Trainings are imported.", do="Name the config of a training.",
+            f"This is {purpose} of {config_tool.title}.",
+            why="Trainings are imported.",
+            do="Name the config of a training.",
             code="E-IMPORT-TOOL",
-        )  # fmt: skip
-    answers = [(one, *answer(one, known, config)) for one in occurrences(config.value)]
-    settings, used = merge_settings(known, config, (found for _, _, found in answers))
-    results = [result_of(*one, settings) for one in answers]
-    defaults = [line for row, found in used if (line := default_result(row, found, known, settings))]
-    chain_value, notes, extra = build_chain(known, config, settings, name)
+        )
+    answers = [(occurrence, *answer(occurrence, config_tool, config)) for occurrence in occurrences(config.value)]
+    settings, used = merge_settings(config_tool, config, (key_answer for _, _, key_answer in answers))
+    results = [result_of(*parts, settings) for parts in answers]
+    defaults = [line for row, value_used in used if (line := default_result(row, value_used, config_tool, settings))]
+    chain_value, notes, extra = build_chain(config_tool, config, settings, name)
     chain = None
-    if not any(one.status is KeyStatus.REFUSED for one in (*results, *extra, *defaults)):
+    if not any(result.status is KeyStatus.REFUSED for result in (*results, *extra, *defaults)):
         chain, reasons = read_chain(chain_value)
         results = blame_keys(results, reasons, answers)
         extra += [reason_result(reason) for reason in reasons if not blamed(reason, answers)]
-    failed = any(one.status is KeyStatus.REFUSED for one in (*results, *extra, *defaults))
+    failed = any(result.status is KeyStatus.REFUSED for result in (*results, *extra, *defaults))
     return Imported(word, (*results, *extra), None if failed else chain, chain_value, tuple(notes), tuple(defaults))
 
 
 # Keys
 
 
-def answer(found: Occurrence, tool: ConfigTool, config: Config) -> tuple[KeyConverter | None, KeyAnswer]:
-    row = find_row(found.key, tool.keys)
+def answer(occurrence: Occurrence, tool: ConfigTool, config: Config) -> tuple[KeyConverter | None, KeyAnswer]:
+    row = find_row(occurrence.key, tool.keys)
     if row is None:
-        near = difflib.get_close_matches(found.key, tool.keys, n=1, cutoff=0.75)
+        near = difflib.get_close_matches(occurrence.key, tool.keys, n=1, cutoff=0.75)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         because = f"It is not a key of {tool.title} that is known here.{hint}"
-        do = f"Correct it, or leave it out by --without {found.written}."
+        do = f"Correct it, or leave it out by --without {occurrence.written}."
         return None, KeyAnswer(KeyStatus.REFUSED, {}, because, do)
     try:
-        given = row.convert(found.value, config)
+        key_answer = row.convert(occurrence.value, config)
     except WrongValue as error:
-        because = f"{describe(found.value)} is not {error}."
-        given = KeyAnswer(KeyStatus.REFUSED, {}, because, "Correct the value.", "E-IMPORT-VALUE")
-    if given.status is KeyStatus.REFUSED and row.ours and overridden(row.ours, config.overrides):
-        given = KeyAnswer(KeyStatus.MAPPED, {}, "Given by --set.")
-    return row, given
+        because = f"{describe(occurrence.value)} is not {error}."
+        key_answer = KeyAnswer(KeyStatus.REFUSED, {}, because, "Correct the value.", "E-IMPORT-VALUE")
+    if key_answer.status is KeyStatus.REFUSED and row.setting and overridden(row.setting, config.overrides):
+        key_answer = KeyAnswer(KeyStatus.MAPPED, {}, "Given by --set.")
+    return row, key_answer
 
 
 def find_row(key: str, table: Table) -> KeyConverter | None:
@@ -163,9 +165,9 @@ def find_row(key: str, table: Table) -> KeyConverter | None:
     return None
 
 
-def overridden(ours: str, overrides: Mapping[str, Any]) -> bool:
+def overridden(setting: str, overrides: Mapping[str, Any]) -> bool:
     """Whether a setting was given by `--set`: itself, one below it, or the whole axis."""
-    return any(key == ours or key.startswith(f"{ours}.") for key in overrides)
+    return any(key == setting or key.startswith(f"{setting}.") for key in overrides)
 
 
 def leave_out(value: Any, without: Sequence[str]) -> dict[str, Any]:
@@ -174,45 +176,49 @@ def leave_out(value: Any, without: Sequence[str]) -> dict[str, Any]:
         raise InvalidInput(
             "The config is not a mapping.", do="Name a config of one of the tools.", code="E-IMPORT-TOOL"
         )
-    found = dict(value)
+    config = dict(value)
     for key in without:
-        left = drop_key(found, re.split(r"\.|\[|\]\.?", key.rstrip("]")))
+        left = drop_key(config, re.split(r"\.|\[|\]\.?", key.rstrip("]")))
         if left is None:
             raise InvalidInput(f"There is no key {key!r}.", do="--report lists the keys.", code="E-IMPORT-KEY")
-        found = left
-    return found
+        config = left
+    return config
 
 
 def drop_key(value: Any, parts: Sequence[str]) -> Any:
     """A copy without what is at a path; None where nothing is. An empty part is every item of a list."""
     first, *rest = parts
     if isinstance(value, list):
-        chosen = [index for index in range(len(value)) if first in ("", str(index))]
+        indexes = [index for index in range(len(value)) if first in ("", str(index))]
         if not rest:
-            return [one for index, one in enumerate(value) if index not in chosen] if chosen else None
-        changed = {index: drop_key(value[index], rest) for index in chosen}
-        if all(one is None for one in changed.values()):
+            return [item for index, item in enumerate(value) if index not in indexes] if indexes else None
+        changed = {index: drop_key(value[index], rest) for index in indexes}
+        if all(item is None for item in changed.values()):
             return None
-        return [one if changed.get(index) is None else changed[index] for index, one in enumerate(value)]
+        return [item if changed.get(index) is None else changed[index] for index, item in enumerate(value)]
     if not isinstance(value, Mapping) or first not in value:
         return None
     if not rest:
-        return {key: one for key, one in value.items() if key != first}
+        return {key: item for key, item in value.items() if key != first}
     left = drop_key(value[first], rest)
     return None if left is None else {**value, first: left}
 
 
-def result_of(found: Occurrence, row: KeyConverter | None, given: KeyAnswer, settings: Mapping[str, Any]) -> KeyResult:
+def result_of(
+    occurrence: Occurrence, row: KeyConverter | None, key_answer: KeyAnswer, settings: Mapping[str, Any]
+) -> KeyResult:
     """The line of a key; one whose setting the stage or method does not have is noted."""
-    ours = ", ".join(given.settings) or (row.ours if row and given.status is KeyStatus.MAPPED else "")
-    lost = [one.split(".")[0] for one in given.settings if one not in settings and one.startswith(DEPENDENT)]
-    if lost and given.status is KeyStatus.MAPPED:
+    setting = ", ".join(key_answer.settings) or (row.setting if row and key_answer.status is KeyStatus.MAPPED else "")
+    lost = [key.split(".")[0] for key in key_answer.settings if key not in settings and key.startswith(DEPENDENT)]
+    if lost and key_answer.status is KeyStatus.MAPPED:
         kind = settings.get(f"{lost[0]}.type")
         because = f"The {lost[0]} {kind} does not read it, here as there." if kind else "No rows are held out for it."
         because = f"The {settings.get('backend')} backend has no such setting." if lost[0] == "engine" else because
-        return KeyResult(found.written, found.value, KeyStatus.NOTED, "", given.because or because)
-    code = given.code if given.status is KeyStatus.REFUSED else ""
-    return KeyResult(found.written, found.value, given.status, ours, given.because, given.do, code)
+        return KeyResult(occurrence.written, occurrence.value, KeyStatus.NOTED, "", key_answer.because or because)
+    code = key_answer.code if key_answer.status is KeyStatus.REFUSED else ""
+    return KeyResult(
+        occurrence.written, occurrence.value, key_answer.status, setting, key_answer.because, key_answer.do, code
+    )
 
 
 # Settings
@@ -224,31 +230,31 @@ def flat_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{key}.type" if key in AXES else key.removeprefix("trainer."): value for key, value in flat.items()}
 
 
-def default_result(row: Absent, found: Any, tool: ConfigTool, settings: Mapping[str, Any]) -> KeyResult | None:
+def default_result(row: Absent, value: Any, tool: ConfigTool, settings: Mapping[str, Any]) -> KeyResult | None:
     """The line of a key that is left out; None where the stage or method does not read it."""
-    if isinstance(found, KeyAnswer):
+    if isinstance(value, KeyAnswer):
         return KeyResult(
-            row.key, None, KeyStatus.REFUSED, row.ours, f"Left out. {found.because}", found.do, "E-IMPORT-KEY"
+            row.key, None, KeyStatus.REFUSED, row.setting, f"Left out. {value.because}", value.do, "E-IMPORT-KEY"
         )
-    if row.ours not in settings:
+    if row.setting not in settings:
         return None
     because = row.because or f"{tool.title}'s own, which the file leaves out."
-    return KeyResult(row.key, found, KeyStatus.DEFAULT, row.ours, because)
+    return KeyResult(row.key, value, KeyStatus.DEFAULT, row.setting, because)
 
 
 def merge_settings(
     tool: ConfigTool, config: Config, answers: Iterable[KeyAnswer]
 ) -> tuple[dict[str, Any], list[tuple[Absent, Any]]]:
     """Our settings, those of the keys over the tool's defaults and `--set` over both, and the defaults used."""
-    found: dict[str, Any] = {}
-    for one in answers:
-        for key, value in one.settings.items():
-            both = key == "engine.trackers" and key in found
-            found[key] = [*dict.fromkeys([*found[key], *value])] if both else value
-    settings = {**found, **tool.axes(config), **config.overrides}
+    merged: dict[str, Any] = {}
+    for key_answer in answers:
+        for key, value in key_answer.settings.items():
+            both = key == "engine.trackers" and key in merged
+            merged[key] = [*dict.fromkeys([*merged[key], *value])] if both else value
+    settings = {**merged, **tool.axes(config), **config.overrides}
     defaults, used = read_absent(tool.defaults, config, settings)
     settings = {**defaults, **settings}
-    if "hyperparameters.max_steps" in settings and "hyperparameters.epochs" not in found:
+    if "hyperparameters.max_steps" in settings and "hyperparameters.epochs" not in merged:
         settings.pop("hyperparameters.epochs", None)
     if not settings.keys() & {"eval.share", "eval.set"}:  # no rows are held out, so nothing is evaluated
         settings = {key: value for key, value in settings.items() if not key.startswith("eval.")}
@@ -270,21 +276,21 @@ def build_chain(
     tool: ConfigTool, config: Config, settings: Mapping[str, Any], name: str
 ) -> tuple[dict[str, Any], list[str], list[KeyResult]]:
     """The chain as it is written, notes on its data, and what is missing."""
-    places, stage = tool.places(config), settings["stage.type"]
-    known = next((one for one in Stage if one.value == stage), Stage.SFT)
+    data_sets, stage = tool.data_sets(config), settings["stage.type"]
+    stage_value = next((candidate for candidate in Stage if candidate.value == stage), Stage.SFT)
     notes, extra, source = [], [], {}
     try:
-        source = assemble_source(places, known, settings)
+        source = assemble_source(data_sets, stage_value, settings)
     except ValueError:
         because = "The config names no data set that can be read here."
         do = "Give it: --set data_source.path=FILE."
         extra.append(KeyResult("(data)", None, KeyStatus.REFUSED, "", because, do, "E-IMPORT-KEY"))
-    named = any(f"data_source.{place}" in config.overrides for place in ("path", "url", "repository", "hub"))
+    named = any(f"data_source.{key}" in config.overrides for key in ("path", "url", "repository", "hub"))
     if not named and not {"hub", "mix"} & source.keys():
         notes += [
-            f"{one.name} is a data set of the Hub. Download it by `{one.hint}`, or name your file: "
+            f"{data_set.name} is a data set of the Hub. Download it by `{data_set.hint}`, or name your file: "
             "--set data_source.path=FILE."
-            for one in dict.fromkeys(places) if one.on_hub
+            for data_set in dict.fromkeys(data_sets) if data_set.on_hub
         ]  # fmt: skip
     if "base_model" not in settings:
         notes.append(
@@ -301,17 +307,17 @@ def build_chain(
 
 def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted settings as groups, axes first; a stage or method without settings as its word."""
-    found: dict[str, Any] = {"stage": {}, "method": {}, "base_model": None}
+    nested: dict[str, Any] = {"stage": {}, "method": {}, "base_model": None}
     for key, value in settings.items():
         *groups, last = key.split(".")
-        place = found
+        target = nested
         for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
+            target = target.setdefault(group, {})
+        target[last] = value
     for axis in AXES:
-        kind = {"type": found[axis].pop("type", None), **found[axis]}
-        found[axis] = kind if len(kind) > 1 else kind["type"]
-    return {key: value for key, value in found.items() if value is not None}
+        kind = {"type": nested[axis].pop("type", None), **nested[axis]}
+        nested[axis] = kind if len(kind) > 1 else kind["type"]
+    return {key: value for key, value in nested.items() if value is not None}
 
 
 # Reasons against the chain, at the keys that they are about
@@ -323,7 +329,7 @@ def setting_of(reason: Reason) -> str:
 
 
 def blamed(reason: Reason, answers: Iterable[tuple[Occurrence, KeyConverter | None, KeyAnswer]]) -> bool:
-    return any(setting_of(reason) in one.settings for _, _, one in answers)
+    return any(setting_of(reason) in key_answer.settings for _, _, key_answer in answers)
 
 
 def blame_keys(
@@ -332,16 +338,16 @@ def blame_keys(
 ) -> list[KeyResult]:  # fmt: skip
     """The results with the reasons of the chain at the keys that gave the settings."""
     by_setting = {setting_of(reason): reason for reason in reasons}
-    found = []
-    for result, (_, _, given) in zip(results, answers, strict=True):
-        reason = next((by_setting[one] for one in given.settings if one in by_setting), None)
-        found.append(
+    blamed_results = []
+    for result, (_, _, key_answer) in zip(results, answers, strict=True):
+        reason = next((by_setting[key] for key in key_answer.settings if key in by_setting), None)
+        blamed_results.append(
             result if reason is None else replace(
                 result, status=KeyStatus.REFUSED, code="E-IMPORT-VALUE", because=reason.because,
                 do=f"{reason.instead} Or --set {setting_of(reason)}=…",
             )
         )  # fmt: skip
-    return found
+    return blamed_results
 
 
 def reason_result(reason: Reason) -> KeyResult:
@@ -350,6 +356,6 @@ def reason_result(reason: Reason) -> KeyResult:
     )
 
 
-def refuse_import(found: Imported) -> Refused:
+def refuse_import(imported: Imported) -> Refused:
     """The refusals of a config as one error."""
-    return Refused([one.reason for one in found.refusals])
+    return Refused([result.reason for result in imported.refusals])

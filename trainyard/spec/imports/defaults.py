@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.spec.imports.keys import Config, KeyAnswer, refused
-from trainyard.spec.imports.words import HYPER
+from trainyard.spec.imports.shared_keys import HYPER
 
 Settings = Mapping[str, Any]
 Computed = Callable[[Config, Settings], Any]
@@ -55,7 +55,7 @@ class Absent:
     """What a tool does where its config does not have a key."""
 
     key: str
-    ours: str
+    setting: str
     value: Any
     """A constant, a function of the config and of the settings so far, or the refusal."""
     because: str = ""
@@ -71,9 +71,9 @@ class Absent:
         return self.value(config, settings) if callable(self.value) else self.value
 
 
-def needed(key: str, ours: str, because: str, do: str, when: Computed | None = None) -> Absent:
+def needed(key: str, setting: str, because: str, do: str, when: Computed | None = None) -> Absent:
     """A key without which the tool trains what a chain cannot, or does not train at all."""
-    return Absent(key, ours, refused(because, do), when=when)
+    return Absent(key, setting, refused(because, do), when=when)
 
 
 def replaced(rows: Iterable[Absent], **values: Any) -> tuple[Absent, ...]:
@@ -88,9 +88,9 @@ def grouped(rows: Iterable[Absent], group: str) -> tuple[Absent, ...]:
 
 def is_absent(row: Absent, config: Config, settings: Settings) -> bool:
     """Whether nothing says what a row is about: neither the config, nor `--set`, nor a key that replaces it."""
-    if row.ours in settings or any(one in settings for one in row.unless):
+    if row.setting in settings or any(key in settings for key in row.unless):
         return False
-    if any(one == row.ours or one.startswith(f"{row.ours}.") for one in config.overrides):
+    if any(key == row.setting or key.startswith(f"{row.setting}.") for key in config.overrides):
         return False
     return not isinstance(row.value, KeyAnswer) or config.get(row.key) is None
 
@@ -99,16 +99,16 @@ def read_absent(
     rows: Iterable[Absent], config: Config, settings: Settings
 ) -> tuple[dict[str, Any], list[tuple[Absent, KeyAnswer | Any]]]:
     """The settings that a tool's own defaults give, and the rows that were used with their answers."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     used: list[tuple[Absent, Any]] = []
     for row in rows:
-        known = {**found, **settings}
-        if not is_absent(row, config, known) or (answer := row.answer(config, known)) is None:
+        all_settings = {**defaults, **settings}
+        if not is_absent(row, config, all_settings) or (answer := row.answer(config, all_settings)) is None:
             continue
         used.append((row, answer))
         if not isinstance(answer, KeyAnswer):
-            found[row.ours] = answer
-    return found, used
+            defaults[row.setting] = answer
+    return defaults, used
 
 
 # Values that are computed

@@ -60,30 +60,30 @@ class Config:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key; the default where there is none or null."""
-        found: Any = self.value
+        value: Any = self.value
         for part in key.split("."):
-            if not isinstance(found, Mapping) or part not in found:
+            if not isinstance(value, Mapping) or part not in value:
                 return default
-            found = found[part]
-        return default if found is None else found
+            value = value[part]
+        return default if value is None else value
 
     @property
     def processes(self) -> int:
         """Processes of the training, which no config says: its launcher is given them."""
-        found = self.overrides.get("launch.processes", 1)
-        return found if isinstance(found, int) else 1
+        count = self.overrides.get("launch.processes", 1)
+        return count if isinstance(count, int) else 1
 
     def listed(self, key: str) -> list[Mapping[str, Any]]:
         """The mappings in the list at a key."""
-        found = self.get(key, [])
-        return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+        entries = self.get(key, [])
+        return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
 
 
 @dataclass(frozen=True)
 class KeyConverter:
-    """One key's meaning; `ours` names the setting that replaces it when it is given by `--set`."""
+    """One key's meaning; `setting` names the one that replaces it when it is given by `--set`."""
 
-    ours: str
+    setting: str
     convert: Callable[[Any, Config], KeyAnswer]
 
 
@@ -109,7 +109,7 @@ def occurrences(value: Any, written: str = "", key: str = "") -> Iterator[Occurr
         for name, inner in value.items():
             dot = "." if written else ""
             yield from occurrences(inner, f"{written}{dot}{name}", f"{key}{dot}{name}")
-    elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+    elif isinstance(value, list) and any(isinstance(value, Mapping) for value in value):
         for index, inner in enumerate(value):
             yield from occurrences(inner, f"{written}[{index}]", f"{key}[]")
     else:
@@ -119,51 +119,51 @@ def occurrences(value: Any, written: str = "", key: str = "") -> Iterator[Occurr
 # Readers of values
 
 
-def number(given: Any) -> int | float:
+def number(value: Any) -> int | float:
     """A number; also one that YAML 1.1 reads as a text, such as '1e-4'."""
-    if isinstance(given, str):
+    if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            given = float(given.replace("_", ""))
-    if isinstance(given, bool) or not isinstance(given, int | float):
+            value = float(value.replace("_", ""))
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise WrongValue("a number")
-    return given
+    return value
 
 
-def integer(given: Any) -> int:
-    if isinstance(given, str) and INTEGER.match(given):
-        given = int(given.replace("_", ""))
-    if isinstance(given, float) and given.is_integer():
-        given = int(given)
-    if isinstance(given, bool) or not isinstance(given, int):
+def integer(value: Any) -> int:
+    if isinstance(value, str) and INTEGER.match(value):
+        value = int(value.replace("_", ""))
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
         raise WrongValue("a whole number")
-    return given
+    return value
 
 
-def flag(given: Any) -> bool:
-    word = WORDS_OF_FLAGS.get(given.lower()) if isinstance(given, str) else given
+def flag(value: Any) -> bool:
+    word = WORDS_OF_FLAGS.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(word, bool):
         raise WrongValue("true or false")
     return word
 
 
-def text(given: Any) -> str:
-    if not isinstance(given, str) or not given.strip():
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
         raise WrongValue("a text")
-    return given.strip()
+    return value.strip()
 
 
-def texts(given: Any) -> list[str]:
+def texts(value: Any) -> list[str]:
     """A list of texts, or one text with commas."""
-    found = given.split(",") if isinstance(given, str) else given
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise WrongValue("a list of texts")
-    return [one.strip() for one in found if one.strip()]
+    return [item.strip() for item in items if item.strip()]
 
 
-def describe(given: Any) -> str:
+def describe(value: Any) -> str:
     """A value, short enough for a line."""
-    shown = "null" if given is None else repr(given) if not isinstance(given, bool) else str(given).lower()
-    return shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}…"
+    text = "null" if value is None else repr(value) if not isinstance(value, bool) else str(value).lower()
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
 # Answers
@@ -184,70 +184,76 @@ def refused(because: str, do: str) -> KeyAnswer:
 # Converters
 
 
-def to(ours: str, read: Read, *, absent: Sequence[Any] = (None,)) -> KeyConverter:
+def to(setting: str, read: Read, *, absent: Sequence[Any] = (None,)) -> KeyConverter:
     """The key's value as our setting; a value in `absent` is the tool's way to say nothing."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given in absent:
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value in absent:
             return mapped(because="Left out, here as there.")
-        return mapped({ours: read(given)})
+        return mapped({setting: read(value)})
 
-    return KeyConverter(ours, convert)
+    return KeyConverter(setting, convert)
 
 
-def word(ours: str, words: Mapping[Any, Any], *, notes: Mapping[Any, tuple[Any, str]] | None = None) -> KeyConverter:
+def word(
+    setting: str, settings_by_word: Mapping[Any, Any], *, notes: Mapping[Any, tuple[Any, str]] | None = None
+) -> KeyConverter:
     """A word of theirs as ours; `notes` has words that come close, with the difference."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        plain = given.lower().strip() if isinstance(given, str) else given
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        plain = value.lower().strip() if isinstance(value, str) else value
         if plain is None or isinstance(plain, list | dict):
             if plain is None:
                 return mapped(because="Left out, here as there.")
             raise WrongValue("a word")
-        if plain in words:
-            found = words[plain]
-            return mapped({ours: found}) if found is not None else mapped(because="What a chain does anyway.")
+        if plain in settings_by_word:
+            setting_value = settings_by_word[plain]
+            return (
+                mapped({setting: setting_value})
+                if setting_value is not None
+                else mapped(because="What a chain does anyway.")
+            )
         if notes and plain in notes:
             ours_word, why = notes[plain]
-            return noted(why, {ours: ours_word} if ours_word is not None else {})
-        allowed = ", ".join(dict.fromkeys(str(one) for one in words.values() if one is not None))
+            return noted(why, {setting: ours_word} if ours_word is not None else {})
+        allowed = ", ".join(dict.fromkeys(str(value) for value in settings_by_word.values() if value is not None))
         return refused(
-            f"There is no {describe(given)} here.", f"Give one of Trainyard's words: --set {ours}=…, of {allowed}."
+            f"There is no {describe(value)} here.", f"Give one of Trainyard's words: --set {setting}=…, of {allowed}."
         )
 
-    return KeyConverter(ours, convert)
+    return KeyConverter(setting, convert)
 
 
-def switch(on: KeyAnswer, off: KeyAnswer | None = None, *, ours: str = "") -> KeyConverter:
+def switch(on: KeyAnswer, off: KeyAnswer | None = None, *, setting: str = "") -> KeyConverter:
     """A flag; null is off."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        return on if given is not None and flag(given) else off or mapped(because="Off, as in a chain without it.")
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        return on if value is not None and flag(value) else off or mapped(because="Off, as in a chain without it.")
 
-    return KeyConverter(ours, convert)
+    return KeyConverter(setting, convert)
 
 
-def always(because: str, *, ours: str = "") -> KeyConverter:
+def always(because: str, *, setting: str = "") -> KeyConverter:
     """What a chain does anyway, whatever the value."""
-    return KeyConverter(ours, lambda _given, _config: mapped(because=because))
+    return KeyConverter(setting, lambda _value, _config: mapped(because=because))
 
 
-def carried(ours: str, read: Read | None = None) -> KeyConverter:
+def carried(setting: str, read: Read | None = None) -> KeyConverter:
     """A key that the tool's own functions for data and axes read."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is not None and read is not None:
-            read(given)
-        return mapped(because=f"In {ours}.")
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value is not None and read is not None:
+            read(value)
+        return mapped(because=f"In {setting}.")
 
-    return KeyConverter(ours, convert)
+    return KeyConverter(setting, convert)
 
 
 def column_of(field_name: str, *usual: str) -> KeyConverter:
     """A column of the rows: under a usual name as it is, under another by `columns` of the data source."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is None or text(given) in usual:
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value is None or text(value) in usual:
             return mapped(because="A name of a field that is known.")
         return mapped(because=f"In data_source.columns, as {field_name}.")
 
@@ -257,8 +263,8 @@ def column_of(field_name: str, *usual: str) -> KeyConverter:
 def note(because: str, *, unless: Sequence[Any] = (None,)) -> KeyConverter:
     """A key that a chain does not need; in `unless` are the values that agree with a chain without it."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        return mapped(because="Off, as in a chain without it.") if among(given, unless) else noted(because)
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        return mapped(because="Off, as in a chain without it.") if among(value, unless) else noted(because)
 
     return KeyConverter("", convert)
 
@@ -266,48 +272,48 @@ def note(because: str, *, unless: Sequence[Any] = (None,)) -> KeyConverter:
 def off_with(switch_key: str, on: KeyConverter) -> KeyConverter:
     """A key of a feature that another key switches off there, so that it says nothing."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
+    def convert(value: Any, config: Config) -> KeyAnswer:
         if config.get(switch_key) in ABSENT:
             return mapped(because=f"Without {switch_key} it says nothing, here as there.")
-        return on.convert(given, config)
+        return on.convert(value, config)
 
-    return KeyConverter(on.ours, convert)
+    return KeyConverter(on.setting, convert)
 
 
-def refuse(because: str, do: str, *, unless: Sequence[Any] = ABSENT, ours: str = "") -> KeyConverter:
+def refuse(because: str, do: str, *, unless: Sequence[Any] = ABSENT, setting: str = "") -> KeyConverter:
     """A key without which something else would be trained; in `unless` are the values that switch it off."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        return mapped(because="Off, as in a chain without it.") if among(given, unless) else refused(because, do)
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        return mapped(because="Off, as in a chain without it.") if among(value, unless) else refused(because, do)
 
-    return KeyConverter(ours, convert)
+    return KeyConverter(setting, convert)
 
 
-def agrees(because: str, values: Sequence[Any], otherwise: KeyAnswer, *, ours: str = "") -> KeyConverter:
+def agrees(because: str, values: Sequence[Any], otherwise: KeyAnswer, *, setting: str = "") -> KeyConverter:
     """A key of which some values are what a chain does anyway; another value has the other answer."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        return mapped(because=because) if given is None or among(given, values) else otherwise
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        return mapped(because=because) if value is None or among(value, values) else otherwise
 
-    return KeyConverter(ours, convert)
+    return KeyConverter(setting, convert)
 
 
-def among(given: Any, values: Sequence[Any]) -> bool:
+def among(value: Any, values: Sequence[Any]) -> bool:
     """Whether a value is one of some, where 0 is not False."""
-    return any(given == one and isinstance(given, bool) == isinstance(one, bool) for one in values)
+    return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in values)
 
 
 def steps_of_warmup() -> KeyConverter:
     """Steps of warmup; 0, or a value below 1, is a share, as transformers reads it."""
-    ours = "hyperparameters.warmup_steps"
+    setting = "hyperparameters.warmup_steps"
 
-    def convert(given: Any, _: Config) -> KeyAnswer:
-        if given is None:
+    def convert(value: Any, _: Config) -> KeyAnswer:
+        if value is None:
             return mapped(because="Left out, here as there.")
-        count = number(given)
-        return mapped({"hyperparameters.warmup_ratio": count} if 0 < count < 1 else {ours: integer(given)})
+        count = number(value)
+        return mapped({"hyperparameters.warmup_ratio": count} if 0 < count < 1 else {setting: integer(value)})
 
-    return KeyConverter(ours, convert)
+    return KeyConverter(setting, convert)
 
 
 def each(converter: KeyConverter, example: Any, *keys: str) -> dict[str, tuple[KeyConverter, Any]]:

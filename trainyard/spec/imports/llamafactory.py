@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.data_sets import DataPlace, files_of_split
 from trainyard.spec.imports.defaults import (
     ARGUMENT_DEFAULTS,
     Absent,
@@ -40,8 +41,7 @@ from trainyard.spec.imports.keys import (
     to,
     word,
 )
-from trainyard.spec.imports.places import DataPlace, files_of_split
-from trainyard.spec.imports.words import (
+from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
     EVALUATION,
     HYPER,
@@ -82,8 +82,8 @@ EXPORTS = "Kept for merging and exporting; `trainyard adapters convert` and a de
 def pissa() -> KeyConverter:
     """PiSSA by a few iterations of a randomised decomposition, or exact for `pissa_iter: -1`."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given is None or not flag(given):
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value is None or not flag(value):
             return mapped(because="An adapter changes nothing at first.")
         iterations = integer(config.get("pissa_iter", 16))
         return mapped({"method.init": "pissa" if iterations < 1 else f"pissa_niter_{iterations}"})
@@ -92,8 +92,8 @@ def pissa() -> KeyConverter:
 
 
 def optimizer_switch(name: str) -> KeyConverter:
-    ours = f"{HYPER}optimizer"
-    return switch(mapped({ours: name}), ours=ours)
+    setting = f"{HYPER}optimizer"
+    return switch(mapped({setting: name}), setting=setting)
 
 
 def fast_attention() -> KeyConverter:
@@ -105,15 +105,15 @@ def named_template() -> KeyConverter:
     """`default` is a text of LLaMA-Factory's own; a name that is left out is the base's template."""
     plain = template()
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given in OWN_TEMPLATES:
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value in OWN_TEMPLATES:
             return refused(
-                f"The template {given} is a text of LLaMA-Factory's own.",
+                f"The template {value} is a text of LLaMA-Factory's own.",
                 "--set engine.template=auto takes the base's own template, another prompt.",
             )
-        return plain.convert(given, config)
+        return plain.convert(value, config)
 
-    return KeyConverter(plain.ours, convert)
+    return KeyConverter(plain.setting, convert)
 
 
 OWN_TEMPLATES = ("default", "empty", "alpaca", "vicuna", "fewshot")
@@ -155,8 +155,8 @@ ELSEWHERE = ("script_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 
 def data_names(config: Config) -> list[DataPlace]:
     """`identity, alpaca_en_demo`: as `dataset_info.json` lists them, else files of these names in `dataset_dir`."""
-    given, folder = config.get("dataset") or config.get("train_dataset"), str(config.get("dataset_dir", "data"))
-    names = texts(given) if isinstance(given, str | list) else []
+    listed_names, folder = config.get("dataset") or config.get("train_dataset"), str(config.get("dataset_dir", "data"))
+    names = texts(listed_names) if isinstance(listed_names, str | list) else []
     rows = config.get("max_samples")
     most = rows if isinstance(rows, int) else None
     listed = config.data_sets or {}
@@ -171,8 +171,8 @@ def data_names(config: Config) -> list[DataPlace]:
 
 def listed_place(entry: Mapping[str, Any], folder: str, most: int | None) -> DataPlace:
     """The data set of an entry of `dataset_info.json`."""
-    own = entry.get("num_samples")
-    rows = min((one for one in (own, most) if isinstance(one, int)), default=None)
+    samples = entry.get("num_samples")
+    rows = min((count for count in (samples, most) if isinstance(count, int)), default=None)
     kind = "auto" if entry.get("ranking") else FORMATTING.get(str(entry.get("formatting", "alpaca")), "auto")
     if name := entry.get("hf_hub_url"):
         files = files_of_split(entry.get("split"))
@@ -189,13 +189,13 @@ def place_of(name: str, folder: str, most: int | None) -> DataPlace:
 
 def unreadable(name: str, entry: Mapping[str, Any], config: Config) -> str:
     """Why an entry of `dataset_info.json` is not a set that a data source here reads; empty if it is."""
-    place = next((key for key in ELSEWHERE if entry.get(key)), "")
-    if place or not (entry.get("hf_hub_url") or entry.get("file_name")):
-        return f"{name} is at a {place or 'place that is not named'}, which is not read."
+    elsewhere = next((key for key in ELSEWHERE if entry.get(key)), "")
+    if elsewhere or not (entry.get("hf_hub_url") or entry.get("file_name")):
+        return f"{name} is at a {elsewhere or 'place that is not named'}, which is not read."
     columns = entry.get("columns") or {}
     if strange := [key for key, column in columns.items() if column is not None and key not in FIELDS]:
         return f"{name} has a column for {', '.join(strange)}, which a data source here does not read."
-    if "text" in columns_of(entry, config) and len([one for one in columns.values() if one]) > 1:
+    if "text" in columns_of(entry, config) and len([column for column in columns.values() if column]) > 1:
         return f"{name} joins columns of a row into one text, and a text here is in one column."
     for key, tag in (entry.get("tags") or {}).items():
         if tag not in TAGS.get(key, ()):
@@ -220,35 +220,38 @@ def listed_columns(entry: Mapping[str, Any]) -> dict[str, str]:
     usual = (
         {"prompt": "instruction", "query": "input", "response": "output"} if alpaca else {"messages": "conversations"}
     )
-    given = (entry.get("columns") or usual).items()
-    return {key: str(column) for key, column in given if column is not None and key in FIELDS}
+    columns = (entry.get("columns") or usual).items()
+    return {key: str(column) for key, column in columns if column is not None and key in FIELDS}
 
 
 def unlisted_keys(entry: Mapping[str, Any]) -> list[str]:
     """The keys of an entry's rows that would be read here and are not there."""
     listed = set(listed_columns(entry).values())
-    known = UNLISTED.get(str(entry.get("formatting", "alpaca")), frozenset())
-    return sorted(known & set(entry.get(ROW_KEYS, ())) - listed)
+    columns = UNLISTED.get(str(entry.get("formatting", "alpaca")), frozenset())
+    return sorted(columns & set(entry.get(ROW_KEYS, ())) - listed)
 
 
 def data_sets() -> KeyConverter:
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given is None:
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value is None:
             return mapped(because="No data set.")
-        names, listed = texts(given), config.data_sets
+        names, listed = texts(value), config.data_sets
         if not names:
             return refused("It names no data set.", "Name one, or a file: --set data_source.path=FILE.")
         if listed is not None:
-            known = {name: listed[name] for name in names if isinstance(listed.get(name), Mapping)}
-            problems = [problem for name, entry in known.items() if (problem := unreadable(name, entry, config))]
-            problems += [f"{name} is not in {INFO_FILE}." for name in names if name not in known and "." not in name]
+            entries = {name: listed[name] for name in names if isinstance(listed.get(name), Mapping)}
+            problems = [problem for name, entry in entries.items() if (problem := unreadable(name, entry, config))]
+            problems += [f"{name} is not in {INFO_FILE}." for name in names if name not in entries and "." not in name]
             if problems:
                 do = "Rename keys by `sql` with AS, or by a `converter`, and name that: --set data_source.path=FILE."
                 return refused(problems[0], do)
-            if any(entry.get("num_samples") for entry in known.values()):
+            if any(entry.get("num_samples") for entry in entries.values()):
                 return noted(DRAWN)
             return mapped(because=f"As {INFO_FILE} lists it.")
-        files = ", ".join(f"{one.name}/{one.files[0]}" if one.files else one.name for one in data_names(config))
+        files = ", ".join(
+            f"{data_set.name}/{data_set.files[0]}" if data_set.files else data_set.name
+            for data_set in data_names(config)
+        )
         return mapped(because=f"Files by these names, {files}: there is no {INFO_FILE} next to them.")
 
     return KeyConverter("data_source.path", convert)
@@ -257,15 +260,15 @@ def data_sets() -> KeyConverter:
 def axes(config: Config) -> dict[str, Any]:
     stage = STAGES.get(str(config.get("stage", "sft")), str(config.get("stage")))
     method = method_of(config)
-    found: dict[str, Any] = {"stage.type": stage, "method.type": method}
+    settings: dict[str, Any] = {"stage.type": stage, "method.type": method}
     bits = config.get("quantization_bit") or config.get("quant_config.quantization_bit")
     if method == "qlora" and bits == 8:
-        found["quantization"] = "int8"
+        settings["quantization"] = "int8"
     if stage == "ppo":
-        found["backend"] = "trl"
+        settings["backend"] = "trl"
     if config.processes > 1:
-        found |= strategy_of(config)
-    return found
+        settings |= strategy_of(config)
+    return settings
 
 
 def method_of(config: Config) -> str:
@@ -283,7 +286,7 @@ def method_of(config: Config) -> str:
 
 def strategy_of(config: Config) -> dict[str, Any]:
     name = str(config.get("deepspeed") or config.get("dist_config.config_file") or "")
-    level = next((ours for part, ours in STRATEGIES.items() if f"_{part}" in name), "")
+    level = next((strategy for part, strategy in STRATEGIES.items() if f"_{part}" in name), "")
     if level == "zero3":
         return {"launch.strategy": level, "backend": "deepspeed"}
     if not level and (config.get("fsdp") or config.get("dist_config")):
@@ -369,7 +372,7 @@ V0: Table = {
     "freeze_trainable_modules": (agrees("Whole blocks.", ("all",), refused(
         "Blocks are trained whole.", "Use `all`, or method lora with target_modules.")), "all"),
     "freeze_extra_modules": (refuse("Besides blocks, only the head is trainable.", "--set method.head=true",
-                                    ours="method.head"), None),
+                                    setting="method.head"), None),
     "use_llama_pro": (
         refuse("LLaMA Pro adds blocks, which method freeze does not.", "Leave it out: --without."), False
     ),
@@ -393,11 +396,11 @@ V0: Table = {
     "template": (named_template(), "llama3"),
     "cutoff_len": (to(f"{HYPER}max_length", integer), 2048),
     "packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
-                       ours="engine.batching"), False),
-    "neat_packing": (switch(mapped({"engine.batching": "packed"}), ours="engine.batching"), False),
+                       setting="engine.batching"), False),
+    "neat_packing": (switch(mapped({"engine.batching": "packed"}), setting="engine.batching"), False),
     "train_on_prompt": (agrees("Only answers are learned.", (False,), refused(
         "Prompts are not learned.", "Use stage cpt for whole texts.")), False),
-    "mask_history": (switch(mapped({"stage.turns": "last"}), ours="stage.turns"), True),
+    "mask_history": (switch(mapped({"stage.turns": "last"}), setting="stage.turns"), True),
     "enable_thinking": (note("Reasoning is learned where the rows and the template have it."), True),
     "tool_format": (refuse("Tools are written by the base's own template.", WITHOUT), None),
     "default_system": (refuse("A system message is part of the rows.", "Add it to them; --without it."), None),
@@ -414,8 +417,8 @@ V0: Table = {
     "include_effective_tokens_per_second": (always("Tokens per second are in every step's metrics."), True),
     "flash_attn": (fast_attention(), "fa2"),
     "attn_implementation": (attention(), "sdpa"),
-    "enable_liger_kernel": (switch(mapped({"engine.head": "liger"}), ours="engine.head"), False),
-    "use_unsloth": (switch(mapped({"backend": "unsloth"}), ours="backend"), False),
+    "enable_liger_kernel": (switch(mapped({"engine.head": "liger"}), setting="engine.head"), False),
+    "use_unsloth": (switch(mapped({"backend": "unsloth"}), setting="backend"), False),
     "use_unsloth_gc": (switch(mapped({f"{HYPER}gradient_checkpointing": True})), False),
     "disable_gradient_checkpointing": (switch(mapped({f"{HYPER}gradient_checkpointing": False}),
                                               mapped({f"{HYPER}gradient_checkpointing": True})), False),
@@ -426,7 +429,7 @@ V0: Table = {
     "quantization_bit": (agrees("A base of 4 bits (nf4) or 8 (int8).", (4, 8), refused(
         "There are bases of 4 and 8 bits.", "Write 4 or 8.")), 4),
     "quantization_method": (agrees("bitsandbytes.", ("bnb", "bitsandbytes"), refused(
-        "A base is quantised by bitsandbytes here.", "--set quantization=hqq_int4", ), ours="quantization"), "bnb"),
+        "A base is quantised by bitsandbytes here.", "--set quantization=hqq_int4", ), setting="quantization"), "bnb"),
     "quantization_type": (to("quantization", text), "nf4"),
     "double_quantization": (
         agrees("Scales are quantised as well.", (True,), noted("Scales are quantised as well.")), True
@@ -434,7 +437,7 @@ V0: Table = {
     "quantization_device_map": (note("The base is loaded on the training's device."), None),
     "rope_scaling": (
         refuse("The factor is cutoff_len over the base's own length, which is not in the file.",
-               "Say it: --set 'rope={\"type\": \"yarn\", \"factor\": 4}'", ours="rope"), None
+               "Say it: --set 'rope={\"type\": \"yarn\", \"factor\": 4}'", setting="rope"), None
     ),
     "resize_vocab": (
         switch(mapped(because="Embeddings grow by what added_tokens needs.")), True
@@ -444,7 +447,7 @@ V0: Table = {
     "mixture_of_depths": (refuse("Mixture of depths is not here.", "--without mixture_of_depths"), None),
     "use_galore": (refuse("GaLore has rank 128 and its paper's numbers here, another rank and scale there.",
                           "--set hyperparameters.optimizer=galore takes those here.",
-                          ours=f"{HYPER}optimizer"), False),
+                          setting=f"{HYPER}optimizer"), False),
     "use_muon": (optimizer_switch("muon"), False),
     **each(off_with("use_galore", note("GaLore has its paper's numbers here.")), None, "galore_target", "galore_rank",
            "galore_update_interval", "galore_scale", "galore_proj_type", "galore_layerwise"),
@@ -455,7 +458,7 @@ V0: Table = {
     "use_adam_mini": (refuse("Adam-mini is not an optimizer here.", OTHER_OPTIMIZER), False),
     **each(refuse("This loss is not here.", "Use stage sft: leave it out by --without."), False, "use_dft_loss",
            "use_asft_loss", "asft_alpha", "use_eaft_loss", "eaft_alpha"),
-    "fp8": (switch(mapped({"engine.fp8": "torchao"}), ours="engine.fp8"), False),
+    "fp8": (switch(mapped({"engine.fp8": "torchao"}), setting="engine.fp8"), False),
     "fp8_backend": (agrees("torchao.", ("auto", "torchao"), noted("torchao computes it here.")), "torchao"),
     "fp8_enable_fsdp_float8_all_gather": (note("A detail of FSDP with fp8: weights are gathered in bf16."), False),
     "deepspeed": (sharding(), "ds_z3_config.json"),
@@ -575,7 +578,7 @@ TOOL = ConfigTool(
            "export_dir", "infer_backend", "model_name_or_path"),
     keys=KEYS,
     axes=axes,
-    places=data_names,
+    data_sets=data_names,
     purpose=purpose,
     defaults=DEFAULTS,
 )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.defaults import (
     ARGUMENT_DEFAULTS,
     LORA_DEFAULTS,
@@ -44,8 +45,7 @@ from trainyard.spec.imports.keys import (
     to,
     word,
 )
-from trainyard.spec.imports.places import DataPlace, files_of_split, first_rows
-from trainyard.spec.imports.words import (
+from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
     EVALUATION,
     HYPER,
@@ -113,10 +113,10 @@ def learns_prompts(config: Config, settings: Mapping[str, Any]) -> bool:
 def data_set_name() -> KeyConverter:
     """A name of the Hub; a few have a prompt text of Oumi's own."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if text(given) in PROMPTED_SETS:
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if text(value) in PROMPTED_SETS:
             return refused(
-                f"Oumi writes rows of {given} into Alpaca's prompt, with a system message.",
+                f"Oumi writes rows of {value} into Alpaca's prompt, with a system message.",
                 "--set data_source.format=alpaca renders them by the base's template alone: another prompt.",
             )
         return mapped(because="In data_source.path.")
@@ -125,26 +125,26 @@ def data_set_name() -> KeyConverter:
 
 
 def trainer_kind() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        name = text(given).lower()
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        name = text(value).lower()
         if name in STAGES:
             return mapped(because="In stage.")
-        because = TEACHER if name in ("trl_gold", "trl_gkd") else f"There is no trainer {given!r} here."
+        because = TEACHER if name in ("trl_gold", "trl_gkd") else f"There is no trainer {value!r} here."
         return refused(because, "--set stage=sft, or another stage of Trainyard.")
 
     return KeyConverter("stage", convert)
 
 
 def collator() -> KeyConverter:
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given is None:
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value is None:
             return mapped(because="Left out, here as there.")
-        if given in IMAGES or "vision" in text(given):
+        if value in IMAGES or "vision" in text(value):
             return refused(TEXT_ONLY, NO_IMAGES)
         stage = stage_of(config)
-        if given == "text_with_padding" and stage == "sft" and config.get("data.train.train_target") is None:
+        if value == "text_with_padding" and stage == "sft" and config.get("data.train.train_target") is None:
             return refused(PROMPTS, PROMPTS_DO)
-        if given in COLLATORS:
+        if value in COLLATORS:
             return mapped(because="Rows are padded, and only answers are learned." if stage == "sft" else "Padded.")
         return refused("How rows become a batch is the stage's.", "Leave it out by --without.")
 
@@ -166,25 +166,28 @@ def stage_of(config: Config) -> str:
 def axes(config: Config) -> dict[str, Any]:
     stage = stage_of(config)
     adapter, four = bool(config.get("training.use_peft")), bool(config.get("peft.q_lora"))
-    found: dict[str, Any] = {"stage.type": stage, "method.type": ("qlora" if four else "lora") if adapter else "full"}
+    settings: dict[str, Any] = {
+        "stage.type": stage,
+        "method.type": ("qlora" if four else "lora") if adapter else "full",
+    }
     if four and adapter and config.get("peft.q_lora_bits") == 8:
-        found["quantization"] = "int8"
+        settings["quantization"] = "int8"
     stage = config.overrides.get("stage.type", stage)
     if stage == "grpo":
-        found["backend"] = "trl"
-    return found | (strategy_of(config, found) if config.processes > 1 else {})
+        settings["backend"] = "trl"
+    return settings | (strategy_of(config, settings) if config.processes > 1 else {})
 
 
 def is_pretraining(config: Config) -> bool:
     """Whether every data set has plain texts, by the names of those that are usual."""
-    names = [str(one.get("dataset_name", "")).lower() for one in config.listed("data.train.datasets")]
+    names = [str(entry.get("dataset_name", "")).lower() for entry in config.listed("data.train.datasets")]
     packs = config.get("data.train.pack")
     return bool(names) and bool(packs) and all(any(word in name for word in TEXT_SETS) for name in names)
 
 
-def strategy_of(config: Config, found: Mapping[str, Any]) -> dict[str, Any]:
+def strategy_of(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("fsdp.enable_fsdp"):
-        full = found["stage.type"] == "sft" and found["method.type"] == "full"
+        full = settings["stage.type"] == "sft" and settings["method.type"] == "full"
         return {"launch.strategy": "fsdp", "backend": "trl"} if full else {"launch.strategy": "fsdp_hybrid"}
     if config.get("deepspeed.enable_deepspeed"):
         level = str(config.get("deepspeed.zero_stage", "ZERO_2")).lower().replace("_", "")
@@ -192,8 +195,8 @@ def strategy_of(config: Config, found: Mapping[str, Any]) -> dict[str, Any]:
     return {"launch.strategy": "ddp"}
 
 
-def places(config: Config) -> list[DataPlace]:
-    return [place for one in config.listed("data.train.datasets") if (place := place_of(one))]
+def data_sets(config: Config) -> list[DataPlace]:
+    return [data_set for entry in config.listed("data.train.datasets") if (data_set := place_of(entry))]
 
 
 def place_of(entry: Mapping[str, Any]) -> DataPlace | None:
@@ -203,12 +206,12 @@ def place_of(entry: Mapping[str, Any]) -> DataPlace | None:
         return DataPlace(local, max_rows=entry.get("sample_count"), local=True).with_columns(columns)
     name = (inner or {}).get("hf_dataset_path") if isinstance(inner, Mapping) else None
     name = name or entry.get("dataset_name")
-    taken = entry.get("split")
-    rows = next((one for one in (entry.get("sample_count"), first_rows(taken)) if isinstance(one, int)), None)
+    part = entry.get("split")
+    rows = next((count for count in (entry.get("sample_count"), first_rows(part)) if isinstance(count, int)), None)
     if not isinstance(name, str):
         return None
-    place = DataPlace(name, files=files_of_split(taken), max_rows=rows, subset=entry.get("subset"))
-    return place.with_columns(columns)
+    data_set = DataPlace(name, files=files_of_split(part), max_rows=rows, subset=entry.get("subset"))
+    return data_set.with_columns(columns)
 
 
 def columns_of(inner: Mapping[str, Any]) -> dict[str, str]:
@@ -244,7 +247,7 @@ ENTRY: Table = {
     "mixture_proportion": (
         refuse("Sets are joined whole, in no proportion.",
             "Prepare a file of the mixture: --set data_source.path=FILE.",
-               ours="data_source.path"), None
+               setting="data_source.path"), None
     ),
     "trust_remote_code": (note("Code of a data set never runs: only its files are read.", unless=(None, False)), False),
     "transform_num_workers": ARGUMENTS["dataloader_num_workers"],
@@ -272,7 +275,7 @@ TRAIN: Table = {
         word("stage.turns", {"all_assistant_turns": None, "final_assistant_turn": "last"}), "FINAL_ASSISTANT_TURN"
     ),
     "pack": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
-                    ours="engine.batching"), True),
+                    setting="engine.batching"), True),
     "stream": (note("A data set is read once, into the store.", unless=(None, False)), False),
     "use_torchdata": (note(LOADING), True),
     "use_async_dataset": (note(LOADING), True),
@@ -295,18 +298,18 @@ OWN: Table = {
     "model.load_pretrained_weights": (agrees("A base's weights.", (True,), refused(
         "A training begins with the base's weights.", "Save a base with random weights and name it.")), True),
     "model.chat_template": (template(), "llama3-instruct"),
-    "model.enable_liger_kernel": (switch(mapped({"engine.head": "liger"}), ours="engine.head"), True),
+    "model.enable_liger_kernel": (switch(mapped({"engine.head": "liger"}), setting="engine.head"), True),
     "model.compile": (note("Modules run as they are, uncompiled: equal numbers.", unless=(None, False)), False),
     "model.tokenizer_pad_token": (note("Padding is masked, so any token does."), "<pad>"),
     "model.tokenizer_kwargs.*": (note("The tokenizer is used as its folder says."), "<pad>"),
-    "model.freeze_layers": (refuse(TEXT_ONLY, NO_IMAGES, ours="method"), None),
+    "model.freeze_layers": (refuse(TEXT_ONLY, NO_IMAGES, setting="method"), None),
     "model.shard_for_eval": (note(EVALUATION), True),
     **each(word("rope.type", {"yarn": "yarn", "linear": "linear"}), "yarn",
            "model.model_kwargs.rope_scaling.rope_type", "model.model_kwargs.rope_scaling.type"),
     "model.model_kwargs.rope_scaling.factor": (to("rope.factor", number), 4.0),
     "model.model_kwargs.rope_scaling.original_max_position_embeddings": (to("rope.original_length", integer), 32_768),
     "model.model_kwargs.rope_scaling.*": (
-        refuse("The other numbers of YaRN are those of its paper.", "Leave it out by --without.", ours="rope"), None
+        refuse("The other numbers of YaRN are those of its paper.", "Leave it out by --without.", setting="rope"), None
     ),
     "model.model_kwargs.quantization_config.*": (note("How the base is stored is in its config.json."), "mxfp4"),
     "model.model_kwargs.max_position_embeddings": (
@@ -374,7 +377,7 @@ TRAINING: Table = {
     "metrics_function": (note(EVALUATION), None),
     "reward_functions": (
         refuse("Rewards are rules here, and these are Python functions.",
-               "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", ours="stage.rewards"), ["x"]
+               "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", setting="stage.rewards"), ["x"]
     ),
     "grpo.num_generations": (to("stage.num_generations", integer), 8),
     "grpo.max_completion_length": (to("stage.max_completion_length", integer), 256),
@@ -382,15 +385,15 @@ TRAINING: Table = {
     "grpo.epsilon": (to("stage.epsilon", number), 0.2),
     "grpo.repetition_penalty": (refuse("Completions are drawn from all tokens.", WITHOUT, unless=(None, 1, 1.0)), 1.0),
     "grpo.*": (note("Rollouts are drawn in the training itself: no server of vLLM is needed."), True),
-    "gold.*": (refuse(TEACHER, "Use stage sft: --set stage=sft.", ours="stage"), None),
-    "gkd.*": (refuse(TEACHER, "Use stage sft: --set stage=sft.", ours="stage"), None),
+    "gold.*": (refuse(TEACHER, "Use stage sft: --set stage=sft.", setting="stage"), None),
+    "gkd.*": (refuse(TEACHER, "Use stage sft: --set stage=sft.", setting="stage"), None),
     "verl_config_overrides.*": (note(VERL), 8),
     "trainer_kwargs.beta": (to("stage.beta", number), 0.1),
     "trainer_kwargs.max_length": (to(f"{HYPER}max_length", integer), 2048),
     "trainer_kwargs.max_seq_length": (agrees("model.model_max_length.", ("${model.model_max_length}",), noted(
         "model.model_max_length decides.")), "${model.model_max_length}"),
     "trainer_kwargs.max_prompt_length": (note("One bound, max_length, for prompt and answer."), 512),
-    "trainer_kwargs.packing": (switch(mapped({"engine.batching": "packed"}), ours="engine.batching"), True),
+    "trainer_kwargs.packing": (switch(mapped({"engine.batching": "packed"}), setting="engine.batching"), True),
     "trainer_kwargs.dataset_text_field": (
         agrees("The field of texts.", ("text",), noted("Texts are in `text`.")), "text"
     ),
@@ -434,7 +437,7 @@ TOOL = ConfigTool(
            "training.enable_gradient_checkpointing", "judge_params", "engine"),
     keys=KEYS,
     axes=axes,
-    places=places,
+    data_sets=data_sets,
     purpose=purpose,
     defaults=DEFAULTS,
 )  # fmt: skip

@@ -24,41 +24,41 @@ LEAST_SHARE = 0.5
 """Of a config's keys, those that a tool has to have."""
 
 
-def find_tool(value: Any, wanted: str | None = None) -> tuple[str, ConfigTool]:
+def find_tool(value: Any, tool: str | None = None) -> tuple[str, ConfigTool]:
     """The tool that is named, or else the one that has most of the config's keys and the most marks among them.
 
     Raises `InvalidInput` (`E-IMPORT-TOOL`) if it is none's, or two tools' alike.
     """
-    words = [wanted] if wanted is not None else list(TOOLS)
+    names = [tool] if tool is not None else list(TOOLS)
     counts = {
         word: count_marks(value, TOOLS[word])
-        for word in words
-        if share_of(value, TOOLS[word]) >= LEAST_SHARE and (wanted or count_marks(value, TOOLS[word]))
+        for word in names
+        if share_of(value, TOOLS[word]) >= LEAST_SHARE and (tool or count_marks(value, TOOLS[word]))
     }
     if not counts:
-        raise unknown_config(value, words)
+        raise unknown_config(value, names)
     most = max(counts.values())
-    found = [word for word, count in counts.items() if count == most]
-    if len(found) > 1:
-        titles = " and ".join(TOOLS[word].title for word in found)
+    nearest = [word for word, count in counts.items() if count == most]
+    if len(nearest) > 1:
+        titles = " and ".join(TOOLS[word].title for word in nearest)
         raise InvalidInput(
             f"This may be a config of {titles}.", why="Its keys are both tools'.",
-            do=f"Say which: {' or '.join(f'--from {word}' for word in found)}.", code="E-IMPORT-TOOL",
+            do=f"Say which: {' or '.join(f'--from {word}' for word in nearest)}.", code="E-IMPORT-TOOL",
         )  # fmt: skip
-    return found[0], TOOLS[found[0]]
+    return nearest[0], TOOLS[nearest[0]]
 
 
-def unknown_config(value: Any, words: Sequence[str]) -> InvalidInput:
+def unknown_config(value: Any, candidates: Sequence[str]) -> InvalidInput:
     """The error of a config that is none of some tools', with the nearest of them and the keys that it has."""
     keys = keys_of(value)
-    word = max(words, key=lambda one: (share_of(value, TOOLS[one]), count_marks(value, TOOLS[one])))
+    word = max(candidates, key=lambda name: (share_of(value, TOOLS[name]), count_marks(value, TOOLS[name])))
     shared = [key for key in keys if find_row(key, TOOLS[word].keys)]
-    shown = f": {', '.join(shared[:6])}" if shared else ""
+    shared_keys = f": {', '.join(shared[:6])}" if shared else ""
     names = ", ".join(tool.title for tool in TOOLS.values())
-    what, nearest = ("a tool that is known", ", the nearest,") if len(words) > 1 else (TOOLS[word].title, "")
+    subject, nearest = ("a tool that is known", ", the nearest,") if len(candidates) > 1 else (TOOLS[word].title, "")
     return InvalidInput(
-        f"This is not a config of {what}.",
-        why=f"Of its {len(keys)} keys {TOOLS[word].title}{nearest} has {len(shared)}{shown}. "
+        f"This is not a config of {subject}.",
+        why=f"Of its {len(keys)} keys {TOOLS[word].title}{nearest} has {len(shared)}{shared_keys}. "
         f"Read are configs of {names}.",
         do="Name the file of a training, or its tool by --from.", code="E-IMPORT-TOOL",
     )  # fmt: skip
@@ -66,7 +66,11 @@ def unknown_config(value: Any, words: Sequence[str]) -> InvalidInput:
 
 def keys_of(value: Any) -> list[str]:
     """The keys of a config, each once; none of what is not a mapping."""
-    return list(dict.fromkeys(one.key for one in occurrences(value))) if isinstance(value, Mapping) and value else []
+    return (
+        list(dict.fromkeys(occurrence.key for occurrence in occurrences(value)))
+        if isinstance(value, Mapping) and value
+        else []
+    )
 
 
 def share_of(value: Any, tool: ConfigTool) -> float:

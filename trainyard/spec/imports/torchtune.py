@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.defaults import (
     Absent,
     by_stage,
@@ -39,8 +40,7 @@ from trainyard.spec.imports.keys import (
     to,
     word,
 )
-from trainyard.spec.imports.places import DataPlace, files_of_split, first_rows
-from trainyard.spec.imports.words import (
+from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
     CLOSE_OPTIMIZERS,
     EVALUATION,
@@ -128,25 +128,27 @@ def decay_of_optimizer(config: Config, _settings: Mapping[str, Any]) -> Any:
     return number_of_optimizer(config, 1, "weight_decay")
 
 
-def last_part(given: Any) -> str:
-    return text(given).rpartition(".")[2]
+def last_part(value: Any) -> str:
+    return text(value).rpartition(".")[2]
 
 
 def optimizer() -> KeyConverter:
     plain = word(f"{HYPER}optimizer", OPTIMIZERS, notes=CLOSE_OPTIMIZERS)
     return KeyConverter(
-        plain.ours, lambda given, config: plain.convert(None if given is None else last_part(given), config)
+        plain.setting, lambda value, config: plain.convert(None if value is None else last_part(value), config)
     )
 
 
-def by_last_part(ours: str, words: Mapping[str, Any]) -> KeyConverter:
-    plain = word(ours, {one.lower(): ours_word for one, ours_word in words.items()})
-    return KeyConverter(ours, lambda given, config: plain.convert(None if given is None else last_part(given), config))
+def by_last_part(setting: str, names: Mapping[str, Any]) -> KeyConverter:
+    plain = word(setting, {name.lower(): ours_word for name, ours_word in names.items()})
+    return KeyConverter(
+        setting, lambda value, config: plain.convert(None if value is None else last_part(value), config)
+    )
 
 
 def loss() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        name = last_part(given)
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        name = last_part(value)
         if name in PREFERENCES:
             return mapped(because="In stage.")
         if name in LOSSES:
@@ -159,17 +161,17 @@ def loss() -> KeyConverter:
 def gamma() -> KeyConverter:
     """The margin of SimPO; RSO's has the part of beta."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        ours = "stage.beta" if str(config.get("loss._component_", "")).endswith("RSOLoss") else "stage.gamma"
-        return to(ours, number).convert(given, config)
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        setting = "stage.beta" if str(config.get("loss._component_", "")).endswith("RSOLoss") else "stage.gamma"
+        return to(setting, number).convert(value, config)
 
     return KeyConverter("stage.gamma", convert)
 
 
 def data_set() -> KeyConverter:
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        name = last_part(given)
-        if "multimodal" in text(given):
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        name = last_part(value)
+        if "multimodal" in text(value):
             return refused(TEXT_ONLY, NO_IMAGES)
         if name in PROMPTED and "data_source.format" not in config.overrides:
             return refused(
@@ -184,8 +186,8 @@ def data_set() -> KeyConverter:
 
 
 def model() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        name = text(given)
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        name = text(value)
         if "vision" in name or "clip" in name:
             return refused(TEXT_ONLY, NO_IMAGES)
         return mapped(because="The base is the checkpointer's folder; its name says the method.")
@@ -196,44 +198,44 @@ def model() -> KeyConverter:
 def folder() -> KeyConverter:
     """`/tmp/Qwen3-8B`, into which `tune download` put the base."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        found = resolve(text(given), config)
-        return mapped({"base_model": found.rstrip("/") or found})
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        folder = resolve(text(value), config)
+        return mapped({"base_model": folder.rstrip("/") or folder})
 
     return KeyConverter("base_model", convert)
 
 
-def resolve(given: str, config: Config) -> str:
+def resolve(value: str, config: Config) -> str:
     """A text with the keys that it refers to, as `${output_dir}`, filled in."""
-    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(config.get(found[1], found[0])), given)
+    return re.sub(r"\$\{([\w.]+)\}", lambda match: str(config.get(match[1], match[0])), value)
 
 
 def modules() -> KeyConverter:
     """The projections of the attention; `apply_lora_to_mlp` adds those of the MLP."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if not isinstance(given, list) or not all(one in PROJECTIONS for one in given):
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if not isinstance(value, list) or not all(name in PROJECTIONS for name in value):
             return refused(
                 "Projections are q_proj, k_proj, v_proj and output_proj.", "--set method.target_modules=all-linear"
             )
         mlp = MLP if config.get("model.apply_lora_to_mlp") else ()
-        return mapped({"method.target_modules": [*(PROJECTIONS[one] for one in given), *mlp]})
+        return mapped({"method.target_modules": [*(PROJECTIONS[name] for name in value), *mlp]})
 
     return KeyConverter("method.target_modules", convert)
 
 
 def steps_per_epoch() -> KeyConverter:
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given is None:
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value is None:
             return mapped(because="Left out, here as there.")
-        return mapped({f"{HYPER}max_steps": integer(given) * integer(config.get("epochs", 1))})
+        return mapped({f"{HYPER}max_steps": integer(value) * integer(config.get("epochs", 1))})
 
     return KeyConverter(f"{HYPER}max_steps", convert)
 
 
 def logger() -> KeyConverter:
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        name = last_part(given)
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        name = last_part(value)
         trackers = {"WandBLogger": "wandb", "TensorBoardLogger": "tensorboard"}
         if name in trackers:
             return mapped({"engine.trackers": [trackers[name]]})
@@ -245,31 +247,31 @@ def logger() -> KeyConverter:
 
 def axes(config: Config) -> dict[str, Any]:
     name, kind = str(config.get("model._component_", "")).rpartition(".")[2], str(config.get("loss._component_", ""))
-    chosen = PREFERENCES.get(kind.rpartition(".")[2])
+    loss = PREFERENCES.get(kind.rpartition(".")[2])
     source = str(config.get("dataset._component_", "")).rpartition(".")[2]
-    stage = "dpo" if chosen else "cpt" if DATA_SETS.get(source, ("", ""))[1] == "text" else "sft"
+    stage = "dpo" if loss else "cpt" if DATA_SETS.get(source, ("", ""))[1] == "text" else "sft"
     adapter = "lora" in name or config.get("model.lora_rank") is not None
     four = name.startswith("qlora") or bool(config.get("model.quantize_base"))
     method = ("qlora" if four else "dora" if config.get("model.use_dora") else "lora") if adapter else "full"
-    found: dict[str, Any] = {"stage.type": stage, "method.type": method}
-    found |= {"stage.loss": chosen} if chosen else {}
+    settings: dict[str, Any] = {"stage.type": stage, "method.type": method}
+    settings |= {"stage.loss": loss} if loss else {}
     if config.overrides.get("stage.type") == "grpo":
-        found["backend"] = "trl"
+        settings["backend"] = "trl"
     if config.processes > 1:
         full = stage == "sft" and method == "full"
-        found |= {"launch.strategy": "fsdp", "backend": "trl"} if full else {"launch.strategy": "fsdp_hybrid"}
-    return found
+        settings |= {"launch.strategy": "fsdp", "backend": "trl"} if full else {"launch.strategy": "fsdp_hybrid"}
+    return settings
 
 
-def places(config: Config) -> list[DataPlace]:
+def data_sets(config: Config) -> list[DataPlace]:
     name = str(config.get("dataset._component_", "")).rpartition(".")[2]
-    known, kind = DATA_SETS.get(name, ("", "auto"))
-    source, files = config.get("dataset.source") or known, config.get("dataset.data_files")
+    default_source, kind = DATA_SETS.get(name, ("", "auto"))
+    source, files = config.get("dataset.source") or default_source, config.get("dataset.data_files")
     if source in ("json", "csv", "parquet", "text") and isinstance(files, str):
         return [DataPlace(files, kind, local=True).with_columns(columns_of(config, name))]
-    taken, subset = config.get("dataset.split"), config.get("dataset.subset") or config.get("dataset.name")
-    place = DataPlace(str(source), kind, files_of_split(taken), first_rows(taken), subset=subset)
-    return [place.with_columns(columns_of(config, name))] if isinstance(source, str) and source else []
+    part, subset = config.get("dataset.split"), config.get("dataset.subset") or config.get("dataset.name")
+    data_set = DataPlace(str(source), kind, files_of_split(part), first_rows(part), subset=subset)
+    return [data_set.with_columns(columns_of(config, name))] if isinstance(source, str) and source else []
 
 
 def columns_of(config: Config, builder: str) -> dict[str, str]:
@@ -285,7 +287,7 @@ def columns_of(config: Config, builder: str) -> dict[str, str]:
         return {name: named.get(name, name) for name in ("chosen", "rejected")}
     if builder in LEARNED_PROMPTS or "instruction" in named:
         usual = {"prompt": "instruction", "input": "input", "completion": "output"}
-        return {ours: named.get(theirs, theirs) for ours, theirs in usual.items()}
+        return {field: named.get(column, column) for field, column in usual.items()}
     return {"prompt": named.get("input", "input"), "completion": named.get("output", "output")}
 
 
@@ -366,7 +368,7 @@ KEYS: Table = {
     "model.apply_lora_to_mlp": (carried("method.target_modules", flag), True),
     "model.apply_lora_to_output": (
         agrees("The output layer is as it was.", (False,), refused("The output layer gets no adapter.",
-            "Write false; --set 'method.modules_to_save=[\"lm_head\"]' trains it."), ours="method.modules_to_save"),
+            "Write false; --set 'method.modules_to_save=[\"lm_head\"]' trains it."), setting="method.modules_to_save"),
         False
     ),
     "model.use_dora": (carried("method", flag), False),
@@ -383,19 +385,19 @@ KEYS: Table = {
     "tokenizer.max_seq_len": (to(f"{HYPER}max_length", integer), 2048),
     "tokenizer.prompt_template": (
         refuse("The chat template is the base's own, or engine.template.",
-               "--set engine.template=auto takes the base's, another prompt.", ours="engine.template"), None
+               "--set engine.template=auto takes the base's, another prompt.", setting="engine.template"), None
     ),
     "dataset._component_": (data_set(), "torchtune.datasets.alpaca_dataset"),
     "dataset.packed": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
-                              ours="engine.batching"), False),
+                              setting="engine.batching"), False),
     "dataset.split": (split(), "train"),
     "dataset.source": (carried("data_source.path", text), "me/rows"),
     "dataset.data_files": (carried("data_source.path"), "rows.jsonl"),
     **each(carried("data_source.hub", text), None, "dataset.subset", "dataset.name"),
     "dataset.partition": (refuse("A part of a split is not read.", "--set data_source.max_rows=N takes N rows.",
-                                 ours="data_source.max_rows"), "1-9/10"),
+                                 setting="data_source.max_rows"), "1-9/10"),
     "dataset.train_on_input": (
-        agrees("Only answers are learned.", (False,), refused(PROMPTS, PROMPTS_DO), ours="stage"), False
+        agrees("Only answers are learned.", (False,), refused(PROMPTS, PROMPTS_DO), setting="stage"), False
     ),
     "dataset.column": (column_of("text", "text"), "body"),
     "dataset.conversation_column": (column_of("messages", "messages", "conversations"), "dialog"),
@@ -437,7 +439,7 @@ KEYS: Table = {
     "ref_checkpointer.*": (note("The reference is the base as it was, without the adapter."), "/tmp/model"),
     "reward_functions[].*": (
         refuse("Rewards are rules here, and these are Python functions.",
-               "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", ours="stage.rewards"), "x"
+               "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", setting="stage.rewards"), "x"
     ),
     "grpo_samples": (to("stage.num_generations", integer), 16),
     "max_generated_tokens": (to("stage.max_completion_length", integer), 512),
@@ -498,7 +500,7 @@ TOOL = ConfigTool(
            "dataset._component_", "policy_model._component_"),
     keys=KEYS,
     axes=axes,
-    places=places,
+    data_sets=data_sets,
     purpose=purpose,
     defaults=DEFAULTS,
 )  # fmt: skip

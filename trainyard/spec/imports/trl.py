@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.defaults import (
     ARGUMENT_DEFAULTS,
     LORA_DEFAULTS,
@@ -40,8 +41,7 @@ from trainyard.spec.imports.keys import (
     to,
     word,
 )
-from trainyard.spec.imports.places import DataPlace, files_of_split, first_rows
-from trainyard.spec.imports.words import (
+from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
     EVALUATION,
     HYPER,
@@ -88,26 +88,26 @@ def loss() -> KeyConverter:
     """A loss, or a list of one; a sum of losses has no setting."""
     plain = word("stage.loss", LOSSES)
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if isinstance(given, list) and len(given) != 1:
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if isinstance(value, list) and len(value) != 1:
             return refused("There is one loss.", "Name one: --set stage.loss=sigmoid.")
-        return plain.convert(given[0] if isinstance(given, list) else given, config)
+        return plain.convert(value[0] if isinstance(value, list) else value, config)
 
-    return KeyConverter(plain.ours, convert)
+    return KeyConverter(plain.setting, convert)
 
 
 def text_field() -> KeyConverter:
     """The column of plain texts, which TRL reads of rows that are neither conversations nor prompts nor pairs."""
 
-    def convert(given: Any, config: Config) -> KeyAnswer:
-        if given is None or text(given) == "text":
+    def convert(value: Any, config: Config) -> KeyAnswer:
+        if value is None or text(value) == "text":
             return mapped(because="The field of texts.")
         if any(config.get(key) is True for key in ANSWERS_ONLY):
             return refused(
                 "Rows of plain texts have no answers, and only answers are to be learned.",
                 "Leave one of the two out by --without.",
             )
-        return noted(TEXTS, {"data_source.columns": {"text": text(given)}})
+        return noted(TEXTS, {"data_source.columns": {"text": text(value)}})
 
     return KeyConverter("data_source.columns", convert)
 
@@ -143,10 +143,10 @@ TRAINING: Table = {
     "truncation_mode": (agrees("The end is cut.", ("keep_start",), refused(
         "Rows are cut at their end.", "Shorten the rows, or --without truncation_mode.")), "keep_start"),
     "packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
-                       ours="engine.batching"), True),
+                       setting="engine.batching"), True),
     "packing_strategy": (agrees("Rows stay whole.", ("bfd",), refused(
         "Packed rows stay whole here.", "Write bfd, or --without packing_strategy.")), "bfd"),
-    "padding_free": (switch(mapped({"engine.batching": "packed"}), ours="engine.batching"), False),
+    "padding_free": (switch(mapped({"engine.batching": "packed"}), setting="engine.batching"), False),
     "pad_to_multiple_of": (note("Padding is masked, so its length changes no number."), 8),
     "eval_packing": (note(EVALUATION), False),
     "dataset_text_field": (text_field(), "body"),
@@ -154,9 +154,9 @@ TRAINING: Table = {
     "dataset_kwargs": (note(LOADING), None),
     "shuffle_dataset": (always("Rows are shuffled in each epoch."), True),
     "completion_only_loss": (agrees("Only completions are learned.", (True,), refused(PROMPTS, PROMPTS_DO),
-                                    ours="stage"), True),
+                                    setting="stage"), True),
     "assistant_only_loss": (
-        agrees("Only answers are learned.", (True,), refused(PROMPTS, PROMPTS_DO), ours="stage"), True
+        agrees("Only answers are learned.", (True,), refused(PROMPTS, PROMPTS_DO), setting="stage"), True
     ),
     "activation_offloading": (note("Activations stay on the device; gradient checkpointing saves most of them.",
                                    unless=(None, False)), False),
@@ -186,7 +186,7 @@ TRAINING: Table = {
                                                    "none": "none"}), "group"),
     "reward_funcs": (
         refuse("Rewards are rules here, and these are Python functions.",
-               "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", ours="stage.rewards"),
+               "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", setting="stage.rewards"),
         ["accuracy_reward"],
     ),
     "reward_weights": (carried("stage.rewards"), None),
@@ -254,35 +254,35 @@ def peft_method(config: Config, *, adapter: bool) -> str:
 
 def axes(config: Config) -> dict[str, Any]:
     adapter = bool(config.get("use_peft"))
-    found: dict[str, Any] = {"stage.type": stage_of(config), "method.type": peft_method(config, adapter=adapter)}
-    if found["method.type"] == "qlora" and config.get("load_in_8bit"):
-        found["quantization"] = "int8"
-    stage = config.overrides.get("stage.type", found["stage.type"])
-    return found | ({"backend": "trl"} if stage == "grpo" else {})
+    settings: dict[str, Any] = {"stage.type": stage_of(config), "method.type": peft_method(config, adapter=adapter)}
+    if settings["method.type"] == "qlora" and config.get("load_in_8bit"):
+        settings["quantization"] = "int8"
+    stage = config.overrides.get("stage.type", settings["stage.type"])
+    return settings | ({"backend": "trl"} if stage == "grpo" else {})
 
 
-def places(config: Config) -> list[DataPlace]:
-    found = [
+def data_sets(config: Config) -> list[DataPlace]:
+    sets = [
         DataPlace(
-            one["path"],
-            files=files_of(one) or files_of_split(one.get("split")),
-            max_rows=first_rows(one.get("split")),
-            subset=one.get("name"),
+            entry["path"],
+            files=files_of(entry) or files_of_split(entry.get("split")),
+            max_rows=first_rows(entry.get("split")),
+            subset=entry.get("name"),
         )
-        for one in config.listed("datasets")
-        if isinstance(one.get("path"), str)
+        for entry in config.listed("datasets")
+        if isinstance(entry.get("path"), str)
     ]
     name = config.get("dataset_name")
     split, subset = config.get("dataset_train_split"), config.get("dataset_config")
-    place = DataPlace(str(name), files=files_of_split(split), max_rows=first_rows(split), subset=subset)
-    found = found or ([place] if isinstance(name, str) else [])
+    data_set = DataPlace(str(name), files=files_of_split(split), max_rows=first_rows(split), subset=subset)
+    sets = sets or ([data_set] if isinstance(name, str) else [])
     column = text_column(config)
-    return [replace(one, format="text").with_columns({"text": column}) for one in found] if column else found
+    return [replace(item, format="text").with_columns({"text": column}) for item in sets] if column else sets
 
 
 def files_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
     files = entry.get("data_files") or ()
-    return (files,) if isinstance(files, str) else tuple(one for one in files if isinstance(one, str))
+    return (files,) if isinstance(files, str) else tuple(file for file in files if isinstance(file, str))
 
 
 def purpose(config: Config) -> str:
@@ -311,7 +311,7 @@ TOOL = ConfigTool(
            "completion_only_loss", "reward_funcs"),
     keys=KEYS,
     axes=axes,
-    places=places,
+    data_sets=data_sets,
     purpose=purpose,
     defaults=DEFAULTS,
 )  # fmt: skip

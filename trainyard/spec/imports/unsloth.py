@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainyard.spec.imports.conversion import ConfigTool
+from trainyard.spec.imports.data_sets import DataPlace
 from trainyard.spec.imports.defaults import (
     Absent,
     Computed,
@@ -36,8 +37,7 @@ from trainyard.spec.imports.keys import (
     to,
     word,
 )
-from trainyard.spec.imports.places import DataPlace
-from trainyard.spec.imports.words import (
+from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
     HYPER,
     LORA,
@@ -67,13 +67,13 @@ CHAT = "Kept for its chat window: a training draws nothing."
 SAVING = "Kept for merging and exporting; `trainyard adapters convert` and a deployer do that."
 
 
-def counted(ours: str) -> KeyConverter:
+def counted(setting: str) -> KeyConverter:
     """Epochs, where 0 leaves it to max_steps."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        return mapped({ours: number(given)} if given else {}, "" if given else "max_steps decides.")
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        return mapped({setting: number(value)} if value else {}, "" if value else "max_steps decides.")
 
-    return KeyConverter(ours, convert)
+    return KeyConverter(setting, convert)
 
 
 def vision_part() -> KeyConverter:
@@ -84,21 +84,21 @@ def vision_part() -> KeyConverter:
 def layers_part(name: str) -> KeyConverter:
     return agrees("Layers of the text model.", (True,), refused(
         f"Whether {name} is adapted is said by names.", "--set 'method.target_modules=[\"q_proj\", \"v_proj\"]'"),
-        ours="method.target_modules")  # fmt: skip
+        setting="method.target_modules")  # fmt: skip
 
 
 def train_on() -> KeyConverter:
-    return agrees("Only answers are learned.", (True,), refused(PROMPTS, PROMPTS_DO), ours="stage")
+    return agrees("Only answers are learned.", (True,), refused(PROMPTS, PROMPTS_DO), setting="stage")
 
 
 def row_format() -> KeyConverter:
     """How rows are written; those of Alpaca get a prompt text of their own."""
 
-    def convert(given: Any, _config: Config) -> KeyAnswer:
-        if given is None or given in (*FORMATS, "raw", "conversational"):
+    def convert(value: Any, _config: Config) -> KeyAnswer:
+        if value is None or value in (*FORMATS, "raw", "conversational"):
             return mapped(because="In data_source.format.")
         return refused(
-            f"Unsloth writes rows of {text(given)} into a prompt text, without the base's chat template.",
+            f"Unsloth writes rows of {text(value)} into a prompt text, without the base's chat template.",
             "--set data_source.format=alpaca renders them by the base's template: another prompt.",
         )
 
@@ -120,7 +120,7 @@ def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
 
 def words_of_checkpointing() -> KeyConverter:
     plain = checkpointing()
-    return KeyConverter(plain.ours, lambda given, config: plain.convert(False if given == "none" else given, config))
+    return KeyConverter(plain.setting, lambda value, config: plain.convert(False if value == "none" else value, config))
 
 
 STUDIO: Table = {
@@ -144,7 +144,7 @@ STUDIO: Table = {
     "training.weight_decay": (to(f"{HYPER}weight_decay", number), 0.001),
     "training.random_seed": (to(f"{HYPER}seed", integer), 3407),
     "training.packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
-                                ours="engine.batching"), False),
+                                setting="engine.batching"), False),
     "training.train_on_completions": (train_on(), True),
     "training.gradient_checkpointing": (words_of_checkpointing(), "unsloth"),
     "training.optim": (optimizer(), "adamw_8bit"),
@@ -152,7 +152,7 @@ STUDIO: Table = {
     **{f"lora.{key}": row for key, row in LORA.items() if key != "lora_target_modules"},
     "lora.target_modules": (target_modules(), ["q_proj", "v_proj"]),
     "lora.use_dora": (carried("method", flag), False),
-    "lora.use_loftq": (switch(mapped({"method.init": "loftq"}), ours="method.init"), True),
+    "lora.use_loftq": (switch(mapped({"method.init": "loftq"}), setting="method.init"), True),
     "lora.vision_all_linear": (vision_part(), False),
     "lora.finetune_vision_layers": (vision_part(), True),
     "lora.finetune_language_layers": (agrees("The text model is adapted.", (True,), refused(
@@ -212,12 +212,12 @@ def axes(config: Config) -> dict[str, Any]:
     return {"stage.type": "cpt" if raw else "sft", "method.type": method}
 
 
-def places(config: Config) -> list[DataPlace]:
+def data_sets(config: Config) -> list[DataPlace]:
     kind = FORMATS.get(str(config.get("data.format_type", "auto")), "auto")
     local = config.get("data.local_dataset") or config.get("raw_text_file") or []
-    files = [local] if isinstance(local, str) else [one for one in local if isinstance(one, str)]
+    files = [local] if isinstance(local, str) else [file for file in local if isinstance(file, str)]
     name = config.get("data.dataset") or config.get("dataset")
-    return [DataPlace(one, kind, local=True) for one in files] or (
+    return [DataPlace(file, kind, local=True) for file in files] or (
         [DataPlace(name, kind)] if isinstance(name, str) else []
     )
 
@@ -273,7 +273,7 @@ TOOL = ConfigTool(
            "training.train_on_completions", "use_gradient_checkpointing", "random_state"),
     keys=KEYS,
     axes=axes,
-    places=places,
+    data_sets=data_sets,
     purpose=purpose,
     defaults=DEFAULTS,
 )  # fmt: skip

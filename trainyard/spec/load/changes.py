@@ -44,9 +44,9 @@ def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
     """
     old, new = flatten_settings(before), flatten_settings(after)
     changed = [name for name in old | new if old.get(name) != new.get(name)]
-    others = tuple(name.removesuffix("type") for name in changed if name.endswith(".type"))
+    groups = tuple(name.removesuffix("type") for name in changed if name.endswith(".type"))
     for name in changed:
-        if name.endswith(".type") or not name.startswith(others):
+        if name.endswith(".type") or not name.startswith(groups):
             yield name.removesuffix(".type"), old.get(name), new.get(name)
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.chain import ChainSpec
-from trainyard.spec.compat.words import word_reasons
+from trainyard.spec.compat.other_tools import word_reasons
 from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.spec.load.limits import MAX_SPEC_BYTES
 from trainyard.spec.load.parse import check_crowded, parse_chain, reasons_of, suggest, validate
@@ -74,8 +74,8 @@ def read_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
             return chain_of_job(validate(JobSpec, value)), []
         except ValidationError as error:
             return None, reasons_of(error, JobSpec)
-    if isinstance(value, Mapping) and "nodes" not in value and (known := word_reasons(value, None)):
-        return None, known
+    if isinstance(value, Mapping) and "nodes" not in value and (reasons := word_reasons(value, None)):
+        return None, reasons
     return parse_chain(value)
 
 
@@ -92,4 +92,4 @@ def from_template(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reas
         return validate(TEMPLATES[name].model, parameters).build(), []
     except ValidationError as error:
         reasons = reasons_of(error, TEMPLATES[name].model)
-        return None, [replace(one, field=f"parameters.{one.field}".rstrip(".")) for one in reasons]
+        return None, [replace(reason, field=f"parameters.{reason.field}".rstrip(".")) for reason in reasons]

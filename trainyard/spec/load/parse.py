@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainyard.errors import Reason
 from trainyard.spec.chain import ChainSpec
-from trainyard.spec.compat.words import word_reasons
+from trainyard.spec.compat.other_tools import word_reasons
 from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
 from trainyard.spec.load.spellings import VALUES, right_name, tags_of
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
@@ -103,7 +103,7 @@ def validate(model: type[Model], value: Any) -> Model:
 
 
 def has_wrong_number(error: ValidationError) -> bool:
-    return any(one["type"] in NUMBER_TYPES for one in error.errors(include_url=False))
+    return any(error_detail["type"] in NUMBER_TYPES for error_detail in error.errors(include_url=False))
 
 
 def shorten_numbers(value: Any) -> Any:
@@ -153,7 +153,7 @@ def parse_node(raw: Any, read: bool) -> ParsedNode:
 
 def number(nodes: Sequence[ParsedNode]) -> list[str]:
     """The id of each node: its own, or its type, with a number from the second of that type on."""
-    taken = {node.id for node in nodes if node.id is not None}
+    given_ids = {node.id for node in nodes if node.id is not None}
     counts: Counter[str] = Counter()
     ids = []
     for node in nodes:
@@ -162,7 +162,7 @@ def number(nodes: Sequence[ParsedNode]) -> list[str]:
             stem = node.type.replace("_", "-")
             counts[stem] += 1
             candidate = stem if counts[stem] == 1 else f"{stem}-{counts[stem]}"
-            node_id = None if candidate in taken else candidate
+            node_id = None if candidate in given_ids else candidate
         ids.append(node_id)
     return ids
 
@@ -178,8 +178,8 @@ def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str
     details = error.errors(include_url=False)
     lists = {detail["loc"][:end] for detail in details for end in range(len(detail["loc"]))}
     lists |= {("nodes",)} if ids else set()
-    shown = [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in lists)]
-    return cap_reasons([reason_of(detail, model, ids) for detail in shown[:MAX_REASONS]], len(shown))
+    relevant = [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in lists)]
+    return cap_reasons([reason_of(detail, model, ids) for detail in relevant[:MAX_REASONS]], len(relevant))
 
 
 def cap_reasons(reasons: list[Reason], count: int) -> list[Reason]:
@@ -193,15 +193,15 @@ def check_crowded(value: Any) -> list[Reason]:
     """The reason why a value is not looked at more closely: a mapping of it has more than `MAX_KEYS` keys."""
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
     while waiting:
-        where, one = waiting.pop()
-        if isinstance(one, Mapping):
-            if len(one) > MAX_KEYS:
-                because = f"There are {len(one):,} keys here, and a mapping has at most {MAX_KEYS:,}."
+        where, model = waiting.pop()
+        if isinstance(model, Mapping):
+            if len(model) > MAX_KEYS:
+                because = f"There are {len(model):,} keys here, and a mapping has at most {MAX_KEYS:,}."
                 field = ".".join(map(str, where))
                 return [Reason("E-SPEC-SYNTAX", None, field, because, "Write the settings that you mean.")]
-            waiting += [((*where, key), below) for key, below in one.items() if isinstance(below, Mapping | list)]
-        elif isinstance(one, list):
-            waiting += [((*where, at), below) for at, below in enumerate(one) if isinstance(below, Mapping | list)]
+            waiting += [((*where, key), below) for key, below in model.items() if isinstance(below, Mapping | list)]
+        elif isinstance(model, list):
+            waiting += [((*where, at), below) for at, below in enumerate(model) if isinstance(below, Mapping | list)]
     return []
 
 
@@ -212,25 +212,25 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
         node = ids[loc[1]] if loc[1] < len(ids) else f"nodes.{loc[1]}"
         path = loc[3:] if len(loc) > 2 and loc[2] in NODE_TYPES else loc[2:]
     field = ".".join(map(str, without_tags(path)))
-    kind, given = detail["type"], detail.get("input")
-    if known := word_reasons({str(loc[-1]): given} if loc else {}, node, field):
-        return known[0]
+    kind, value = detail["type"], detail.get("input")
+    if reasons := word_reasons({str(loc[-1]): value} if loc else {}, node, field):
+        return reasons[0]
     if kind == "extra_forbidden":
-        return misspelt(node, field, str(loc[-1]), given, model_at(model, loc[:-1]))
+        return misspelt(node, field, str(loc[-1]), value, model_at(model, loc[:-1]))
     if kind == "missing":
         return Reason("E-SPEC-MISSING", node, field, f"The field {loc[-1]!r} is needed here.", f"Add `{loc[-1]}:`.")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return unknown_type(node, field, detail)
-    because = f"{describe_value(given)} does not fit: {sentence(detail['msg'])}"
+    because = f"{describe_value(value)} does not fit: {sentence(detail['msg'])}"
     if kind == "value_error" or "instead" in detail.get("ctx", {}):
         because = sentence(detail["msg"])
     code = detail.get("ctx", {}).get("code") or ("E-SPEC-SYNTAX" if kind == "too_long" else "E-SPEC-VALUE")
     return Reason(code, node, field, because, instead_of(detail))
 
 
-def misspelt(node: str | None, field: str, key: str, given: Any, parent: type[BaseModel] | None) -> Reason:
+def misspelt(node: str | None, field: str, key: str, value: Any, parent: type[BaseModel] | None) -> Reason:
     names = [info.alias or name for name, info in parent.model_fields.items()] if parent else []
-    instead = right_name(key, given, parent) if parent else None
+    instead = right_name(key, value, parent) if parent else None
     instead = instead or suggest(key, names, f"Write one of: {', '.join(names)}.")
     return Reason("E-SPEC-KEY", node, field, f"There is no field {key!r} here.", instead)
 
@@ -244,20 +244,20 @@ def without_tags(path: Sequence[Any]) -> list[Any]:
 
 def unknown_type(node: str | None, field: str, detail: Mapping[str, Any]) -> Reason:
     """A node or a variant of a setting that is not there; without a type pydantic does not say which variants are."""
-    given, known = detail.get("input"), NODE_TYPES
-    kind = given.get("type") if isinstance(given, Mapping) else None
+    value, allowed = detail.get("input"), NODE_TYPES
+    kind = value.get("type") if isinstance(value, Mapping) else None
     if field:
-        known = tuple(re.findall(r"'([^']+)'", (detail.get("ctx") or {}).get("expected_tags", "")))
+        allowed = tuple(re.findall(r"'([^']+)'", (detail.get("ctx") or {}).get("expected_tags", "")))
         because = f"There is no type {describe_value(kind)} here." if kind is not None else "This has no `type`."
     else:
         because = f"There is no node type {describe_value(kind)}." if kind is not None else "The node has no `type`."
-    instead = suggest(kind, known, f"Use {', '.join(known)}." if known else "Add `type:`.")
+    instead = suggest(kind, allowed, f"Use {', '.join(allowed)}." if allowed else "Add `type:`.")
     return Reason("E-SPEC-TYPE", node, f"{field}.type".lstrip("."), because, instead)
 
 
 def instead_of(detail: Mapping[str, Any]) -> str:
     """What to write, from the kind of error and its bounds."""
-    kind, context, given = detail["type"], detail.get("ctx") or {}, detail.get("input")
+    kind, context, value = detail["type"], detail.get("ctx") or {}, detail.get("input")
     if "instead" in context:
         return str(context["instead"])
     if kind in BOUNDS:
@@ -266,8 +266,10 @@ def instead_of(detail: Mapping[str, Any]) -> str:
         return text.format(f"{bound:,}" if isinstance(bound, int) else f"{bound:g}")
     if kind in ("enum", "literal_error"):
         choices = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ", ").split(",")]
-        ours = VALUES.get(given.lower()) if isinstance(given, str) else None
-        return suggest(ours if ours in choices else given, choices, f"Write one of: {', '.join(choices)}.")
+        allowed_value = VALUES.get(value.lower()) if isinstance(value, str) else None
+        return suggest(
+            allowed_value if allowed_value in choices else value, choices, f"Write one of: {', '.join(choices)}."
+        )
     if kind == "string_pattern_mismatch":
         return NAME_RULE if "a-z0-9-" in str(context["pattern"]) else f"Write a text like {context['pattern']}."
     return INSTEAD.get(kind, "Correct the value; docs/chains.md lists what each field takes.")
@@ -288,7 +290,7 @@ def model_at(model: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel] | No
                 variants = by_key[part].annotation
                 current = next(models_in(variants), None)
             else:
-                current = next((one for one in models_in(variants) if part in tags_of(one)), current)
+                current = next((model for model in models_in(variants) if part in tags_of(model)), current)
     return current
 
 
@@ -300,25 +302,25 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from models_in(part)
 
 
-def find_closest(given: str, allowed: Iterable[str]) -> str | None:
+def find_closest(name: str, allowed: Iterable[str]) -> str | None:
     """The allowed word that is most like the given one, if any is like it."""
-    plain = given.lower().replace("-", "_")
+    plain = name.lower().replace("-", "_")
     by_plain = {word.lower().replace("-", "_"): word for word in allowed}
     near = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.6)
     return by_plain[near[0]] if near else None
 
 
-def suggest(given: Any, allowed: Iterable[str], otherwise: str) -> str:
+def suggest(value: Any, allowed: Iterable[str], otherwise: str) -> str:
     """What to write instead of a wrong word: the most similar one, or else another sentence."""
-    near = find_closest(given, allowed) if isinstance(given, str) else None
+    near = find_closest(value, allowed) if isinstance(value, str) else None
     return f"Did you mean {near!r}?" if near else otherwise
 
 
-def describe_value(given: Any) -> str:
+def describe_value(value: Any) -> str:
     """A wrong value, short enough for one line."""
-    if given is None:
+    if value is None:
         return "null"
-    text = repr(given) if isinstance(given, str | int | float | bool) else f"a {type(given).__name__}"
+    text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 

@@ -74,10 +74,10 @@ VALUES = {
     "gpu": "cuda", "flash_attention_2": "fa2", "flash_attention_3": "fa3",
 }  # fmt: skip
 """A value elsewhere -> ours."""
-OURS = {name: ours for ours, names in SPELLINGS.items() for name in names.split()}
+OURS = {name: setting for setting, names in SPELLINGS.items() for name in names.split()}
 
 
-def right_name(key: str, given: Any, parent: type[BaseModel]) -> str | None:
+def right_name(key: str, value: Any, parent: type[BaseModel]) -> str | None:
     """What to write instead of a key that the model `parent` does not have; None where no other name is known.
 
     A setting of a trainer that was written in the wrong group is known as well.
@@ -87,36 +87,40 @@ def right_name(key: str, given: Any, parent: type[BaseModel]) -> str | None:
         return ELSEWHERE[name]
     if issubclass(parent, Variant) and (readers := values_with(OURS.get(name, key).rpartition(".")[2], parent)):
         return readers
-    places = [OURS[name]] if name in OURS else sorted(paths_of(key))
-    found = [here for place in places if (here := seen_from(parent, place)) is not None]
-    if not found:
+    paths = [OURS[name]] if name in OURS else sorted(paths_of(key))
+    visible = [here for path in paths if (here := seen_from(parent, path)) is not None]
+    if not visible:
         return None
-    if given is False and ": " in found[0]:
-        return f"Remove it; `{found[0]}` is what switches it on."
-    return f"Write {' or '.join(f'`{place}`' for place in found)}."
+    if value is False and ": " in visible[0]:
+        return f"Remove it; `{visible[0]}` is what switches it on."
+    return f"Write {' or '.join(f'`{path}`' for path in visible)}."
 
 
-def seen_from(parent: type[BaseModel], place: str) -> str | None:
+def seen_from(parent: type[BaseModel], path: str) -> str | None:
     """A trainer's setting as it is written in `parent`; None where it cannot be written there or next to it."""
-    setting, colon, value = place.partition(": ")
+    setting, colon, value = path.partition(": ")
     last = setting.rpartition(".")[2]
     if last in parent.model_fields:
         return f"{last}{colon}{value}"
     in_trainer = issubclass(parent, TrainingSettings) or any(parent in models for models in GROUPS.values())
-    return place if in_trainer and setting.partition(".")[0] in TrainerConfig.model_fields else None
+    return path if in_trainer and setting.partition(".")[0] in TrainerConfig.model_fields else None
 
 
 def paths_of(key: str) -> Iterator[str]:
     """Where a trainer has a setting of this name."""
     if key in TrainerConfig.model_fields:
         yield key
-    yield from (f"{group}.{key}" for group, models in GROUPS.items() if any(key in one.model_fields for one in models))
+    yield from (
+        f"{group}.{key}" for group, models in GROUPS.items() if any(key in model.model_fields for model in models)
+    )
 
 
 def values_with(setting: str, parent: type[Variant]) -> str | None:
     """The other values of an axis that have a setting which the variant `parent` does not have, as a sentence."""
     for axis, models in GROUPS.items():
-        readers = [tag for one in models if parent in models and setting in one.model_fields for tag in tags_of(one)]
+        readers = [
+            tag for model in models if parent in models and setting in model.model_fields for tag in tags_of(model)
+        ]
         if readers and setting not in parent.model_fields:
             return f"`{setting}` is a setting of {axis} {', '.join(readers)}."
     return None

@@ -99,11 +99,11 @@ def check_json_size(text: str) -> None:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         raise duplicate_key(next(key for key, count in counts.items() if count > 1))
-    return found
+    return mapping
 
 
 def refuse_constant(text: str) -> Any:

@@ -1,0 +1,61 @@
+"""Rows on words of other tools that are known here and that this release cannot carry out.
+
+They are asked about a plain value before it is read as a spec, because no model of `spec/` has a place for these words:
+a form or a schema that offered them would promise what does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.errors import Reason
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, listed
+
+PROVIDERS = ("openai", "together", "fireworks", "anyscale", "bedrock", "vertex")
+"""Cloud services that fine-tune a model of theirs on uploaded rows."""
+PROVIDER_FIELDS = ("backend", "provider")
+CLOUD_FILES = ("training_file", "validation_file")
+"""Fields that only a job for a cloud provider has: rows that are uploaded first."""
+
+
+def cloud_provider(config: Mapping[str, Any], _: NodeView | None) -> Match:
+    """The provider that a trainer, a job or one of their fields names; a job's files say it too."""
+    for field in PROVIDER_FIELDS:
+        name = config.get(field)
+        if isinstance(name, str) and name.lower() in PROVIDERS:
+            return {"field": field, "what": f"The cloud provider {name.lower()}"}
+    files = [field for field in CLOUD_FILES if field in config]
+    return bool(files) and {"field": files[0], "what": f"A job for a cloud provider (`{files[0]}`)"}
+
+
+KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
+"""A key, or the variable with one. Its value is not repeated."""
+
+
+WORD_ROWS = (
+    Row(
+        "provider", "R-PROVIDER", "trainer", "config.{field}", cloud_provider,
+        "{what} is not in this release: no rows are sent to a provider, and every training runs on your own machines.",
+        f"Use a dataset of this machine and a backend that runs here: {listed(BackendName)}.", scope="words",
+    ),
+    Row(
+        "chain-key", "R-ENDPOINT", "*", "config.{field}",
+        lambda config, _: [{"field": field} for field in KEY_FIELDS if field in config],
+        "A chain does not say which key is sent where: a key belongs to an endpoint, which the operator names "
+        "in trainyard.toml together with its address.",
+        "Write `endpoint: NAME` in place of `{field}`, where trainyard.toml has [endpoints.NAME] with base_url and "
+        "api_key_env.", scope="words",
+    ),
+)  # fmt: skip
+"""Asked about plain values, by `spec/load`."""
+
+
+def word_reasons(config: Mapping[str, Any], node: str | None, field: str | None = None) -> list[Reason]:
+    """The reasons that the words of a plain mapping give; `field` is where they are, if the row cannot know it."""
+    return [
+        fill(row, arguments, node, field if field is not None else str(arguments["field"]))
+        for row in WORD_ROWS
+        for arguments in answers(row.when(config, None))  # type: ignore[arg-type]
+    ]
