@@ -116,7 +116,7 @@ function Labelled({
 }) {
   const { schema, form, path, name, required, value } = field;
   const id = useId();
-  const reasons = form.problems.filter((one) => one.field === path);
+  const reasons = form.problems.filter((problem) => problem.field === path);
   const isMissing = required && value === undefined && schema.default === undefined;
   const label = (
     <>
@@ -134,9 +134,9 @@ function Labelled({
       {form.extras[path]}
       <div id={`${id}-help`}>
         {invalid && <p className="invalid">{invalid}</p>}
-        {reasons.map((one, index) => (
+        {reasons.map((reason, index) => (
           <p className="invalid" key={index}>
-            <Prose text={one.because} /> <Prose text={one.instead} /> {one.code && <code>{one.code}</code>}
+            <Prose text={reason.because} /> <Prose text={reason.instead} /> {reason.code && <code>{reason.code}</code>}
           </p>
         ))}
         <p className="help">
@@ -173,7 +173,7 @@ function PlainField(props: FieldProps) {
 function ChoiceField(props: FieldProps) {
   const { schema, value, onChange, required } = props;
   const fallback = defaultOf(props);
-  const choices = schema.enum!.filter((one) => one === value || one !== fallback);
+  const choices = schema.enum!.filter((choice) => choice === value || choice !== fallback);
   return (
     <Labelled
       field={props}
@@ -183,12 +183,12 @@ function ChoiceField(props: FieldProps) {
         <select
           {...ids}
           value={value === undefined ? "" : textOf(value)}
-          onChange={(event) => onChange(choices.find((one) => textOf(one) === event.target.value))}
+          onChange={(event) => onChange(choices.find((choice) => textOf(choice) === event.target.value))}
         >
           <option value="">{fallback != null ? `${textOf(fallback)} (default)` : required ? "choose" : "none"}</option>
-          {choices.map((one) => (
-            <option key={textOf(one)} value={textOf(one)}>
-              {textOf(one)}
+          {choices.map((choice) => (
+            <option key={textOf(choice)} value={textOf(choice)}>
+              {textOf(choice)}
             </option>
           ))}
         </select>
@@ -226,7 +226,7 @@ function WordField(props: FieldProps) {
     onChange(Object.keys(given).length > 0 || (next && !alone) ? { type: next, ...given } : next || undefined);
   const fields = words[current]?.properties ?? {};
   const main = mainOf(fields, form.root);
-  const rest = Object.keys(fields).filter((one) => !main.includes(one));
+  const rest = Object.keys(fields).filter((name) => !main.includes(name));
   const shared = {
     form,
     schema: words[current]!,
@@ -243,9 +243,9 @@ function WordField(props: FieldProps) {
               {schema.default != null ? `${textOf(schema.default)} (default)` : required ? "choose" : "none"}
             </option>
             {Object.keys(words)
-              .filter((one) => one === word || one !== schema.default)
-              .map((one) => (
-                <option key={one}>{one}</option>
+              .filter((name) => name === word || name !== schema.default)
+              .map((name) => (
+                <option key={name}>{name}</option>
               ))}
           </select>
         )}
@@ -370,8 +370,8 @@ function Details(props: {
 }) {
   const num = isObject(props.given) ? Object.keys(props.given).length : 0;
   const places = props.names?.map((name) => join(props.path, name)) ?? [props.path];
-  const isWrong = props.problems.some((one) =>
-    places.some((place) => one.field === place || one.field.startsWith(`${place}.`)),
+  const isWrong = props.problems.some((problem) =>
+    places.some((place) => problem.field === place || problem.field.startsWith(`${place}.`)),
   );
   const [isOpen, setIsOpen] = useState(num > 0);
   return (
@@ -404,14 +404,16 @@ function ListField(props: FieldProps) {
     return (
       <Labelled field={props} isGroup>
         {() =>
-          choices.map((one) => (
-            <label key={textOf(one)}>
+          choices.map((choice) => (
+            <label key={textOf(choice)}>
               <input
                 type="checkbox"
-                checked={items.includes(one)}
-                onChange={(event) => set(event.target.checked ? [...items, one] : items.filter((item) => item !== one))}
+                checked={items.includes(choice)}
+                onChange={(event) =>
+                  set(event.target.checked ? [...items, choice] : items.filter((item) => item !== choice))
+                }
               />{" "}
-              {textOf(one)}
+              {textOf(choice)}
             </label>
           ))
         }

@@ -87,8 +87,8 @@ export function TextInput({ schema, form, path, value, onChange, ids }: WithIds)
       <input {...shared} type="text" autoComplete="off" spellCheck={false} list={choices && list} />
       {choices && (
         <datalist id={list}>
-          {choices.map((one) => (
-            <option key={one.value} value={one.value} label={one.label} />
+          {choices.map((choice) => (
+            <option key={choice.value} value={choice.value} label={choice.label} />
           ))}
         </datalist>
       )}

@@ -46,9 +46,9 @@ export function resolveSchema(schema: JsonSchema, root: JsonSchema): JsonSchema 
     const found = root.$defs?.[$ref.split("/").at(-1)!] ?? {};
     return resolveSchema({ ...found, ...beside, title: beside.title ?? found.title }, root);
   }
-  if (schema.anyOf?.some((one) => one.type === "null")) {
+  if (schema.anyOf?.some((kind) => kind.type === "null")) {
     const { anyOf, ...beside } = schema;
-    const kinds = anyOf.filter((one) => one.type !== "null");
+    const kinds = anyOf.filter((kind) => kind.type !== "null");
     const rest = { ...beside, default: beside.default ?? undefined };
     return kinds.length === 1
       ? resolveSchema({ ...kinds[0], ...rest, description: rest.description ?? kinds[0]!.description }, root)
@@ -73,7 +73,7 @@ export const pathWith = (widget: Widget, schema: JsonSchema, prefix = ""): strin
 
 /** The schema of a word that may have settings (`lora`, or `{type: lora, rank: 8}`): word -> the schema of its settings. */
 export function wordsOf(schema: JsonSchema, root: JsonSchema): Record<string, JsonSchema> | null {
-  const union = schema.oneOf ? schema : schema.anyOf?.find((one) => one.oneOf);
+  const union = schema.oneOf ? schema : schema.anyOf?.find((kind) => kind.oneOf);
   const { propertyName, mapping } = union?.discriminator ?? {};
   if (!propertyName || !mapping) return null;
   return Object.fromEntries(
@@ -92,7 +92,7 @@ export function hasField(schema: JsonSchema, root: JsonSchema, path: readonly st
   const [name, ...rest] = path;
   if (name === undefined) return words !== null || found.properties === undefined;
   const kinds = [...Object.values(words ?? {}), ...(words ? [] : (found.anyOf ?? []))];
-  if (kinds.some((one) => hasField(one, root, path))) return true;
+  if (kinds.some((kind) => hasField(kind, root, path))) return true;
   const inner = found.properties?.[name] ?? found.prefixItems?.[Number(name)] ?? found.items;
   return inner !== undefined && hasField(inner, root, rest);
 }

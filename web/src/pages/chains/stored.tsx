@@ -66,24 +66,24 @@ export default function StoredChainPage({ chain }: { chain: string }) {
     >
       <QuestionNote question={question} />
       <Queried query={stored}>
-        {(found) => (
+        {(data) => (
           <div className="stack">
             <Section title="Newest revision">
               <Facts
                 facts={[
-                  ["Id", found.id],
-                  ["Revision", found.revision],
-                  ["Description", found.description],
-                  ["Tenant", found.tenant],
-                  ["Author", found.author],
-                  ["Stored", formatTime(found.created)],
-                  ["Digest", <code key="digest">{found.digest.slice(0, 12)}</code>],
+                  ["Id", data.id],
+                  ["Revision", data.revision],
+                  ["Description", data.description],
+                  ["Tenant", data.tenant],
+                  ["Author", data.author],
+                  ["Stored", formatTime(data.created)],
+                  ["Digest", <code key="digest">{data.digest.slice(0, 12)}</code>],
                 ]}
               />
-              <Shape stored={found} />
+              <Shape stored={data} />
             </Section>
             <Runs chain={chain} />
-            <Revisions stored={found} />
+            <Revisions stored={data} />
           </div>
         )}
       </Queried>
@@ -99,8 +99,8 @@ function Shape({ stored }: { stored: ChainDetail }) {
   return (
     <Queried query={expanded}>
       {({ nodes, spec }) => {
-        const needs = new Map((spec.nodes as { id: string; needs: string[] }[]).map((one) => [one.id, one.needs]));
-        const shown: GraphNode[] = nodes.map((one) => ({ ...one, needs: needs.get(one.id) ?? [] }));
+        const needs = new Map((spec.nodes as { id: string; needs: string[] }[]).map((node) => [node.id, node.needs]));
+        const shown: GraphNode[] = nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
         return <ChainGraph nodes={shown} label={`Nodes of ${stored.name}`} />;
       }}
     </Queried>
@@ -131,17 +131,17 @@ function Runs({ chain }: { chain: string }) {
               <Table
                 caption="Runs of the chain"
                 rows={runs.slice(0, RUNS)}
-                rowKey={(one) => one.run_id}
+                rowKey={(run) => run.run_id}
                 columns={[
-                  { title: "Run", cell: (one) => <Link href={`/jobs/${one.id}`}>{one.name}</Link> },
-                  { title: "Revision", cell: (one) => one.revision, numeric: true },
-                  { title: "State", cell: (one) => <StateBadge state={one.state} detail={one.detail} /> },
-                  { title: "Created", cell: (one) => formatTime(one.created) },
-                  { title: "Time", cell: (one) => formatDuration(one.seconds), numeric: true },
+                  { title: "Run", cell: (run) => <Link href={`/jobs/${run.id}`}>{run.name}</Link> },
+                  { title: "Revision", cell: (run) => run.revision, numeric: true },
+                  { title: "State", cell: (run) => <StateBadge state={run.state} detail={run.detail} /> },
+                  { title: "Created", cell: (run) => formatTime(run.created) },
+                  { title: "Time", cell: (run) => formatDuration(run.seconds), numeric: true },
                   {
                     title: "",
-                    cell: (one) => (
-                      <Link href={`/chains/${chain}/edit?run=${one.id}`} aria-label={`Show ${one.name} on the canvas`}>
+                    cell: (run) => (
+                      <Link href={`/chains/${chain}/edit?run=${run.id}`} aria-label={`Show ${run.name} on the canvas`}>
                         On the canvas
                       </Link>
                     ),
@@ -180,8 +180,8 @@ function Revisions({ stored }: { stored: ChainDetail }) {
     <label>
       {label}{" "}
       <select value={value} onChange={(event) => set(Number(event.target.value))}>
-        {revisions.map((one) => (
-          <option key={one.revision}>{one.revision}</option>
+        {revisions.map((revision) => (
+          <option key={revision.revision}>{revision.revision}</option>
         ))}
       </select>
     </label>
@@ -191,12 +191,12 @@ function Revisions({ stored }: { stored: ChainDetail }) {
       <Table
         caption="Revisions"
         rows={revisions}
-        rowKey={(one) => one.revision}
+        rowKey={(revision) => revision.revision}
         columns={[
-          { title: "Revision", cell: (one) => one.revision, numeric: true },
-          { title: "Stored", cell: (one) => formatTime(one.created) },
-          { title: "Author", cell: (one) => one.author },
-          { title: "Digest", cell: (one) => <code>{one.digest.slice(0, 12)}</code> },
+          { title: "Revision", cell: (revision) => revision.revision, numeric: true },
+          { title: "Stored", cell: (revision) => formatTime(revision.created) },
+          { title: "Author", cell: (revision) => revision.author },
+          { title: "Digest", cell: (revision) => <code>{revision.digest.slice(0, 12)}</code> },
         ]}
       />
       {stored.revision > 1 && (
@@ -213,11 +213,11 @@ function Revisions({ stored }: { stored: ChainDetail }) {
                 <Table
                   caption={`Settings that differ between revision ${before} and ${after}`}
                   rows={changes}
-                  rowKey={(one) => one.name}
+                  rowKey={(change) => change.name}
                   columns={[
-                    { title: "Setting", cell: (one) => <code>{one.name}</code> },
-                    { title: `Revision ${before}`, cell: (one) => shown(one.before) },
-                    { title: `Revision ${after}`, cell: (one) => shown(one.after) },
+                    { title: "Setting", cell: (change) => <code>{change.name}</code> },
+                    { title: `Revision ${before}`, cell: (change) => shown(change.before) },
+                    { title: `Revision ${after}`, cell: (change) => shown(change.after) },
                   ]}
                 />
               )

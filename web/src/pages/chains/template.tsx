@@ -28,8 +28,8 @@ const CHECK_AFTER_MS = 300;
 const PREFIX = "parameters";
 
 /** Whether a reason is only that a needed parameter is still empty: the form marks it, and it is no mistake. */
-const isEmpty = (one: CheckReason, schema: JsonSchema) =>
-  one.code === "E-SPEC-MISSING" && (schema.required ?? []).some((name) => one.field === `${PREFIX}.${name}`);
+const isEmpty = (reason: CheckReason, schema: JsonSchema) =>
+  reason.code === "E-SPEC-MISSING" && (schema.required ?? []).some((name) => reason.field === `${PREFIX}.${name}`);
 
 export default function TemplatePage({ template }: { template: string }) {
   const schema = useQuery({
@@ -39,7 +39,7 @@ export default function TemplatePage({ template }: { template: string }) {
   });
   return (
     <Page title={`Template ${template}`}>
-      <Queried query={schema}>{(found) => <TemplateForm template={template} schema={found as JsonSchema} />}</Queried>
+      <Queried query={schema}>{(data) => <TemplateForm template={template} schema={data as JsonSchema} />}</Queried>
     </Page>
   );
 }
@@ -106,8 +106,10 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
         }
       : undefined;
   const reasons = reasonsOf(expanded.data);
-  const empty = reasons.filter((one) => isEmpty(one, schema)).map((one) => one.field.slice(PREFIX.length + 1));
-  const wrong = reasons.filter((one) => !isEmpty(one, schema));
+  const empty = reasons
+    .filter((reason) => isEmpty(reason, schema))
+    .map((reason) => reason.field.slice(PREFIX.length + 1));
+  const wrong = reasons.filter((reason) => !isEmpty(reason, schema));
   const fieldOf = ({ field }: ProblemReason) => {
     const [first, ...path] = field.split(".");
     return first === PREFIX && path[0] !== columns && hasField(schema, schema, path) ? path.join(".") : "";
@@ -164,10 +166,10 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
         }
       >
         <Queried query={expanded}>
-          {(found) => (
+          {(data) => (
             <Preview
               template={template}
-              found={found}
+              found={data}
               wrong={wrong}
               empty={empty}
               question={question}
@@ -234,7 +236,7 @@ function Preview(props: PreviewProps) {
   const { template, found, wrong, question, fieldOf, isChecked } = props;
   const listed = (found.spec.nodes ?? []) as { id: string; needs: string[] }[];
   const needs = new Map(listed.map((one) => [one.id, one.needs]));
-  const nodes: GraphNode[] = found.nodes.map((one) => ({ ...one, needs: needs.get(one.id) ?? [] }));
+  const nodes: GraphNode[] = found.nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
   return (
     <>
       <p role="status" className={found.check.ok && isChecked && !question.isOpen ? "state-completed" : undefined}>

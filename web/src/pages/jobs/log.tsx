@@ -29,8 +29,8 @@ export function JobLog({ job, nodes, over }: JobLogProps) {
     <label>
       <span className="visually-hidden">Log of</span>
       <select value={source} onChange={(event) => setChosen(event.target.value)}>
-        {[RUN, ...nodes].map((one) => (
-          <option key={one}>{one}</option>
+        {[RUN, ...nodes].map((node) => (
+          <option key={node}>{node}</option>
         ))}
       </select>
     </label>
@@ -62,8 +62,8 @@ const chunkOf = (first: number, next: number, texts: readonly string[]): Chunk =
 });
 
 const isFull = (chunks: readonly Chunk[]) =>
-  chunks.reduce((sum, one) => sum + one.lines.length, 0) > MOST_LINES ||
-  chunks.reduce((sum, one) => sum + one.characters, 0) > MOST_CHARACTERS;
+  chunks.reduce((sum, chunk) => sum + chunk.lines.length, 0) > MOST_LINES ||
+  chunks.reduce((sum, chunk) => sum + chunk.characters, 0) > MOST_CHARACTERS;
 
 /** The newest chunks that fit; the oldest ones are read again by *Load earlier*. */
 function keepNewest(chunks: Chunk[]): Chunk[] {
@@ -116,7 +116,7 @@ function TrainerLog({ job, source, over, picker }: PartProps) {
     },
     () => `${place}&offset=${chunks?.at(-1)?.next ?? 0}`,
   );
-  const lines = useMemo(() => (chunks ?? []).flatMap((one) => one.lines), [chunks]);
+  const lines = useMemo(() => (chunks ?? []).flatMap((chunk) => chunk.lines), [chunks]);
   const first = chunks?.[0]?.first ?? 0;
   return (
     <>

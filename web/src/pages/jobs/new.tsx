@@ -70,7 +70,7 @@ export default function NewJobPage() {
   });
   return (
     <Page title="New job">
-      <Queried query={schema}>{(found) => <JobForm schema={found as JsonSchema} />}</Queried>
+      <Queried query={schema}>{(data) => <JobForm schema={data as JsonSchema} />}</Queried>
     </Page>
   );
 }
@@ -102,7 +102,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
     ...(refused instanceof Problem ? refused.errors : []),
     ...((plan.data?.refusals ?? []) as unknown as ProblemReason[]),
   ].map(problemOfJob);
-  const shown = new Map(problems.map((one) => [`${one.field} ${one.because}`, one])); // of the start and the estimate
+  const shown = new Map(problems.map((problem) => [`${problem.field} ${problem.because}`, problem])); // of the start and the estimate
   const paths = { rows: pathWith("rows", schema), columns: pathWith("columns", schema) };
   const fieldOf = (reason: ProblemReason) => {
     const { field } = problemOfJob(reason);
@@ -142,7 +142,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
     >
       <Section title="Training">
         <SchemaForm {...shared} only={FIRST} />
-        <details open={problems.some((one) => rest.includes(one.field.split(".")[0]!)) || undefined}>
+        <details open={problems.some((problem) => rest.includes(problem.field.split(".")[0]!)) || undefined}>
           <summary>More settings</summary>
           <SchemaForm {...shared} only={rest} />
         </details>

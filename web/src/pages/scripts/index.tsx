@@ -77,10 +77,10 @@ export default function ScriptsPage() {
         )}
       </Queried>
       <Queried query={script}>
-        {(found) => (
+        {(data) => (
           <Editor
-            key={`${found.name} ${proposal?.name ?? ""}`}
-            script={found}
+            key={`${data.name} ${proposal?.name ?? ""}`}
+            script={data}
             proposal={proposal}
             canEdit={scripts.data?.can_edit === true}
             onSaved={(name) => {

@@ -137,7 +137,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     (type: string, at?: { x: number; y: number }) => {
       const { draft: now, places } = store.get();
       const id = freeId(now.nodes, type);
-      const config = structuredClone(palette.nodes.find((one) => one.type === type)?.config ?? {});
+      const config = structuredClone(palette.nodes.find((node) => node.type === type)?.config ?? {});
       const place = at ?? nextPlace(places);
       store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: place });
       setSelection(new Set([id]));
@@ -281,7 +281,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
                 node={only}
                 expanded={check.data}
                 palette={palette}
-                run={run && runNodes.data?.nodes.some((one) => one.id === only.id) ? run : ""}
+                run={run && runNodes.data?.nodes.some((node) => node.id === only.id) ? run : ""}
                 onRunFrom={(from) => start.mutate({ ...request, from })}
                 isStarting={start.isPending || question.isOpen}
                 onSelect={setSelection}
@@ -328,7 +328,8 @@ function graphNodes(
   const known = new Map(expanded?.nodes.map((node) => [node.id, node]));
   const states = new Map(run?.nodes.map((node) => [node.id, node]));
   const problems = new Map<string, number>();
-  for (const one of reasonsOf(expanded)) if (one.node) problems.set(one.node, (problems.get(one.node) ?? 0) + 1);
+  for (const reason of reasonsOf(expanded))
+    if (reason.node) problems.set(reason.node, (problems.get(reason.node) ?? 0) + 1);
   return draft.nodes.map((node) => {
     const answer = known.get(node.id);
     const own = answer?.type === node.type ? answer : undefined;
@@ -351,7 +352,7 @@ function graphNodes(
 
 /** To the right of every other node. */
 function nextPlace(places: Record<string, Place>): Place {
-  const last = Object.values(places).sort((one, other) => other.x - one.x)[0];
+  const last = Object.values(places).sort((path, other) => other.x - path.x)[0];
   return last ? { x: last.x + NODE_WIDTH + 40, y: last.y } : { x: 0, y: 0 };
 }
 

@@ -40,7 +40,7 @@ export function Inspector({
 }: InspectorProps) {
   const entry = palette.nodes.find((one) => one.type === node.type);
   const schema = entry?.settings as JsonSchema | undefined;
-  const reasons = reasonsOf(expanded).filter((one) => one.node === node.id);
+  const reasons = reasonsOf(expanded).filter((reason) => reason.node === node.id);
   const problems = reasons as unknown as ProblemReason[];
   const defaults = Object.fromEntries(
     Object.entries(defaultsOf(expanded, node.id)).map(([path, value]) => [`config.${path}`, value]),
@@ -82,7 +82,7 @@ export function Inspector({
         ),
       }
     : undefined;
-  const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
+  const elsewhere = reasons.filter((reason) => !reason.field.startsWith("config."));
   return (
     <>
       <h2>{node.id}</h2>
@@ -184,7 +184,7 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
     enabled: !readOnly,
     gcTime: 5_000,
   });
-  const answers = (links.data ?? []).filter((one) => !one.linked);
+  const answers = (links.data ?? []).filter((row) => !row.linked);
   const give = (value: string) => {
     const answer = answers.find((one) => `${one.port} ${one.target}` === value);
     if (!answer) return;
@@ -216,10 +216,10 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
           <label htmlFor={id}>Link to</label>
           <select id={id} value="" onChange={(event) => give(event.target.value)}>
             <option value="">choose a node …</option>
-            {answers.map((one) => (
-              <option key={`${one.port} ${one.target}`} value={`${one.port} ${one.target}`}>
-                {one.port} to {one.target}
-                {one.allowed ? "" : " (refused)"}
+            {answers.map((answer) => (
+              <option key={`${answer.port} ${answer.target}`} value={`${answer.port} ${answer.target}`}>
+                {answer.port} to {answer.target}
+                {answer.allowed ? "" : " (refused)"}
               </option>
             ))}
           </select>
