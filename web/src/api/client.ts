@@ -79,7 +79,7 @@ async function problemOf(answer: Response): Promise<Problem> {
 }
 
 /** The client: `await client.GET("/api/v1/jobs", { params: { query: { limit: 50 } } })` gives `{ data }`, or throws. */
-export const client = createClient<paths>({ baseUrl: window.location.origin, fetch: fetchOrThrow });
+export const client = createClient<paths>({ baseUrl: globalThis.location?.origin, fetch: fetchOrThrow });
 
 type Answered<T> = { data?: T; error?: unknown };
 

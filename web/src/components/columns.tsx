@@ -47,11 +47,11 @@ export function ColumnMap({
   if (!path || (!data?.columns.length && given.length === 0)) return null;
   const columns = data?.columns ?? [];
   const isRead = error !== null || (data !== undefined && !isPlaceholderData);
-  const names = new Set(columns.map((one) => one.name));
+  const names = new Set(columns.map((column) => column.name));
   const fields = data?.fields ?? given;
   const matching = fields.filter((field) => names.has(field));
   const used = new Set(Object.values(mapping));
-  const ignored = columns.filter((one) => !used.has(one.name) && !matching.includes(one.name));
+  const ignored = columns.filter((column) => !used.has(column.name) && !matching.includes(column.name));
   const set = (field: string, column: string) => {
     const { [field]: _, ...rest } = mapping;
     const next = column ? { ...rest, [field]: column } : rest;
@@ -64,7 +64,7 @@ export function ColumnMap({
       value={mapping[field]}
       columns={columns}
       isRead={isRead}
-      set={(one) => set(field, one)}
+      set={(name) => set(field, name)}
     />
   );
   const usual = fields.filter((field) => USUAL.includes(field) || field in mapping);
@@ -76,7 +76,7 @@ export function ColumnMap({
       </summary>
       <p className="help">
         {isRead
-          ? `The file has ${columns.map((one) => one.name).join(", ") || "no columns"}. Columns that are called like a field need no choice.`
+          ? `The file has ${columns.map((column) => column.name).join(", ") || "no columns"}. Columns that are called like a field need no choice.`
           : "Reading the columns of the file …"}
       </p>
       <div className="column-map">{usual.map(select)}</div>
@@ -104,8 +104,8 @@ function ColumnSelect(props: {
   const { field, columns, isRead, set } = props;
   const id = useId();
   const value = typeof props.value === "string" ? props.value : "";
-  const example = columns.find((one) => one.name === value)?.example ?? "";
-  const isKnown = value === "" || columns.some((one) => one.name === value);
+  const example = columns.find((column) => column.name === value)?.example ?? "";
+  const isKnown = value === "" || columns.some((column) => column.name === value);
   return (
     <div>
       <label htmlFor={id}>{labelOf(field)}</label>
@@ -115,10 +115,10 @@ function ColumnSelect(props: {
         onChange={(event) => set(event.target.value)}
         aria-invalid={(isRead && !isKnown) || undefined}
       >
-        <option value="">{columns.some((one) => one.name === field) ? `${field} (same name)` : "none"}</option>
-        {columns.map((one) => (
-          <option key={one.name} value={one.name}>
-            {one.name}
+        <option value="">{columns.some((column) => column.name === field) ? `${field} (same name)` : "none"}</option>
+        {columns.map((column) => (
+          <option key={column.name} value={column.name}>
+            {column.name}
           </option>
         ))}
         {!isKnown && <option value={value}>{isRead ? `${value}: not in the file` : value}</option>}

@@ -21,9 +21,9 @@ export const memoryOf = (job: string, found: GpuList | undefined): string =>
   (found?.gpus ?? [])
     .flatMap((gpu) =>
       gpu.processes
-        .filter((one) => one.job === job)
-        .map((one) => {
-          const used = one.memory_mb == null ? "an unknown part" : formatBytes(one.memory_mb * MIB);
+        .filter((process) => process.job === job)
+        .map((process) => {
+          const used = process.memory_mb == null ? "an unknown part" : formatBytes(process.memory_mb * MIB);
           return `${used} of ${formatBytes(gpu.memory_total_mb * MIB)} on GPU ${gpu.index}`;
         }),
     )

@@ -76,7 +76,7 @@ export const heightOf = (node: { takes: number; makes: number }) =>
 function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
   const rows = Math.max(1, data.takes.length, data.makes.length);
   const measure = useUpdateNodeInternals();
-  const ports = `${data.takes.map((one) => one.id).join()}>${data.makes.map((one) => one.id).join()}`;
+  const ports = `${data.takes.map((port) => port.id).join()}>${data.makes.map((port) => port.id).join()}`;
   useEffect(() => measure(id), [measure, id, ports]); // xyflow knows no port that came after the first measure
   return (
     <div
@@ -179,9 +179,9 @@ export const labelOf = (node: GraphNode): string =>
 /** Each port that a node takes with the port that gives it, once. */
 function linksInto(node: GraphNode): { from: string; makes: string; takes: string }[] {
   const links = Object.entries(node.inputs).flatMap(([takes, sources]) =>
-    sources.map((one) => ({ from: one.node_id, makes: one.port, takes })),
+    sources.map((source) => ({ from: source.node_id, makes: source.port, takes })),
   );
-  return [...new Map(links.map((one) => [`${one.from}:${one.makes}:${one.takes}`, one])).values()];
+  return [...new Map(links.map((link) => [`${link.from}:${link.makes}:${link.takes}`, link])).values()];
 }
 
 /** One line for each port that a node takes from one before it; a grey one where a link only orders the two. */
@@ -260,9 +260,9 @@ export function ChainGraph(props: ChainGraphProps) {
   const palette = usePalette();
   return (
     <Queried query={palette}>
-      {(found) => (
+      {(data) => (
         <ReactFlowProvider>
-          <Graph {...props} palette={found} />
+          <Graph {...props} palette={data} />
         </ReactFlowProvider>
       )}
     </Queried>

@@ -43,8 +43,8 @@ export default function ChatPage({ tenant, role, version }: { tenant: string; ro
     mutationFn: async (question: string) => {
       stop.current = new AbortController();
       const turns = answers
-        .filter((one) => one.error == null)
-        .map((one) => ({ question: one.question, base: one.base ?? "", adapter: one.adapter ?? "" }));
+        .filter((answer) => answer.error == null)
+        .map((answer) => ({ question: answer.question, base: answer.base ?? "", adapter: answer.adapter ?? "" }));
       const body = { adapter: name, question, turns, seed: 0, ...options };
       setWritten({});
       let found: Answer | undefined;

@@ -125,7 +125,8 @@ function Installing({ row }: { row: BackendRow }) {
   const login = useLogin();
   const refresh = () => queries.invalidateQueries({ queryKey: ["backends"] });
   const install = useMutation({
-    mutationFn: () => client.POST("/api/v1/backends/install", { body: { names: [row.name], background: true } as any }),
+    mutationFn: () =>
+      client.POST("/api/v1/backends/install", { body: { names: [row.name], background: true } as never }),
     onSuccess: refresh,
   });
   const cancel = useMutation({
@@ -174,7 +175,7 @@ function Installing({ row }: { row: BackendRow }) {
 function SmokeTest({ name }: { name: BackendRow["name"] }) {
   const login = useLogin();
   const test = useMutation({
-    mutationFn: () => dataOf(client.POST("/api/v1/backends/test", { body: { name } as any })),
+    mutationFn: () => dataOf(client.POST("/api/v1/backends/test", { body: { name } as never })),
   });
   if (!login.allows("run")) return null;
   return (

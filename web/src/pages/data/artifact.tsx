@@ -14,13 +14,13 @@ type Detail = components["schemas"]["ArtifactDetail"];
 
 export default function ArtifactPage({ run, node, port }: { run: string; node: string; port: ArtifactPort }) {
   const place: Place = { run, node, port };
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["artifact", place],
     queryFn: () => dataOf(client.GET("/api/v1/artifacts/{run}/{node}/{port}", { params: { path: place } })),
   });
   return (
     <Page title={`${node}: ${port}`} actions={<Link href="/data">All results</Link>}>
-      <Queried query={found}>
+      <Queried query={query}>
         {(one) => (
           <>
             <Section title="Result">
@@ -122,8 +122,8 @@ function FactValue({ value }: { value: unknown }) {
   if (Array.isArray(value) && value.every((one) => typeof one === "string"))
     return (
       <ul>
-        {value.map((one) => (
-          <li key={one}>{one}</li>
+        {value.map((name) => (
+          <li key={name}>{name}</li>
         ))}
       </ul>
     );

@@ -106,22 +106,22 @@ export function ArtifactTable({ rows, caption = "Results of runs" }: { rows: rea
       cards
       caption={caption}
       rows={rows}
-      rowKey={(one) => `${one.run_id}/${one.node}/${one.port}`}
+      rowKey={(row) => `${row.run_id}/${row.node}/${row.port}`}
       columns={[
         {
           title: "Result",
-          cell: (one) =>
-            one.available ? <Link href={hrefOf(one)}>{`${one.node}: ${one.port}`}</Link> : `${one.node}: ${one.port}`,
+          cell: (row) =>
+            row.available ? <Link href={hrefOf(row)}>{`${row.node}: ${row.port}`}</Link> : `${row.node}: ${row.port}`,
         },
-        { title: "Rows", numeric: true, cell: (one) => formatNumber(one.rows) },
-        { title: "Size", numeric: true, cell: (one) => (one.available ? formatBytes(one.bytes) : "") },
+        { title: "Rows", numeric: true, cell: (row) => formatNumber(row.rows) },
+        { title: "Size", numeric: true, cell: (row) => (row.available ? formatBytes(row.bytes) : "") },
         {
           title: "Run",
-          cell: (one) => (
-            <Link href={`/jobs/${one.run_id}`}>{titleOfResult({ run_name: one.run_name, ended: one.ended })}</Link>
+          cell: (row) => (
+            <Link href={`/jobs/${row.run_id}`}>{titleOfResult({ run_name: row.run_name, ended: row.ended })}</Link>
           ),
         },
-        { title: "Ended", cell: (one) => formatTime(one.ended) },
+        { title: "Ended", cell: (row) => formatTime(row.ended) },
         { title: "Note", cell: noteOf },
       ]}
     />

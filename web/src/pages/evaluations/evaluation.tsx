@@ -14,13 +14,13 @@ type Evaluation = components["schemas"]["Evaluation"];
 type Benchmark = components["schemas"]["EvaluatedBenchmark"];
 
 export default function EvaluationPage({ run, node }: { run: string; node: string }) {
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["evaluation", run, node],
     queryFn: () => dataOf(client.GET("/api/v1/evaluations/{run}/{node}", { params: { path: { run, node } } })),
   });
   return (
     <Page title="Evaluation" actions={<Link href="/evaluations">All evaluations</Link>}>
-      <Queried query={found}>
+      <Queried query={query}>
         {(one) => (
           <>
             <Gate one={one} />

@@ -48,7 +48,7 @@ export function useCurveStyle(
   };
   const axis = axes.includes(style.axis) ? style.axis : "step";
   const toggle = (metric: Metric, isShown: boolean) =>
-    set({ ...style, hidden: isShown ? style.hidden.filter((one) => one !== metric) : [...style.hidden, metric] });
+    set({ ...style, hidden: isShown ? style.hidden.filter((name) => name !== metric) : [...style.hidden, metric] });
   const controls = (
     <>
       {axes.length > 1 && (
@@ -130,7 +130,7 @@ export const chartsOf = (curves: readonly NodeCurve[]): Metric[] => {
 function Chart({ job, curves, metric, style, epochs }: ChartProps) {
   const [range, setRange] = useState<readonly [number, number] | null>(null);
   const isByStep = style.axis === "step";
-  const isCoarse = isByStep && curves.some((one) => one.stepsPerPoint > 1);
+  const isCoarse = isByStep && curves.some((curve) => curve.stepsPerPoint > 1);
   const finer = useQuery({
     queryKey: ["metrics", job, range],
     queryFn: async () => {

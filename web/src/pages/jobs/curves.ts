@@ -24,8 +24,8 @@ const NO_METRIC = ["step", "time", "epoch", "tokens"];
 /** Every metric that the steps of some trainers have, those with a title first. */
 export function metricsOf(curves: readonly NodeCurve[]): Metric[] {
   const found = new Set(
-    curves.flatMap((one) =>
-      one.points.flatMap((point) => Object.keys(point).filter((name) => valueOf(point, name) != null)),
+    curves.flatMap((curve) =>
+      curve.points.flatMap((point) => Object.keys(point).filter((name) => valueOf(point, name) != null)),
     ),
   );
   const titled = Object.keys(METRICS).filter((name) => found.delete(name));

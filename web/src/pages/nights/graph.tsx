@@ -56,10 +56,10 @@ export default function GraphPage() {
         <Entities
           search={search}
           onPage={(offset) => set({ offset: offset ? String(offset) : "" })}
-          onKey={(one) => set({ key: one })}
+          onKey={(name) => set({ key: name })}
         />
       </Section>
-      {key && <Around entity={key} onKey={(one) => set({ key: one })} />}
+      {key && <Around entity={key} onKey={(name) => set({ key: name })} />}
     </Page>
   );
 }
@@ -92,19 +92,19 @@ function Entities({ search, onPage, onKey }: EntitiesProps) {
             <Table
               caption="Entities"
               rows={entities}
-              rowKey={(one) => one.key}
+              rowKey={(entity) => entity.key}
               columns={[
                 {
                   title: "Name",
-                  cell: (one) => (
-                    <button type="button" onClick={() => onKey(one.key)}>
-                      {one.name}
+                  cell: (entity) => (
+                    <button type="button" onClick={() => onKey(entity.key)}>
+                      {entity.name}
                     </button>
                   ),
                 },
-                { title: "Kind", cell: (one) => one.kind },
-                { title: "Tenant", cell: (one) => one.tenant },
-                { title: "Facts", cell: (one) => factText(one.attributes) },
+                { title: "Kind", cell: (entity) => entity.kind },
+                { title: "Tenant", cell: (entity) => entity.tenant },
+                { title: "Facts", cell: (entity) => factText(entity.attributes) },
               ]}
             />
             <div className="actions">
@@ -131,14 +131,14 @@ const factText = (facts: Record<string, string>): string =>
     .join("; ");
 
 function Around({ entity, onKey }: { entity: string; onKey: (key: string) => void }) {
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["graph", "neighbors", entity],
     queryFn: () => dataOf(client.GET("/api/v1/graph/entities/{key}", { params: { path: { key: entity } } })),
     placeholderData: keepPreviousData,
   });
   return (
     <div aria-live="polite">
-      <Queried query={found}>
+      <Queried query={query}>
         {(one) => (
           <Section title={`${one.entity.name} (${one.entity.kind})`}>
             <Facts

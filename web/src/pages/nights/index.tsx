@@ -40,18 +40,18 @@ export default function NightsPage() {
                 <Table
                   caption="Nights"
                   rows={nights}
-                  rowKey={(one) => `${one.tenant}/${one.night}`}
+                  rowKey={(night) => `${night.tenant}/${night.night}`}
                   columns={[
                     {
                       title: "Night",
-                      cell: (one) => (
-                        <Link href={`/nights/${one.tenant}/${one.night}`}>{`${one.night}, ${one.tenant}`}</Link>
+                      cell: (night) => (
+                        <Link href={`/nights/${night.tenant}/${night.night}`}>{`${night.night}, ${night.tenant}`}</Link>
                       ),
                     },
-                    { title: "State", cell: (one) => <NightState state={one.state} /> },
-                    { title: "What happened", cell: (one) => one.headline },
-                    { title: "Began", cell: (one) => formatTime(one.started) },
-                    { title: "Took", cell: (one) => formatDuration(one.seconds) },
+                    { title: "State", cell: (night) => <NightState state={night.state} /> },
+                    { title: "What happened", cell: (night) => night.headline },
+                    { title: "Began", cell: (night) => formatTime(night.started) },
+                    { title: "Took", cell: (night) => formatDuration(night.seconds) },
                   ]}
                 />
                 {more && limit < MOST_NIGHTS && (
@@ -135,7 +135,7 @@ export function Against({
 /** The corpora of this home's night. They are of the whole machine: a token of one tenant does not see them. */
 function Corpora() {
   const { tenant } = useLogin();
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["corpora"],
     staleTime: 60_000, // they are read in a child process, which takes a second or more
     queryFn: () => dataOf(client.GET("/api/v1/corpus")),
@@ -144,21 +144,23 @@ function Corpora() {
   if (tenant !== "") return null;
   return (
     <Section title="Corpora against their thresholds">
-      <Queried query={found}>
+      <Queried query={query}>
         {({ buckets }) => (
           <Table
             caption="Corpora"
             rows={buckets}
-            rowKey={(one) => one.bucket}
+            rowKey={(bucket) => bucket.bucket}
             columns={[
-              { title: "Corpus", cell: (one) => one.bucket },
-              { title: "Trains", cell: (one) => `${one.role} (${one.method})` },
+              { title: "Corpus", cell: (bucket) => bucket.bucket },
+              { title: "Trains", cell: (bucket) => `${bucket.role} (${bucket.method})` },
               {
                 title: "Valid of threshold",
-                cell: (one) => <Against value={one.valid} of={one.threshold} label={one.bucket} unit={formatNumber} />,
+                cell: (bucket) => (
+                  <Against value={bucket.valid} of={bucket.threshold} label={bucket.bucket} unit={formatNumber} />
+                ),
               },
-              { title: "Invalid", numeric: true, cell: (one) => formatNumber(one.invalid) },
-              { title: "Duplicates", numeric: true, cell: (one) => formatNumber(one.duplicates) },
+              { title: "Invalid", numeric: true, cell: (bucket) => formatNumber(bucket.invalid) },
+              { title: "Duplicates", numeric: true, cell: (bucket) => formatNumber(bucket.duplicates) },
             ]}
           />
         )}
@@ -168,14 +170,14 @@ function Corpora() {
 }
 
 function GraphCounts() {
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["graph", "stats"],
     staleTime: 60_000, // opening the database takes a second
     queryFn: () => dataOf(client.GET("/api/v1/graph/stats")),
   });
   return (
     <Section title="Knowledge graph" actions={<Link href="/nights/graph">Browse it</Link>}>
-      <Queried query={found}>
+      <Queried query={query}>
         {(counts) => (
           <Table
             caption="What is in the graph"

@@ -45,8 +45,8 @@ export function Starts() {
   return (
     <Section title="Train on your own data">
       <div className="cards">
-        {STARTS.map((one) => (
-          <StartCard key={one.name} start={one} />
+        {STARTS.map((start) => (
+          <StartCard key={start.name} start={start} />
         ))}
       </div>
     </Section>

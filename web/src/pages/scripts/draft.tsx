@@ -39,7 +39,7 @@ interface Drafted {
 async function store(spec: { name: string }): Promise<string> {
   const body = spec as never;
   const { chains } = await dataOf(client.GET("/api/v1/chains", { params: { query: { limit: 200 } } }));
-  const known = chains.find((one) => one.name === spec.name);
+  const known = chains.find((chain) => chain.name === spec.name);
   if (!known) return (await dataOf(client.POST("/api/v1/chains", { body }))).id;
   const path = { chain: known.id };
   const { etag } = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path } }));
@@ -64,7 +64,7 @@ export function Draft({ list, onEdit }: DraftProps) {
   const draft = useCancelable(async (_: void, signal) => {
     const stored = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } }, signal }));
     const body = { target: stored.body, ...(node && { node }) };
-    const shown = await dataOf(client.POST("/api/v1/scripts/draft", { body: body as any, signal }));
+    const shown = await dataOf(client.POST("/api/v1/scripts/draft", { body: body as never, signal }));
     return { ...shown, target: stored.body as Record<string, unknown>, name: stored.name };
   });
   const train = useMutation({

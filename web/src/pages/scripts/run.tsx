@@ -22,7 +22,7 @@ export function RunScript({ scripts }: { scripts: TrainingScript[] }) {
             dataset: { path },
             hyperparameters: { max_steps: Number(steps) },
             ...(script && { launch: { script } }),
-          } as any,
+          } as never,
         }),
       ),
   });

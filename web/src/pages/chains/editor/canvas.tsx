@@ -16,7 +16,7 @@ import {
   type NodeChange,
   type OnConnectStartParams,
 } from "@xyflow/react";
-import { useCallback, useEffect, useRef, useState, type DragEvent } from "react";
+import { useCallback, useEffect, useRef, useState, type Dispatch, type DragEvent, type SetStateAction } from "react";
 import { Link } from "wouter";
 import type { LinkAnswer } from "../../../api/schema";
 import {
@@ -41,7 +41,7 @@ interface CanvasProps {
   groups: PortGroups;
   version: number;
   selection: ReadonlySet<string>;
-  onSelect: (ids: ReadonlySet<string>) => void;
+  onSelect: Dispatch<SetStateAction<ReadonlySet<string>>>;
   onAdd: (type: string, at: { x: number; y: number }) => void;
   readOnly: boolean;
 }
@@ -81,7 +81,7 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
   useEffect(() => {
     const { places } = store.get();
     setFlowNodes((before) => {
-      const known = new Map(before.map((one) => [one.id, one]));
+      const known = new Map(before.map((item) => [item.id, item]));
       return nodes.map((node) => {
         const old = known.get(node.id);
         const data = cached(dataCache.current, dataOf(node, groups), node.id);
@@ -98,26 +98,29 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
       });
     });
     setEdges((before) => {
-      const chosen = new Set(before.filter((one) => one.selected).map((one) => one.id));
+      const chosen = new Set(before.filter((item) => item.selected).map((item) => item.id));
       return edgesOf(nodes, groups, !readOnly).map((edge) => ({ ...edge, selected: chosen.has(edge.id) }));
     });
   }, [nodes, groups, version, selection, store, readOnly]);
 
   const onNodesChange = useCallback(
     (changes: NodeChange<FlowNode>[]) => {
-      const own = changes.filter((one) => one.type !== "select" && one.type !== "remove");
+      const own = changes.filter((change) => change.type !== "select" && change.type !== "remove");
       if (own.length) setFlowNodes((before) => applyNodeChanges(own, before));
-      const chosen = changes.filter((one) => one.type === "select");
+      const chosen = changes.filter((change) => change.type === "select");
       if (chosen.length) {
-        const next = new Set(selectionRef.current);
-        for (const one of chosen) {
-          if (one.selected) next.add(one.id);
-          else next.delete(one.id);
-        }
-        selectionRef.current = next;
-        onSelect(next);
+        onSelect((before) => {
+          const next = new Set(before);
+          for (const change of chosen) {
+            if (change.selected) next.add(change.id);
+            else next.delete(change.id);
+          }
+          return next;
+        });
       }
-      const moved = changes.filter((one) => one.type === "position" && one.position && one.dragging === false);
+      const moved = changes.filter(
+        (change) => change.type === "position" && change.position && change.dragging === false,
+      );
       if (moved.length) {
         store.move(
           Object.fromEntries(
@@ -128,11 +131,9 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
     },
     [onSelect, store],
   );
-  const selectionRef = useRef(selection);
-  selectionRef.current = selection;
 
   const onEdgesChange = useCallback((changes: EdgeChange[]) => {
-    const own = changes.filter((one) => one.type !== "remove");
+    const own = changes.filter((change) => change.type !== "remove");
     if (own.length) setEdges((before) => applyEdgeChanges(own, before));
   }, []);
 
@@ -160,15 +161,19 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
 
   /** Show at once which nodes would refuse the link. */
   const mark = (answers: LinkAnswer[], port: string) => {
-    const refused = new Set(answers.filter((one) => one.port === port && !one.allowed).map((one) => one.target));
-    setFlowNodes((before) => before.map((one) => (refused.has(one.id) ? { ...one, className: "is-refused" } : one)));
+    const refused = new Set(
+      answers.filter((answer) => answer.port === port && !answer.allowed).map((answer) => answer.target),
+    );
+    setFlowNodes((before) =>
+      before.map((item) => (refused.has(item.id) ? { ...item, className: "is-refused" } : item)),
+    );
   };
 
   const onConnectEnd = async (event: MouseEvent | TouchEvent, ended: FinalConnectionState) => {
     const started = linking.current;
     const target = ended.toNode?.id ?? nodeAt(event);
     setHint(null);
-    setFlowNodes((before) => before.map((one) => (one.className ? { ...one, className: undefined } : one)));
+    setFlowNodes((before) => before.map((item) => (item.className ? { ...item, className: undefined } : item)));
     if (!started || !target || target === started.node) {
       linking.current = null;
       return;

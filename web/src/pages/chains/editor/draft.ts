@@ -199,7 +199,7 @@ export const without = (nodes: readonly DraftNode[], ids: ReadonlySet<string>): 
   nodes
     .filter((node) => !ids.has(node.id))
     .map((node) =>
-      node.needs.some((need) => ids.has(need)) ? { ...node, needs: node.needs.filter((one) => !ids.has(one)) } : node,
+      node.needs.some((need) => ids.has(need)) ? { ...node, needs: node.needs.filter((need) => !ids.has(need)) } : node,
     );
 
 export const linked = (nodes: readonly DraftNode[], source: string, target: string): DraftNode[] =>

@@ -1,14 +1,14 @@
 // What is selected: its id, links, settings and problems; while a run is shown, its state, lines and results.
 
 import { useQuery } from "@tanstack/react-query";
-import { useEffect, useId, useState } from "react";
+import { useId, useState } from "react";
 import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
 import { useChoices } from "../../../components/choices";
 import { ColumnMap } from "../../../components/columns";
 import { SchemaForm } from "../../../components/form";
 import { Prose } from "../../../components/prose";
-import type { JsonSchema } from "../../../components/schema";
+import { pathWith, type JsonSchema } from "../../../components/schema";
 import { Upload } from "../../../components/upload";
 import { NodeResult } from "../node_result";
 import { Reasons } from "../reasons";
@@ -40,16 +40,22 @@ export function Inspector({
 }: InspectorProps) {
   const entry = palette.nodes.find((one) => one.type === node.type);
   const schema = entry?.settings as JsonSchema | undefined;
-  const reasons = reasonsOf(expanded).filter((one) => one.node === node.id);
+  const reasons = reasonsOf(expanded).filter((reason) => reason.node === node.id);
   const problems = reasons as unknown as ProblemReason[];
   const defaults = Object.fromEntries(
     Object.entries(defaultsOf(expanded, node.id)).map(([path, value]) => [`config.${path}`, value]),
   );
+  const paths = Object.fromEntries(
+    (["documents", "repository", "columns", "model"] as const).map((widget) => [
+      widget,
+      schema ? pathWith(widget, schema, "config") : "",
+    ]),
+  ) as Record<"documents" | "repository" | "columns" | "model", string>;
   const { choices, start } = useChoices(
-    { "config.path": node.config.path, "config.repository": node.config.repository },
-    ["config.base_model"],
+    { [paths.documents]: node.config.path, [paths.repository]: node.config.repository },
+    [paths.model],
   );
-  const hints = start ? { "config.path": `A relative path starts in \`${start}\`.` } : undefined;
+  const hints = start ? { [paths.documents]: `A relative path starts in \`${start}\`.` } : undefined;
   const configure = (change: (before: Record<string, unknown>) => Record<string, unknown>) => {
     const { nodes } = store.get().draft; // an upload may end after other settings were written
     const before = nodes.find((one) => one.id === node.id)?.config ?? {};
@@ -59,14 +65,14 @@ export function Inspector({
   const isSource = node.type === "data_source" && !readOnly;
   const extras = isSource
     ? {
-        "config.path": (
+        [paths.documents]: (
           <Upload documents onUploaded={(path) => configure((before) => ({ ...before, path, columns: undefined }))} />
         ),
       }
     : undefined;
   const controls = isSource
     ? {
-        "config.columns": (
+        [paths.columns]: (
           <ColumnMap
             key="columns"
             path={node.config.path}
@@ -76,7 +82,7 @@ export function Inspector({
         ),
       }
     : undefined;
-  const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
+  const elsewhere = reasons.filter((reason) => !reason.field.startsWith("config."));
   return (
     <>
       <h2>{node.id}</h2>
@@ -109,7 +115,7 @@ export function Inspector({
           />
         </section>
       )}
-      <Links store={store} node={node} readOnly={readOnly} />
+      <Links key={`links of ${node.id}`} store={store} node={node} readOnly={readOnly} />
       <IdField key={node.id} store={store} node={node} onSelect={onSelect} readOnly={readOnly} />
       {!readOnly && (
         <button
@@ -136,7 +142,6 @@ function IdField({
   const id = useId();
   const [text, setText] = useState(node.id);
   const [wrong, setWrong] = useState("");
-  useEffect(() => setText(node.id), [node.id]);
   const apply = () => {
     const { nodes } = store.get().draft;
     if (text === node.id) return setWrong("");
@@ -173,14 +178,13 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
   const { draft } = store.get();
   const id = useId();
   const [refused, setRefused] = useState<LinkAnswer | null>(null);
-  useEffect(() => setRefused(null), [node.id]);
   const links = useQuery({
     queryKey: ["links", node.id, draft],
     queryFn: () => askLinks(draft, node.id),
     enabled: !readOnly,
     gcTime: 5_000,
   });
-  const answers = (links.data ?? []).filter((one) => !one.linked);
+  const answers = (links.data ?? []).filter((row) => !row.linked);
   const give = (value: string) => {
     const answer = answers.find((one) => `${one.port} ${one.target}` === value);
     if (!answer) return;
@@ -212,10 +216,10 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
           <label htmlFor={id}>Link to</label>
           <select id={id} value="" onChange={(event) => give(event.target.value)}>
             <option value="">choose a node …</option>
-            {answers.map((one) => (
-              <option key={`${one.port} ${one.target}`} value={`${one.port} ${one.target}`}>
-                {one.port} to {one.target}
-                {one.allowed ? "" : " (refused)"}
+            {answers.map((answer) => (
+              <option key={`${answer.port} ${answer.target}`} value={`${answer.port} ${answer.target}`}>
+                {answer.port} to {answer.target}
+                {answer.allowed ? "" : " (refused)"}
               </option>
             ))}
           </select>

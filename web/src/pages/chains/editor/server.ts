@@ -73,9 +73,9 @@ export function parameterDefaults(expanded: ExpandedChain | undefined, names: re
         key.split(".").at(-1) === name ? [{ node: node.id, value }] : [],
       ),
     );
-    const texts = new Set(values.map((one) => String(one.value)));
+    const texts = new Set(values.map((value) => String(value.value)));
     if (texts.size === 1) found[path] = [...texts][0]!;
-    else if (texts.size > 1) found[path] = values.map((one) => `${String(one.value)} (${one.node})`).join(", ");
+    else if (texts.size > 1) found[path] = values.map((value) => `${String(value.value)} (${value.node})`).join(", ");
   }
   return found;
 }
