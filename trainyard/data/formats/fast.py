@@ -53,7 +53,7 @@ class FastDecoder:
     """Raises `BadRow`."""
 
     def decode(self, line: bytes, bound: int) -> Any:
-        """The value of a line with at most `bound` keys; None where it is not proved to be the whole line."""
+        """Return the value of a line with at most `bound` keys; None where it is not proved to be the whole line."""
         try:
             value = self.decoder.decode(line)
         except FAST_ERRORS:
@@ -62,7 +62,7 @@ class FastDecoder:
 
 
 def fast_decoder(normalise: Normaliser, keys: frozenset[str]) -> FastDecoder | None:
-    """The decoder for rows that have these keys, which the first row of the file showed.
+    """Return the decoder for rows that have these keys, which the first row of the file showed.
 
     None for rows with keys of media, each of which has to be looked into, for chats with keys that their parser reads,
     and for keys that are escaped in JSON: the decoder cannot name them.
@@ -123,7 +123,7 @@ def is_blank_json(raw: bytes) -> bool:
 
 
 def read_keys(kind: Kind, name: str) -> set[str]:
-    """The keys of a chat that its parser reads, seen on a chat of two plain turns."""
+    """Return the keys of a chat that its parser reads, seen on a chat of two plain turns."""
     record = Record({name: [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
     kind.shape.parse(record)
     return record.read | {*SYSTEM_KEYS, "tools", "functions"}
