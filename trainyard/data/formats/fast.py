@@ -36,10 +36,10 @@ class Turn(Message, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     more: None = None
 
 
-class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename={"who": "from", "content": "value"}):
+class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename={"role": "from", "content": "value"}):
     """A ShareGPT turn of text."""
 
-    who: Literal["human", "gpt", "system", "observation", "user", "assistant"]
+    role: Literal["human", "gpt", "system", "observation", "user", "assistant"]
     content: str
 
 
@@ -107,7 +107,7 @@ def chat_decoder(normalise: Normaliser, kind: Kind, keys: frozenset[str]) -> Fas
         return num_own + 2 * len(value.messages)
 
     def read(value: Any) -> tuple[Row, Kind]:
-        spelled = value.messages if openai else [Message(ROLES[turn.who], turn.content) for turn in value.messages]
+        spelled = value.messages if openai else [Message(ROLES[turn.role], turn.content) for turn in value.messages]
         row = SftRow(check_answered(spelled, "the conversation"))
         if not ignored:
             return row, kind
