@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from trainyard.operations.base import Parameters, Request
-from trainyard.operations.chains import GROUP_NAME, PARAMETERS, Group, node_table, node_text, nodes_text, run_text
+from trainyard.operations.chains import (
+    GROUP_NAME,
+    PARAMETERS,
+    FewRows,
+    Group,
+    Refresh,
+    node_table,
+    node_text,
+    nodes_text,
+    run_text,
+)
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import table
@@ -38,9 +49,7 @@ class CreateInput(Request):
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
-    yes: Annotated[bool, Option("-y", "--yes")] = Field(
-        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
-    )
+    yes: FewRows = False
     group: Group = ""
 
 
@@ -61,9 +70,7 @@ class ResumeInput(JobInput):
 
 
 class RetryInput(JobInput):
-    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
-        False, description="Make every result again, also those that are finished."
-    )
+    refresh: Refresh = False
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 
@@ -97,6 +104,9 @@ class JobsInput(Request):
     backend: BackendName | None = Field(None, description="Only jobs whose last trainer runs on it.")
     stage: Stage | None = Field(None, description="Only jobs whose last trainer has this objective.")
     group: str | None = Field(None, pattern=GROUP_NAME, description="Only jobs of this group, or of this sweep.")
+    since: datetime | None = Field(
+        None, description="Only jobs created at this time or later, such as 2026-11-27 or 2026-11-27T18:00Z."
+    )
     text: str | None = Field(
         None, min_length=1, max_length=200, description="Only with this text in name, id, tags, base model or message."
     )

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +83,8 @@ class JobQuery:
     stage: str = ""
     text: str = ""
     group: str = ""
+    since: datetime | None = None
+    """The earliest creation; without a time zone it is local time."""
     limit: int = 50
     after: tuple[float, str] | None = None
     """(created, run id) of the last job of the page before."""
@@ -95,6 +98,7 @@ class JobQuery:
             and self.state in (None, row["state"])
             and self.text.lower() in text_of(row)
             and self.group in ("", group_of(row.get("tags", ())))
+            and (self.since is None or (row["created"] or 0.0) >= self.since.timestamp())
             and (self.after is None or place_of(row) < self.after)
         )
 
@@ -418,6 +422,9 @@ def conditions(query: JobQuery) -> tuple[str, list[Any]]:
     if query.name:
         parts.append(f"({NAMED})")
         values += name_patterns(query.name)
+    if query.since is not None:
+        parts.append("created >= ?")
+        values.append(query.since.timestamp())
     if query.after is not None:
         parts.append("(created, run_id) < (?, ?)")
         values += query.after

@@ -31,9 +31,8 @@ from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
-from trainyard.surfaces.rest.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
-from trainyard.surfaces.rest.problems import MEDIA_TYPE, answer_problem
-from trainyard.surfaces.rest.routes import trace_of
+from trainyard.surfaces.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE, trace_of
+from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
 
 LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
@@ -83,12 +82,12 @@ class Entrance:
             return await self.app(scope, receive, send)
         if is_page(scope["path"]):
             send = with_policy(send, PAGE_POLICY, is_hashed=scope["path"].startswith(ASSETS))
-        with ExitStack() as place:
+        with ExitStack() as exit_stack:
             try:
                 limit = self.admit(scope)
                 if CALLER not in scope and scope["method"] == "POST":  # no place is taken by a body that does not come
                     receive = whole_body(await self.bodies.receive(receive), receive)
-                place.enter_context(self.place(scope))
+                exit_stack.enter_context(self.place(scope))
             except LateBody as error:
                 return await refusal_of(error, scope, 408)(scope, receive, send)
             except TrainyardError as error:
