@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from docs.generator.screenshots import FOLDER, PAGES
 from tests.architecture.test_budgets import REPOSITORY
+from tools.docs.screenshots import FOLDER, PAGES
 from trainyard.app.chains.describe import SCHEMAS
 
 WEB, BUILD = REPOSITORY / "web", REPOSITORY / "trainyard" / "surfaces" / "web"
@@ -112,7 +112,7 @@ def test_the_build_is_that_of_its_sources(node_programs: Path, tmp_path: Path) -
 def test_the_pages_fit_the_types_of_the_api(node_programs: Path, tmp_path: Path) -> None:
     """The types are generated, and not committed."""
     document = tmp_path / "openapi.json"
-    subprocess.run([sys.executable, "-m", "docs.generator.openapi", str(document)], cwd=REPOSITORY, check=True)
+    subprocess.run([sys.executable, "-m", "tools.docs.openapi", str(document)], cwd=REPOSITORY, check=True)
     argv = [str(node_programs / "openapi-typescript"), str(document), "-o", str(TYPES)]
     subprocess.run([*argv, "--root-types", "--root-types-no-schema-prefix"], cwd=WEB, check=True, capture_output=True)
     checked = subprocess.run([node_programs / "tsc", "--noEmit"], check=False, cwd=WEB, capture_output=True, text=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.real_stack import STEPS, Stack, kill_tree, standing, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack faults")]
 

@@ -13,6 +13,7 @@ working file is read once more and every row is written where its fate says:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import ipc
 
 from trainyard.data.mixing import count_by_set
@@ -50,6 +52,10 @@ DESTINATIONS = {
     RowStatus.UNSEEN_DOCUMENTS: (UNSEEN_DOCUMENTS, f"{HELD_OUT_FOLDER}/{UNSEEN_DOCUMENTS}.arrow"),
     RowStatus.UNSEEN_WORDING: (UNSEEN_WORDING, f"{HELD_OUT_FOLDER}/{UNSEEN_WORDING}.arrow"),
 }
+MOST_NAMED = 5
+"""Held-out documents whose names are kept."""
+LINE = re.compile(r":\d+$")
+"""End of the source of a row that is a line of a file."""
 Report = Callable[[float, str], None]
 
 
@@ -97,7 +103,7 @@ def validate(
     if port not in PORTS:
         raise InvalidInput(
             f"A validator cannot check {port.value}.",
-            why=f"It checks rows: {', '.join(known.value for known in PORTS)}.",
+            why=f"It checks rows: {', '.join(port.value for port in PORTS)}.",
             do="Put a generator between the documents and the validator, or leave the validator out.",
             code="E-DATA-FORMAT",
         )
@@ -112,20 +118,24 @@ def validate(
     sieve.ledger.quarantine.touch()
     try:
         survivors = sift(sieve, source, out / WORK_FILE, report)
-        for place, (name, step) in enumerate(SET_STEPS.items()):
-            report(0.7 + 0.05 * place, f"{name.replace('_', ' ')} among {len(survivors)} rows")
+        for index, (name, step) in enumerate(SET_STEPS.items()):
+            report(0.7 + 0.05 * index, f"{name.replace('_', ' ')} among {len(survivors)} rows")
             step(survivors, sieve)
         report(0.9, "writing")
-        mixture = write(survivors, sieve.ledger, out, tuple(source.facts.get("mixture") or ()))
+        written = write(survivors, sieve.ledger, out, tuple(source.facts.get("mixture") or ()))
     finally:
         (out / WORK_FILE).unlink(missing_ok=True)
         if sieve.row_validator is not None:
             sieve.row_validator.stop()
     sieve.ledger.check_balance()
-    if not sieve.ledger.kept:
+    if not sieve.ledger.kept_rows:
         raise nothing_kept(sieve.ledger)
-    engine, given = source.facts.get("engine"), source.facts.get("format") or "rows"
-    facts = {**summary(survivors, sieve), **mixture, "gold": f"synthetic ({engine})" if engine else f"file ({given})"}
+    engine, file_format = source.facts.get("engine"), source.facts.get("format") or "rows"
+    facts = {
+        **summary(survivors, sieve),
+        **written,
+        "gold": f"synthetic ({engine})" if engine else f"file ({file_format})",
+    }
     write_json_durably(out / REPORT_FILE, {**facts, "config": config.model_dump(mode="json")})
     report(1.0, f"kept {facts['kept']} of {facts['read']} rows")
     part = ProducedSet(folder=port.value, rows=facts["kept"], facts=facts)
@@ -152,9 +162,11 @@ def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> Kep
 def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """Every row of the working file to where its fate says, and the dropped ones to quarantine.
 
-    Returns the rows and tokens for training of each set of a mixture, which `names` lists.
+    Returns the rows and tokens for training of each set of a mixture, which `names` lists, and the first documents
+    that are held out, by their names.
     """
-    kept = {name: {"rows": 0, "tokens": 0} for name in names}
+    unseen: dict[str, None] = {}
+    counts = {name: {"rows": 0, "tokens": 0} for name in names}
     with ExitStack() as files:
         writers: dict[RowStatus, ipc.RecordBatchFileWriter] = {}
         for block, entries in survivors.blocks():
@@ -167,22 +179,25 @@ def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str
                     (out / name).parent.mkdir(exist_ok=True)
                     writers[fate] = files.enter_context(ipc.new_file(out / name, SCHEMAS[survivors.port]))
                 batch, rows = block.keep(mask).batch, int(mask.sum())
-                place = batch.schema.get_field_index("split")
+                column = batch.schema.get_field_index("split")
                 marked = pa.array([split] * rows, pa.string())
-                writers[fate].write_batch(batch.set_column(place, batch.schema.field(place), marked))
+                writers[fate].write_batch(batch.set_column(column, batch.schema.field(column), marked))
                 if fate is RowStatus.TRAIN:
-                    ledger.kept += rows
-                    for name, own in count_by_set(block.column("source"), names).items():
-                        kept[name]["rows"] += int((own & mask).sum())
-                        kept[name]["tokens"] += int(survivors.tokens[entries[own & mask]].sum())
+                    ledger.kept_rows += rows
+                    for name, in_set in count_by_set(block.column("source"), names).items():
+                        counts[name]["rows"] += int((in_set & mask).sum())
+                        counts[name]["tokens"] += int(survivors.tokens[entries[in_set & mask]].sum())
                 else:
                     ledger.heldout[split] = ledger.heldout.get(split, 0) + rows
+                if fate is RowStatus.UNSEEN_DOCUMENTS and len(unseen) < MOST_NAMED:
+                    sources = pc.unique(block.column("source").filter(pa.array(mask))).to_pylist()
+                    unseen |= dict.fromkeys(source for source in sources if source and not LINE.search(source))
             dropped = np.flatnonzero(fates >= RowStatus.NEAR_DUPLICATE)
             if len(dropped):
                 reasons = [RowStatus(fate).reason for fate in fates[dropped].tolist()]
                 details = {row: survivors.detail(int(entries[row])) for row in dropped.tolist()}
                 ledger.quarantine_rows(block, dropped, reasons, details.__getitem__)
-    return {"mixture": kept} if kept else {}
+    return ({"mixture": counts} if counts else {}) | ({"unseen_names": list(unseen)[:MOST_NAMED]} if unseen else {})
 
 
 def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, Any]:
@@ -192,7 +207,7 @@ def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, Any]:
     return {
         "port": sieve.port.value,
         "read": ledger.read,
-        "kept": ledger.kept,
+        "kept": ledger.kept_rows,
         "heldout": {name: ledger.heldout.get(name, 0) for name in (UNSEEN_DOCUMENTS, UNSEEN_WORDING)},
         "dropped": dict(sorted(ledger.dropped.items())),
         "truncated": sieve.truncated,
@@ -207,7 +222,7 @@ def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, Any]:
             "longest": int(survivors.tokens[train].max(initial=0)),
         },
         "warnings": sets.too_few(survivors, sieve.config),
-        "cautions": few_rows(ledger.kept, max(ledger.heldout.values()) if ledger.heldout else None),
+        "cautions": few_rows(ledger.kept_rows, max(ledger.heldout.values()) if ledger.heldout else None),
     }
 
 

@@ -23,8 +23,7 @@ from trainyard.errors import Denied
 from trainyard.stores.access.logins import CODE_PREFIX, LOGIN_S, forgery_token
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.entrance import LOGIN, caller_of_request
-from trainyard.surfaces.rest.bodies import read_request
-from trainyard.surfaces.rest.routes import trace_of
+from trainyard.surfaces.bodies import read_request, trace_of
 
 LOGOUT = "/api/v1/logout"
 
@@ -46,8 +45,8 @@ def add_logins(app: Starlette, authenticator: Authenticator) -> None:
         return {"caller": caller.name, "scope": caller.scope.value, "tenant": caller.tenant, "csrf": csrf}
 
     async def log_in(request: Request) -> Response:
-        given = await read_request(LoginInput, request)
-        return await anyio.to_thread.run_sync(begin, request, given.token)
+        login = await read_request(LoginInput, request)
+        return await anyio.to_thread.run_sync(begin, request, login.token)
 
     def begin(request: Request, token: str) -> Response:
         address = request.client.host if request.client else ""

@@ -31,9 +31,8 @@ from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
-from trainyard.surfaces.rest.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
-from trainyard.surfaces.rest.problems import MEDIA_TYPE, answer_problem
-from trainyard.surfaces.rest.routes import trace_of
+from trainyard.surfaces.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE, trace_of
+from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
 
 LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
@@ -57,10 +56,7 @@ API_HEADERS = (
     (b"cache-control", b"no-store"),
 )
 """Of every answer: it is data, of which nothing runs, which nobody shows in a frame and nothing keeps."""
-PAGE_POLICY = (
-    b"default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; "
-    b"require-trusted-types-for 'script'"
-)
+PAGE_POLICY = b"default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; require-trusted-types-for 'script'"
 """Of the pages of the dashboard: their own scripts and styles, no inline ones, and no other origin's."""
 
 
@@ -81,12 +77,12 @@ class Entrance:
             return await self.app(scope, receive, send)
         if is_page(scope["path"]):
             send = with_policy(send, PAGE_POLICY)
-        with ExitStack() as place:
+        with ExitStack() as exit_stack:
             try:
                 limit = self.admit(scope)
                 if CALLER not in scope and scope["method"] == "POST":  # no place is taken by a body that does not come
                     receive = whole_body(await self.bodies.receive(receive), receive)
-                place.enter_context(self.place(scope))
+                exit_stack.enter_context(self.place(scope))
             except LateBody as error:
                 return await refusal_of(error, scope, 408)(scope, receive, send)
             except TrainyardError as error:
@@ -208,11 +204,7 @@ def as_problem(refusal: Refusal) -> RefusalBody:
 
 
 def protect(
-    app: ASGIApp,
-    authenticator: Authenticator,
-    *,
-    names: Iterable[str] = (),
-    origins: Iterable[str] = (),
+    app: ASGIApp, authenticator: Authenticator, *, names: Iterable[str] = (), origins: Iterable[str] = ()
 ) -> Guard:
     """The application behind guard and entrance. `names` are what clients call this server, besides loopback."""
     settings = authenticator.settings

@@ -20,17 +20,16 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 import trainyard
-from trainyard.app.context import Caller
-from trainyard.app.departures import ConfinedCalls
+from trainyard.app.context import Caller, ConfinedCalls
 from trainyard.errors import NotFound, TrainyardError
 from trainyard.settings import Settings
 from trainyard.surfaces.access.strangers import whole_body
 from trainyard.surfaces.mcp.calls import MAX_CALLS, call_tool
 from trainyard.surfaces.mcp.pages import list_resources, read_resource
 from trainyard.surfaces.mcp.tools import list_tools
-from trainyard.surfaces.rest.problems import answer_problem
-from trainyard.surfaces.rest.spool import received_body
-from trainyard.surfaces.rest.structure import USUAL, require_structure
+from trainyard.surfaces.problems import answer_problem
+from trainyard.surfaces.spool import received_body
+from trainyard.surfaces.structure import USUAL, require_structure
 from trainyard.tracing import is_traceparent
 
 INSTRUCTIONS = """Trainyard trains, evaluates and serves language models as chains of nodes on Prefect.
@@ -77,15 +76,15 @@ def build_server(settings: Settings, owner: Caller | None = None, confined: Conf
 
 def caller_of(handling: Handling) -> Caller:
     assert handling.request is not None, "a request over HTTP has one"
-    found: Caller = handling.request.scope[CALLER]
-    return found
+    caller: Caller = handling.request.scope[CALLER]
+    return caller
 
 
 def traceparent_of(handling: Handling, params: types.CallToolRequestParams) -> str:
     """The trace context (W3C) of a call: in its `_meta`, or as a header of the request that brought it."""
-    given = (params.meta or {}).get(TRACEPARENT)
-    if isinstance(given, str) and is_traceparent(given):
-        return given
+    headers = (params.meta or {}).get(TRACEPARENT)
+    if isinstance(headers, str) and is_traceparent(headers):
+        return headers
     return "" if handling.request is None else str(handling.request.headers.get(TRACEPARENT, ""))
 
 

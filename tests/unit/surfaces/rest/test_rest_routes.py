@@ -22,9 +22,9 @@ from trainyard.errors import Denied, InvalidInput, TrainyardError, Unavailable
 from trainyard.operations.table import OPERATIONS, Scope, route_of
 from trainyard.settings import settings
 from trainyard.stores.auth_string import keep_auth
+from trainyard.surfaces.problems import MEDIA_TYPE, STATUS, status_of
 from trainyard.surfaces.rest.app import build_app
 from trainyard.surfaces.rest.openapi import SERVICE_ROUTES, openapi_document
-from trainyard.surfaces.rest.problems import MEDIA_TYPE, STATUS, status_of
 from trainyard.surfaces.rest.routes import operation_id, path_order
 from trainyard.surfaces.rest.service import guarded_app
 
@@ -133,8 +133,8 @@ def test_the_routes_of_the_service_answer_as_the_document_says() -> None:
         content = described[str(answer.status_code)].get("content", {})
         kind = answer.headers.get("content-type", "").partition(";")[0]
         assert [kind] * len(content) == list(content), path
-        if route.found:
-            route.found.model_validate_json(answer.content)
+        if route.answer:
+            route.answer.model_validate_json(answer.content)
         else:
             assert bool(answer.content) is bool(content), path
     wrong = ask(app, "POST", "/api/v1/login", json={"token": ""})
