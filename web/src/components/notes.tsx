@@ -44,10 +44,11 @@ export function ReasonList({ reasons, fieldOf }: { reasons: readonly ProblemReas
           ))}
         </li>
       )}
-      {unmarked.map((other, index) => (
+      {unmarked.map((reason, index) => (
         <li key={index}>
-          {[other.node, other.field].filter(Boolean).join(": ")} <Prose text={other.because} />{" "}
-          <Prose text={other.instead} /> {other.code && <code>{other.code}</code>}
+          {reason.node && `${reason.node}: `}
+          {reason.field && <code>{reason.field}</code>} <Prose text={reason.because} /> <Prose text={reason.instead} />{" "}
+          {reason.code && <code>{reason.code}</code>}
         </li>
       ))}
     </ul>

@@ -99,6 +99,7 @@ function Benchmarks({ one }: { one: Evaluation }) {
         A positive improvement is better, for every metric. The bar shows the interval around zero.
       </p>
       <Table
+        cards
         caption="Benchmarks"
         rows={one.benchmarks}
         rowKey={labelOf}

@@ -44,7 +44,7 @@ const STARTS: Start[] = [
 export function Starts() {
   return (
     <Section title="Train on your own data">
-      <div className="cards">
+      <div className="cards starts">
         {STARTS.map((start) => (
           <StartCard key={start.name} start={start} />
         ))}
