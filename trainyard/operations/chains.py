@@ -200,8 +200,8 @@ def check_text(result: Any) -> str:
     for file in result.files:
         lines += [f"{file.file}: ok, {file.nodes} nodes, digest {file.digest[:12]}"] if file.ok else []
         lines += [f"{file.file}: {note}" for note in file.notes]
-        lines += [f"{file.file}: a run would be refused without --yes: {reason['line']}" for reason in one.questions]
-        lines += [f"{one.file}: {reason['line']}" for reason in file.reasons]
+        lines += [f"{file.file}: a run would be refused without --yes: {reason['line']}" for reason in file.questions]
+        lines += [f"{file.file}: {reason['line']}" for reason in file.reasons]
     return "\n".join(lines)
 
 
