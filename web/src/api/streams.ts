@@ -35,7 +35,7 @@ export function useEventStream(path: string, handlers: Handlers, continued?: () 
         // A browser gives up after an answer that is not a stream, such as the 502 of a proxy during a restart.
         if (source?.readyState === EventSource.CLOSED) retry = window.setTimeout(connect, RETRY_MS);
       };
-      for (const name of names.split(" ").filter((one) => one && one !== "end")) {
+      for (const name of names.split(" ").filter((event) => event && event !== "end")) {
         source.addEventListener(name, (event) => handle(name, event));
       }
       source.addEventListener("end", (event) => {

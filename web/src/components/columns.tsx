@@ -43,12 +43,12 @@ export function ColumnMap({
 }) {
   const { data, error, isPlaceholderData } = useColumns(path);
   const mapping = (value ?? {}) as Mapping;
-  const given = Object.keys(mapping);
-  if (!path || (!data?.columns.length && given.length === 0)) return null;
+  const mapped = Object.keys(mapping);
+  if (!path || (!data?.columns.length && mapped.length === 0)) return null;
   const columns = data?.columns ?? [];
   const isRead = error !== null || (data !== undefined && !isPlaceholderData);
   const names = new Set(columns.map((column) => column.name));
-  const fields = data?.fields ?? given;
+  const fields = data?.fields ?? mapped;
   const matching = fields.filter((field) => names.has(field));
   const used = new Set(Object.values(mapping));
   const ignored = columns.filter((column) => !used.has(column.name) && !matching.includes(column.name));
@@ -70,9 +70,9 @@ export function ColumnMap({
   const usual = fields.filter((field) => USUAL.includes(field) || field in mapping);
   const rest = fields.filter((field) => !usual.includes(field));
   return (
-    <details className="field wide" open={given.length > 0 || (columns.length > 0 && matching.length === 0)}>
+    <details className="field wide" open={mapped.length > 0 || (columns.length > 0 && matching.length === 0)}>
       <summary>
-        {title} {given.length > 0 && <span className="quiet">({given.length} set)</span>}
+        {title} {mapped.length > 0 && <span className="quiet">({mapped.length} set)</span>}
       </summary>
       <p className="help">
         {isRead
@@ -86,8 +86,8 @@ export function ColumnMap({
           <div className="column-map">{rest.map(select)}</div>
         </details>
       )}
-      {given.length > 0 && ignored.length > 0 && (
-        <p className="help">Not read: {ignored.map((one) => one.name).join(", ")}.</p>
+      {mapped.length > 0 && ignored.length > 0 && (
+        <p className="help">Not read: {ignored.map((column) => column.name).join(", ")}.</p>
       )}
     </details>
   );

@@ -107,6 +107,6 @@ async function askIndex(before: IndexAnswer | undefined): Promise<IndexAnswer> {
     return { as_of, problem: "", at };
   } catch (error) {
     if (!(error instanceof Problem) || error.status !== 503) throw error;
-    return { as_of: null, problem: error.what, at: before?.at ?? at };
+    return { as_of: null, problem: error.summary, at: before?.at ?? at };
   }
 }

@@ -93,24 +93,24 @@ export function Curve(props: CurveProps) {
 
   useEffect(() => {
     const element = frame.current!;
-    const drawn = draw(element);
-    plot.current = drawn;
-    if (zoom.current) drawn.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
-    const observer = new ResizeObserver(() => drawn.setSize({ width: element.clientWidth, height }));
+    const chart = draw(element);
+    plot.current = chart;
+    if (zoom.current) chart.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
+    const observer = new ResizeObserver(() => chart.setSize({ width: element.clientWidth, height }));
     observer.observe(element);
     return () => {
       observer.disconnect();
-      drawn.destroy();
+      chart.destroy();
       plot.current = null;
     };
   }, [shape, height]);
 
   useEffect(() => {
-    const drawn = plot.current;
-    if (!drawn || drawn.data === data) return;
-    drawn.batch(() => {
-      drawn.setData(data, zoom.current === null);
-      if (zoom.current) drawn.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
+    const chart = plot.current;
+    if (!chart || chart.data === data) return;
+    chart.batch(() => {
+      chart.setData(data, zoom.current === null);
+      if (zoom.current) chart.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
     });
   }, [data]);
 
@@ -222,11 +222,11 @@ function LastValues({ series, xLabel, yLabel }: Pick<CurveProps, "series" | "xLa
 
 /** One axis for all series: x, then for each its line, and its band where it has one. */
 function alignSeries(series: readonly CurveSeries[], log: boolean, smoothing: number): uPlot.AlignedData {
-  const shown = (values: readonly (number | null)[]) =>
+  const toValues = (values: readonly (number | null)[]) =>
     (log ? values.map((value) => (value != null && value > 0 ? value : null)) : values) as (number | null)[];
   const tables = series.map((curve) => {
-    const line = shown(smoothing > 0 ? smooth(curve.y, smoothing) : curve.y);
-    const band = curve.low && curve.high ? [shown(curve.low), shown(curve.high)] : [];
+    const line = toValues(smoothing > 0 ? smooth(curve.y, smoothing) : curve.y);
+    const band = curve.low && curve.high ? [toValues(curve.low), toValues(curve.high)] : [];
     return [curve.x as number[], line, ...band] as uPlot.AlignedData;
   });
   if (tables.length === 0) return [[]];
@@ -294,12 +294,12 @@ function optionsOf(
       },
     },
     hooks: {
-      draw: [(made) => marks().forEach((one) => drawMark(made, one.x, colour("--good")))],
+      draw: [(chart) => marks().forEach((mark) => drawMark(chart, mark.x, colour("--good")))],
       setSelect: [
-        (made) => {
-          if (made.select.width < 4) return;
-          show([made.posToVal(made.select.left, "x"), made.posToVal(made.select.left + made.select.width, "x")]);
-          made.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        (chart) => {
+          if (chart.select.width < 4) return;
+          show([chart.posToVal(chart.select.left, "x"), chart.posToVal(chart.select.left + chart.select.width, "x")]);
+          chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
         },
       ],
     },
@@ -315,9 +315,9 @@ function resolveColour(text: string): string {
   const probe = document.createElement("span");
   probe.style.color = text;
   document.body.append(probe);
-  const found = getComputedStyle(probe).color;
+  const resolved = getComputedStyle(probe).color;
   probe.remove();
-  return found;
+  return resolved;
 }
 
 const fade = (colour: string) => colour.replace(/^rgb\((.*)\)$/, "rgba($1, 0.15)");

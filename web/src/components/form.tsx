@@ -153,8 +153,10 @@ function Labelled({
 
 /** What a run takes for a field that is left out, where its schema does not say it. */
 function describeDefault({ form, path, schema, value }: FieldProps): string {
-  const known = form.defaults[path];
-  return value === undefined && known != null && schema.default == null ? `Left out: ${shownDefault(known)}.` : "";
+  const fallback = form.defaults[path];
+  return value === undefined && fallback != null && schema.default == null
+    ? `Left out: ${shownDefault(fallback)}.`
+    : "";
 }
 
 /** A text, a number, a word of several, yes or no. */
@@ -217,32 +219,32 @@ function YesNoField(props: FieldProps) {
 /** `lora`, or `{type: lora, rank: 8}`: the word alone while none of its settings is given. */
 function WordField(props: FieldProps) {
   const { form, schema, value, onChange, path, required } = props;
-  const words = wordsOf(schema, form.root)!;
+  const variants = wordsOf(schema, form.root)!;
   const alone = isWordAlone(schema);
   const word = isObject(value) ? textOf(value.type) : textOf(value);
   const { type: _, ...settings } = isObject(value) ? value : {};
   const current = word || textOf(schema.default);
   const set = (next: string, given: Values) =>
     onChange(Object.keys(given).length > 0 || (next && !alone) ? { type: next, ...given } : next || undefined);
-  const fields = words[current]?.properties ?? {};
+  const fields = variants[current]?.properties ?? {};
   const main = mainOf(fields, form.root);
   const rest = Object.keys(fields).filter((name) => !main.includes(name));
   const shared = {
     form,
-    schema: words[current]!,
+    schema: variants[current]!,
     value: settings,
     path,
     onChange: (next: Values) => set(current, next),
   };
   return (
     <>
-      <Labelled field={props} invalid={word && !words[word] ? "Choose one of the list." : ""}>
+      <Labelled field={props} invalid={word && !variants[word] ? "Choose one of the list." : ""}>
         {(ids) => (
           <select {...ids} value={word} onChange={(event) => set(event.target.value, {})}>
             <option value="">
               {schema.default != null ? `${textOf(schema.default)} (default)` : required ? "choose" : "none"}
             </option>
-            {Object.keys(words)
+            {Object.keys(variants)
               .filter((name) => name === word || name !== schema.default)
               .map((name) => (
                 <option key={name}>{name}</option>
@@ -270,8 +272,8 @@ function WordField(props: FieldProps) {
 function UnionField(props: FieldProps) {
   const { form, schema, value, onChange, name } = props;
   const id = useId();
-  const kinds = schema.anyOf!.map((one) => resolveSchema(one, form.root));
-  const fitting = kinds.findIndex((one) => fits(value, one));
+  const kinds = schema.anyOf!.map((option) => resolveSchema(option, form.root));
+  const fitting = kinds.findIndex((option) => fits(value, option));
   const [chosen, setChosen] = useState(Math.max(0, fitting));
   const index = value === undefined || fitting < 0 ? chosen : fitting;
   const { anyOf: _, ...beside } = schema;
@@ -289,9 +291,9 @@ function UnionField(props: FieldProps) {
           onChange(undefined);
         }}
       >
-        {kinds.map((one, at) => (
+        {kinds.map((option, at) => (
           <option key={at} value={at}>
-            {kindOf(one)}
+            {kindOf(option)}
           </option>
         ))}
       </select>
@@ -322,7 +324,7 @@ function Group(props: FieldProps) {
   const shared = { form, schema, value, path, onChange: set };
   const main = mainOf(schema.properties, form.root);
   if (main.length > 0) {
-    const rest = Object.keys(schema.properties!).filter((one) => !main.includes(one));
+    const rest = Object.keys(schema.properties!).filter((option) => !main.includes(option));
     return (
       <fieldset>
         <legend>{labelOf(name)}</legend>
@@ -369,9 +371,9 @@ function Details(props: {
   children: ReactNode;
 }) {
   const num = isObject(props.given) ? Object.keys(props.given).length : 0;
-  const places = props.names?.map((name) => join(props.path, name)) ?? [props.path];
+  const paths = props.names?.map((name) => join(props.path, name)) ?? [props.path];
   const isWrong = props.problems.some((problem) =>
-    places.some((place) => problem.field === place || problem.field.startsWith(`${place}.`)),
+    paths.some((fieldPath) => problem.field === fieldPath || problem.field.startsWith(`${fieldPath}.`)),
   );
   const [isOpen, setIsOpen] = useState(num > 0);
   return (
@@ -432,7 +434,7 @@ function ListField(props: FieldProps) {
                 path={join(path, index)}
                 required
                 value={item ?? undefined}
-                onChange={(next) => set(items.map((one, at) => (at === index ? (next ?? null) : one)))}
+                onChange={(next) => set(items.map((option, at) => (at === index ? (next ?? null) : option)))}
               />
               <button
                 type="button"
@@ -464,7 +466,7 @@ function emptyOf(schema: JsonSchema, root: JsonSchema): unknown {
 function MapField(props: FieldProps) {
   const { form, schema, value, onChange, path, name } = props;
   const [added, setAdded] = useState("");
-  const given = isObject(value) ? value : {};
+  const settings = isObject(value) ? value : {};
   const any = typeof schema.additionalProperties === "object" ? schema.additionalProperties : {};
   const item = resolveSchema(Object.values(schema.patternProperties ?? {})[0] ?? any, form.root);
   const set = (next: Values) => onChange(Object.keys(next).length ? next : undefined);
@@ -474,10 +476,10 @@ function MapField(props: FieldProps) {
     <Labelled field={props} isGroup wide>
       {() => (
         <>
-          {Object.entries(given).map(([key, one]) => (
+          {Object.entries(settings).map(([key, one]) => (
             <div className="item" key={key}>
               {isFree ? (
-                <JsonField name={key} value={one} onChange={(next) => set(withValue(given, key, next))} />
+                <JsonField name={key} value={one} onChange={(next) => set(withValue(settings, key, next))} />
               ) : (
                 <Field
                   form={form}
@@ -485,10 +487,14 @@ function MapField(props: FieldProps) {
                   name={key}
                   path={join(path, key)}
                   value={one ?? undefined}
-                  onChange={(next) => set({ ...given, [key]: next ?? null })}
+                  onChange={(next) => set({ ...settings, [key]: next ?? null })}
                 />
               )}
-              <button type="button" aria-label={`Remove ${key}`} onClick={() => set(withValue(given, key, undefined))}>
+              <button
+                type="button"
+                aria-label={`Remove ${key}`}
+                onClick={() => set(withValue(settings, key, undefined))}
+              >
                 ✕
               </button>
             </div>
@@ -502,9 +508,9 @@ function MapField(props: FieldProps) {
               >
                 <option value="">choose</option>
                 {names
-                  .filter((one) => !(one in given))
-                  .map((one) => (
-                    <option key={one}>{one}</option>
+                  .filter((option) => !(option in settings))
+                  .map((option) => (
+                    <option key={option}>{option}</option>
                   ))}
               </select>
             ) : (
@@ -518,9 +524,9 @@ function MapField(props: FieldProps) {
             )}
             <button
               type="button"
-              disabled={!added || added in given}
+              disabled={!added || added in settings}
               onClick={() => {
-                set({ ...given, [added]: isFree ? "" : emptyOf(item, form.root) });
+                set({ ...settings, [added]: isFree ? "" : emptyOf(item, form.root) });
                 setAdded("");
               }}
             >

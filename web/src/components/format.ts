@@ -18,8 +18,8 @@ export const formatShortTime = (seconds: number | null | undefined): string =>
       });
 
 /** A result as a list names it: its template or chain, when it ended, and its node. */
-export const titleOfResult = (one: { run_name: string; ended: number; node?: string }): string =>
-  [one.run_name || "run", formatShortTime(one.ended), one.node].filter(Boolean).join(", ");
+export const titleOfResult = (result: { run_name: string; ended: number; node?: string }): string =>
+  [result.run_name || "run", formatShortTime(result.ended), result.node].filter(Boolean).join(", ");
 
 /** `73` is `1 min 13 s`; `3600` is `1 h`. */
 export function formatDuration(seconds: number | null | undefined): string {
@@ -61,6 +61,6 @@ export const formatPercent = (share: number | null | undefined): string =>
 
 /** `learning_rate` is `Learning rate`. */
 export function labelOf(name: string): string {
-  const words = name.replaceAll("_", " ");
-  return words.charAt(0).toUpperCase() + words.slice(1);
+  const text = name.replaceAll("_", " ");
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }

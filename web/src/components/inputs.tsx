@@ -60,9 +60,9 @@ export function NumberInput({ schema, form, path, value, onChange, ids }: WithId
       value={text ?? textOf(value)}
       placeholder={shownDefault(defaultOf({ form, path, schema }))}
       onChange={(event) => {
-        const given = event.target.value;
-        setText(given);
-        onChange(given.trim() === "" ? undefined : Number.isFinite(Number(given)) ? Number(given) : given);
+        const input = event.target.value;
+        setText(input);
+        onChange(input.trim() === "" ? undefined : Number.isFinite(Number(input)) ? Number(input) : input);
       }}
       onBlur={() => setText(null)}
     />

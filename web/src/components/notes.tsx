@@ -30,7 +30,7 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
 /** Reasons of a refusal, each once: of those that a form shows at their field, only the field is named. */
 export function ReasonList({ reasons, fieldOf }: { reasons: readonly ProblemReason[]; fieldOf?: FieldOf }) {
   const marked = [...new Set(reasons.flatMap((reason) => fieldOf?.(reason) || []))];
-  const others = reasons.filter((reason) => !fieldOf?.(reason));
+  const unmarked = reasons.filter((reason) => !fieldOf?.(reason));
   return (
     <ul>
       {marked.length > 0 && (
@@ -44,10 +44,11 @@ export function ReasonList({ reasons, fieldOf }: { reasons: readonly ProblemReas
           ))}
         </li>
       )}
-      {others.map((other, index) => (
+      {unmarked.map((reason, index) => (
         <li key={index}>
-          {[other.node, other.field].filter(Boolean).join(": ")} <Prose text={other.because} />{" "}
-          <Prose text={other.instead} /> {other.code && <code>{other.code}</code>}
+          {reason.node && `${reason.node}: `}
+          {reason.field && <code>{reason.field}</code>} <Prose text={reason.because} /> <Prose text={reason.instead} />{" "}
+          {reason.code && <code>{reason.code}</code>}
         </li>
       ))}
     </ul>
@@ -73,7 +74,7 @@ export function ProblemNote({ error, onRetry, fieldOf }: ProblemNoteProps) {
     <div className="problem" role="alert">
       <p>
         <strong>
-          <Prose text={problem.what} />
+          <Prose text={problem.summary} />
         </strong>{" "}
         {!isListed && <Prose text={problem.why} />}
       </p>

@@ -43,8 +43,8 @@ export interface JsonSchema {
 export function resolveSchema(schema: JsonSchema, root: JsonSchema): JsonSchema {
   if (schema.$ref) {
     const { $ref, ...beside } = schema;
-    const found = root.$defs?.[$ref.split("/").at(-1)!] ?? {};
-    return resolveSchema({ ...found, ...beside, title: beside.title ?? found.title }, root);
+    const target = root.$defs?.[$ref.split("/").at(-1)!] ?? {};
+    return resolveSchema({ ...target, ...beside, title: beside.title ?? target.title }, root);
   }
   if (schema.anyOf?.some((kind) => kind.type === "null")) {
     const { anyOf, ...beside } = schema;
@@ -79,21 +79,21 @@ export function wordsOf(schema: JsonSchema, root: JsonSchema): Record<string, Js
   return Object.fromEntries(
     Object.entries(mapping).map(([word, reference]) => {
       const { [propertyName]: _, ...properties } = resolveSchema({ $ref: reference }, root).properties ?? {};
-      const found = resolveSchema({ $ref: reference }, root);
-      return [word, { ...found, properties, required: found.required?.filter((name) => name !== propertyName) }];
+      const target = resolveSchema({ $ref: reference }, root);
+      return [word, { ...target, properties, required: target.required?.filter((name) => name !== propertyName) }];
     }),
   );
 }
 
 /** Whether a form of this schema has a field with this path, which shows what is wrong with it. */
 export function hasField(schema: JsonSchema, root: JsonSchema, path: readonly string[]): boolean {
-  const found = resolveSchema(schema, root);
-  const words = wordsOf(found, root);
+  const target = resolveSchema(schema, root);
+  const variants = wordsOf(target, root);
   const [name, ...rest] = path;
-  if (name === undefined) return words !== null || found.properties === undefined;
-  const kinds = [...Object.values(words ?? {}), ...(words ? [] : (found.anyOf ?? []))];
+  if (name === undefined) return variants !== null || target.properties === undefined;
+  const kinds = [...Object.values(variants ?? {}), ...(variants ? [] : (target.anyOf ?? []))];
   if (kinds.some((kind) => hasField(kind, root, path))) return true;
-  const inner = found.properties?.[name] ?? found.prefixItems?.[Number(name)] ?? found.items;
+  const inner = target.properties?.[name] ?? target.prefixItems?.[Number(name)] ?? target.items;
   return inner !== undefined && hasField(inner, root, rest);
 }
 

@@ -280,7 +280,7 @@ function Card({ name }: { name: string }) {
   });
   return (
     <Section title="Model card">
-      <Queried query={card}>{(one) => <pre className="cell-text">{one.markdown}</pre>}</Queried>
+      <Queried query={card}>{(version) => <pre className="cell-text">{version.markdown}</pre>}</Queried>
     </Section>
   );
 }

@@ -100,8 +100,8 @@ function Shape({ stored }: { stored: ChainDetail }) {
     <Queried query={expanded}>
       {({ nodes, spec }) => {
         const needs = new Map((spec.nodes as { id: string; needs: string[] }[]).map((node) => [node.id, node.needs]));
-        const shown: GraphNode[] = nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
-        return <ChainGraph nodes={shown} label={`Nodes of ${stored.name}`} />;
+        const toText: GraphNode[] = nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
+        return <ChainGraph nodes={toText} label={`Nodes of ${stored.name}`} />;
       }}
     </Queried>
   );
@@ -216,8 +216,8 @@ function Revisions({ stored }: { stored: ChainDetail }) {
                   rowKey={(change) => change.name}
                   columns={[
                     { title: "Setting", cell: (change) => <code>{change.name}</code> },
-                    { title: `Revision ${before}`, cell: (change) => shown(change.before) },
-                    { title: `Revision ${after}`, cell: (change) => shown(change.after) },
+                    { title: `Revision ${before}`, cell: (change) => toText(change.before) },
+                    { title: `Revision ${after}`, cell: (change) => toText(change.after) },
                   ]}
                 />
               )
@@ -229,5 +229,5 @@ function Revisions({ stored }: { stored: ChainDetail }) {
   );
 }
 
-const shown = (value: unknown): string =>
+const toText = (value: unknown): string =>
   value == null ? "–" : typeof value === "string" ? value : JSON.stringify(value);

@@ -187,8 +187,8 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
 function withColumns(parameters: Values, folders: readonly string[], name: string, columns: unknown): Values {
   if (folders.length === 1) return { columns };
   const rest = { ...(parameters.columns as Values), [name]: columns };
-  const given = Object.fromEntries(Object.entries(rest).filter(([, value]) => value !== undefined));
-  return { columns: Object.keys(given).length > 0 ? given : undefined };
+  const mapped = Object.fromEntries(Object.entries(rest).filter(([, value]) => value !== undefined));
+  return { columns: Object.keys(mapped).length > 0 ? mapped : undefined };
 }
 
 interface ColumnsProps {
@@ -235,7 +235,7 @@ function statusOf({ found, wrong, empty, question, isChecked }: PreviewProps) {
 function Preview(props: PreviewProps) {
   const { template, found, wrong, question, fieldOf, isChecked } = props;
   const listed = (found.spec.nodes ?? []) as { id: string; needs: string[] }[];
-  const needs = new Map(listed.map((one) => [one.id, one.needs]));
+  const needs = new Map(listed.map((node) => [node.id, node.needs]));
   const nodes: GraphNode[] = found.nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
   return (
     <>

@@ -40,8 +40,8 @@ export function OwnData() {
             onChange={(event) => look(event.target.value)}
           />
           <datalist id="own-paths">
-            {choices.path?.map((one) => (
-              <option key={one.value} value={one.value} label={one.label} />
+            {choices.path?.map((entry) => (
+              <option key={entry.value} value={entry.value} label={entry.label} />
             ))}
           </datalist>
           {start && (
@@ -81,10 +81,10 @@ function Uploads({ onLook }: { onLook: (path: string) => void }) {
   });
   const uploads = (listed.data?.entries ?? []).filter((entry) => entry.uploaded);
   if (uploads.length === 0) return null;
-  const hrefOf = (one: DataEntry) =>
-    one.kind === "folder"
-      ? `/chains/templates/qa-pipeline?parameters=${encodeURIComponent(JSON.stringify({ documents: one.path }))}`
-      : `/jobs/new?path=${encodeURIComponent(one.path)}`;
+  const hrefOf = (entry: DataEntry) =>
+    entry.kind === "folder"
+      ? `/chains/templates/qa-pipeline?parameters=${encodeURIComponent(JSON.stringify({ documents: entry.path }))}`
+      : `/jobs/new?path=${encodeURIComponent(entry.path)}`;
   return (
     <Table
       cards

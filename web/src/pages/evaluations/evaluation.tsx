@@ -21,12 +21,12 @@ export default function EvaluationPage({ run, node }: { run: string; node: strin
   return (
     <Page title="Evaluation" actions={<Link href="/evaluations">All evaluations</Link>}>
       <Queried query={query}>
-        {(one) => (
+        {(evaluation) => (
           <>
-            <Gate one={one} />
-            <Benchmarks one={one} />
-            <Samples samples={one.samples} />
-            <Training training={one.training} />
+            <Gate one={evaluation} />
+            <Benchmarks one={evaluation} />
+            <Samples samples={evaluation.samples} />
+            <Training training={evaluation.training} />
           </>
         )}
       </Queried>
@@ -99,6 +99,7 @@ function Benchmarks({ one }: { one: Evaluation }) {
         A positive improvement is better, for every metric. The bar shows the interval around zero.
       </p>
       <Table
+        cards
         caption="Benchmarks"
         rows={one.benchmarks}
         rowKey={labelOf}

@@ -15,7 +15,7 @@ export default function EvaluationsPage() {
   const [search] = useSearchParams();
   const run = search.get("run") ?? "";
   const query = { limit: 50, ...(run && { run }) };
-  const found = useInfiniteQuery({
+  const list = useInfiniteQuery({
     queryKey: ["evaluations", query],
     queryFn: ({ pageParam }) =>
       dataOf(
@@ -24,14 +24,14 @@ export default function EvaluationsPage() {
     initialPageParam: "",
     getNextPageParam: (page) => page.next || undefined,
   });
-  const pages = found.data?.pages.flatMap((page) => page.evaluations) ?? [];
+  const pages = list.data?.pages.flatMap((page) => page.evaluations) ?? [];
   const rows = pages.toSorted((page, other) => other.ended - page.ended); // runs that overlap end in another order
   return (
     <Page title="Evaluations">
       <Section title={run ? `Evaluations of the run ${run.slice(0, 8)}` : "Evaluations of runs"}>
-        {found.error && <ProblemNote error={found.error} onRetry={() => void found.refetch()} />}
-        {found.isPending && <Loading />}
-        {found.data && rows.length === 0 && !found.hasNextPage && (
+        {list.error && <ProblemNote error={list.error} onRetry={() => void list.refetch()} />}
+        {list.isPending && <Loading />}
+        {list.data && rows.length === 0 && !list.hasNextPage && (
           <Empty title="No evaluations yet">
             <p>
               Put an evaluator after the trainer of a chain: it compares the adapter with its base on rows that were
@@ -40,8 +40,8 @@ export default function EvaluationsPage() {
           </Empty>
         )}
         {rows.length > 0 && <EvaluationTable rows={rows} />}
-        {found.hasNextPage && (
-          <button type="button" aria-busy={found.isFetchingNextPage} onClick={() => void found.fetchNextPage()}>
+        {list.hasNextPage && (
+          <button type="button" aria-busy={list.isFetchingNextPage} onClick={() => void list.fetchNextPage()}>
             Older evaluations
           </button>
         )}

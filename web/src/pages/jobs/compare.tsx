@@ -31,8 +31,8 @@ export default function ComparePage() {
       queryKey: ["curves", job],
       queryFn: async () => {
         const query = { max_points: POINTS };
-        const found = await dataOf(client.GET("/api/v1/jobs/{job}/metrics", { params: { path: { job }, query } }));
-        return found.trainings.map(curveOf);
+        const result = await dataOf(client.GET("/api/v1/jobs/{job}/metrics", { params: { path: { job }, query } }));
+        return result.trainings.map(curveOf);
       },
       enabled: Boolean(details[index]?.data?.trainings.length), // a job that has not trained has no curve, and 404 for it
       refetchInterval: isOver(details[index]?.data?.state) ? (false as const) : REFRESH_MS,
@@ -65,7 +65,7 @@ export default function ComparePage() {
 }
 
 const nameOf = (job: JobDetail, all: readonly JobDetail[]) =>
-  all.filter((one) => one.name === job.name).length > 1 ? `${job.name} ${job.id.slice(-4)}` : job.name;
+  all.filter((other) => other.name === job.name).length > 1 ? `${job.name} ${job.id.slice(-4)}` : job.name;
 
 function Results({ jobs }: { jobs: readonly JobDetail[] }) {
   return (
@@ -94,9 +94,9 @@ function Overlay({ jobs, curves }: { jobs: readonly JobDetail[]; curves: readonl
         metric,
         series: jobs.flatMap((job, index) =>
           curves[index]!.flatMap((curve): CurveSeries[] => {
-            const own = nameOf(job, jobs);
-            const found = seriesOf(curve, metric, curves[index]!.length > 1 ? `${own} ${curve.node}` : own);
-            return found ? [{ name: found.name, x: found.x, y: found.y }] : [];
+            const title = nameOf(job, jobs);
+            const result = seriesOf(curve, metric, curves[index]!.length > 1 ? `${title} ${curve.node}` : title);
+            return result ? [{ name: result.name, x: result.x, y: result.y }] : [];
           }),
         ),
       })),

@@ -217,12 +217,12 @@ function useEpochs(job: JobDetail): EpochsPerStep {
       retry: false,
     })),
   });
-  const found = trainings.flatMap((training, index) => {
+  const pairs = trainings.flatMap((training, index) => {
     const config = details[index]?.data?.config as { hyperparameters?: Lengths } | undefined;
     const { epochs, max_steps: limit } = config?.hyperparameters ?? {};
     return epochs && !limit ? [[training.node, epochs / training.total_steps!] as const] : [];
   });
-  const key = JSON.stringify(found);
+  const key = JSON.stringify(pairs);
   return useMemo(() => Object.fromEntries(JSON.parse(key) as [string, number][]), [key]);
 }
 

@@ -154,7 +154,7 @@ function NoJobs({ isFiltered, onClear }: { isFiltered: boolean; onClear: () => v
 interface JobTableProps {
   found: JobList;
   chosen: readonly string[];
-  onChoose: (chosen: readonly string[]) => void;
+  onChoose: (selection: readonly string[]) => void;
   caption?: string;
 }
 

@@ -67,14 +67,14 @@ const isFull = (chunks: readonly Chunk[]) =>
 
 /** The newest chunks that fit; the oldest ones are read again by *Load earlier*. */
 function keepNewest(chunks: Chunk[]): Chunk[] {
-  let kept = chunks;
-  while (kept.length > 1 && isFull(kept)) kept = kept.slice(1);
-  return kept;
+  let rest = chunks;
+  while (rest.length > 1 && isFull(rest)) rest = rest.slice(1);
+  return rest;
 }
 
 /** A part of a log before an offset, or at its end. */
-async function readPart(job: string, source: string, place: { before: number } | { tail: number }): Promise<Chunk> {
-  const query = { source, limit_bytes: PART_BYTES, ...place };
+async function readPart(job: string, source: string, range: { before: number } | { tail: number }): Promise<Chunk> {
+  const query = { source, limit_bytes: PART_BYTES, ...range };
   const part = await dataOf(
     client.GET("/api/v1/jobs/{job}/logs", { params: { path: { job }, query: query as object } }),
   );
@@ -96,11 +96,11 @@ function TrainerLog({ job, source, over, picker }: PartProps) {
   if (chunks === null && newest.data) setChunks([newest.data]); // what is read again later is in the stream
   const earlier = useMutation({
     mutationFn: (before: number) => readPart(job, source, { before }),
-    onSuccess: (chunk) => setChunks((known) => (known?.[0]?.first === chunk.next ? [chunk, ...known] : known)),
+    onSuccess: (chunk) => setChunks((before) => (before?.[0]?.first === chunk.next ? [chunk, ...before] : before)),
   });
-  const place = `/jobs/${encodeURIComponent(job)}/logs?source=${encodeURIComponent(source)}`;
+  const range = `/jobs/${encodeURIComponent(job)}/logs?source=${encodeURIComponent(source)}`;
   const state = useEventStream(
-    chunks === null ? "" : `${place}#${over ? "over" : "live"}`,
+    chunks === null ? "" : `${range}#${over ? "over" : "live"}`,
     {
       lines: (event: { lines: string[] }, id: string) => {
         // The id of an event is `source=offset.inode`: where its last line ends.
@@ -114,7 +114,7 @@ function TrainerLog({ job, source, over, picker }: PartProps) {
       },
       end: () => undefined,
     },
-    () => `${place}&offset=${chunks?.at(-1)?.next ?? 0}`,
+    () => `${range}&offset=${chunks?.at(-1)?.next ?? 0}`,
   );
   const lines = useMemo(() => (chunks ?? []).flatMap((chunk) => chunk.lines), [chunks]);
   const first = chunks?.[0]?.first ?? 0;

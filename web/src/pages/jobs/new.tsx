@@ -29,9 +29,9 @@ type Values = Record<string, unknown>;
 function useDraft(): [Values, Dispatch<SetStateAction<Values>>] {
   const [search] = useSearchParams();
   const [draft, setDraft] = useState<Values>(() => {
-    const kept = JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}");
+    const stored = JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}");
     const path = search.get("path"); // of who comes from the overview
-    return path ? { ...kept, dataset: { path } } : kept;
+    return path ? { ...stored, dataset: { path } } : stored;
   });
   useEffect(() => sessionStorage.setItem(DRAFT, JSON.stringify(draft)), [draft]);
   return [draft, setDraft];
@@ -102,7 +102,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
     ...(refused instanceof Problem ? refused.errors : []),
     ...((plan.data?.refusals ?? []) as unknown as ProblemReason[]),
   ].map(problemOfJob);
-  const shown = new Map(problems.map((problem) => [`${problem.field} ${problem.because}`, problem])); // of the start and the estimate
+  const distinct = new Map(problems.map((problem) => [`${problem.field} ${problem.because}`, problem])); // of the start and the estimate
   const paths = { rows: pathWith("rows", schema), columns: pathWith("columns", schema) };
   const fieldOf = (reason: ProblemReason) => {
     const { field } = problemOfJob(reason);
@@ -129,7 +129,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       />
     ),
   };
-  const form = { schema, value: draft, onChange: setDraft, problems: [...shown.values()] };
+  const form = { schema, value: draft, onChange: setDraft, problems: [...distinct.values()] };
   const shared = { ...form, defaults, choices, hints, extras, controls };
   const rest = Object.keys(schema.properties ?? {}).filter((name) => !FIRST.includes(name));
   return (

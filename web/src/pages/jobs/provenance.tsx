@@ -73,8 +73,8 @@ function Origins({ found }: { found: Provenances }) {
 }
 
 function Training({ training }: { training: Provenances["trainings"][number] }) {
-  const counts = (given: Record<string, number> | undefined) =>
-    Object.entries(given ?? {})
+  const counts = (counters: Record<string, number> | undefined) =>
+    Object.entries(counters ?? {})
       .map(([name, count]) => `${formatNumber(count)} ${name}`)
       .join(", ");
   const lineage = training.lineage ?? [];

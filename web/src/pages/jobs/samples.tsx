@@ -80,7 +80,7 @@ function StepPicker({ label, steps, value, onChange, newest }: StepPickerProps) 
 
 function Answers({ found, before }: { found: JobSamples; before?: JobSamples }) {
   return found.rounds.map((round) => {
-    const earlier = before?.rounds.find((one) => one.node === round.node);
+    const earlier = before?.rounds.find((other) => other.node === round.node);
     return (
       <Table
         key={`${round.node}/${round.step}`}
@@ -92,7 +92,9 @@ function Answers({ found, before }: { found: JobSamples; before?: JobSamples }) 
           {
             title: `Answer at step ${earlier?.step ?? ""}`,
             cell: (sample) => (
-              <div className="sample">{earlier?.samples.find((own) => own.prompt === sample.prompt)?.answer ?? ""}</div>
+              <div className="sample">
+                {earlier?.samples.find((other) => other.prompt === sample.prompt)?.answer ?? ""}
+              </div>
             ),
           },
           { title: `Answer at step ${round.step} `, cell: (sample) => <div className="sample">{sample.answer}</div> },

@@ -9,7 +9,7 @@ import { formatDuration, formatNumber, formatTime } from "../../components/forma
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Table } from "../../components/table";
-import { words } from "../../components/rows";
+import { toWords } from "../../components/rows";
 
 const NIGHTS = 50;
 /** The most that the service lists. */
@@ -80,9 +80,9 @@ function OlderNight() {
       className="form-row"
       onSubmit={(event) => {
         event.preventDefault();
-        const given = new FormData(event.currentTarget);
+        const form = new FormData(event.currentTarget);
         navigate(
-          `/nights/${encodeURIComponent(String(given.get("tenant")))}/${encodeURIComponent(String(given.get("night")))}`,
+          `/nights/${encodeURIComponent(String(form.get("tenant")))}/${encodeURIComponent(String(form.get("night")))}`,
         );
       }}
     >
@@ -185,10 +185,12 @@ function GraphCounts() {
               [
                 ["documents", counts.documents],
                 ["entities", counts.entities],
-                ...pairs(counts.entities_by_kind).map(([kind, count]) => [`entities: ${words(kind)}`, count] as const),
+                ...pairs(counts.entities_by_kind).map(
+                  ([kind, count]) => [`entities: ${toWords(kind)}`, count] as const,
+                ),
                 ["relations", counts.relations],
                 ...pairs(counts.relations_by_kind).map(
-                  ([kind, count]) => [`relations: ${words(kind)}`, count] as const,
+                  ([kind, count]) => [`relations: ${toWords(kind)}`, count] as const,
                 ),
               ] as [string, number][]
             }

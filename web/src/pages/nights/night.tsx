@@ -94,25 +94,25 @@ function Phases({ report }: { report: Report }) {
 }
 
 function Documents({ report }: { report: Report }) {
-  const one = report.phase1;
+  const night = report.phase1;
   return (
     <Section title="Documents">
       <Facts
         facts={[
-          ["Waiting", formatNumber(one.waiting)],
-          ["Read into the graph", formatNumber(one.done)],
-          ["Left for the next night", formatNumber(one.left)],
-          ["Predicted", formatNumber(one.predicted)],
-          ["New entities", formatNumber(one.new_entities)],
-          ["Changed entities", formatNumber(one.changed_entities)],
-          ["New relations", formatNumber(one.new_relations)],
-          ["Device free afterwards", one.device_free ? "yes" : "no"],
+          ["Waiting", formatNumber(night.waiting)],
+          ["Read into the graph", formatNumber(night.done)],
+          ["Left for the next night", formatNumber(night.left)],
+          ["Predicted", formatNumber(night.predicted)],
+          ["New entities", formatNumber(night.new_entities)],
+          ["Changed entities", formatNumber(night.changed_entities)],
+          ["New relations", formatNumber(night.new_relations)],
+          ["Device free afterwards", night.device_free ? "yes" : "no"],
         ]}
       />
-      {one.quarantined.length > 0 && (
+      {night.quarantined.length > 0 && (
         <Table
           caption="Quarantined documents"
-          rows={one.quarantined}
+          rows={night.quarantined}
           rowKey={(each, index) => `${each.stream}/${each.name}/${index}`}
           columns={[
             { title: "Stream", cell: (each) => each.stream },

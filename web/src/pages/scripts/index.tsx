@@ -50,26 +50,26 @@ export default function ScriptsPage() {
             <Table
               caption="Scripts of this home"
               rows={list.scripts}
-              rowKey={(one) => one.name}
+              rowKey={(entry) => entry.name}
               columns={[
                 {
                   title: "Script",
-                  cell: (one) => (
+                  cell: (entry) => (
                     <button
                       type="button"
-                      aria-pressed={one.name === chosen}
+                      aria-pressed={entry.name === chosen}
                       onClick={() => {
                         setProposal(null);
-                        setChosen(one.name);
+                        setChosen(entry.name);
                       }}
                     >
-                      {one.name}
+                      {entry.name}
                     </button>
                   ),
                 },
-                { title: "Size", numeric: true, cell: (one) => formatBytes(one.bytes) },
-                { title: "Changed", cell: (one) => formatTime(one.changed) || "with Trainyard" },
-                { title: "SHA-256", cell: (one) => <code title={one.sha256}>{one.sha256.slice(0, 12)}</code> },
+                { title: "Size", numeric: true, cell: (entry) => formatBytes(entry.bytes) },
+                { title: "Changed", cell: (entry) => formatTime(entry.changed) || "with Trainyard" },
+                { title: "SHA-256", cell: (entry) => <code title={entry.sha256}>{entry.sha256.slice(0, 12)}</code> },
               ]}
             />
             <Allowed list={list} />

@@ -38,7 +38,7 @@ export default function SettingsPage() {
   );
 }
 
-const shown = (value: unknown) => (value == null ? "" : typeof value === "string" ? value : JSON.stringify(value));
+const toText = (value: unknown) => (value == null ? "" : typeof value === "string" ? value : JSON.stringify(value));
 
 function MachineSettings() {
   const settings = useQuery({ queryKey: ["settings"], queryFn: () => dataOf(client.GET("/api/v1/settings")) });
@@ -56,7 +56,7 @@ function MachineSettings() {
               rowKey={(row) => row.name}
               columns={[
                 { title: "Setting", cell: (row) => <code title={row.variable}>{row.name}</code> },
-                { title: "Value", cell: (row) => <span className="value">{shown(row.value)}</span> },
+                { title: "Value", cell: (row) => <span className="value">{toText(row.value)}</span> },
                 { title: "From", cell: (row) => row.source },
                 { title: "Meaning", cell: (row) => <Prose text={row.text} /> },
               ]}

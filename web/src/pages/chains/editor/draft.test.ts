@@ -54,7 +54,7 @@ describe("nodes", () => {
 });
 
 describe("DraftStore", () => {
-  const places = { source: { x: 1, y: 2 } };
+  const positions = { source: { x: 1, y: 2 } };
 
   it("undoes and redoes each step", () => {
     const store = new DraftStore(KEY, { nodes: CHAIN });
@@ -80,28 +80,28 @@ describe("DraftStore", () => {
 
   it("is not dirty after a drag, and is undone after it", () => {
     const store = new DraftStore(KEY, { nodes: CHAIN });
-    store.move(places);
-    expect(store.get()).toMatchObject({ places, dirty: false });
+    store.move(positions);
+    expect(store.get()).toMatchObject({ places: positions, dirty: false });
     store.undo();
     expect(store.get().places).toEqual({});
   });
 
   it("begins with what an earlier visit has kept, and with the revision that it was made from", () => {
     const store = new DraftStore(KEY, { nodes: CHAIN }, "etag-1");
-    store.changeNodes("", [], places);
+    store.changeNodes("", [], positions);
     const later = new DraftStore(KEY, { nodes: CHAIN }, "etag-2");
     expect(later.restore()).toBe(true);
-    expect(later.get()).toMatchObject({ draft: { nodes: [] }, places, dirty: true });
+    expect(later.get()).toMatchObject({ draft: { nodes: [] }, places: positions, dirty: true });
     expect(later.base).toBe("etag-1");
   });
 
   it("keeps only places of a draft that is saved", () => {
     const store = new DraftStore(KEY, { nodes: CHAIN });
-    store.changeNodes("", [], places);
+    store.changeNodes("", [], positions);
     store.markSaved("etag-2", store.get().draft);
     const later = new DraftStore(KEY, { nodes: CHAIN }, "etag-2");
     expect(later.restore()).toBe(false);
-    expect(later.get()).toMatchObject({ draft: { nodes: CHAIN }, places, dirty: false });
+    expect(later.get()).toMatchObject({ draft: { nodes: CHAIN }, places: positions, dirty: false });
   });
 
   it("stays dirty where something was changed while it was saved", () => {

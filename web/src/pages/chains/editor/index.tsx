@@ -98,8 +98,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const run = search.get("run") ?? "";
   // The store lives as long as the page of this chain, and begins with what an earlier visit kept.
   const [store, hadDraft] = useMemo(() => {
-    const made = new DraftStore(draftKey(first?.id ?? (template || "new")), draftOf(opened), first?.etag);
-    return [made, made.restore()] as const;
+    const created = new DraftStore(draftKey(first?.id ?? (template || "new")), draftOf(opened), first?.etag);
+    return [created, created.restore()] as const;
   }, [first?.id, first?.etag, template, opened]);
   const [restored, setRestored] = useState(hadDraft);
   const state = useDraft(store);
@@ -138,8 +138,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
       const { draft: now, places } = store.get();
       const id = freeId(now.nodes, type);
       const config = structuredClone(palette.nodes.find((node) => node.type === type)?.config ?? {});
-      const place = at ?? nextPlace(places);
-      store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: place });
+      const position = at ?? nextPlace(places);
+      store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: position });
       setSelection(new Set([id]));
       if (!at) window.setTimeout(() => void flow.fitView(FIT), 60);
     },
@@ -325,24 +325,24 @@ function graphNodes(
   expanded: ExpandedChain | undefined,
   run: { nodes: readonly Pick<RunNode, "id" | "state" | "fraction" | "outputs">[] } | undefined,
 ): GraphNode[] {
-  const known = new Map(expanded?.nodes.map((node) => [node.id, node]));
+  const byId = new Map(expanded?.nodes.map((node) => [node.id, node]));
   const states = new Map(run?.nodes.map((node) => [node.id, node]));
   const problems = new Map<string, number>();
   for (const reason of reasonsOf(expanded))
     if (reason.node) problems.set(reason.node, (problems.get(reason.node) ?? 0) + 1);
   return draft.nodes.map((node) => {
-    const answer = known.get(node.id);
-    const own = answer?.type === node.type ? answer : undefined;
+    const answer = byId.get(node.id);
+    const match = answer?.type === node.type ? answer : undefined;
     return {
       id: node.id,
       type: node.type,
       needs: node.needs,
-      takes: own?.takes ?? [],
-      makes: own?.makes ?? [],
-      inputs: own?.inputs ?? {},
-      valid: own?.valid ?? true,
+      takes: match?.takes ?? [],
+      makes: match?.makes ?? [],
+      inputs: match?.inputs ?? {},
+      valid: match?.valid ?? true,
       problems: problems.get(node.id) ?? 0,
-      summary: own?.summary ?? "",
+      summary: match?.summary ?? "",
       outputs: states.get(node.id)?.outputs,
       state: states.get(node.id)?.state,
       fraction: states.get(node.id)?.fraction,
@@ -351,8 +351,8 @@ function graphNodes(
 }
 
 /** To the right of every other node. */
-function nextPlace(places: Record<string, Place>): Place {
-  const last = Object.values(places).sort((path, other) => other.x - path.x)[0];
+function nextPlace(positions: Record<string, Place>): Place {
+  const last = Object.values(positions).sort((path, other) => other.x - path.x)[0];
   return last ? { x: last.x + NODE_WIDTH + 40, y: last.y } : { x: 0, y: 0 };
 }
 

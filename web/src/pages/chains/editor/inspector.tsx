@@ -38,7 +38,7 @@ export function Inspector({
   onSelect,
   readOnly,
 }: InspectorProps) {
-  const entry = palette.nodes.find((one) => one.type === node.type);
+  const entry = palette.nodes.find((other) => other.type === node.type);
   const schema = entry?.settings as JsonSchema | undefined;
   const reasons = reasonsOf(expanded).filter((reason) => reason.node === node.id);
   const problems = reasons as unknown as ProblemReason[];
@@ -58,7 +58,7 @@ export function Inspector({
   const hints = start ? { [paths.documents]: `A relative path starts in \`${start}\`.` } : undefined;
   const configure = (change: (before: Record<string, unknown>) => Record<string, unknown>) => {
     const { nodes } = store.get().draft; // an upload may end after other settings were written
-    const before = nodes.find((one) => one.id === node.id)?.config ?? {};
+    const before = nodes.find((other) => other.id === node.id)?.config ?? {};
     const next = Object.fromEntries(Object.entries(change(before)).filter(([, value]) => value !== undefined));
     store.changeNodes(`config ${node.id}`, configured(nodes, node.id, next));
   };
@@ -145,7 +145,7 @@ function IdField({
   const apply = () => {
     const { nodes } = store.get().draft;
     if (text === node.id) return setWrong("");
-    if (nodes.some((one) => one.id === text)) return setWrong(`There is a node ${text} already.`);
+    if (nodes.some((other) => other.id === text)) return setWrong(`There is a node ${text} already.`);
     if (!text) return setWrong("Write an id.");
     setWrong("");
     const { [node.id]: place, ...places } = store.get().places;
@@ -186,12 +186,12 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
   });
   const answers = (links.data ?? []).filter((row) => !row.linked);
   const give = (value: string) => {
-    const answer = answers.find((one) => `${one.port} ${one.target}` === value);
+    const answer = answers.find((other) => `${other.port} ${other.target}` === value);
     if (!answer) return;
     setRefused(answer.allowed ? null : answer);
     if (answer.allowed) store.changeNodes("", linked(draft.nodes, node.id, answer.target));
   };
-  const after = draft.nodes.filter((one) => one.needs.includes(node.id));
+  const after = draft.nodes.filter((other) => other.needs.includes(node.id));
   return (
     <section aria-label={`Links of ${node.id}`}>
       <h3>Links</h3>
@@ -206,8 +206,8 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
             )}
           </li>
         ))}
-        {after.map((one) => (
-          <li key={one.id}>to {one.id}</li>
+        {after.map((other) => (
+          <li key={other.id}>to {other.id}</li>
         ))}
         {node.needs.length + after.length === 0 && <li className="quiet">none</li>}
       </ul>
