@@ -106,7 +106,7 @@ class RunsClient(Protocol):
         """Settle the runs whose process on this machine is gone; return their ids."""
 
     def free_unheld_slots(self) -> list[int]:
-        """Free device slots that no living run holds; return the devices."""
+        """Free device slots that no living run has; return the devices."""
 
     def bootstrap(self) -> None:
         """Write the work pool, the device limits and the automations."""
