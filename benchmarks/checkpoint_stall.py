@@ -39,9 +39,9 @@ from trainyard.backends.native.assembly import NativeRun
 from trainyard.backends.native.program import save_checkpoint
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes.data import Port
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.loop import count_done, train
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
+from trainyard.train.progress import SavedProgress
 from trainyard.train.session.session import Session
 
 BATCH, STEPS, ROUNDS, EVERY, SINGLE_SAVES = size(16, 2), 40, 5, 20, 11

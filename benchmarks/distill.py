@@ -7,7 +7,7 @@ by stage sft from the rows, one by stage distill (GKD) from the teacher. Measure
 token, on held-out rows and on what the student itself writes, where imitation alone was never corrected.
 
 The students have 16 rows: a teacher knows more than so few rows say. With 128 rows of this toy imitation was nearer
-after the same steps (docs/log.md).
+after the same steps (docs/dev/log.md).
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from trainyard.data.rows import Message, SftRow
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.testing.tiny import TEXT, build_tokenizer
-from trainyard.train.head import Head
-from trainyard.train.session.sampling import Generated, Sampling, sample
-from trainyard.train.stages import distill
-from trainyard.train.stages.contract import Batch
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import Batch, Encoded, Generated, Head, Sampling
+from trainyard.train.losses import distill
+from trainyard.train.losses.table import STAGES
+from trainyard.train.model.sampling import sample
 
 TOKENIZER = build_tokenizer([TEXT * 20])
 PAD = int(TOKENIZER.pad_token_id)

@@ -38,7 +38,7 @@ from benchmarks.trainers import (
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow
 from trainyard.data.rows import Row as DataRow
 from trainyard.spec.axes.data import Port
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import Encoded
 
 STEPS, BATCH = size(50, 10), 4
 MILLION = 1e6

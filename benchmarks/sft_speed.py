@@ -44,8 +44,8 @@ from benchmarks.trainers import (
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.axes.data import Port
-from trainyard.train.head import IGNORED
-from trainyard.train.precision import cpu_bf16
+from trainyard.train.contracts import IGNORED
+from trainyard.train.model.precision import cpu_bf16
 
 ROWS, FEW_ROWS = size(192, 8), size(48, 8)
 BATCH = 8

@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 
 from tests.unit.backends.session_host import ROWS
 from tests.unit.backends.session_in_process import batch_here, open_here
-from trainyard.train.session.sampling import Sampling
+from trainyard.train.contracts import Sampling
 
 VERBS = ("forward", "backward", "step", "zero_grad", "generate", "logprobs", "save", "load")
 START = "start"

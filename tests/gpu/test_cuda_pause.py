@@ -23,7 +23,7 @@ from trainyard.compute.gpus import MIB
 from trainyard.compute.supervise import DesiredState, Outcome, Status, supervise
 from trainyard.spec.axes.data import Port
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.resume.writer import find_newest
+from trainyard.train.checkpoint.writer import find_newest
 
 pytestmark = pytest.mark.gpu
 REPOSITORY = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def run_child(job: TrainingJob, folder: Path, watcher: Watcher) -> Outcome:
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
     return supervise(
         command(job, BACKEND.target, folder), folder, env={**environment(job), "PYTHONPATH": path},
-        wanted=watcher.wanted, on_event=watcher.on_event, budget_s=LIMIT_S, poll_s=0.1,
+        desired_state=watcher.wanted, on_event=watcher.on_event, budget_s=LIMIT_S, poll_s=0.1,
     )  # fmt: skip
 
 

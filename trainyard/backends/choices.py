@@ -29,7 +29,7 @@ from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.precision import choose_precision, cpu_bf16, hidden_size
+from trainyard.train.model.precision import choose_precision, cpu_bf16, hidden_size
 
 OWN_BACKENDS = (BackendName.NATIVE, BackendName.TRL)
 """Backends whose child computes in the precision that is decided here; others decide by the same facts of a device."""
@@ -55,8 +55,8 @@ AUTOMATIC = (
     AutomaticChoice("device", "device", (DEVICE,), ("compute.gpus:devices_here", "backends.trl.loading:pick_device")),
     AutomaticChoice(
         "precision", "hyperparameters.precision", (DEVICE, BASE),
-        ("backends.choices:decide_choices", "train.precision:choose_precision", "train.precision:choose_on_cpu",
-         "train.precision:frozen_dtype", "backends.frame:decide_precision",
+        ("backends.choices:decide_choices", "train.model.precision:choose_precision",
+         "train.model.precision:choose_on_cpu", "train.model.precision:frozen_dtype", "backends.frame:decide_precision",
          "backends.axolotl.config:choose_precision"),
     ),
     AutomaticChoice(
@@ -73,19 +73,19 @@ AUTOMATIC = (
     AutomaticChoice("micro-batch", "launch.on_oom", (SPEC, OVERFLOW), ("backends.oom:halve_batch",)),
     AutomaticChoice(
         "batching", "engine.batching", (SPEC, ROWS, BASE, DEVICE),
-        ("train.batching:choose_cut", "train.batching:sound_cut", "backends.native.assembly:keep_layout"),
+        ("train.rows.batching:choose_cut", "train.rows.batching:sound_cut", "backends.native.assembly:keep_layout"),
     ),
-    AutomaticChoice("token budget", "engine.token_budget", (SPEC,), ("train.batching:choose_cut",)),
+    AutomaticChoice("token budget", "engine.token_budget", (SPEC,), ("train.rows.batching:choose_cut",)),
     AutomaticChoice(
         "shared prompts", "stage.shared_prompt", (SPEC, ROWS, BASE),
-        ("train.layout.sharing:share_prompts", "backends.trl.shared:choose_sharing"),
+        ("train.rows.sharing:share_prompts", "backends.trl.shared:choose_sharing"),
     ),
     AutomaticChoice(
         "attention", "engine.attention", (SPEC, BASE, DEVICE, PACKAGES),
-        ("train.precision:choose_attention", "train.layout.row_attention:choose_row_attention"),
+        ("train.model.precision:choose_attention", "train.rows.row_attention:choose_row_attention"),
     ),
     AutomaticChoice("output layer", "engine.head", (SPEC, BASE), ("backends.native.assembly:choose_head",)),
-    AutomaticChoice("float8", "engine.fp8", (DEVICE, PACKAGES), ("train.precision:choose_fp8",)),
+    AutomaticChoice("float8", "engine.fp8", (DEVICE, PACKAGES), ("train.model.precision:choose_fp8",)),
     AutomaticChoice("fused kernels", "engine.kernels", (SPEC,), ()),
     AutomaticChoice("compile", "engine.compile", (SPEC,), ()),
     AutomaticChoice("deterministic kernels", "", (DEVICE, PACKAGES), ("backends.native.assembly:settle_kernels",)),
@@ -117,10 +117,10 @@ class MachineChoices(Strict):
 
     def lines(self) -> dict[str, str]:
         """Return each choice with its reason, for a plan."""
-        found = {"device": self.device.value}
+        choices = {"device": self.device.value}
         if self.precision is not Precision.AUTO:
-            found["precision"] = f"{self.precision} ({self.precision_why})"
-        return found | ({"threads": str(self.threads)} if self.threads else {})
+            choices["precision"] = f"{self.precision} ({self.precision_why})"
+        return choices | ({"threads": str(self.threads)} if self.threads else {})
 
 
 def decide_choices(config: TrainerConfig, base: Path | None, settings: Settings) -> MachineChoices:
@@ -135,8 +135,8 @@ def decide_choices(config: TrainerConfig, base: Path | None, settings: Settings)
 def keep_choices(config: TrainerConfig, base: Path | None, settings: Settings) -> MachineChoices:
     """Return the same, and keep them for every later training with the same facts. Raises as `decide_choices`."""
     facts = machine_facts(config, base, settings)
-    kept = read_choices(facts, settings)
-    return kept if kept is not None else write_choices(facts, choose(config, base, facts), settings)
+    choices = read_choices(facts, settings)
+    return choices if choices is not None else write_choices(facts, choose(config, base, facts), settings)
 
 
 def decide_evaluation(settings: Settings) -> MachineChoices:
@@ -148,18 +148,18 @@ def decide_evaluation(settings: Settings) -> MachineChoices:
 def keep_evaluation(settings: Settings) -> MachineChoices:
     """Return the same, and keep them for every later evaluation with the same facts."""
     facts = evaluation_facts(settings)
-    kept = read_choices(facts, settings)
-    return kept if kept is not None else write_choices(facts, choose_evaluation(facts), settings)
+    choices = read_choices(facts, settings)
+    return choices if choices is not None else write_choices(facts, choose_evaluation(facts), settings)
 
 
-def write_choices(facts: dict[str, Any], chosen: MachineChoices, settings: Settings) -> MachineChoices:
+def write_choices(facts: dict[str, Any], choices: MachineChoices, settings: Settings) -> MachineChoices:
     """Keep a decision under its facts, and return it."""
     path = choices_file(facts, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.stem}.{os.getpid()}.{get_ident()}.tmp")  # a chain's trainers start in threads
-    write_json_durably(draft, versioned("choices", {"facts": facts, "chosen": chosen.model_dump(mode="json")}))
+    write_json_durably(draft, versioned("choices", {"facts": facts, "chosen": choices.model_dump(mode="json")}))
     draft.replace(path)
-    return chosen
+    return choices
 
 
 def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) -> dict[str, Any]:

@@ -10,20 +10,17 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput
-from trainyard.loading import load
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
-from trainyard.train.rollouts.environments import Environment
-from trainyard.train.rollouts.judging import JudgeScorer
-from trainyard.train.rollouts.reward_model import (
+from trainyard.train.rl.environments import Environment
+from trainyard.train.rl.judging import JudgeScorer
+from trainyard.train.rl.reward_model import (
     RewardModelScorer,
     ScorerSource,
     load_reward_model,
     require_same_tokens,
     source_of,
 )
-from trainyard.train.rollouts.rewards import CompletionScorer, RewardPanel, require_sound
-
-CLIENT = "trainyard.serve.client.replies"
+from trainyard.train.rl.rewards import CompletionScorer, RewardPanel, require_sound
 
 
 def scorer_of(job: TrainingJob) -> ScorerSource | None:
@@ -54,12 +51,15 @@ def make_panel(
 
 def judge_scorer(job: TrainingJob) -> JudgeScorer:
     """The judges of a job. The HTTP client is loaded then: a bare machine with a card does not have it."""
-    server = load(f"{CLIENT}:JudgeServer")
-    keys = {name: os.environ.get(one.api_key_env) if one.api_key_env else None for name, one in job.judges.items()}
+    from trainyard.serve.client.replies import JudgeServer
+
+    keys = {
+        name: os.environ.get(judge.api_key_env) if judge.api_key_env else None for name, judge in job.judges.items()
+    }
     return JudgeScorer(
         {
-            name: server(one.base_url, one.model, keys[name], private_hosts=one.private_hosts)
-            for name, one in job.judges.items()
+            name: JudgeServer(judge.base_url, judge.model, keys[name], private_hosts=judge.private_hosts)
+            for name, judge in job.judges.items()
         }
     )
 

@@ -25,7 +25,7 @@ from trainyard.data.rows import Message, Row, SftRow, write_rows
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.data import Port
 from trainyard.stores.metrics import read_curve
-from trainyard.train.rollouts.prompts import encode_prompts
+from trainyard.train.rows.prompts import encode_prompts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
 YES = {"type": "contains", "text": "yes"}
@@ -262,7 +262,7 @@ def test_order_is_grouped_and_leaves_out_others_in_each_pass() -> None:
         missing |= set(range(7)) - set(rows)
     assert len(missing) > 2
     order.set_epoch(1)
-    drawn = list(islice(order.drawn(), 4))
+    drawn = list(islice(order.sample_epochs(), 4))
     assert drawn[2:] == [list(order)[at : at + 6 : 2] for at in (0, 12)]
 
 

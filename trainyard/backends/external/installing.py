@@ -33,7 +33,6 @@ from trainyard.compute.lease import device_lock, holder
 from trainyard.compute.supervise import ProcessTree, ended
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.inherited import installer_environment
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import Installable
 from trainyard.stores.whole import write_json_durably
@@ -62,7 +61,7 @@ def phases(text: str) -> list[Phase]:
             groups[-1][1].append(stripped)
     options, first = groups[0]
     split = [(options, first[:1]), (options, first[1:]), *groups[1:]]
-    return [Phase(given, tuple(lines)) for given, lines in split if lines]
+    return [Phase(options, tuple(lines)) for options, lines in split if lines]
 
 
 class Ending:
@@ -73,17 +72,19 @@ class Ending:
     """
 
     def __init__(self) -> None:
-        self.asked, self.deferred = 0, False
+        self.signal_number, self.deferred = 0, False
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def catch_signals(self) -> Iterator[None]:
         """Take both while the block runs. Python gives signals to its main thread; elsewhere nothing is changed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self.asked = 0
-        ours = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self.note) for number in ours}
+        self.signal_number = 0
+        signals = [
+            number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, self.note) for number in signals}
         try:
             yield
         finally:
@@ -91,23 +92,23 @@ class Ending:
                 signal.signal(number, handler)
 
     def note(self, number: int, _frame: FrameType | None) -> None:
-        first, self.asked = not self.asked, self.asked or number
+        first, self.signal_number = not self.signal_number, self.signal_number or number
         if first and not self.deferred:
             self.go()
 
     @contextmanager
     def later(self) -> Iterator[None]:
         """Defer signals while a process is started: one that is not recorded yet would not be ended."""
-        self.deferred, before = True, self.asked
+        self.deferred, before = True, self.signal_number
         try:
             yield
         finally:
             self.deferred = False
-        if self.asked and not before:
+        if self.signal_number and not before:
             self.go()
 
     def go(self) -> NoReturn:
-        raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(128 + self.asked)
+        raise KeyboardInterrupt if self.signal_number == signal.SIGINT else SystemExit(128 + self.signal_number)
 
 
 ENDING = Ending()
@@ -122,25 +123,25 @@ def install(name: Installable, settings: Settings, say: Say) -> environments.Hea
     require_installable(name, settings)
     root = environments.envs(settings)
     root.mkdir(parents=True, exist_ok=True)
-    with ENDING.taken(), one_at_a_time(name, root, say):
-        if is_current(name, settings) and (known := environments.health(name, settings)).ok:
-            say(f"{name.value} {known.version} is installed already")
-            return known
+    with ENDING.catch_signals(), one_at_a_time(name, root, say):
+        if is_current(name, settings) and (last_health := environments.health(name, settings)).ok:
+            say(f"{name.value} {last_health.version} is installed already")
+            return last_health
         sweep(name, root)
         require_python(name)
         require_room(root, environments.described(name).room_gib)
-        place = Path(tempfile.mkdtemp(prefix=f".{name.value}-", dir=root))
+        environment = Path(tempfile.mkdtemp(prefix=f".{name.value}-", dir=root))
         try:
-            made = build(name, place, say)
+            health = build(name, environment, say)
         except BaseException:
-            if (place / LOG_FILE).is_file():  # what a failed installation said outlives its folder
-                shutil.copyfile(place / LOG_FILE, root / f"{name.value}.{LOG_FILE}")
-            shutil.rmtree(place, ignore_errors=True)
+            if (environment / LOG_FILE).is_file():  # what a failed installation said outlives its folder
+                shutil.copyfile(environment / LOG_FILE, root / f"{name.value}.{LOG_FILE}")
+            shutil.rmtree(environment, ignore_errors=True)
             raise
-        take_place(place, root / name.value)
+        take_place(environment, root / name.value)
         environments.health_file(name, settings).unlink(missing_ok=True)
         sweep(name, root)
-        say(f"{name.value} {made.version} is installed and imports ({made.seconds:.0f} s)")
+        say(f"{name.value} {health.version} is installed and imports ({health.seconds:.0f} s)")
         return environments.health(name, settings)
 
 
@@ -155,7 +156,7 @@ def require_installable(name: Installable, settings: Settings) -> None:
     if environments.external_of(name) is None:
         raise InvalidInput(
             f"The backend {name.value} has no environment of its own: it runs in Trainyard's.",
-            do=f"Install one of: {', '.join(one.value for one in environments.REQUIREMENTS)}.",
+            do=f"Install one of: {', '.join(backend.value for backend in environments.REQUIREMENTS)}.",
             code="E-BACKEND-CONFIG",
         )
 
@@ -164,9 +165,9 @@ def require_python(name: Installable, version: tuple[int, int] = sys.version_inf
     """Raise `Unavailable` (`E-INSTALL`) where a package of the environment has no wheel for our Python."""
     pythons = environments.described(name).pythons
     if pythons and version not in pythons:
-        known = " and ".join(".".join(map(str, one)) for one in pythons)
+        versions = " and ".join(".".join(map(str, python)) for python in pythons)
         raise Unavailable(
-            f"The pinned packages of {name.value} are for Python {known}; this is {'.'.join(map(str, version))}.",
+            f"The pinned packages of {name.value} are for Python {versions}; this is {'.'.join(map(str, version))}.",
             why="The environment is made with the Python that Trainyard runs on.",
             do=f"Install {environments.REQUIREMENTS[name].name} in an environment with such a Python, and name it in "
             f"trainyard.toml: backend_envs.{name.value}.",
@@ -189,9 +190,10 @@ def is_current(name: Installable, settings: Settings) -> bool:
     path = environments.folder(name, settings) / environments.RECORD_FILE
     if not path.is_file():
         return False
-    made = orjson.loads(path.read_bytes())
+    record = orjson.loads(path.read_bytes())
     return bool(
-        made.get("requirements") == environments.requirements_digest(name) and made.get("python") == python_version()
+        record.get("requirements") == environments.requirements_digest(name)
+        and record.get("python") == python_version()
     )
 
 
@@ -199,22 +201,22 @@ def python_version() -> str:
     return ".".join(map(str, sys.version_info[:3]))
 
 
-def build(name: Installable, place: Path, say: Say) -> environments.Health:
+def build(name: Installable, environment: Path, say: Say) -> environments.Health:
     """Fill an empty folder with a tested environment and its record. Raises `Unavailable` (`E-INSTALL`)."""
     external, started = environments.described(name), time.monotonic()
-    given = {**environments.clean_variables(installer_environment()), **external.variables}
-    say(f"making {place.name}")
-    carry_out([sys.executable, "-P", "-m", "venv", str(place)], place, given)
-    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    variables = {**environments.clean_variables(installer_environment()), **external.variables}
+    say(f"making {environment.name}")
+    run_install_step([sys.executable, "-P", "-m", "venv", str(environment)], environment, variables)
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     for phase in phases(environments.REQUIREMENTS[name].read_text(encoding="utf-8")):
         say(f"installing {', '.join(phase.requirements)}")
-        carry_out([*pip, *phase.options, *phase.requirements], place, given)
+        run_install_step([*pip, *phase.options, *phase.requirements], environment, variables)
     if external.build:
         say(f"building {name.value}")
-        load(external.build)(place, say)
-    versions = environments.distributions(place)
+        external.build(environment, say)
+    versions = environments.distributions(environment)
     tested = environments.import_test(
-        name, place, versions.get(external.distribution, ""), environments.install_line(name)
+        name, environment, versions.get(external.distribution, ""), environments.install_line(name)
     )
     if not tested.ok:
         raise make_install_error(name.value, tested.why)
@@ -225,18 +227,18 @@ def build(name: Installable, place: Path, say: Say) -> environments.Health:
         "versions": versions,
         "seconds": round(time.monotonic() - started, 1),
     }
-    write_json_durably(place / environments.RECORD_FILE, record)
+    write_json_durably(environment / environments.RECORD_FILE, record)
     return tested
 
 
-def carry_out(argv: list[str], place: Path, variables: Mapping[str, str]) -> None:
+def run_install_step(argv: list[str], folder: Path, variables: Mapping[str, str]) -> None:
     """Run a step of an installation with its output in `install.log`. Raises `Unavailable` (`E-INSTALL`).
 
     A step that is still running when we are interrupted is ended with us, and all that it has started.
     """
     running: list[tuple[subprocess.Popen[bytes], ProcessTree]] = []
     try:
-        with ENDING.later(), (place / LOG_FILE).open("ab") as log:
+        with ENDING.later(), (folder / LOG_FILE).open("ab") as log:
             log.write(f"$ {shlex.join(argv)}\n".encode())
             log.flush()
             process = subprocess.Popen(argv, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -248,12 +250,12 @@ def carry_out(argv: list[str], place: Path, variables: Mapping[str, str]) -> Non
             tree.end()
             process.wait()
     if process.returncode:
-        raise make_install_error(shlex.join(argv[:4]), last_line(place / LOG_FILE))
+        raise make_install_error(shlex.join(argv[:4]), last_line(folder / LOG_FILE))
 
 
-def make_install_error(what: str, why: str) -> Unavailable:
+def make_install_error(step: str, why: str) -> Unavailable:
     return Unavailable(
-        f"The installation failed at {what}.",
+        f"The installation failed at {step}.",
         why=why,
         do="Read install.log; check the network and the free space, then run the same command again.",
         code="E-INSTALL",
@@ -267,14 +269,14 @@ def last_line(log: Path) -> str:
     return (errors or lines or ["it said nothing"])[-1][:300]
 
 
-def take_place(place: Path, target: Path) -> None:
+def take_place(environment: Path, target: Path) -> None:
     """Let `envs/NAME` mean the new environment; one that was made by hand as a folder steps aside."""
     if target.is_dir() and not target.is_symlink():
         target.rename(target.with_name(f".{target.name}-replaced-{os.getpid()}"))
     # In one step: another process may be reading the link.
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(place.name)
+    temporary.symlink_to(environment.name)
     temporary.replace(target)
 
 

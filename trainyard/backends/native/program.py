@@ -35,7 +35,6 @@ from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.compute.gpus import device_memory
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import Corrupt
-from trainyard.loading import load
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import EvalMetric
@@ -43,32 +42,31 @@ from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.checkpoints import require_space
-from trainyard.train.evaluation.history import choose_by
+from trainyard.train.checkpoint.checkpoints import require_space
+from trainyard.train.checkpoint.mirror import find_step
+from trainyard.train.checkpoint.snapshot import Snapshot, require_same
+from trainyard.train.checkpoint.state import restore_weights
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
+from trainyard.train.contracts import StepRecord
 from trainyard.train.evaluation.rounds import PeriodicEvaluation
-from trainyard.train.loop import Save, StepRecord, count_done
+from trainyard.train.loop import Save, count_done
 from trainyard.train.loop import train as run_loop
+from trainyard.train.losses.scoring import CRITIC
 from trainyard.train.methods.contract import Policy
 from trainyard.train.methods.table import build
+from trainyard.train.model.precision import accelerator_of
 from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import accelerator_of
+from trainyard.train.progress import SavedProgress, choose_by
 from trainyard.train.reporting.reporting import Reporting, memory_bytes, reporting
 from trainyard.train.reporting.trackers import TrackedRun
-from trainyard.train.resume.mirror import find_step
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.resume.snapshot import Snapshot, require_same
-from trainyard.train.resume.state import restore_weights
-from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
-from trainyard.train.rollouts.critic import attach_critic, detach_critic
-from trainyard.train.rollouts.feed import ConstantRewards, RolloutFeed, summarize_rollouts
-from trainyard.train.rollouts.scoring import CRITIC
+from trainyard.train.rl.critic import attach_critic, detach_critic
+from trainyard.train.rl.feed import ConstantRewards, RolloutFeed, summarize_rollouts
 from trainyard.train.session.session import Session
 
 SERVER_FOLDER = "rollouts"
 """Where a server that draws completions has its log and the weights that it is given."""
-POLICY_SERVER = "trainyard.backends.native.policy_server"
 
 
 def train(folder: Path, events: Events, team: Team | None = None) -> None:
@@ -95,10 +93,9 @@ def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[Any]
     rollouts = getattr(job.config.stage, "rollouts", None)
     if rollouts is None or rollouts.engine == "native":
         return nullcontext()
-    started: AbstractContextManager[Any] = load(f"{POLICY_SERVER}:serving_policy")(
-        job.base, job.config, folder / SERVER_FOLDER, settings()
-    )
-    return started
+    from trainyard.backends.native.policy_server import serving_policy
+
+    return serving_policy(job.base, job.config, folder / SERVER_FOLDER, settings())
 
 
 def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str) -> TrainingJob:
@@ -127,11 +124,11 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
             teacher=teacher_shape(job),
         )
         write_json_durably(path, {"config": choice.config.model_dump(mode="json"), "lines": choice.lines()})
-    known = orjson.loads(path.read_bytes())
-    for line in known["lines"]:
+    record = orjson.loads(path.read_bytes())
+    for line in record["lines"]:
         print(f"autotune: {line}", flush=True)
         events.emit("autotune", text=line)
-    return job.model_copy(update={"config": TrainerConfig.model_validate(known["config"])})
+    return job.model_copy(update={"config": TrainerConfig.model_validate(record["config"])})
 
 
 def teacher_shape(job: TrainingJob) -> ModelShape | None:
@@ -151,34 +148,34 @@ def train_on(
     server: Any = None,
 ) -> None:
     mirror = mirror_address(job)
-    found = find_newest(folder / CHECKPOINT_FOLDER, mirror)
-    restarted_from = log_restart(folder / DECISIONS_FILE, found, events)
+    checkpoint = find_newest(folder / CHECKPOINT_FOLDER, mirror)
+    restarted_from = log_restart(folder / DECISIONS_FILE, checkpoint, events)
     run = assemble(job, folder, events, device, team)
     if server is not None:
         draw_by(run, server, folder / SERVER_FOLDER)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(run.policy.model))
     began_with = frame.sum_bits(run.policy.model)  # as at its very first step, also where it continues
-    if found.path is not None:
-        resume(run, found.path, events)
+    if checkpoint.path is not None:
+        resume(run, checkpoint.path, events)
     events.emit("begin", restarted_from=restarted_from, **begin_facts(run))
-    started, asked = time.monotonic(), job.config.eval
-    place = TrackedRun(folder, "trainyard", job.digest[:12], job.config.model_dump(mode="json"))
+    started, evaluation = time.monotonic(), job.config.eval
+    tracked_run = TrackedRun(folder, "trainyard", job.digest[:12], job.config.model_dump(mode="json"))
     with (
         CheckpointWriter(
             folder / CHECKPOINT_FOLDER,
             keep=job.config.engine.keep_checkpoints,
-            best=choose_by(asked.metric) if asked else min,
-            keep_best=asked.keep_best if asked else 0,
+            best=choose_by(evaluation.metric) if evaluation else min,
+            keep_best=evaluation.keep_best if evaluation else 0,
             mirror=mirror,
             at=faultpoint,
             report=lambda fields: events.emit("warning" if "code" in fields else "checkpoint", **fields),
             may_overflow=("state/gradients/", "state/peers/gradients/") if run.session.scaler.is_enabled() else (),
         ) as writer,
-        reporting(events.emit, place, trackers=job.config.engine.trackers) as report,
+        reporting(events.emit, tracked_run, trackers=job.config.engine.trackers) as report,
     ):
 
         def save(session: Session, progress: SavedProgress) -> None:
-            save_checkpoint(writer, session, progress, asked.metric if asked else None)
+            save_checkpoint(writer, session, progress, evaluation.metric if evaluation else None)
 
         finished = run_loop(
             run.session,
@@ -195,7 +192,7 @@ def train_on(
     if not finished:
         reason = RUNG if reached(run) else "asked to stop; a checkpoint is saved"
         raise Stopped(reason, step=count_done(run.session))
-    if asked and asked.load_best:
+    if evaluation and evaluation.load_best:
         take_best(run, folder / CHECKPOINT_FOLDER, mirror)
     run.session.show_served()
     frame.require_moved(job, run.policy.model, began_with, standstill_of(run))
@@ -229,12 +226,12 @@ def save_checkpoint(
 
 def evaluation_of(run: NativeRun, save: Save, events: Events) -> list[PeriodicEvaluation]:
     """The evaluation of a run as a hook of its loop; none where none is asked for."""
-    asked = run.job.config.eval
-    if asked is None or run.held_out is None:
+    evaluation = run.job.config.eval
+    if evaluation is None or run.held_out is None:
         return []
     return [
         PeriodicEvaluation(
-            run.session, run.progress, run.held_out, asked,
+            run.session, run.progress, run.held_out, evaluation,
             total_steps=run.total_steps, save=save, emit=events.emit, at=faultpoint,
         )
     ]  # fmt: skip
@@ -245,8 +242,8 @@ def take_best(run: NativeRun, root: Path, mirror: str | None) -> None:
 
     Raises `Corrupt` (`E-CHECKPOINT-CORRUPT`) when it is not there any more or damaged.
     """
-    asked = run.job.config.eval
-    step = run.progress.evaluations.best_step(asked.metric) if asked else None
+    evaluation = run.job.config.eval
+    step = run.progress.evaluations.best_step(evaluation.metric) if evaluation else None
     if step is None or step == count_done(run.session):
         return
     path = find_step(root, step, mirror)
@@ -258,8 +255,8 @@ def take_best(run: NativeRun, root: Path, mirror: str | None) -> None:
             code="E-CHECKPOINT-CORRUPT",
         )
     snapshot = Snapshot.from_flat(*load_checkpoint(path))
-    kept = {name: part for name, part in snapshot.parts.items() if name in ("weights", "optimizer", PEERS)}
-    run.session.restore(replace(snapshot, parts=kept))
+    parts = {name: part for name, part in snapshot.parts.items() if name in ("weights", "optimizer", PEERS)}
+    run.session.restore(replace(snapshot, parts=parts))
 
 
 def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str] = frozenset()) -> None:
@@ -358,7 +355,7 @@ def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
         "skipped_steps": run.session.skipped,
         "epochs": (count_done(run.session) if evaluations.ended else run.total_steps) / run.feed.plan.steps_per_epoch,
         **({"evaluation": evaluation_record(run)} if run.job.config.eval else {}),
-        **({"rollouts": drawn} if (drawn := summarize_rollouts(run.progress.kept)) else {}),
+        **({"rollouts": rollouts} if (rollouts := summarize_rollouts(run.progress.kept)) else {}),
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
         "launch": run.session.parallelism.layout,
         "seconds": round(seconds, 3),
@@ -368,22 +365,22 @@ def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
 
 def standstill_of(run: NativeRun) -> str:
     """Return why a run has moved nothing, if it has not."""
-    done, drawn = count_done(run.session), summarize_rollouts(run.progress.kept)
-    return frame.explain_standstill(run.progress.losses, done, run.session.skipped, drawn)
+    done, rollouts = count_done(run.session), summarize_rollouts(run.progress.kept)
+    return frame.explain_standstill(run.progress.losses, done, run.session.skipped, rollouts)
 
 
 def evaluation_record(run: NativeRun) -> dict[str, Any]:
     """What the evaluations found, and which step the result is of."""
-    asked, done = run.job.config.eval, run.progress.evaluations
-    assert asked is not None, "a run with evaluations"
-    best, last = done.best_step(asked.metric), count_done(run.session)
+    evaluation, done = run.job.config.eval, run.progress.evaluations
+    assert evaluation is not None, "a run with evaluations"
+    best, last = done.best_step(evaluation.metric), count_done(run.session)
     return {
         "rows": run.held_out.rows if run.held_out else 0,
-        "metric": asked.metric.value,
+        "metric": evaluation.metric.value,
         "best_step": best,
         "best": done.at(best) if best is not None else None,
         "last": done.at(last),
-        "result_step": best if asked.load_best and best is not None else last,
+        "result_step": best if evaluation.load_best and best is not None else last,
         "stopped_early": done.ended and last < run.total_steps,
         "found": done.found,
     }
@@ -405,8 +402,9 @@ def draw_by(run: NativeRun, server: Any, folder: Path) -> None:
                 attach_critic(run.policy.model, critic)
 
     adapter = run.job.output is Port.ADAPTER
-    draws = load(f"{POLICY_SERVER}:PolicyServer")
-    run.feed.server = draws(server, save, folder, run.prepared.tokenizer, run.policy.model, adapter)
+    from trainyard.backends.native.policy_server import PolicyServer  # brings an HTTP client
+
+    run.feed.server = PolicyServer(server, save, folder, run.prepared.tokenizer, run.policy.model, adapter)
 
 
 def write_result(run: NativeRun, target: Path) -> None:

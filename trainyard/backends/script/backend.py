@@ -18,13 +18,9 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.programs import ExternalProgram
 from trainyard.backends.script.templates import FOLDER, template_reasons
 from trainyard.errors import Reason, TrainyardError
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.backends import BackendName
-
-WRITER = "trainyard.backends.script.files:write"
-"""Reads and writes rows, so it is imported when there are some."""
 
 
 class ScriptProgram(ExternalProgram):
@@ -32,22 +28,22 @@ class ScriptProgram(ExternalProgram):
 
     def probe(self, settings: Settings | None = None) -> Probe:
         """Whether the operator allows scripts, and their interpreter is there."""
-        given = settings or current_settings()
-        if not given.allow_scripts:
+        current = settings or current_settings()
+        if not current.allow_scripts:
             return Probe(
                 False,
                 why="Training scripts are switched off.",
                 fix="Let the operator set `allow_scripts = true` in trainyard.toml.",
                 code="R-SCRIPT-OFF",
             )
-        if given.script_wrapper and shutil.which(given.script_wrapper[0]) is None:
+        if current.script_wrapper and shutil.which(current.script_wrapper[0]) is None:
             return Probe(
                 False,
-                why=f"There is no program {given.script_wrapper[0]!r}, with which scripts are run here.",
+                why=f"There is no program {current.script_wrapper[0]!r}, with which scripts are run here.",
                 fix="Let the operator install it, or correct `script_wrapper` in trainyard.toml.",
             )
         try:
-            environments.python_of(BackendName.SCRIPT, given)
+            environments.python_of(BackendName.SCRIPT, current)
         except TrainyardError as error:
             return Probe(False, why=error.why, fix=error.do)
         return Probe(True, version=trainyard.__version__)
@@ -58,7 +54,9 @@ class ScriptProgram(ExternalProgram):
 
     def prepare(self, job: TrainingJob, folder: Path) -> None:
         """Write script, spec and rows; after the script was edited, its old checkpoints count no more."""
-        load(WRITER)(job, folder / FOLDER, keep_work=True)
+        from trainyard.backends.script.files import write  # only a run writes files
+
+        write(job, folder / FOLDER, keep_work=True)
 
 
 BACKEND = ScriptProgram(BackendName.SCRIPT)

@@ -17,7 +17,6 @@ from trainyard.data.remote import buckets, databases, hub
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.data.remote.listing import RemotePlace
 from trainyard.data.remote.pins import pin_place, read_pin
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 
@@ -34,8 +33,9 @@ class RemoteKind(NamedTuple):
 
 def fetch_address(job: FetchJob) -> Iterator[LocalSet]:
     """Fetch the file of an http(s) address. Raises what `http.fetch` raises."""
-    fetched: Iterator[LocalSet] = load("trainyard.data.remote.http:fetch_set")(job)  # httpcore
-    return fetched
+    from trainyard.data.remote.http import fetch_set  # imports httpcore
+
+    return fetch_set(job)
 
 
 KINDS: tuple[RemoteKind, ...] = (
@@ -62,9 +62,9 @@ def pin_sources(
     config: DataSourceConfig, settings: Settings, *, run: str, refresh: bool, say: Callable[[str], None]
 ) -> None:
     """Pin every set of a data source that can be pinned, and report what is new. Raises what `pin_place` raises."""
-    for place in (find_place(source) for _, _, source in config.named_sets()):
-        if place is not None:
-            before = read_pin(place, settings)
-            pin = pin_place(place, settings, run=run, refresh=refresh)
+    for remote in (find_place(source) for _, _, source in config.named_sets()):
+        if remote is not None:
+            before = read_pin(remote, settings)
+            pin = pin_place(remote, settings, run=run, refresh=refresh)
             if before is None or before.revision != pin.revision:
                 say(f"{pin.address} is {pin.revision[:12]}, {len(pin.files)} file{'s' * (len(pin.files) != 1)}")

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.loading import load
 from trainyard.operations.serving import McpInput
 from trainyard.operations.table import Scope
 
@@ -18,8 +17,10 @@ class McpEnded(Response):
     """Standard output was the client's: nothing is printed there."""
 
 
-def serve_mcp(given: McpInput, context: Context) -> McpEnded:
+def serve_mcp(options: McpInput, context: Context) -> McpEnded:
     """Answer until standard input ends."""
-    caller = replace(context.caller, name="mcp", scope=Scope(given.scope))
-    load("trainyard.surfaces.mcp.server:serve_stdio")(context.settings, caller)
+    caller = replace(context.caller, name="mcp", scope=Scope(options.scope))
+    from trainyard.surfaces.mcp.server import serve_stdio  # imports the MCP package
+
+    serve_stdio(context.settings, caller)
     return McpEnded()

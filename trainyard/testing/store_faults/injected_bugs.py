@@ -11,7 +11,7 @@ from typing import Any
 from trainyard.stores import adapters, artifacts, files, whole
 from trainyard.testing.simulated_files import SimulatedFiles
 from trainyard.testing.simulation import Swap, always
-from trainyard.train import checkpoints
+from trainyard.train.checkpoint import checkpoints
 
 
 def moves_without_flush(disk: files.Files, source: Path, target: Path) -> None:
@@ -76,8 +76,8 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "found-checkpoint-not-flushed": ((checkpoints, "flush_name", always()),),
         "found-version-not-flushed": ((adapters.AdapterRegistry, "flushed", believes_the_version),),
         "old-removed-first": ((whole, "finish_exchange", removes_first),),
-        "written-in-place": tuple((one, "write_whole", writes_in_place) for one in (adapters, whole)),
-        "file-renamed-before-fsync": tuple((one, "write_whole", renames_unflushed) for one in (adapters, whole)),
+        "written-in-place": tuple((module, "write_whole", writes_in_place) for module in (adapters, whole)),
+        "file-renamed-before-fsync": tuple((module, "write_whole", renames_unflushed) for module in (adapters, whole)),
     }  # fmt: skip
 
 

@@ -25,9 +25,9 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.rollouts.prompts import require_any_prompt
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import require_accepted, require_targets
+from trainyard.train.losses.table import STAGES
+from trainyard.train.rows.prompts import require_any_prompt
+from trainyard.train.rows.tokens import require_accepted, require_targets
 
 CHAT = [{"role": "user", "content": "What is a valve?"}, {"role": "assistant", "content": "It opens and closes."}]
 LONG = "the valve opens and closes " * 200

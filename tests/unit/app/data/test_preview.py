@@ -26,8 +26,8 @@ from trainyard.spec.estimate.timing import NOT_MEASURED
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.surfaces.rest.bodies import read_query
 from trainyard.surfaces.sdk.wire import exchange_of
-from trainyard.train.stages.lengths import NO_LIMIT
-from trainyard.train.tokens import encode_sft
+from trainyard.train.rows.lengths import NO_LIMIT
+from trainyard.train.rows.tokens import encode_sft
 
 
 def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from trainyard.operations.jobs import (
 )
 from trainyard.spec.training import EngineSettings, TrainerConfig, resolve_trainer
 from trainyard.stores.whole import file_sha256
-from trainyard.train.checkpoints import commit
+from trainyard.train.checkpoint.checkpoints import commit
 
 
 @pytest.fixture

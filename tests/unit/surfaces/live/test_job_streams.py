@@ -292,7 +292,7 @@ def test_a_job_that_is_not_there_is_refused_before_the_first_event(
     def nothing(*_given: object) -> Any:
         raise NotFound("There is no job.", code="E-JOB-NOT-FOUND")
 
-    monkeypatch.setattr("trainyard.app.names.import_prefect_client", nothing)
+    monkeypatch.setattr("trainyard.app.names.connect_runs", nothing)
 
     async def test() -> None:
         with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
