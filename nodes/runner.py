@@ -21,8 +21,8 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed
 
 from nodes.summaries import rows_of, summary
-from trainyard.app.keys import content_key, needed_models
 from trainyard.app.live.waits import describe_wait
+from trainyard.app.plan.keys import content_key, needed_models
 from trainyard.app.run_records import RunRecord, is_closed_gate, read_events
 from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState

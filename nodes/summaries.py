@@ -54,7 +54,15 @@ def balance(port: str, rows: int | None, facts: Mapping[str, Any] | None) -> str
         if match["found"] and match["action"] in DONE
     ]
     line = f"{rows or 0:,} of {facts['read']:,} {port} ({rest_text})" if rest_text else f"{rows or 0:,} {port}"
-    return ", ".join([line, *noticed])
+    return ", ".join([line, *noticed]) + held_out_documents(facts)
+
+
+def held_out_documents(facts: Mapping[str, Any]) -> str:
+    """Return the names of documents that no row is trained of: `; held out whole: prices.md and 2 more documents`."""
+    names = facts.get("unseen_names") or ()
+    more = facts["documents"]["heldout"] - len(names) if names else 0
+    rest = f" and {more:,} more {'document' if more == 1 else 'documents'}" if more > 0 else ""
+    return f"; held out whole: {', '.join(names)}{rest}" if names else ""
 
 
 DONE = {"count": "found", "mask": "masked"}

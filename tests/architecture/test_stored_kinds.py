@@ -21,8 +21,8 @@ GIVEN = "bytes or text of the user, or for people to read"
 WITHOUT = {
     "trainyard/app/run_records.py: begin": GIVEN,
     "trainyard/app/stack/api_service.py: start_api": CACHE,
-    "trainyard/app/stack/services.py: choose_working_folder": CACHE,
-    "trainyard/app/stack/services.py: mark_bootstrapped": CACHE,
+    "trainyard/app/services.py: choose_working_folder": CACHE,
+    "trainyard/app/services.py: mark_bootstrapped": CACHE,
     "trainyard/app/scripts.py: save_script": GIVEN,
     "trainyard/app/adapters/versions.py: show_card": GIVEN,
     "trainyard/backends/axolotl/program.py: finish": CHILD,

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, kill_tree, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 from trainyard.compute.services import is_healthy
 from trainyard.stores.auth_string import read_auth
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.flows.real_stack import STEPS, Stack, kill_tree, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack faults")]
 

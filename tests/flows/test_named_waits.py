@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 from trainyard.compute.queue import list_waiters
 from trainyard.stores.auth_string import read_auth
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.real_stack import Stack, kill_tree, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ from threading import Event
 from typing import Protocol, TypedDict
 
 from trainyard.app.run_records import RunResult
-from trainyard.app.stack.services import few_certificates, needs_api_url, prefect_environment
+from trainyard.app.services import few_certificates, needs_api_url, prefect_environment
 from trainyard.callbacks import ignore
 from trainyard.compute.events import Event as ProgressEvent
 from trainyard.settings import Settings

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainyard.app.live.jobs import open_index
 from trainyard.app.live.trainings import with_files
-from trainyard.app.stack.services import needs_api_url
+from trainyard.app.services import needs_api_url
 from trainyard.errors import TrainyardError
 from trainyard.prefect_api.control import asker
 from trainyard.prefect_api.listing import PAGE, is_upcoming, row_of

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -43,6 +44,8 @@ from trainyard.stores.models import chat_template, chat_template_sha256, model_s
 from trainyard.stores.whole import write_json_durably
 
 DEPLOYMENT_FILE = "deployment.json"
+TOLERATED = ("forgetting", "heldout_loss", "token_accuracy")
+"""Benchmarks of a default evaluator, whose margins are its tolerance."""
 OLLAMA_URL = "http://127.0.0.1:11434"
 DEPLOYMENT_FIELDS = ("targets", "canary", "canary_max_tokens")
 """What a version remembers of its deployer: enough to make it live again (`serve/versions/promotion.py`)."""
@@ -132,10 +135,39 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
             "The adapter is not better than its baseline; nothing was deployed.",
             reasons=[reason for reason in verdict["reasons"] if reason not in verdict.get("few_rows", ())],
             passed=verdict.get("passed", ()),
-            do="Read the run's report. Hold out more rows, train longer, or allow a loss by the evaluator's tolerance "
-            "or a benchmark's margin (of a template: publish.tolerance).",
+            do=remedy_of(value),
         )
     return verdict
+
+
+def remedy_of(report: Mapping[str, Any]) -> str:
+    """Return what to do after a report that says no.
+
+    Where the primary metric is better, and others with a margin are worse, that is the tolerance that allows it.
+    """
+    failed = {reason.partition(": ")[0] for reason in report["gate"]["reasons"]}
+    lines = [line for line in report.get("benchmarks") or () if f"{line['name']}/{line['set']}" in failed]
+    shares = [
+        -line["improvement"]["mean"] / abs(line["baseline"])
+        for line in lines
+        if line["name"] in TOLERATED and line["margin"] > 0 and line["baseline"]
+    ]
+    if len(shares) < len(failed) or report["gate"].get("primary") in failed:
+        return (
+            "Read the run's report. Hold out more rows, train longer, or allow a loss by the evaluator's tolerance "
+            "or a benchmark's margin (of a template: publish.tolerance)."
+        )
+    tolerance = math.ceil(max(shares) * 100 + 1e-9) / 100
+    allow = (
+        f"To allow that, run it again with tolerance: {tolerance:g} at the evaluator (of a template: "
+        f"`-p publish.tolerance={tolerance:g}`); what is trained is used again. Else train"
+        if tolerance <= 1
+        else "Train"
+    )
+    return (
+        "It learned its rows and is worse on other text, as a small base is that learns by heart. "
+        f"{allow} fewer steps, or take a larger base."
+    )
 
 
 def keep_newer(request: DeployRequest, registry: AdapterRegistry) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,8 @@ def pair_of(text: str) -> tuple[str, str]:
 
 def serve(arguments: argparse.Namespace, announce: Callable[[Service], None] = print_record) -> str:
     """Answer until SIGINT or SIGTERM; returns the address. `announce` is called once the server answers."""
+    # PEFT asks transformers for a property by its old name.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     token = os.environ.get("TRAINYARD_TOKEN") or None
     danger = "Off loopback anybody could load adapters and use the model."
     # Before the models are read: a taken port is known at once.

@@ -78,6 +78,7 @@ def test_rows_of_held_out_documents_go_to_their_own_set(tmp_path: Path) -> None:
     assert not held & {row.doc_id for row in out.kept}
     assert out.facts["dropped"] == {"spare_wording": 6}
     assert out.facts["documents"] == {"trained": 9, "heldout": 1}
+    assert out.facts["unseen_names"] == sorted({row.source for row in unseen})
 
 
 def test_the_last_wording_of_a_trained_question_is_set_aside(tmp_path: Path) -> None:

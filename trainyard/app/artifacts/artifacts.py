@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainyard.app import run_folders as finding
 from trainyard.app.artifacts import contents
-from trainyard.app.artifacts import lookup as finding
-from trainyard.app.artifacts.lookup import FoundArtifact
 from trainyard.app.context import Context
 from trainyard.app.names import find_artifact, find_run
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import FoundArtifact
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations.artifacts import ArtifactInput, ArtifactRowsInput, ArtifactsInput, EvaluationsInput
 from trainyard.spec.axes.data import Port

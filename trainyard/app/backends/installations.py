@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from trainyard.app import services as stack
 from trainyard.app.responses import Response
 from trainyard.app.secrets import redact_lines
-from trainyard.app.stack import services as stack
 from trainyard.backends import environments
 from trainyard.backends.external.installing import LOG_FILE, require_installable
 from trainyard.compute.services import Service, read_record, reap_launched, record_path, stop_service

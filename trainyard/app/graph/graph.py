@@ -6,12 +6,11 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from trainyard.app.artifacts.lookup import own_tenant
 from trainyard.app.context import Context
 from trainyard.app.graph import server as graph_server
-from trainyard.app.graph.access import graph_in_turn
-from trainyard.app.graph.neighbors import nothing_written
+from trainyard.app.graph.neighbors import graph_in_turn, nothing_written
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import own_tenant
 from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
 from trainyard.serve.listening import url_of
 from trainyard.stores.graph.addresses import open_graph

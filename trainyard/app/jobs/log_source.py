@@ -15,7 +15,7 @@ import psutil
 
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow, connect_runs
-from trainyard.app.stack.services import is_own, known_api_url, locked_out, unreachable
+from trainyard.app.services import is_own, known_api_url, locked_out, unreachable
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState

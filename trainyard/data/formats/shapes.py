@@ -8,8 +8,9 @@ rows, and a test; for a new format, a row in `spec/axes/data.py` too.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -92,20 +93,26 @@ def detect(sample: Iterable[Any], data_format: DataFormat, where: str) -> Detect
 
 
 def no_format(records: list[Mapping[str, Any]], data_format: DataFormat, where: str) -> InvalidInput:
-    keys = sorted({key for record in records for key in record})
+    keys = list(dict.fromkeys(str(key) for record in records for key in record))
     named = ", ".join(key[:40] for key in keys[:12]) or "none (the rows are not objects)"
     likely = Counter(shape.formats[0].value for record in records if (shape := shape_of(record)))
     if data_format is DataFormat.AUTO:
         message = f"The format of {where} is not known."
-        do = (
-            "Say what each column is with columns, such as columns: {prompt: question, completion: answer}, or name "
-            "them as one of the formats does (docs/formats.md)."
-        )
+        do = f"{example_of_columns(keys)}, or name them as one of the formats does (docs/formats.md)."
     else:
         message = f"{where} is not in the format {data_format.value}."
         other = likely.most_common(1)[0][0] if likely else "auto"
         do = f"Give format: {other}." if likely else "Correct the file or the format; docs/formats.md shows each."
     return InvalidInput(message, why=f"The first rows have the keys: {named}.", do=do, code="E-DATA-FORMAT")
+
+
+def example_of_columns(keys: Sequence[str]) -> str:
+    """Return how to say what each column is, with the first two columns of the data as the example."""
+    prompt, completion = keys[:2] if len(keys) > 1 else ("question", "answer")
+    spelled = f"dataset.columns.prompt={prompt[:40]}"
+    columns = f"{{prompt: {prompt[:40]}, completion: {completion[:40]}}}"
+    option = f"`-p {shlex.quote(spelled)}` of a job, `--column` of a preview"
+    return f"Say what each column is with columns, such as columns: {columns} ({option})"
 
 
 @dataclass(frozen=True, eq=False)

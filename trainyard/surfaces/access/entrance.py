@@ -31,9 +31,8 @@ from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
-from trainyard.surfaces.rest.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
-from trainyard.surfaces.rest.problems import MEDIA_TYPE, answer_problem
-from trainyard.surfaces.rest.routes import trace_of
+from trainyard.surfaces.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE, trace_of
+from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
 
 LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.app.plan.machine import reason_of
-from trainyard.app.plan.measurements import folder_of, trainers_of
+from trainyard.app.plan.machine import find_base_folder, list_trainers
 from trainyard.app.plan.row_fit import encode_rows_of, load_tokenizer
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, PromptRow, Row, SftRow
-from trainyard.errors import InvalidInput, Reason, TrainyardError
+from trainyard.errors import InvalidInput, Reason, TrainyardError, reason_of
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
@@ -38,8 +37,10 @@ SHOWN = 4
 def template_problems(chain: ResolvedChain, settings: Settings, nodes: frozenset[str]) -> list[Reason]:
     """Return why these trainers could not render a chat on the tokenizer of their base, which is on this machine."""
     reasons: list[Reason] = []
-    for node, config in trainers_of(chain):
-        base = folder_of(config.base_model or settings.default_base_model, settings) if node.id in nodes else None
+    for node, config in list_trainers(chain):
+        base = (
+            find_base_folder(config.base_model or settings.default_base_model, settings) if node.id in nodes else None
+        )
         if base is None:
             continue
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainyard.app.context import Caller
-from trainyard.app.plan.resolve import JOB, Asked, asked_by_name
+from trainyard.app.plan.parse import JOB, ChainRequest, parse_template_call
 from trainyard.errors import Denied, InvalidInput
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.live.job_ids import is_reserved
@@ -15,7 +15,7 @@ WHOLE_CHAIN = "chain"
 """First word of the deployment that takes a whole chain."""
 
 
-def keep_to_tenant(wanted: Asked, caller: Caller) -> Asked:
+def keep_to_tenant(wanted: ChainRequest, caller: Caller) -> ChainRequest:
     """What was asked for, as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another tenant."""
     if not caller.tenant:
         return wanted
@@ -29,7 +29,7 @@ def keep_to_tenant(wanted: Asked, caller: Caller) -> Asked:
     return of_tenant(wanted, caller.tenant)
 
 
-def named_tenants(wanted: Asked) -> Iterator[str]:
+def named_tenants(wanted: ChainRequest) -> Iterator[str]:
     """The tenants that are written in what was asked for; a default is not written."""
     name = wanted.deployment.partition("/")[0]
     if name == JOB:
@@ -47,16 +47,16 @@ def written(words: dict[str, Any]) -> Iterator[str]:
         yield str(words["tenant"])
 
 
-def of_tenant(wanted: Asked, tenant: str) -> Asked:
+def of_tenant(wanted: ChainRequest, tenant: str) -> ChainRequest:
     """The same with that tenant, in the chain and in what its deployment is given."""
     name, given = wanted.deployment.partition("/")[0], wanted.parameters
     if name == WHOLE_CHAIN:
         spec = wanted.spec.model_copy(update={"tenant": tenant})
         return wanted.model_copy(update={"spec": spec, "parameters": {"spec": spec.model_dump(mode="json")}})
     if name == JOB:
-        changed = asked_by_name(JOB, {**given["job"], "tenant": tenant})
+        changed = parse_template_call(JOB, {**given["job"], "tenant": tenant})
     else:
-        changed = asked_by_name(name, {**given, "publish": {**(given.get("publish") or {}), "tenant": tenant}})
+        changed = parse_template_call(name, {**given, "publish": {**(given.get("publish") or {}), "tenant": tenant}})
     return changed.model_copy(update={"notes": wanted.notes})
 
 

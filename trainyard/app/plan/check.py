@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainyard.app.chains.tenancy import keep_to_tenant
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
-from trainyard.app.plan.machine import reason_of
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.plan import list_advice, list_confinement_notes
+from trainyard.app.plan.refusals import check_chain
+from trainyard.app.plan.resolve import resolve_with_decisions
+from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.app.tenant_view import error_for, reasons_for
-from trainyard.errors import InvalidInput, Refused
+from trainyard.errors import InvalidInput, Refused, reason_of
 from trainyard.operations.chains import ChainText, CheckInput
 
 
@@ -53,11 +55,11 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
     settings = context.settings
     path = given if isinstance(given, Path) else str(given.get("name") or "chain")
     try:
-        wanted = keep_to_tenant(planning.asked(str(given) if isinstance(given, Path) else given), context.caller)
+        wanted = keep_to_tenant(parse_request(str(given) if isinstance(given, Path) else given), context.caller)
         for note in wanted.notes:
             context.say(f"{path}: {note}")
-        chain, decisions = planning.decided(wanted.spec, settings)
-        examined = planning.examine_data(chain, settings)
+        chain, decisions = resolve_with_decisions(wanted.spec, settings)
+        examined = check_chain(chain, settings)
         if examined.reasons:
             raise Refused(examined.reasons)
     except Refused as refused:
@@ -69,8 +71,8 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
         row = {**reason_of(shown, None, "").as_dict(), "line": str(shown)}
         return FileCheck(file=str(path), ok=False, reasons=(row,))
     notes = [f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions]
-    notes += [f"{one.id}: {text}" for one in chain.nodes for text in planning.list_advice(one.config, settings)]
-    notes += planning.confinement_notes(chain)
+    notes += [f"{one.id}: {text}" for one in chain.nodes for text in list_advice(one.config, settings)]
+    notes += list_confinement_notes(chain)
     notes += [f"a run would be refused without --yes: {reason.line()}" for reason in examined.shortages]
     notes += [f"{text}: a run may still refuse what follows" for text in examined.unread]
     return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes))

@@ -20,12 +20,15 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from trainyard.errors import InvalidInput
-from trainyard.surfaces.rest.problems import FieldProblem
-from trainyard.surfaces.rest.spool import INLINE_BYTES, UPLOADING, Body, place_for, received_body
-from trainyard.surfaces.rest.structure import USUAL, JsonLimits, require_structure
+from trainyard.surfaces.problems import FieldProblem
+from trainyard.surfaces.spool import INLINE_BYTES, UPLOADING, Body, place_for, received_body
+from trainyard.surfaces.structure import USUAL, JsonLimits, require_structure
+from trainyard.tracing import new_traceparent, trace_id
 
 JSON_TYPE, TENSORS_TYPE = "application/json", "application/x-safetensors"
 FILE_TYPE = "application/octet-stream"
+TRACEPARENT = "trainyard.traceparent"
+"""Where the scope of a request has its traceparent."""
 TENSORS, IF_MATCH = "tensors", "if_match"
 """Names of fields that a body of tensors, and the header If-Match, fill."""
 MAX_BODY_BYTES = 8 << 20
@@ -294,3 +297,11 @@ def invalid_fields(error: ValidationError, location: str = "") -> InvalidFields:
         f"{first.field or 'The request'}: {first.because}" + (f" ({len(errors)} reasons)" if len(errors) > 1 else ""),
         fields, do="Correct the fields that are listed.", code="E-PARAMETER",
     )  # fmt: skip
+
+
+def trace_of(request: Request) -> str:
+    """The correlation id of a request: the trace id of its `traceparent` (W3C Trace Context), or a new one."""
+    traceparent: str | None = request.scope.get(TRACEPARENT)
+    if traceparent is None:
+        traceparent = request.scope[TRACEPARENT] = new_traceparent(request.headers.get("traceparent", ""))
+    return trace_id(traceparent)
