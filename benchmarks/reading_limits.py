@@ -82,7 +82,7 @@ def pages_here(folder: Path) -> float:
 def rows_here(path: Path) -> float:
     with tempfile.TemporaryDirectory(dir=path.parent) as target:
         result = carry_out(request_for(path, target), lambda fraction, text: None)
-    return float(result.read)  # type: ignore[union-attr]
+    return float(result.balance.read)  # type: ignore[union-attr]
 
 
 def main() -> int:
