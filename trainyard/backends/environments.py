@@ -82,7 +82,7 @@ SERVERS: dict[ServerName, External] = {
         "vllm", "import vllm", {"VLLM_NO_USAGE_STATS": "1"}, room_gib=20, pythons=((3, 11), (3, 12))
     ),
 }
-"""Programs that serve models; `serve/vllm.py` finds them in the same place."""
+"""Programs that serve models; `serve/inference_server/vllm.py` finds them in the same place."""
 
 INSTALLABLE: tuple[Installable, ...] = (*ENVIRONMENTS, *SERVERS)
 REQUIREMENTS: dict[Installable, Path] = {name: REQUIREMENTS_FOLDER / f"{name.value}.txt" for name in INSTALLABLE}

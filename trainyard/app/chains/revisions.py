@@ -8,7 +8,7 @@ from trainyard.app.chains.stored import store_of
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.operations.chains import DiffInput
-from trainyard.spec.load.changes import list_changes
+from trainyard.spec.changes import list_changes
 from trainyard.stores.chains.revisions import nodes_by_id
 
 

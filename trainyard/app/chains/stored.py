@@ -22,7 +22,7 @@ from trainyard.app.stack.services import import_prefect_client
 from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError
 from trainyard.operations import chains as requests
 from trainyard.spec.chain import ChainSpec, ResolvedChain
-from trainyard.spec.load.changes import list_changes
+from trainyard.spec.changes import list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import JobState
 from trainyard.stores.chains.revisions import ChainStore, StoredChain, nodes_by_id

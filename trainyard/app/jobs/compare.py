@@ -18,7 +18,7 @@ from trainyard.app.plan import resolve as planning
 from trainyard.app.stack.services import import_prefect_client
 from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
 from trainyard.operations import jobs as requests
-from trainyard.spec.load.changes import list_node_changes, read_change
+from trainyard.spec.changes import list_node_changes, read_change
 from trainyard.stores.live.job_index import Row
 
 PAIR = 2

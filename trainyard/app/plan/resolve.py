@@ -38,7 +38,7 @@ from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused, TrainyardError
 from trainyard.loading import load
 from trainyard.sandbox.service import Confinement, find_confinement
-from trainyard.serve import vllm
+from trainyard.serve.inference_server import vllm
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.backends import BackendName
