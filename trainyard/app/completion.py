@@ -78,7 +78,7 @@ def run_names(given: Sequence[str]) -> Iterator[str]:
 
 
 def chain_names(_given: Sequence[str]) -> Iterator[str]:
-    store = load("trainyard.stores.chains.revisions:ChainStore")(home_from_environment() / "chains")
+    store = load("trainyard.stores.chain_revisions:ChainStore")(home_from_environment() / "chains")
     for chain in store.list():
         yield from (chain.name, chain.id)
 

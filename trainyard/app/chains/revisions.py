@@ -9,7 +9,7 @@ from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.operations.chains import DiffInput
 from trainyard.spec.changes import list_changes
-from trainyard.stores.chains.revisions import nodes_by_id
+from trainyard.stores.chain_revisions import nodes_by_id
 
 
 class SettingChange(Response):
