@@ -26,7 +26,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from trl.trainer.sft_config import SFTConfig
 
-from benchmarks.harness import Row, alternate, finish, median
+from benchmarks.harness import Row, alternate, finish, median, size
 from benchmarks.trainers import (
     LIKE_OURS,
     LONGEST,
@@ -47,7 +47,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.train.contracts import IGNORED
 from trainyard.train.model.precision import cpu_bf16
 
-ROWS, FEW_ROWS = 192, 48
+ROWS, FEW_ROWS = size(192, 8), size(48, 8)
 BATCH = 8
 
 

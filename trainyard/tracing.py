@@ -17,8 +17,6 @@ from contextvars import ContextVar
 from functools import cache, lru_cache
 from typing import Any
 
-from trainyard.loading import load
-
 VARIABLE = "TRACEPARENT"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 SHAPE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -81,7 +79,9 @@ def open_tracer() -> Any:
     if not any(os.environ.get(name) for name in ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
         return None
     try:
-        return load("trainyard.traces:make_tracer")(EXPORT_TIMEOUT_S)
+        from trainyard.traces import make_tracer  # needs the otel extra
+
+        return make_tracer(EXPORT_TIMEOUT_S)
     except ImportError as error:
         wanted = next(name for name in ENDPOINTS if os.environ.get(name))
         print(f"{wanted} is set, and spans are not sent: {error}. pip install 'trainyard[otel]'", file=sys.stderr)

@@ -24,6 +24,8 @@ from trainyard.serve.chat_templates import check_chat_template
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.rows.tokens import encode_sft
 
+pytestmark = pytest.mark.integration
+
 FOUR = [{"role": role, "content": "a"} for role in ("user", "assistant", "user", "assistant")]
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 LATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages | length > 3 %}ATTACK{% endif %}"

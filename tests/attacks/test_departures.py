@@ -38,6 +38,8 @@ from trainyard.surfaces.invocation import ends_with_caller
 from trainyard.surfaces.rest.routes import MAX_WORKING
 from trainyard.train.checkpoint.checkpoints import commit
 
+pytestmark = pytest.mark.integration
+
 RUN, JOB = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
 KEY = "a" * 64
 GIB = 1 << 30

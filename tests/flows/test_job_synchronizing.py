@@ -62,8 +62,8 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def refuse(*_given: object) -> Any:
             raise Unavailable("The Prefect server does not answer.", code="E-SERVER-UNREACHABLE")
 
-        monkeypatch.setattr("trainyard.app.live.jobs.import_prefect_client", refuse)
-        monkeypatch.setattr("trainyard.app.names.import_prefect_client", refuse)
+        monkeypatch.setattr("trainyard.app.live.jobs.connect_runs", refuse)
+        monkeypatch.setattr("trainyard.app.names.connect_runs", refuse)
 
     return go
 

@@ -14,7 +14,6 @@ import psutil
 
 from trainyard.errors import InvalidInput
 from trainyard.home import home_from_environment
-from trainyard.loading import load
 from trainyard.project import project_folder
 
 PLACES = {
@@ -78,7 +77,9 @@ def run_names(given: Sequence[str]) -> Iterator[str]:
 
 
 def chain_names(_given: Sequence[str]) -> Iterator[str]:
-    store = load("trainyard.stores.chain_revisions:ChainStore")(home_from_environment() / "chains")
+    from trainyard.stores.chain_revisions import ChainStore  # a completion of other words does not need it
+
+    store = ChainStore(home_from_environment() / "chains")
     for chain in store.list():
         yield from (chain.name, chain.id)
 
@@ -112,7 +113,9 @@ def session_ids(_given: Sequence[str]) -> Iterator[str]:
 def template_presets(given: Sequence[str]) -> Iterator[str]:
     """Presets of the template that was given, or of all: deployments/presets/TEMPLATE.PRESET.yaml."""
     pairs = [one.split(".", 1) for one in sorted(presets()) if "." in one]
-    wanted = [word for word in given if word in load("trainyard.spec.templates:TEMPLATES")]
+    from trainyard.spec.templates import TEMPLATES  # a completion of other words does not need it
+
+    wanted = [word for word in given if word in TEMPLATES]
     yield from (preset for template, preset in pairs if not wanted or template in wanted)
 
 
@@ -125,7 +128,9 @@ def presets() -> list[str]:
 
 
 def templates(_given: Sequence[str]) -> Iterator[str]:
-    yield from load("trainyard.spec.templates:TEMPLATES")
+    from trainyard.spec.templates import TEMPLATES  # a completion of other words does not need it
+
+    yield from TEMPLATES
 
 
 def templates_and_runs(given: Sequence[str]) -> Iterator[str]:
@@ -134,7 +139,9 @@ def templates_and_runs(given: Sequence[str]) -> Iterator[str]:
 
 
 def schemas(_given: Sequence[str]) -> Iterator[str]:
-    yield from load("trainyard.app.chains.describe:SCHEMAS")
+    from trainyard.app.chains.describe import SCHEMAS  # a completion of other words does not need it
+
+    yield from SCHEMAS
 
 
 def upload_names(_given: Sequence[str]) -> Iterator[str]:

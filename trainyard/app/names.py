@@ -22,7 +22,7 @@ from trainyard.app.live.manager_jobs import find_recorded
 from trainyard.app.live.trainings import with_files
 from trainyard.app.live.waits import with_waits
 from trainyard.app.run_records import RunResult, read_result
-from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore
@@ -70,7 +70,7 @@ def look_up_job(word: str, context: Context) -> FoundJob:
     if fresh.is_kept(now) and (rows := index.find(word, tenant)):
         return FoundJob(require_single(rows, word), fresh.as_of(now))
     try:
-        row = import_prefect_client(settings, "listing").find_job(word, tenant)
+        row = connect_runs(settings).find_job(word, tenant)
     except Unavailable:
         rows = index.find(word, tenant)
         if not rows:

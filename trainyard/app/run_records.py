@@ -28,7 +28,6 @@ from trainyard.compute import events as event_files
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, EventTail, EventWriter
 from trainyard.errors import NOT_BETTER, NotDeployed
-from trainyard.loading import load
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL, JobState
@@ -153,7 +152,9 @@ class RunResult(BaseModel):
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows, with the loss as it is when it is shown."""
-        return str(load("trainyard.app.notebook_views:run_markdown")(self))
+        from trainyard.app.notebook_views import run_markdown  # draws curves; only notebooks need it
+
+        return run_markdown(self)
 
     def node(self, node_id: str) -> NodeResult:
         """The result of one node. Raises `KeyError` for an id that the chain does not have."""

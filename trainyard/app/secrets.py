@@ -21,7 +21,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from trainyard.errors import InvalidInput
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import read_auth
 
@@ -40,7 +39,6 @@ OWN_ID = re.compile(r"(?:session|job)-[0-9a-f]{12}|[0-9a-f]{32}")
 """Ids of sessions, jobs and traces, which every request has several times, and which are not keys."""
 NUMBERS = {int, float, bool, type(None)}
 PLAIN = {dict, list, tuple}
-DETECTORS = "trainyard.data.quality.detectors:"
 KNOWN_CHARS = 8
 """A shorter value of an environment variable may be an ordinary word."""
 LONG_RUN = re.compile(r"[A-Za-z0-9_+/.~-]{16,}+")
@@ -62,10 +60,12 @@ def find_secrets(text: str) -> list[tuple[int, int]]:
     """The places of keys, tokens and private keys, and of logins in URLs, in order and apart from each other."""
     if not MAY_HAVE_KEY.search(text) or OWN_ID.fullmatch(text):
         return []
+    from trainyard.data.quality import detectors  # most texts do not come this far, and its patterns take time
+
     places = [found.span() for found in USER_INFO.finditer(text)] if "://" in text else []
-    if load(DETECTORS + "may_have_key")(text):
-        places += load(DETECTORS + "find_keys")(text)
-    places += load(DETECTORS + "find_private_keys")(text)
+    if detectors.may_have_key(text):
+        places += detectors.find_keys(text)
+    places += detectors.find_private_keys(text)
     return merge_places(places)
 
 
@@ -123,10 +123,11 @@ def redact_lines(lines: Sequence[str], known: Collection[str] = (), before: str 
 
 def suspicious_places(text: str) -> Iterator[int]:
     """Where a key, a token or a login may be: a sixth of the time of looking at every line, and none is missed."""
-    changes, least = load(DETECTORS + "changes"), load(DETECTORS + "LEAST_CHANGES")
-    prefixes = re.compile("|".join(map(re.escape, load(DETECTORS + "PREFIXES"))))
+    from trainyard.data.quality.detectors import LEAST_CHANGES, PREFIXES, changes  # its patterns take time
+
+    prefixes = re.compile("|".join(map(re.escape, PREFIXES)))
     for found in LONG_RUN.finditer(text):
-        if changes(found[0]) >= least or prefixes.search(found[0]):
+        if changes(found[0]) >= LEAST_CHANGES or prefixes.search(found[0]):
             yield found.start()
     yield from (found.start() for found in re.finditer("://", text))
 

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 
 from trainyard.app.context import Context
 from trainyard.errors import InvalidInput, NotFound, Refused
-from trainyard.loading import load
 from trainyard.operations.fields import Argument, Option
 from trainyard.spec.load.nearest import did_you_mean, nearest, nearest_paths
 
@@ -59,5 +58,7 @@ def named_things(request: BaseModel) -> Iterator[tuple[str, str, bool]]:
 
 
 def known_names(kind: str, word: str) -> list[str]:
-    names: list[str] = load("trainyard.app.completion:known_names")(kind, [word]) if kind else []
+    from trainyard.app.completion import known_names  # only an error that names a known kind needs it
+
+    names: list[str] = known_names(kind, [word]) if kind else []
     return names

@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput
-from trainyard.loading import load
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.train.rl.environments import Environment
 from trainyard.train.rl.judging import JudgeScorer
@@ -22,8 +21,6 @@ from trainyard.train.rl.reward_model import (
     source_of,
 )
 from trainyard.train.rl.rewards import CompletionScorer, RewardPanel, require_sound
-
-CLIENT = "trainyard.serve.client.replies"
 
 
 def scorer_of(job: TrainingJob) -> ScorerSource | None:
@@ -54,11 +51,12 @@ def make_panel(
 
 def judge_scorer(job: TrainingJob) -> JudgeScorer:
     """The judges of a job. The HTTP client is loaded then: a bare machine with a card does not have it."""
-    server = load(f"{CLIENT}:JudgeServer")
+    from trainyard.serve.client.replies import JudgeServer
+
     keys = {name: os.environ.get(one.api_key_env) if one.api_key_env else None for name, one in job.judges.items()}
     return JudgeScorer(
         {
-            name: server(one.base_url, one.model, keys[name], private_hosts=one.private_hosts)
+            name: JudgeServer(one.base_url, one.model, keys[name], private_hosts=one.private_hosts)
             for name, one in job.judges.items()
         }
     )

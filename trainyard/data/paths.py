@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.home import home_from_environment
-from trainyard.loading import load
 from trainyard.spec.load.nearest import did_you_mean, nearest_paths
 
 if TYPE_CHECKING:
@@ -126,7 +125,9 @@ def refuse_path(text: str, roots: Sequence[Path], field: str, because: str, plac
     folder = place if place is None or place.is_dir() else place.parent
     if folder is not None and folder != Path(folder.anchor):
         # Only this refusal reads the settings; a reading process starts twice as fast without them.
-        own, file = load("trainyard.settings:settings")(), load("trainyard.settings:settings_file")()
+        from trainyard.settings import settings, settings_file
+
+        own, file = settings(), settings_file()
         instead += f", or write the line `{own.data_roots_line(folder)}` into {file}"
     return Refused([Reason("R-PATH-ROOT", None, field, f"The path {shown(text)} {because}.", f"{instead}.")])
 

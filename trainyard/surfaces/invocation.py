@@ -49,7 +49,9 @@ def carry_out(name: str, request: Any, context: Context) -> Any:
     if not changes_something(name):
         require_allowed(name, request, context)
         return work(name, request, context)
-    entry = load("trainyard.app.access.audit_entries:AuditEntry")(name, request, context)
+    from trainyard.app.access.audit_entries import AuditEntry  # imported by the first audited call
+
+    entry = AuditEntry(name, request, context)
     entry.begin()
     try:
         require_allowed(name, request, context)
@@ -69,7 +71,9 @@ def work(name: str, request: Any, context: Context) -> Any:
     """
     with bound_to(context.departure if ends_with_caller(name) else None):
         if context.caller.remote and name in TYPED:
-            with load("trainyard.spec.load.parse:typed_numbers")():
+            from trainyard.spec.load.parse import typed_numbers  # only the command line needs it
+
+            with typed_numbers():
                 return work_within_limits(name, request, context)
         return work_within_limits(name, request, context)
 
@@ -80,7 +84,9 @@ def work_within_limits(name: str, request: Any, context: Context) -> Any:
         return context.confined.carry_out(name, request, context)
     if not (context.caller.remote and OPERATIONS[name].heavy):
         return find_or_suggest(name, request, context)
-    with load("trainyard.app.access.limits:heavy_place")(context.settings.api_heavy_calls):
+    from trainyard.app.access.limits import heavy_place  # only services limit heavy calls
+
+    with heavy_place(context.settings.api_heavy_calls):
         return find_or_suggest(name, request, context)
 
 
@@ -89,7 +95,9 @@ def find_or_suggest(name: str, request: Any, context: Context) -> Any:
     try:
         return implementation_of(name)(request, context)
     except (NotFound, InvalidInput) as error:
-        raise load("trainyard.app.suggestions:with_nearest")(error, request, context) from error.__cause__
+        from trainyard.app.suggestions import with_nearest  # only an error needs it
+
+        raise with_nearest(error, request, context) from error.__cause__
 
 
 def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:
@@ -99,7 +107,9 @@ def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:
         require_allowed(name, nothing, context)
     except Denied as error:
         if changes_something(name):
-            load("trainyard.app.access.audit_entries:AuditEntry")(name, nothing, context).end(error=error)
+            from trainyard.app.access.audit_entries import AuditEntry  # imported by the first audited call
+
+            AuditEntry(name, nothing, context).end(error=error)
         raise
 
 
@@ -148,9 +158,13 @@ def require_allowed(name: str, request: Any, context: Context) -> None:
             do="Leave it out.", code="E-LOCAL",
         )  # fmt: skip
     if caller.remote and request.model_fields_set:
-        texts = load("trainyard.app.secrets:texts_of_request")(request)
-        load("trainyard.app.secrets:refuse_secrets")(texts)
-        load("trainyard.app.reach:require_reachable")(texts, context.settings, caller.tenant)
+        # Imported here: only services check texts.
+        from trainyard.app.reach import require_reachable
+        from trainyard.app.secrets import refuse_secrets, texts_of_request
+
+        texts = texts_of_request(request)
+        refuse_secrets(texts)
+        require_reachable(texts, context.settings, caller.tenant)
 
 
 @cache

@@ -13,7 +13,6 @@ from trainyard.app.responses import Response
 from trainyard.app.stack.api_service import PORT
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput
-from trainyard.loading import load
 from trainyard.operations.serving import ServeInput
 from trainyard.serve.base_origins import NamedAdapter, require_bases
 from trainyard.serve.base_sources import find_bases, require_room
@@ -87,7 +86,8 @@ def answer_models(given: ServeInput, context: Context) -> str:
         answering = [sources.title, *(one.alias or one.name for one in adapters)]
         context.say(f"{', '.join(answering)} at {record.url}/v1; Ctrl-C ends it")
 
-    server = load("trainyard.serve.server")  # with torch: this process is the server from here on
+    from trainyard.serve import server  # imports torch; from here on this process is the server
+
     return str(server.serve(server.parse_arguments(argv), announce))
 
 
@@ -104,12 +104,15 @@ def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
 
 def answer_api(given: ServeInput, context: Context) -> str:
     """Answer the REST API of this home."""
-    service = load("trainyard.surfaces.rest.service")
+    # Imported here: FastAPI.
+    from trainyard.app.exposure import Exposure
+    from trainyard.surfaces.rest import service
+
     port = PORT if given.port is None else given.port
-    chosen = service.Exposure(
+    chosen = Exposure(
         given.host, str(given.tls_cert or ""), str(given.tls_key or ""), given.behind_proxy or "", given.allow_host
     )
-    return str(service.serve_api(context.settings, port, context.say, chosen, everybody=given.no_auth))
+    return service.serve_api(context.settings, port, context.say, chosen, everybody=given.no_auth)
 
 
 ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {

@@ -137,6 +137,7 @@ def busy() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
+@pytest.mark.integration
 def test_six_trainings_are_equal_three_of_them_beside_four_busy_processes(
     jobs: Jobs, settings: Settings, tmp_path: Path, busy: list[subprocess.Popen[bytes]]
 ) -> None:

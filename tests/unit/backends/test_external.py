@@ -46,6 +46,8 @@ from trainyard.workers.trainyard_worker import names
 from trainyard.workers.trainyard_worker.failures import WorkerError
 from trainyard.workers.trainyard_worker.files import WorkerFiles, checkpoint_places, commit, require_finite
 
+pytestmark = pytest.mark.integration
+
 GOLDEN = REPOSITORY / "tests" / "golden" / "axolotl.yaml"
 PARENTS = {"deepspeed": deepspeed, "unsloth": unsloth, "axolotl": axolotl}
 

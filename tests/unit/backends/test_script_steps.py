@@ -26,6 +26,8 @@ from trainyard.spec.axes.data import Port
 from trainyard.train.losses.pairs import join_answer
 from trainyard.train.rows.tokens import answer_of, encode_preference, encode_sft
 
+pytestmark = pytest.mark.integration
+
 STEPS = 10
 CLOSE = 1e-5
 """The losses are about 6; the two sum float32 numbers in another order."""

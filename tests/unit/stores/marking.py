@@ -16,7 +16,7 @@ from trainyard.stores.markers.records import Marker, MarkerState, MarkerStore, O
 from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.store import ObjectSettings, open_store
 
-QUICK = ObjectSettings(deadline_s=60, request_timeout_s=5, first_wait_s=0.01, most_wait_s=0.2)
+QUICK = ObjectSettings(deadline_s=60, request_timeout_s=30, first_wait_s=0.01, most_wait_s=0.2)
 
 
 def marker(number: int = 0, *, role: str = "coder", bucket: str = "engineering") -> Marker:

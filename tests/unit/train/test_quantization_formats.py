@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests import format_program
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs, train_here, write_data
+from tools import format_program
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.serve.conversion.between import Layout
 from trainyard.serve.conversion.between import convert as convert_adapter
@@ -76,7 +76,7 @@ def environment() -> Callable[[Quantization], Path]:
 
 def run_in(python: Path, format: Quantization, base: Path, folder: Path) -> Report:
     given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    argv = [str(python), "-m", "tests.format_program", format.value, str(base), str(folder)]
+    argv = [str(python), "-m", "tools.format_program", format.value, str(base), str(folder)]
     # Elsewhere than in the repository: gptqmodel writes a folder `logs` where it runs.
     ran = subprocess.run(argv, cwd=folder.parent, env=given, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]

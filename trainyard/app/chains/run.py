@@ -15,7 +15,7 @@ from trainyard.app.names import is_run_or_job_id, shortest_name
 from trainyard.app.plan import resolve as planning
 from trainyard.app.reach import refuse_whole_chain, require_template
 from trainyard.app.run_records import FEW_ROWS_TAG, REFRESH_FROM, REFRESH_TAG, RunResult
-from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.runs import connect_runs
 from trainyard.errors import InvalidInput, NotFound, Reason
 from trainyard.operations.chains import RunInput
 from trainyard.spec.chain import ResolvedChain
@@ -38,8 +38,7 @@ def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> 
     context.say(f"run {started.name}: {started.url}")
     if not given.watch:
         return with_next(started, context)
-    watching = import_prefect_client(settings, "watching")
-    result: RunResult = watching.watch(started.run_id, settings=settings, on_progress=context.on_progress, since=since)
+    result = connect_runs(settings).watch_run(started.run_id, on_progress=context.on_progress, since=since)
     return with_next(result, context)
 
 
@@ -71,11 +70,10 @@ def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunRe
     own_tags = (*own_tags, FEW_ROWS_TAG) if few_rows and FEW_ROWS_TAG not in given.tags else own_tags
     own_tags = (*own_tags, f"{GROUP_TAG}{given.group}") if given.group else own_tags
     tags = (*given.tags, *own_tags, *refresh_tags(given, chain), *tags_of(chain, context))
-    watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:DIGEST_LENGTH]}"
-    started: RunResult = watching.start_run(
-        wanted.deployment, wanted.parameters,
-        settings=settings, tags=tags, waits=waits, called=called, key=key_of(context),
-    )  # fmt: skip
+    called = f"{chain.name}-{chain.digest[:DIGEST_LENGTH]}"
+    started = connect_runs(settings).start_run(
+        wanted.deployment, wanted.parameters, tags=tags, waits=waits, called=called, key=key_of(context)
+    )
     return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
 
 
@@ -115,6 +113,6 @@ def continued(given: RunInput, context: Context) -> RunResult:
             do="Start a new run of the template or file.",
             code="E-PARAMETER",
         )
-    row = import_prefect_client(context.settings, "listing").find_job(given.target, context.caller.tenant)
-    started: RunResult = import_prefect_client(context.settings, "watching").continue_run(row["run_id"])
-    return started
+    runs = connect_runs(context.settings)
+    row = runs.find_job(str(given.target), context.caller.tenant)
+    return runs.continue_run(row["run_id"])

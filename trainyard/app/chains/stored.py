@@ -18,7 +18,7 @@ from trainyard.app.plan import resolve as planning
 from trainyard.app.plan.machine import reason_of
 from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
-from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError
 from trainyard.operations import chains as requests
 from trainyard.spec.chain import ChainSpec, ResolvedChain
@@ -148,7 +148,7 @@ def find_last_run(chain: StoredChain, context: Context) -> LastRun | None:
         if any(chain.id in row["tags"] for row in found) or has_trainer(chain):
             return last_of(chain, found)
     try:
-        return last_of(chain, import_prefect_client(context.settings, "listing").list_tagged(chain.id, 1))
+        return last_of(chain, connect_runs(context.settings).list_tagged(chain.id, 1))
     except TrainyardError:
         return None
 
@@ -194,8 +194,7 @@ def delete_chain(given: requests.StoredName, context: Context) -> DeletedChain:
     """Remove a chain. Raises `Conflict` (`E-CONFLICT`) naming its runs that have not ended."""
     store = store_of(context)
     chain = store.find(given.chain, context.caller.tenant)
-    listing = import_prefect_client(context.settings, "listing")
-    running = [row for row in listing.list_tagged(chain.id) if not row["ended"]]
+    running = [row for row in connect_runs(context.settings).list_tagged(chain.id) if not row["ended"]]
     if running:
         named = ", ".join(f"{row['name']} ({row['id']}, {row['state']})" for row in running[:5])
         more = f" and {len(running) - 5} more" if len(running) > 5 else ""
@@ -218,8 +217,7 @@ def run_chain(given: requests.RunChainInput, context: Context) -> ChainRun:
 
 def list_chain_runs(given: requests.ChainRunsInput, context: Context) -> RunsOfChain:
     chain = store_of(context).find(given.chain, context.caller.tenant)
-    listing = import_prefect_client(context.settings, "listing")
-    rows = listing.list_tagged(chain.id, given.limit, given.offset)
+    rows = connect_runs(context.settings).list_tagged(chain.id, given.limit, given.offset)
     fields = RunOfChain.model_fields.keys() - {"revision"}
     runs = (
         RunOfChain(**{name: row[name] for name in fields}, revision=revision_of(row["tags"])) for row in rows

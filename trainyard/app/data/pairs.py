@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from trainyard.app.responses import Response
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput
-from trainyard.loading import load
 from trainyard.operations.data import PreviewInput
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules
 
@@ -85,7 +84,9 @@ class GenerationPreview(PairCounts):
 
 def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tuple[GenerationPreview, PairSurvey]:
     """Return the preview of the pairs of some documents, and the pairs."""
-    rules = load("trainyard.data.generation.survey")  # with the word lists, which a preview of rows need not
+    # Imported here: it brings the word lists, which a preview of rows does not need.
+    from trainyard.data.generation import survey as rules
+
     characters: list[int] = []
 
     def counted() -> Iterable[DocumentRow]:

@@ -48,7 +48,6 @@ from trainyard.data.rows import (
 )
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.loading import load
 from trainyard.operations.data import PreviewInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import BAD_FRACTION, COLUMN_FIELDS, DataFormat, Port
@@ -63,8 +62,6 @@ if TYPE_CHECKING:
     from trainyard.data.generation.survey import PairSurvey
     from trainyard.data.renderers.rendering import Cut, Piece, Renderer
 
-RENDERING = "trainyard.data.renderers.rendering"
-"""Imports transformers, which the pairs of documents need not."""
 STAGES = {Port.SFT: Stage.SFT, Port.PREFERENCE: Stage.DPO, Port.LABELLED: Stage.KTO, Port.TEXT: Stage.CPT}
 """The stage that the estimate is about."""
 BINS = 10
@@ -269,7 +266,9 @@ def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]
     if folder is None or not answers:
         sizes = [(len(question) // 4, len(answer) // 4) for question, answer in zip(questions, answers, strict=True)]
         return [(question + answer + 12, answer) for question, answer in sizes]
-    count = load("trainyard.data.quality.lengths:load_token_counter")(folder)  # with pyarrow's functions
+    from trainyard.data.quality.lengths import load_token_counter  # imports pyarrow
+
+    count = load_token_counter(folder)
     whole = count(
         [[Message("user", text), Message("assistant", answer)] for text, answer in zip(questions, answers, strict=True)]
     )
@@ -354,11 +353,12 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
             do="Name a folder with the tokenizer, or fetch the model while there is a network.",
             code="E-MODEL-NOT-FOUND",
         ) from error
-    chosen = load("trainyard.data.renderers.starts:choose_for_tokenizer")(
-        tokenizer, template, roots=data_roots(settings)
-    )
-    renderer: Renderer = load(f"{RENDERING}:Renderer")(tokenizer, chosen.spec, chosen.text)
-    return renderer
+    # Imported here: transformers takes seconds, and the pairs of documents do not need it.
+    from trainyard.data.renderers.rendering import Renderer
+    from trainyard.data.renderers.starts import choose_for_tokenizer
+
+    chosen = choose_for_tokenizer(tokenizer, template, roots=data_roots(settings))
+    return Renderer(tokenizer, chosen.spec, chosen.text)
 
 
 class Lengths:
@@ -459,11 +459,12 @@ class Lengths:
 
     def sides(self, row: Row) -> dict[str, list[Piece]]:
         """Name of a side -> its text; a pair has two, a conversation more if turns are learned apart from it."""
-        piece, turn_of = load(f"{RENDERING}:Piece"), load(f"{RENDERING}:turn_of")
+        from trainyard.data.renderers.rendering import Piece, turn_of  # imports transformers
+
         if isinstance(row, PromptRow):
-            return {"": [piece(self.renderer.text([turn_of(turn) for turn in row.prompt], row.tools, ask=True), False)]}
+            return {"": [Piece(self.renderer.text([turn_of(turn) for turn in row.prompt], row.tools, ask=True), False)]}
         if isinstance(row, TextRow | DocumentRow):
-            return {"": [piece(row.text, isinstance(row, TextRow))]}
+            return {"": [Piece(row.text, isinstance(row, TextRow))]}
         if isinstance(row, SftRow):
             cut = self.renderer.cut(row.messages, row.tools)
             whole, *apart = cut.examples
@@ -494,8 +495,9 @@ class Lengths:
 
 def with_prompt(cut: Cut, *names: str) -> dict[str, list[Piece]]:
     """The answers under their names, each after the prompt."""
-    piece = load(f"{RENDERING}:Piece")
-    return {name: [piece(cut.prompt, False), *pieces] for name, pieces in zip(names, cut.examples, strict=True)}
+    from trainyard.data.renderers.rendering import Piece  # imports transformers
+
+    return {name: [Piece(cut.prompt, False), *pieces] for name, pieces in zip(names, cut.examples, strict=True)}
 
 
 def draw_bins(tokens: np.ndarray) -> Iterator[LengthBin]:

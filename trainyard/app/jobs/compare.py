@@ -15,7 +15,7 @@ from trainyard.app.context import Context
 from trainyard.app.jobs.retry import asked_by
 from trainyard.app.names import find_job
 from trainyard.app.plan import resolve as planning
-from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.runs import connect_runs
 from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
 from trainyard.operations import jobs as requests
 from trainyard.spec.changes import list_node_changes, read_change
@@ -82,8 +82,7 @@ def resolved_settings(row: Row, context: Context) -> Nodes:
             return {node["id"]: dict(node["config"]) for node in orjson.loads(path.read_bytes())["nodes"]}
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(path, f"It is not a resolved chain: {error}") from error
-    listing = import_prefect_client(context.settings, "listing")
-    target, parameters = asked_by(row, listing)
+    target, parameters = asked_by(row, connect_runs(context.settings))
     try:
         chain = planning.resolved(planning.asked(target, parameters).spec, context.settings)
     except Refused as error:

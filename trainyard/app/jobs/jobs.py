@@ -26,10 +26,9 @@ from trainyard.app.names import find_job, shortest_name
 from trainyard.app.plan.resolve import JOB, merged
 from trainyard.app.responses import Response
 from trainyard.app.run_records import ClosedGate, NodeResult, RunResult, read_events, read_result
-from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.runs import connect_runs
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.loading import load
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.settings import Settings
@@ -95,7 +94,9 @@ class Job(JobLabels):
 
     def _repr_svg_(self) -> str | None:
         """The loss as it is when a notebook shows it; None where the run is on another machine."""
-        found: str | None = load("trainyard.app.notebook_views:run_svg")(self.run_id)
+        from trainyard.app.notebook_views import run_svg  # draws curves; only notebooks need it
+
+        found: str | None = run_svg(self.run_id)
         return found
 
 
@@ -175,7 +176,9 @@ class JobMetrics(Response):
     """Draw the curves instead of listing the steps."""
 
     def _repr_svg_(self) -> str:
-        return str(load("trainyard.app.notebook_views:metrics_svg")(self))
+        from trainyard.app.notebook_views import metrics_svg  # draws curves; only notebooks need it
+
+        return metrics_svg(self)
 
 
 Resumed = Job | RunResult
@@ -285,18 +288,16 @@ def resume_job(given: requests.ResumeInput, context: Context) -> Resumed:
     """Continue a job that is paused, failed, crashed or cancelled, or start one whose trainer is here now."""
     since, settings = time.time(), context.settings
     refuse_steering(given.job, settings, context.caller.tenant)
-    listing = import_prefect_client(settings, "listing")
-    row = listing.find_job(given.job, context.caller.tenant)
+    runs = connect_runs(settings)
+    row = runs.find_job(given.job, context.caller.tenant)
     refuse_changes(row, given.parameters)
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
-    import_prefect_client(settings, "operating").resume_run(row["run_id"])
-    job = job_of(note_change(listing.find_job(row["run_id"]), context))
+    runs.resume_run(row["run_id"])
+    job = job_of(note_change(runs.find_job(row["run_id"]), context))
     if not given.watch:
         return job
-    watching = import_prefect_client(settings, "watching")
-    watched: RunResult = watching.watch(job.run_id, settings=settings, on_progress=context.on_progress, since=since)
-    return with_next(watched, context)
+    return with_next(runs.watch_run(job.run_id, on_progress=context.on_progress, since=since), context)
 
 
 def body(given: requests.CreateInput) -> dict[str, Any]:
@@ -322,15 +323,15 @@ def body(given: requests.CreateInput) -> dict[str, Any]:
 def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause", "cancel"]) -> Job:
     """Pause or cancel a job and, if that is wanted, wait until its process is gone."""
     refuse_steering(given.job, context.settings, context.caller.tenant)
-    listing, operating = (import_prefect_client(context.settings, name) for name in ("listing", "operating"))
-    run_id = listing.find_job(given.job, context.caller.tenant)["run_id"]
-    (operating.pause_run if verb == "pause" else operating.cancel_run)(run_id)
-    row, deadline = listing.find_job(run_id), time.monotonic() + STOP_WAIT_S
+    runs = connect_runs(context.settings)
+    run_id = runs.find_job(given.job, context.caller.tenant)["run_id"]
+    (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)
+    row, deadline = runs.find_job(run_id), time.monotonic() + STOP_WAIT_S
     if given.wait and not gone(row):
         context.say(f"{row['name']}: {verb} asked for; its training saves at the next step")
     while given.wait and not gone(row) and time.monotonic() < deadline:
         time.sleep(STOP_POLL_S)
-        row = listing.find_job(run_id)
+        row = runs.find_job(run_id)
     return job_of(note_change(row, context))
 
 

@@ -14,7 +14,8 @@ import httpx
 import psutil
 
 from trainyard.app.names import require_single
-from trainyard.app.stack.services import import_prefect_client, is_own, known_api_url, locked_out, unreachable
+from trainyard.app.runs import LogRow, connect_runs
+from trainyard.app.stack.services import is_own, known_api_url, locked_out, unreachable
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
@@ -42,7 +43,7 @@ class LogSource(Protocol):
     def find_job(self, name: str, tenant: str = "") -> dict[str, Any]:
         """Return the row of the one job that a word names: id, run_id, state, pid."""
 
-    def read_log(self, run_id: str, offset: int = 0) -> list[dict[str, Any]]:
+    def read_log(self, run_id: str, offset: int = 0) -> list[LogRow]:
         """Return the run's lines from an offset on, in order: {time, level, text}."""
 
 
@@ -51,8 +52,7 @@ def choose_source(settings: Settings) -> LogSource:
     url = known_api_url(settings)
     if is_own(settings, url):
         return OwnServer(settings, url)
-    source: LogSource = import_prefect_client(settings, "listing")
-    return source
+    return connect_runs(settings)
 
 
 class OwnServer:
@@ -79,7 +79,7 @@ class OwnServer:
         runs = [run for run in found if not is_upcoming(run)]
         yield from select_meant(word, runs, lambda run: (run["id"], run["name"], run["tags"]))
 
-    def read_log(self, run_id: str, offset: int = 0) -> list[dict[str, Any]]:
+    def read_log(self, run_id: str, offset: int = 0) -> list[LogRow]:
         """Return the run's lines from an offset on, in order: {time, level, text}."""
         wanted = {"flow_run_id": {"any_": [run_id]}}
         return [line_of(log) for log in self.pages("logs", wanted, sort="TIMESTAMP_ASC", offset=offset)]
@@ -134,7 +134,7 @@ def live_process(labels: Mapping[str, Any], pid: object) -> psutil.Process | Non
         return None
 
 
-def line_of(log: Mapping[str, Any]) -> dict[str, Any]:
+def line_of(log: Mapping[str, Any]) -> LogRow:
     at = datetime.fromisoformat(log["timestamp"]).timestamp()
     return {"time": at, "level": log["level"], "text": text_of(log["message"])}
 

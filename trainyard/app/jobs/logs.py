@@ -15,8 +15,8 @@ from trainyard.app.live.manager_jobs import NODE, find_recorded, refuse_steering
 from trainyard.app.live.trainings import trainings_of
 from trainyard.app.names import find_job
 from trainyard.app.responses import Response
+from trainyard.app.runs import RunsClient, connect_runs
 from trainyard.app.secrets import known_secrets, redact_lines, text_before
-from trainyard.app.stack.services import import_prefect_client
 from trainyard.app.training_logs import LAST_BYTES, StepLog, training_logs_of
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
@@ -77,7 +77,7 @@ def read_part(given: LogsInput, context: Context) -> JobLog:
     row, _ = find_job(given.job, context)
     source, known = given.source or RUN_LOG, known_secrets(context.settings)
     if source == RUN_LOG and "is_recorded" not in row:
-        return read_run_log(row, given, import_prefect_client(context.settings, "listing"), known)
+        return read_run_log(row, given, connect_runs(context.settings), known)
     logs = {work.node: work.log for work in trainings_of(row)}
     if source not in logs:
         raise NotFound(
@@ -133,16 +133,16 @@ def redact_lines_of(lines: Iterable[LogLine], known: Sequence[str], before: str 
         yield line if line.text == text else line.model_copy(update={"text": text})
 
 
-def read_run_log(row: dict[str, Any], given: LogsInput, listing: Any, known: Sequence[str]) -> JobLog:
+def read_run_log(row: dict[str, Any], given: LogsInput, runs: RunsClient, known: Sequence[str]) -> JobLog:
     """A part of the run's own log, which counts lines."""
     end = given.before
     if given.tail is not None:
-        every = listing.read_log(row["run_id"], 0, end)
+        every = runs.read_log(row["run_id"], 0, end)
         start = max(0, len(every) - given.tail)
         read = every[start:]
     else:
         start = given.offset or 0 if end is None else max(0, end - RUN_LINES)
-        read = listing.read_log(row["run_id"], start, RUN_LINES if end is None else end - start)
+        read = runs.read_log(row["run_id"], start, RUN_LINES if end is None else end - start)
     lines = tuple(redact_lines_of((LogLine(source=RUN_LOG, **one) for one in read), known))
     return JobLog(
         id=row["id"], lines=lines, next_offset={RUN_LOG: start + len(lines)}, first_offset={RUN_LOG: start}

@@ -8,7 +8,7 @@ from trainyard.app.chains.run import start
 from trainyard.app.context import Context
 from trainyard.app.plan.resolve import JOB
 from trainyard.app.run_records import REFRESH_FROM, REFRESH_TAG, RunResult
-from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.runs import RunsClient, connect_runs
 from trainyard.errors import NotFound
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
@@ -23,9 +23,9 @@ def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
     `refresh` everything is made again. Raises `NotFound` (`E-NOT-FOUND`) where the template of
     the job is not there any more, and what `start` raises.
     """
-    listing = import_prefect_client(context.settings, "listing")
-    row = listing.find_job(given.job, context.caller.tenant)
-    target, parameters = asked_by(row, listing)
+    runs = connect_runs(context.settings)
+    row = runs.find_job(given.job, context.caller.tenant)
+    target, parameters = asked_by(row, runs)
     tags = tuple(
         tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
     )
@@ -35,14 +35,14 @@ def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
     return start(again, context, own_tags=(*chain, *work))
 
 
-def asked_by(row: dict[str, Any], listing: Any) -> tuple[str | dict[str, Any], dict[str, Any]]:
+def asked_by(row: dict[str, Any], runs: RunsClient) -> tuple[str | dict[str, Any], dict[str, Any]]:
     """The target and the parameters that a job was started with."""
     given = row["parameters"]
     if "job" in given:
         return JOB, given["job"]
     if "spec" in given:
         return given["spec"], {}
-    template = listing.deployment_of(row["run_id"]).partition("/")[0]
+    template = runs.deployment_of(row["run_id"]).partition("/")[0]
     if template not in TEMPLATES:
         raise NotFound(
             f"The job {row['name']} cannot be started again.",

@@ -16,7 +16,7 @@ from trainyard.app.live.manager_jobs import merge_recorded
 from trainyard.app.live.trainings import with_files
 from trainyard.app.live.waits import with_waits
 from trainyard.app.run_records import RunResult
-from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.runs import connect_runs
 from trainyard.errors import Unavailable
 from trainyard.settings import Settings
 from trainyard.stores.live.job_ids import group_of
@@ -53,7 +53,7 @@ def select_page(query: JobQuery, context: Context) -> FoundJobs:
     if fresh.is_kept(now):
         return FoundJobs(merge_recorded(index.select(query), query, settings), fresh.as_of(now))
     try:
-        rows, cursor = import_prefect_client(settings, "listing").select_jobs(query, settings.runs)
+        rows, cursor = connect_runs(settings).select_jobs(query, settings.runs)
     except Unavailable:
         if fresh.synced_at is None:
             raise
@@ -65,7 +65,7 @@ def select_page(query: JobQuery, context: Context) -> FoundJobs:
 def note_started(result: RunResult, context: Context) -> None:
     """Let an index that is kept have a run that was started just now, so that lists show it at once."""
     if open_index(context.settings).is_kept(time.time()):
-        note_change(import_prefect_client(context.settings, "listing").find_job(result.run_id), context)
+        note_change(connect_runs(context.settings).find_job(result.run_id), context)
 
 
 def note_change(row: Row, context: Context) -> Row:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
-from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.runs import connect_runs
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
 
@@ -35,11 +35,11 @@ def keep_live(settings: Settings, say: Callable[[str], None]) -> Iterator[Event]
 def keep_index(settings: Settings, begin: Event, stop: Event, say: Callable[[str], None]) -> None:
     """Synchronise until `stop` is set; wait for a server that is not there."""
     begin.wait()
-    module = None
-    while module is None and not stop.is_set():
+    runs = None
+    while runs is None and not stop.is_set():
         try:
-            module = import_prefect_client(settings, "synchronizing")
+            runs = connect_runs(settings)
         except TrainyardError:
             stop.wait(RETRY_S)
-    if module is not None:
-        module.Synchronizer(settings, say).run(stop)
+    if runs is not None:
+        runs.synchronize_jobs(say, stop)

@@ -12,9 +12,9 @@ from typing import Any
 from trainyard.app.context import Context, key_of
 from trainyard.app.plan.resolve import merged
 from trainyard.app.responses import Response
+from trainyard.app.runs import connect_runs
 from trainyard.app.sessions.accept import accept_session
 from trainyard.app.sessions.call import ask_session, ask_status, require_session
-from trainyard.app.stack.services import import_prefect_client
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.sessions.records import (
     SessionRecord,
@@ -90,7 +90,7 @@ def create_session(given: requests.CreateSessionInput, context: Context) -> Sess
     """
     accepted = accept_session(body_of(given), context.settings, context.caller, context.trace)
     record = accepted.model_copy(update={"id": new_session_id(key_of(context))})
-    import_prefect_client(context.settings, "watching")  # without a server nothing is written
+    connect_runs(context.settings)  # without a server nothing is written
     earlier = find_earlier(record, context)
     if earlier is None:
         folder = write_record(context.settings, record)
@@ -168,7 +168,7 @@ def resume_session(given: requests.ResumeSessionInput, context: Context) -> Sess
             f"The session {record.id} is {status.state.value}.", why=status.detail,
             do="Only one that has ended can be resumed; close it first.", code="E-SESSION-STATE",
         )  # fmt: skip
-    import_prefect_client(settings, "watching")
+    connect_runs(settings)
     found = newest_valid(folder_of_session(settings, record.id) / CHECKPOINT_FOLDER)
     context.say(f"continues after operation {found.step}" if found.path else "has no checkpoint: it begins again")
     start(record, context, found.step, key=key_of(context, "resume"))
@@ -183,13 +183,11 @@ def start(record: SessionRecord, context: Context, saved: int | None = None, key
 
     A second call with the same `key` creates no other run.
     """
-    watching = import_prefect_client(context.settings, "watching")
+    runs = connect_runs(context.settings)
     tags: tuple[str, ...] = (SESSION_TAG, record.id, f"{TENANT_TAG}{record.tenant}")
     tags += (f"{TRACE_TAG}{context.trace}",) if context.trace else ()
     parameters = {"session_id": record.id}
-    run = watching.start_run(
-        DEPLOYMENT, parameters, settings=context.settings, tags=tags, called=record.id, key=key
-    )  # fmt: skip
+    run = runs.start_run(DEPLOYMENT, parameters, tags=tags, called=record.id, key=key)
     folder = folder_of_session(context.settings, record.id)
     if not is_running(context.settings, record.id):
         last = {} if saved is None else {"op_seq": saved, "saved_op_seq": saved, "next_op_seq": saved + 1}
@@ -229,7 +227,7 @@ def cancel_pending(record: SessionRecord, settings: Settings) -> None:
     """Cancel the flow run of a session that is not open yet."""
     status = read_status(settings, record.id)
     try:
-        import_prefect_client(settings, "operating").cancel_run(status.run)
+        connect_runs(settings).cancel_run(status.run)
     except Conflict:
         return  # it has ended meanwhile
     if not is_running(settings, record.id):
@@ -274,7 +272,7 @@ def info_of(record: SessionRecord, settings: Settings, *, ask_server: bool = Fal
 def checked_at_server(status: SessionStatus, settings: Settings) -> SessionStatus:
     """The status of a session that no process has: ended, if its flow run has ended before it began."""
     try:
-        state = import_prefect_client(settings, "operating").state_of_run(status.run)
+        state = connect_runs(settings).state_of_run(status.run)
     except TrainyardError:  # the server is away: its files are what is known
         return status
     if state not in (JobState.FAILED, JobState.CANCELED):

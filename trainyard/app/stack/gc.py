@@ -41,7 +41,7 @@ from trainyard.app.data.uploads import FOLDER as UPLOADS
 from trainyard.app.data.uploads import list_unfinished
 from trainyard.app.responses import Response
 from trainyard.app.run_records import read_result
-from trainyard.app.stack import services as stack
+from trainyard.app.runs import connect_runs
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.sessions.records import SAVED_FOLDER, is_running, lock_of_session, sessions_folder
 from trainyard.compute.child import SPEC_FILE, faultpoint
@@ -333,10 +333,7 @@ def discard(path: Path, root: Path, take: Callable[[Path], bool] | None = None) 
 def server_answer(settings: Settings) -> Callable[[Iterable[str]], set[str]]:
     """Ask the running server; without one no run is known to have ended."""
     try:
-        select_ended: Callable[[Iterable[str]], set[str]] = stack.import_prefect_client(
-            settings, "listing"
-        ).select_ended
-        return select_ended
+        return connect_runs(settings).select_ended
     except TrainyardError:
         return lambda _ids: set()
 

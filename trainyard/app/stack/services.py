@@ -7,20 +7,17 @@ Prefect alone takes most of that.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import certifi
@@ -558,18 +555,3 @@ def bootstrapped(settings: Settings, url: str) -> bool:
 
 def mark_bootstrapped(settings: Settings, url: str) -> None:
     write_json_durably(settings.services / "bootstrap.json", bootstrap_digest(settings, url))
-
-
-IMPORTING = threading.RLock()
-"""Prefect's modules import each other in circles: two threads that begin at once see modules without their names."""
-
-
-def import_prefect_client(settings: Settings, module: str) -> Any:
-    """Import a module of `trainyard.prefect_api` after Prefect's variables are set: it reads them when imported.
-
-    Raises what `needs_api_url` raises, before Prefect is imported.
-    """
-    url = needs_api_url(settings)
-    os.environ.update(few_certificates(settings, url) | prefect_environment(settings, url))
-    with IMPORTING:
-        return importlib.import_module(f"trainyard.prefect_api.{module}")

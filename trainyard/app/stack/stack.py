@@ -22,6 +22,7 @@ from trainyard.app.exposure import (
     warn_of_expiry,
 )
 from trainyard.app.responses import Response
+from trainyard.app.runs import connect_runs
 from trainyard.app.stack import services as stack
 from trainyard.app.stack.api_service import NAME as API
 from trainyard.app.stack.api_service import start_api
@@ -133,10 +134,10 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Serv
     for pid in sweep(settings.home):
         say(f"ended the process {pid}, which a run had left behind")
     if (settings.services / "worker.log").is_file():
-        operating, slots = (stack.import_prefect_client(settings, name) for name in ("operating", "slots"))
-        for run_id in operating.crash_dead_runs(settings, stack.worker_name(settings)):
+        runs = connect_runs(settings)
+        for run_id in runs.crash_dead_runs(stack.worker_name(settings)):
             say(f"the run {run_id} had died with its worker; `trainyard jobs resume {run_id} --watch` continues it")
-        for device in slots.free_unheld_slots(settings) if stack.external_api_url(settings) is None else ():
+        for device in runs.free_unheld_slots() if stack.external_api_url(settings) is None else ():
             say(f"freed the slot of device {device}, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
 
@@ -144,9 +145,9 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Serv
 def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
     say("writing the work pool, the device limit, the automation and the deployments")
     os.environ.update(stack.prefect_environment(settings, url))
-    stack.import_prefect_client(settings, "server").bootstrap(settings)
+    connect_runs(settings).bootstrap()
     stack.deploy_all(settings, url)
-    stack.import_prefect_client(settings, "alerts.blocks").ensure_alerts(settings)
+    connect_runs(settings).ensure_alerts()
     stack.mark_bootstrapped(settings, url)
 
 

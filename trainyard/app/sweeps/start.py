@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from trainyard.app.context import Context
-from trainyard.app.stack.services import import_prefect_client
+from trainyard.app.runs import connect_runs
 from trainyard.app.sweeps.build import build_sweep
 from trainyard.app.sweeps.show import SweepReport, show_sweep
 from trainyard.errors import Conflict, InvalidInput, NotFound
@@ -27,8 +27,7 @@ def sweep(given: SweepInput, context: Context) -> SweepReport:
     run_id, words = carry_on(record, context.settings)
     context.say(f"sweep {record.spec.name}: {words}, run {run_id}")
     if given.watch:
-        watching = import_prefect_client(context.settings, "watching")
-        watching.watch(run_id, settings=context.settings, on_progress=context.on_progress, since=since)
+        connect_runs(context.settings).watch_run(run_id, on_progress=context.on_progress, since=since)
     return show_sweep(ShowSweepInput(name=record.spec.name), context)
 
 
@@ -56,16 +55,16 @@ def carry_on(record: SweepRecord, settings: Settings) -> tuple[str, str]:
     """(run, what it is doing): the run of the sweep continued, or a new one where there is none any more."""
     if record.run_id:
         try:
-            words = import_prefect_client(settings, "operating").continue_unless_running(record.run_id, settings)
+            words = connect_runs(settings).continue_unless_running(record.run_id)
         except NotFound:
             words = ""
         if words:
             return record.run_id, words
-    watching, spec = import_prefect_client(settings, "watching"), record.spec
+    runs, spec = connect_runs(settings), record.spec
     write_record(settings, record)
     tags = (JOB_TAG, draw_job_id(), f"{TENANT_TAG}{spec.chain.tenant}")
     parameters = {"spec": dump_spec(spec)}
-    started = watching.start_run(DEPLOYMENT, parameters, settings=settings, tags=tags, called=spec.name)
+    started = runs.start_run(DEPLOYMENT, parameters, tags=tags, called=spec.name)
     write_record(settings, record.model_copy(update={"run_id": started.run_id}))
     return started.run_id, "started"
 
@@ -75,5 +74,5 @@ def stop_sweep(given: SweepNameInput, context: Context) -> SweepReport:
     record = read_record(context.settings, given.name)
     if not record.run_id:
         raise Conflict(f"The sweep {given.name} has no run yet.", do="Start it.", code="E-JOB-STATE")
-    import_prefect_client(context.settings, "operating").cancel_run(record.run_id)
+    connect_runs(context.settings).cancel_run(record.run_id)
     return show_sweep(ShowSweepInput(name=given.name), context)

@@ -33,7 +33,6 @@ from trainyard.compute.lease import device_lock, holder
 from trainyard.compute.supervise import ProcessTree, ended
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.inherited import installer_environment
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import Installable
 from trainyard.stores.whole import write_json_durably
@@ -211,7 +210,7 @@ def build(name: Installable, place: Path, say: Say) -> environments.Health:
         carry_out([*pip, *phase.options, *phase.requirements], place, given)
     if external.build:
         say(f"building {name.value}")
-        load(external.build)(place, say)
+        external.build(place, say)
     versions = environments.distributions(place)
     tested = environments.import_test(
         name, place, versions.get(external.distribution, ""), environments.install_line(name)

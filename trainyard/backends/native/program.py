@@ -35,7 +35,6 @@ from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.compute.gpus import device_memory
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import Corrupt
-from trainyard.loading import load
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import EvalMetric
@@ -68,7 +67,6 @@ from trainyard.train.session.session import Session
 
 SERVER_FOLDER = "rollouts"
 """Where a server that draws completions has its log and the weights that it is given."""
-POLICY_SERVER = "trainyard.backends.native.policy_server"
 
 
 def train(folder: Path, events: Events, team: Team | None = None) -> None:
@@ -95,10 +93,9 @@ def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[Any]
     rollouts = getattr(job.config.stage, "rollouts", None)
     if rollouts is None or rollouts.engine == "native":
         return nullcontext()
-    started: AbstractContextManager[Any] = load(f"{POLICY_SERVER}:serving_policy")(
-        job.base, job.config, folder / SERVER_FOLDER, settings()
-    )
-    return started
+    from trainyard.backends.native.policy_server import serving_policy
+
+    return serving_policy(job.base, job.config, folder / SERVER_FOLDER, settings())
 
 
 def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str) -> TrainingJob:
@@ -405,8 +402,9 @@ def draw_by(run: NativeRun, server: Any, folder: Path) -> None:
                 attach_critic(run.policy.model, critic)
 
     adapter = run.job.output is Port.ADAPTER
-    draws = load(f"{POLICY_SERVER}:PolicyServer")
-    run.feed.server = draws(server, save, folder, run.prepared.tokenizer, run.policy.model, adapter)
+    from trainyard.backends.native.policy_server import PolicyServer  # brings an HTTP client
+
+    run.feed.server = PolicyServer(server, save, folder, run.prepared.tokenizer, run.policy.model, adapter)
 
 
 def write_result(run: NativeRun, target: Path) -> None:

@@ -18,13 +18,9 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.programs import ExternalProgram
 from trainyard.backends.script.templates import FOLDER, template_reasons
 from trainyard.errors import Reason, TrainyardError
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.backends import BackendName
-
-WRITER = "trainyard.backends.script.files:write"
-"""Reads and writes rows, so it is imported when there are some."""
 
 
 class ScriptProgram(ExternalProgram):
@@ -58,7 +54,9 @@ class ScriptProgram(ExternalProgram):
 
     def prepare(self, job: TrainingJob, folder: Path) -> None:
         """Write script, spec and rows; after the script was edited, its old checkpoints count no more."""
-        load(WRITER)(job, folder / FOLDER, keep_work=True)
+        from trainyard.backends.script.files import write  # only a run writes files
+
+        write(job, folder / FOLDER, keep_work=True)
 
 
 BACKEND = ScriptProgram(BackendName.SCRIPT)

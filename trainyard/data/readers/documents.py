@@ -17,7 +17,6 @@ from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.streams import Limits, open_text
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput
-from trainyard.loading import load
 
 Read = Callable[[bytes, str], tuple[str, str]]
 TITLE_CHARS = 200
@@ -104,45 +103,97 @@ CODE_SUFFIXES = tuple(
         *("r", "jl", "hs", "ml", "mli", "ex", "exs", "erl", "lisp", "sh", "bash", "zsh", "ps1", "sql", "tf"),
     )
 )
-MARKUP = "trainyard.data.readers.markup"
-TYPES: dict[str, tuple[str, Read | str]] = {
-    ".md": ("markdown", read_markdown),
-    ".markdown": ("markdown", read_markdown),
-    ".txt": ("text", read_plain),
-    ".text": ("text", read_plain),
-    ".rst": ("rst", read_rst),
-    ".html": ("html", f"{MARKUP}.html:read_html"),
-    ".htm": ("html", f"{MARKUP}.html:read_html"),
-    ".xhtml": ("html", f"{MARKUP}.html:read_html"),
-    ".pdf": ("pdf", f"{MARKUP}.pdf:read_pdf"),
-    ".docx": ("docx", f"{MARKUP}.word:read_docx"),
-    ".pptx": ("pptx", f"{MARKUP}.office:read_pptx"),
-    ".xlsx": ("xlsx", f"{MARKUP}.office:read_xlsx"),
-    ".epub": ("epub", f"{MARKUP}.books:read_epub"),
-    ".eml": ("mail", f"{MARKUP}.mails:read_eml"),
-    ".ipynb": ("notebook", f"{MARKUP}.notebooks:read_notebook"),
-    **dict.fromkeys(CODE_SUFFIXES, ("code", read_plain)),
+
+
+# Readers below are imported when a set has such a file: each needs a parser of its own.
+
+
+def load_html() -> Read:
+    from trainyard.data.readers.markup.html import read_html
+
+    return read_html
+
+
+def load_pdf() -> Read:
+    from trainyard.data.readers.markup.pdf import read_pdf
+
+    return read_pdf
+
+
+def load_docx() -> Read:
+    from trainyard.data.readers.markup.word import read_docx
+
+    return read_docx
+
+
+def load_pptx() -> Read:
+    from trainyard.data.readers.markup.office import read_pptx
+
+    return read_pptx
+
+
+def load_xlsx() -> Read:
+    from trainyard.data.readers.markup.office import read_xlsx
+
+    return read_xlsx
+
+
+def load_epub() -> Read:
+    from trainyard.data.readers.markup.books import read_epub
+
+    return read_epub
+
+
+def load_mail() -> Read:
+    from trainyard.data.readers.markup.mails import read_eml
+
+    return read_eml
+
+
+def load_notebook() -> Read:
+    from trainyard.data.readers.markup.notebooks import read_notebook
+
+    return read_notebook
+
+
+TYPES: dict[str, tuple[str, Callable[[], Read]]] = {
+    ".md": ("markdown", lambda: read_markdown),
+    ".markdown": ("markdown", lambda: read_markdown),
+    ".txt": ("text", lambda: read_plain),
+    ".text": ("text", lambda: read_plain),
+    ".rst": ("rst", lambda: read_rst),
+    ".html": ("html", load_html),
+    ".htm": ("html", load_html),
+    ".xhtml": ("html", load_html),
+    ".pdf": ("pdf", load_pdf),
+    ".docx": ("docx", load_docx),
+    ".pptx": ("pptx", load_pptx),
+    ".xlsx": ("xlsx", load_xlsx),
+    ".epub": ("epub", load_epub),
+    ".eml": ("mail", load_mail),
+    ".ipynb": ("notebook", load_notebook),
+    **dict.fromkeys(CODE_SUFFIXES, ("code", lambda: read_plain)),
 }
-"""File name extension -> (kind of the DocumentRow, reader). One that imports a parser is loaded when needed."""
+"""File name extension -> (kind of the DocumentRow, function that returns the reader)."""
 
 
-def type_of(name: str) -> tuple[str, Read | str]:
+def type_of(name: str) -> tuple[str, Callable[[], Read]]:
     """The row of a file's type; a file of unknown type is plain text."""
-    return TYPES.get(PurePosixPath(name).suffix.lower(), ("text", read_plain))
+    return TYPES.get(PurePosixPath(name).suffix.lower(), ("text", lambda: read_plain))
 
 
 def load_readers(names: Iterable[str]) -> None:
     """Load the readers of these files, once for all the children that are forked afterwards."""
-    for read in {read for _, read in map(type_of, names) if isinstance(read, str)}:
-        load(read)
+    for load_reader in {load_reader for _, load_reader in map(type_of, names)}:
+        load_reader()
 
 
 def read_document(data: bytes, name: str) -> DocumentRow:
     """The document of a file's bytes. Raises `BadRow`. Without limits: sets are read through `data/limited`."""
-    kind, read = type_of(name)
+    kind, load_reader = type_of(name)
     if kind != "pdf" and not data.strip():
         raise BadRow("empty", "the file is empty")
-    title, text = (load(read) if isinstance(read, str) else read)(data, name)
+    title, text = load_reader()(data, name)
     lost = text.count("\ufffd")  # decoded wrongly, here or before it came here
     if lost > LOST_SHARE.get(kind, 0.0) * len(text):
         detail = f"{lost:,} of {len(text):,} characters are lost (U+FFFD); save the file again as UTF-8"

@@ -17,7 +17,6 @@ from trainyard.data.remote import buckets, databases, hub
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.data.remote.listing import RemotePlace
 from trainyard.data.remote.pins import pin_place, read_pin
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 
@@ -34,8 +33,9 @@ class RemoteKind(NamedTuple):
 
 def fetch_address(job: FetchJob) -> Iterator[LocalSet]:
     """Fetch the file of an http(s) address. Raises what `http.fetch` raises."""
-    fetched: Iterator[LocalSet] = load("trainyard.data.remote.http:fetch_set")(job)  # httpcore
-    return fetched
+    from trainyard.data.remote.http import fetch_set  # imports httpcore
+
+    return fetch_set(job)
 
 
 KINDS: tuple[RemoteKind, ...] = (

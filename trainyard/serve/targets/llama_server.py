@@ -12,7 +12,6 @@ from typing import Any
 
 from trainyard.compute.services import free_port
 from trainyard.errors import Reason, TrainyardError
-from trainyard.loading import load as load_late
 from trainyard.serve.conversion.files import base_gguf, tools_of
 from trainyard.serve.targets import merged, started
 from trainyard.serve.targets.calling import call
@@ -59,7 +58,9 @@ def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
         own = version / KEPT_MODEL
         return own if own.is_file() else base_gguf(version, settings, environment), None
     base, adapter = Path(site.candidate.base_path), started.convert_version(site) / ADAPTER_FILE
-    load_late("trainyard.serve.conversion.gguf:peft_to_gguf")(version, adapter, base)  # numpy
+    from trainyard.serve.conversion.gguf import peft_to_gguf  # imports numpy
+
+    peft_to_gguf(version, adapter, base)
     return base_gguf(base, settings, environment), adapter
 
 

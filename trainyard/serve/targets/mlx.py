@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from trainyard.compute.services import free_port
 from trainyard.errors import Reason
-from trainyard.loading import load as load_late
 from trainyard.serve.targets import merged, started
 from trainyard.serve.targets.canary import ask_canary
 from trainyard.serve.targets.contract import Actions, TargetDeployment
@@ -32,7 +31,9 @@ def load(site: TargetDeployment) -> None:
     if site.target.merged is not None:
         argv += ["--model", str(merged.model_folder(site))]
     elif site.candidate.kind == "adapter":
-        load_late("trainyard.serve.conversion.mlx:peft_to_mlx")(version, started.convert_version(site))  # numpy
+        from trainyard.serve.conversion.mlx import peft_to_mlx  # imports numpy
+
+        peft_to_mlx(version, started.convert_version(site))
         argv += ["--model", site.candidate.base_path, "--adapter-path", str(started.convert_version(site))]
     else:
         argv += ["--model", str(version)]

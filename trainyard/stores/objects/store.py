@@ -22,12 +22,11 @@ Semantics: Cloud Storage documentation, "Request preconditions" and "Object vers
 from __future__ import annotations
 
 import base64
-import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 import google_crc32c
@@ -107,20 +106,21 @@ def open_store(address: str, settings: ObjectSettings | None = None) -> ObjectSt
     if parts.query or parts.fragment:
         raise wrong_address(address, "An address has neither a query nor a fragment.")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and prefix and ".." not in prefix.split("/"):
-        store: ObjectStore = load("trainyard.stores.objects.local").FolderStore(Path("/") / prefix)
-        return store
+        from trainyard.stores.objects.local import FolderStore  # it imports this module
+
+        return FolderStore(Path("/") / prefix)
     if parts.scheme == "gs" and _BUCKET.fullmatch(parts.netloc):
         if prefix:
             checked_name(prefix)
-        store = load("trainyard.stores.objects.gcs").GcsStore(parts.netloc, prefix, settings or ObjectSettings())
-        return store
+        return open_bucket(parts.netloc, prefix, settings or ObjectSettings())
     raise wrong_address(address, "Known are file:///folder and gs://bucket/prefix.")
 
 
-def load(module: str) -> Any:
-    """A store's module: the client of a bucket is an extra and takes a second to import."""
+def open_bucket(bucket: str, prefix: str, settings: ObjectSettings) -> ObjectStore:
+    """Return the store of a bucket. Raises `Unavailable` (`E-PACKAGE-MISSING`) without the gcs extra."""
     try:
-        return importlib.import_module(module)
+        # Imported here: the client of a bucket is an extra and takes a second to import.
+        from trainyard.stores.objects.gcs import GcsStore
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("google"):
             raise
@@ -130,6 +130,7 @@ def load(module: str) -> Any:
             do="pip install 'trainyard[gcs]', or use a file:/// address.",
             code="E-PACKAGE-MISSING",
         ) from error
+    return GcsStore(bucket, prefix, settings)
 
 
 def crc32c(data: bytes) -> str:

@@ -21,7 +21,9 @@ class LateProgress:
 
     @cached_property
     def shown(self) -> Any:
-        return load("trainyard.surfaces.cli.progress:Progress")()
+        from trainyard.surfaces.cli.progress import Progress  # imports rich
+
+        return Progress()
 
     def say(self, text: str) -> None:
         self.shown.say(text)

@@ -26,7 +26,6 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 import trainyard
 from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.loading import load
 from trainyard.operations.fields import Argument, FieldError, Option
 from trainyard.operations.table import OPERATIONS, read_summaries
 from trainyard.operations.texts import print_error
@@ -145,7 +144,9 @@ class KnownName(click.ParamType[str]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         given = [*ctx.args, *(one for one in ctx.params.values() if isinstance(one, str))]
-        names = load("trainyard.app.completion:known_names")(self.kind, given)
+        from trainyard.app.completion import known_names  # only shells that complete need it
+
+        names = known_names(self.kind, given)
         found = [CompletionItem(one) for one in names if one.startswith(incomplete)]
         return [*found, CompletionItem(incomplete, type="file")] if self.is_file else found
 
@@ -268,7 +269,9 @@ def carry_out(ctx: click.Context, **given: Any) -> None:
     as_json, name = given.pop(JSON_OPTION), ctx.command.operation
     fields = {key: one for key, one in given.items() if one not in (None, ())}
     try:
-        ctx.exit(load("trainyard.surfaces.cli.command:perform")(name, fields, as_json=as_json))
+        from trainyard.surfaces.cli.command import perform  # only a command that runs an operation needs it
+
+        ctx.exit(perform(name, fields, as_json=as_json))
     except FieldError as error:
         wrong = next(one for one in ctx.command.params if one.name == error.field)
         raise click.BadParameter(error.message, ctx, wrong) from error
@@ -280,12 +283,16 @@ def carry_out(ctx: click.Context, **given: Any) -> None:
 
 
 def show_completion() -> None:
-    print(completion_script(load("trainyard.app.completion:shell_here")()))
+    from trainyard.app.completion import shell_here  # only shells that complete need it
+
+    print(completion_script(shell_here()))
 
 
 def install_completion() -> None:
-    shell = load("trainyard.app.completion:shell_here")()
-    path = load("trainyard.app.completion:install")(PROGRAM, shell, completion_script(shell))
+    from trainyard.app.completion import install, shell_here  # only shells that complete need it
+
+    shell = shell_here()
+    path = install(PROGRAM, shell, completion_script(shell))
     print(f"{shell} completion installed in {path}\nCompletion will take effect once you restart the terminal")
 
 
@@ -324,13 +331,17 @@ def show_help(ctx: click.Context, topic: tuple[str, ...]) -> None:
     root = ctx.find_root()
     command, context = find_command(root, topic)
     if command is None:
-        page = load("trainyard.surfaces.cli.manual:page_text")(" ".join(topic))
+        from trainyard.surfaces.cli.manual import page_text  # only `trainyard docs` needs it
+
+        page = page_text(" ".join(topic))
         click.echo_via_pager(page)  # a pipe gets the page as it is
         return
     print(command.get_help(context))
     if topic:
         guide = WORDS[topic[0]].guide if topic[0] in WORDS else "cli"
-        print(f"\nGuide: {load('trainyard.surfaces.cli.manual:page_place')(guide)}")
+        from trainyard.surfaces.cli.manual import page_place  # only `trainyard docs` needs it
+
+        print(f"\nGuide: {page_place(guide)}")
 
 
 def find_command(root: click.Context, words: Iterable[str]) -> tuple[click.Command | None, click.Context]:
@@ -349,13 +360,17 @@ def find_command(root: click.Context, words: Iterable[str]) -> tuple[click.Comma
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), required=False)
 def print_completion(shell: str | None) -> None:
     """Print the script of a shell, by default of the one that runs."""
-    print(completion_script(shell or load("trainyard.app.completion:shell_here")()))
+    from trainyard.app.completion import shell_here  # only shells that complete need it
+
+    print(completion_script(shell or shell_here()))
 
 
 def shed_secrets() -> None:
     """Execute the same command without the shell's secrets: the environment of a running process can be read."""
     is_api = not {"graph", "model", "--role=graph", "--role=model"} & set(sys.argv)
-    kept = load("trainyard.inherited:server_environment")(speaks_with_prefect=is_api)
+    from trainyard.inherited import server_environment  # only services need it
+
+    kept = server_environment(speaks_with_prefect=is_api)
     if set(os.environ) - set(kept):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.loading import load
 from trainyard.operations.serving import McpInput
 from trainyard.operations.table import Scope
 
@@ -21,5 +20,7 @@ class McpEnded(Response):
 def serve_mcp(given: McpInput, context: Context) -> McpEnded:
     """Answer until standard input ends."""
     caller = replace(context.caller, name="mcp", scope=Scope(given.scope))
-    load("trainyard.surfaces.mcp.server:serve_stdio")(context.settings, caller)
+    from trainyard.surfaces.mcp.server import serve_stdio  # imports the MCP package
+
+    serve_stdio(context.settings, caller)
     return McpEnded()

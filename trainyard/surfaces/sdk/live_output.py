@@ -16,7 +16,9 @@ def open_live(name: str, fields: Mapping[str, Any]) -> Any:
     """What shows the run of a call (`live_runs.LiveRun`); None where it is not watched, and outside of a notebook."""
     if name not in WATCHED or not fields.get("watch") or not in_notebook():
         return None
-    return load("trainyard.surfaces.sdk.live_runs:LiveRun")(open_output())
+    from trainyard.surfaces.sdk.live_runs import LiveRun  # only notebooks need it
+
+    return LiveRun(open_output())
 
 
 def in_notebook() -> bool:

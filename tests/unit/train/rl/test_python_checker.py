@@ -172,27 +172,27 @@ def test_an_endless_loop_ends_with_its_limit(confined: Confinement) -> None:
     started = time.monotonic()
     assert not passes("while True: pass", timeout_s=1)
     assert not passes(ADD, "while True: pass", timeout_s=1)
-    assert not passes("import time; time.sleep(60)", timeout_s=1)
-    assert time.monotonic() - started < 12
+    assert not passes("import time; time.sleep(600)", timeout_s=1)
+    assert time.monotonic() - started < 120
 
 
 def test_the_smallest_memory_is_enough_for_small_code(confined: Confinement) -> None:
-    assert passes_assertions(ADD, "assert add(1, 2) == 3", timeout_s=5, memory_mb=64)
+    assert passes_assertions(ADD, "assert add(1, 2) == 3", timeout_s=60, memory_mb=64)
 
 
 def test_memory_and_output_are_bounded(confined: Confinement) -> None:
     assert not passes("x = bytearray(1 << 30)")
     assert not passes("while True: print('x' * 100_000)", timeout_s=30)
-    assert run_python("print('x' * 10_000, end='!')", timeout_s=5, memory_mb=512) == (True, "x" * 4095 + "!")
+    assert run_python("print('x' * 10_000, end='!')", timeout_s=60, memory_mb=512) == (True, "x" * 4095 + "!")
 
 
 def test_nothing_of_ours_is_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
-    assert run_python("import os; print(dict(os.environ))", timeout_s=5, memory_mb=512) == (True, "{}\n")
+    assert run_python("import os; print(dict(os.environ))", timeout_s=60, memory_mb=512) == (True, "{}\n")
 
 
 def test_what_was_printed_before_an_error_is_there(confined: Confinement) -> None:
-    assert run_python("print('before')\n1 / 0", timeout_s=5, memory_mb=512) == (False, "before\n")
+    assert run_python("print('before')\n1 / 0", timeout_s=60, memory_mb=512) == (False, "before\n")
 
 
 def test_a_null_byte_is_code_that_does_not_run(confined: Confinement) -> None:

@@ -1,0 +1,71 @@
+"""Our own modules are imported by statements, which type checkers, import-linter and editors read, never by strings."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_budgets import REPOSITORY, name_of, sources, tree_of
+
+DOTTED = re.compile(r"(?P<module>[a-z_]\w*(?:\.\w+)+)(?::[\w.]*)?")
+PROCESSES = {
+    "trainyard/app/stack/proof.py", "trainyard/app/stack/services.py",
+    "trainyard/backends/external/runner.py", "trainyard/backends/launching.py",
+    "trainyard/backends/llamacpp/program.py", "trainyard/backends/native/backend.py",
+    "trainyard/backends/programs.py", "trainyard/backends/sessions/running.py", "trainyard/compute/services.py",
+    "trainyard/data/limited/service.py", "trainyard/data/prompts.py", "trainyard/data/quality/row_schemas.py",
+    "trainyard/data/renderers/limited.py", "trainyard/evals/runner.py", "trainyard/evals/selection/choosing.py",
+    "trainyard/prefect_api/reviving.py",
+    "trainyard/serve/children.py", "trainyard/serve/conversion/files.py",
+    "trainyard/serve/conversion/merged.py", "trainyard/serve/embedded.py",
+    "trainyard/serve/inference_server/commands.py", "trainyard/serve/trial.py",
+    "trainyard/stores/base_models/configs.py", "trainyard/stores/graph/local.py",
+    "trainyard/surfaces/access/confined_calls.py", "trainyard/train/starter/build.py",
+}  # fmt: skip
+"""They name the module that another process runs or imports first."""
+DESCRIBED = {"trainyard/backends/choices.py"}
+"""The table of automatic choices names the function that decides, for readers; tests resolve the names."""
+
+
+def is_own_module(dotted: str) -> bool:
+    """Return whether a dotted name, with or without `trainyard.`, is a module of this repository."""
+    path = Path(*dotted.split("."))
+    return any(
+        (root / path).with_suffix(".py").is_file() or (root / path / "__init__.py").is_file()
+        for root in (REPOSITORY, REPOSITORY / "trainyard")
+    )
+
+
+def own_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the strings that name our own modules, except names of loggers."""
+    loggers = {
+        id(argument) for call in ast.walk(tree) if isinstance(call, ast.Call) and "getLogger" in ast.unparse(call.func)
+        for argument in call.args
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in loggers:
+            match = DOTTED.fullmatch(node.value)
+            if match and is_own_module(match["module"]):
+                yield node.value
+
+
+TABLES = ("trainyard/operations/", "trainyard/app/plan/")
+"""The rows of operations name what they run; planning is to follow."""
+PATHS = [path for path in sources() if not name_of(path).startswith(TABLES)]
+
+
+@pytest.mark.parametrize("text", ['load("app.runs:connect_runs")', 'NAME = "trainyard.app.runs"'])
+def test_a_string_with_a_module_is_found(text: str) -> None:
+    assert len(list(own_names(ast.parse(text)))) == 1
+
+
+def test_no_string_names_an_own_module() -> None:
+    named = {name_of(path): sorted(set(own_names(tree_of(path)))) for path in PATHS}
+    named = {path: names for path, names in named.items() if names}
+    extra = {path: names for path, names in named.items() if path not in PROCESSES | DESCRIBED}
+    assert not extra, "import it by a statement, inside the function with a comment if it is heavy"
+    assert not (PROCESSES | DESCRIBED) - named.keys(), "these files name no module any more; remove them here"
