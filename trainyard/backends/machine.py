@@ -23,8 +23,8 @@ def read_architecture(base: Path | None) -> dict[str, Any]:
     path = base / "config.json" if base else None
     if path is None or not path.is_file():
         return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return {name: value for name, value in found.items() if name not in UNLIKE}
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return {name: value for name, value in config.items() if name not in UNLIKE}
 
 
 def device_name(device: Device) -> str:
@@ -44,8 +44,8 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Versions of the packages that a training computes with."""
-    found = {}
+    package_versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            package_versions[name] = version(name)
+    return package_versions

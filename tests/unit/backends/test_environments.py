@@ -284,7 +284,7 @@ def test_an_install_that_fails_leaves_what_was_there(
 
 
 def fails(environment: Path, _say: object) -> None:
-    installing.carry_out(
+    installing.run_install_step(
         [sys.executable, "-c", "print('E: the build is broken'); raise SystemExit(3)"], environment, {}
     )
 

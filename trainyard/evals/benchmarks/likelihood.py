@@ -28,13 +28,13 @@ def scores(model: ScoredModel, cases: Sequence[Case]) -> list[AnswerScore | None
     """The answers' scores; rows that are plain text are scored as text."""
     talks = [index for index, case in enumerate(cases) if case.answer is not None]
     plain = [index for index, case in enumerate(cases) if case.answer is None and case.text]
-    found: list[AnswerScore | None] = [None] * len(cases)
+    results: list[AnswerScore | None] = [None] * len(cases)
     pairs = [(cases[index], answer) for index in talks if (answer := cases[index].answer) is not None]
     for index, score in zip(talks, model.answers(pairs), strict=True):
-        found[index] = score
+        results[index] = score
     for index, score in zip(plain, model.texts([cases[index].text or "" for index in plain]), strict=True):
-        found[index] = score
-    return found
+        results[index] = score
+    return results
 
 
 def multiple_choice(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
@@ -44,11 +44,11 @@ def multiple_choice(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
     values: list[Value] = []
     for case in cases:
         losses = [score.nll / score.tokens if score else None for score in (next(scores) for _ in case.choices)]
-        known = [loss for loss in losses if loss is not None]
-        if len(known) < len(losses):
+        valid = [loss for loss in losses if loss is not None]
+        if len(valid) < len(losses):
             values.append(None)
         else:
-            values.append(float(case.choices[known.index(min(known))] in case.gold))
+            values.append(float(case.choices[valid.index(min(valid))] in case.gold))
     return values
 
 

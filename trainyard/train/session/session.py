@@ -1,4 +1,4 @@
-"""The engine: eight verbs over one model. The loop, roll-outs, islands and the wire call these and nothing else.
+"""The engine: eight verbs over one model. The loop, rollouts and the wire call these and nothing else.
 
     forward     scores a batch and keeps ONE graph; its id is good for one backward
     backward    adds to the gradients
