@@ -37,8 +37,8 @@ from trainyard.spec.estimate.verdict import VerdictFloor
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
-from trainyard.stores.base_models.hub import download_model
 from trainyard.stores.metrics import TrainingPace
+from trainyard.stores.model_hub import download_model
 from trainyard.stores.models import resolve_model
 from trainyard.tracing import span
 

@@ -29,7 +29,7 @@ WITHOUT = {
     "trainyard/backends/axolotl/program.py: stop": CHILD,
     "trainyard/backends/base.py: run_training": CHILD,
     "trainyard/backends/environments.py: health": CACHE,
-    "trainyard/backends/external/installing.py: build": CACHE,
+    "trainyard/backends/installing.py: build": CACHE,
     "trainyard/backends/external/plan.py: adapter": CHILD,
     "trainyard/backends/external/plan.py: write_plan": CHILD,
     "trainyard/backends/external/reload.py: reload_adapter": CHILD,

@@ -29,8 +29,8 @@ from trainyard.inherited import child_environment
 from trainyard.operations.adapters import AskInput
 from trainyard.operations.serving import ChatInput
 from trainyard.serve import embedded
-from trainyard.serve.bases.origins import NamedAdapter, check_origin, read_origin
-from trainyard.serve.bases.sources import find_base, require_room
+from trainyard.serve.base_origins import NamedAdapter, check_origin, read_origin
+from trainyard.serve.base_sources import find_base, require_room
 from trainyard.serve.targets.calling import server_message
 from trainyard.serve.targets.vllm import LOAD_PATH, load_request
 from trainyard.settings import Settings

@@ -8,7 +8,6 @@ is remembered in the job's work folder, so that a resumed run does not run out o
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from trainyard.backends.timings.watching import TrainingClock
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.gpus import device_memory, devices_here
-from trainyard.compute.supervise import DesiredState, kernel_kills, read_tail
+from trainyard.compute.supervise import MEMORY_CODES, DesiredState, kernel_kills, ran_out_of_memory, read_tail
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
@@ -35,13 +34,6 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Produced
 from trainyard.stores.whole import write_json_durably
 
-MEMORY_CODES = frozenset({"E-DEVICE-MEMORY", "E-MEMORY"})
-MEMORY_TEXTS = re.compile(
-    r"out of memory|OutOfMemoryError|can't allocate memory|cannot allocate memory|not enough memory|std::bad_alloc"
-    r"|MemoryError|ALLOC_FAILED|Insufficient Memory|failed to allocate|unable to allocate",
-    re.IGNORECASE,
-)
-"""What torch (CUDA, HIP and CPU), cuBLAS, NumPy, the C++ runtime, Metal and ggml say."""
 REMEMBERED_FILE = "halved.json"
 """In the work folder of the job as it was asked for: that it did not fit, and how it continues."""
 
@@ -88,20 +80,6 @@ def train_within_memory(
             )
             on_event({"event": "warning", "code": "E-DEVICE-MEMORY", "text": text})
     return produced if current is job else noted(produced, job, current, folder, settings)
-
-
-def ran_out_of_memory(error: TrainyardError, log: str, *, killed_by_kernel: bool) -> bool:
-    """Whether a training ended for want of memory.
-
-    SIGKILL alone proves nothing, an operator may have sent it: it counts when the kernel says that it killed somebody
-    for memory in that time. `log` is the end of the child's log.
-    """
-    if error.code in MEMORY_CODES:
-        return True
-    if error.code == "E-KILLED":
-        return killed_by_kernel and "SIGKILL" in error.what
-    external = error.code in ("E-CRASH", "E-PROGRAM", "E-FAILED")
-    return external and bool(MEMORY_TEXTS.search(f"{error.what} {error.why} {log}"))
 
 
 def halve_batch(job: TrainingJob) -> TrainingJob | None:

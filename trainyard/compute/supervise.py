@@ -11,6 +11,7 @@ The calling thread must live as long as the child: the kernel signals the child 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -30,6 +31,7 @@ from trainyard.callbacks import ignore
 from trainyard.compute import child
 from trainyard.compute.events import Event, EventTail
 from trainyard.compute.tail import read_end
+from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
 
 TREE_REFRESH_S = 2.0
@@ -41,6 +43,14 @@ LOG_HEADER = "# Trainyard run "
 NO_BARS = {"TQDM_DISABLE": "1"}
 """A child writes into a file, where the progress bars of libraries would be hundreds of useless lines."""
 VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
+MEMORY_CODES = frozenset({"E-DEVICE-MEMORY", "E-MEMORY"})
+"""Codes of errors for want of memory."""
+MEMORY_TEXTS = re.compile(
+    r"out of memory|OutOfMemoryError|can't allocate memory|cannot allocate memory|not enough memory|std::bad_alloc"
+    r"|MemoryError|ALLOC_FAILED|Insufficient Memory|failed to allocate|unable to allocate",
+    re.IGNORECASE,
+)
+"""What torch (CUDA, HIP and CPU), cuBLAS, NumPy, the C++ runtime, Metal and ggml say."""
 
 
 class DesiredState(StrEnum):
@@ -274,3 +284,17 @@ def last_line(log: Path) -> str:
 def read_tail(log: Path) -> str:
     """Return the end of a log; "" where there is none."""
     return read_end(log, TAIL_BYTES)[0].decode("utf-8", "replace")
+
+
+def ran_out_of_memory(error: TrainyardError, log: str, *, killed_by_kernel: bool) -> bool:
+    """Whether a training ended for want of memory.
+
+    SIGKILL alone proves nothing, an operator may have sent it: it counts when the kernel says that it killed somebody
+    for memory in that time. `log` is the end of the child's log.
+    """
+    if error.code in MEMORY_CODES:
+        return True
+    if error.code == "E-KILLED":
+        return killed_by_kernel and "SIGKILL" in error.what
+    external = error.code in ("E-CRASH", "E-PROGRAM", "E-FAILED")
+    return external and bool(MEMORY_TEXTS.search(f"{error.what} {error.why} {log}"))

@@ -21,7 +21,7 @@ import msgspec
 
 from trainyard.data import rows
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.evals.benchmarks.forgetting import GENERAL_SET
+from trainyard.evals.benchmarks.likelihood import GENERAL_SET
 from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case, Turn, assistant
 from trainyard.evals.job import HELDOUT_FOLDER, SETS, EvaluationJob, HeldOutSet, label

@@ -14,7 +14,7 @@ import httpx
 from trainyard.compute import services
 from trainyard.errors import Conflict
 from trainyard.inherited import child_environment
-from trainyard.serve.bases.sources import find_bases, require_room
+from trainyard.serve.base_sources import find_bases, require_room
 from trainyard.serve.targets.calling import server_message
 from trainyard.serve.targets.vllm import LOAD_PATH, load_request
 from trainyard.settings import Settings

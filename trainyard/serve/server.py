@@ -29,7 +29,7 @@ from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve import protocol
 from trainyard.serve.answers import Answers
-from trainyard.serve.bases.sources import WIDTHS, BaseSources, find_bases, require_room
+from trainyard.serve.base_sources import WIDTHS, BaseSources, find_bases, require_room
 from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.listening import AnnouncedServer, allowed_hosts, bind_guarded, has_token, print_record, url_of
 from trainyard.serve.protocol import Alias, ApiError, from_trainyard, read_request

@@ -28,7 +28,7 @@ from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.load.nearest import did_you_mean, nearest, nearest_paths
 from trainyard.spec.training import STARTER
-from trainyard.stores.base_models.configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
+from trainyard.stores.model_configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
 from trainyard.stores.whole import file_sha256, write_json_durably
 
 SHIPPED_STARTER = Path(__file__).parents[1] / "train" / "starter" / "model"

@@ -23,8 +23,8 @@ import psutil
 import pytest
 
 from trainyard.backends import environments as env
+from trainyard.backends import installing
 from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, External
-from trainyard.backends.external import installing
 from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
@@ -272,8 +272,10 @@ def test_an_install_that_fails_leaves_what_was_there(
         toy.write_text("firsttool==1.0\nnothing-like-it==9\n", encoding="utf-8")
     else:
         toy.write_text("firsttool==1.0\ntoytool==2.5\n\n", encoding="utf-8")
-        changes = {"imports": "import absent"} if broken == "import" else {"build": f"{__name__}:fails"}
-        monkeypatch.setitem(ENVIRONMENTS, MLX, replace(ENVIRONMENTS[MLX], **changes))
+        if broken == "import":
+            monkeypatch.setitem(ENVIRONMENTS, MLX, replace(ENVIRONMENTS[MLX], imports="import absent"))
+        else:
+            monkeypatch.setitem(installing.BUILDS, MLX, fails)
     with pytest.raises(Unavailable, match=r"E-INSTALL: The installation failed at .*install\.log"):
         installing.install(MLX, settings, print)
     assert (settings.home / "envs" / "mlx").resolve() == place
@@ -296,7 +298,8 @@ from pathlib import Path
 from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, External
 from trainyard.settings import load_settings
 REQUIREMENTS[here.MLX] = Path({str(toy)!r})
-ENVIRONMENTS[here.MLX] = External("toytool", "import toytool", build="tests.unit.backends.test_environments:hangs")
+ENVIRONMENTS[here.MLX] = External("toytool", "import toytool")
+here.installing.BUILDS[here.MLX] = here.hangs
 here.installing.install(here.MLX, load_settings(home={str(settings.home)!r}), print)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
@@ -345,7 +348,7 @@ def test_an_install_that_is_ended_takes_pip_with_it(number: signal.Signals, sett
     code = f"""
 from pathlib import Path
 from trainyard.backends import environments
-from trainyard.backends.external import installing
+from trainyard.backends import installing
 from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName, ServerName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})

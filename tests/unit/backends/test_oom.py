@@ -12,8 +12,8 @@ import pytest
 from tests.small_jobs import Jobs, conversation
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.oom import REMEMBERED_FILE, halve_batch, ran_out_of_memory, train_within_memory
-from trainyard.compute.supervise import always_run, kernel_kills
+from trainyard.backends.oom import REMEMBERED_FILE, halve_batch, train_within_memory
+from trainyard.compute.supervise import always_run, kernel_kills, ran_out_of_memory
 from trainyard.data.rows import Row, write_rows
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings, load_settings

@@ -17,8 +17,8 @@ from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import METHOD_SETTINGS, TRAINED_METHODS, Method
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
+from trainyard.spec.changes import ABSENT, read_setting
 from trainyard.spec.graph import resolve
-from trainyard.spec.load.changes import ABSENT, read_setting
 from trainyard.spec.migrate import in_groups, list_deprecated, trainer_words
 from trainyard.spec.training import TrainerConfig
 

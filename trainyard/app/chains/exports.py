@@ -15,7 +15,7 @@ from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput
 from trainyard.operations.chains import ExportConfigInput
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
-from trainyard.spec.exports.tables import EXPORTERS, export_trainer
+from trainyard.spec.exporters import EXPORTERS, export_trainer
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig
 

@@ -24,10 +24,10 @@ from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardEr
 from trainyard.operations import chains as requests
 from trainyard.operations.chains import DiffInput
 from trainyard.spec.chain import ChainSpec, ResolvedChain
-from trainyard.spec.load.changes import list_changes
+from trainyard.spec.changes import list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import JobState
-from trainyard.stores.chains.revisions import ChainStore, StoredChain, nodes_by_id
+from trainyard.stores.chain_revisions import ChainStore, StoredChain, nodes_by_id
 from trainyard.stores.live.job_ids import REVISION_TAG
 from trainyard.stores.live.job_index import JobQuery
 

@@ -32,8 +32,8 @@ from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.settings import Settings
+from trainyard.spec.changes import flatten_settings, list_changes
 from trainyard.spec.job import JobSpec
-from trainyard.spec.load.changes import flatten_settings, list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.states import JobState

@@ -35,7 +35,7 @@ from trainyard.operations.base import Nothing
 from trainyard.operations.stack import MigrateInput, UpInput
 from trainyard.proxies import EXEMPTIONS
 from trainyard.serve import embedded
-from trainyard.serve.bases.sources import find_bases
+from trainyard.serve.base_sources import find_bases
 from trainyard.serve.targets import local
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_file

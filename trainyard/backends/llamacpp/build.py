@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.external.installing import make_install_error, run_install_step
+from trainyard.backends.install_steps import make_install_error, run_install_step
 from trainyard.inherited import child_environment, installer_environment
 from trainyard.stores.whole import write_json_durably
 

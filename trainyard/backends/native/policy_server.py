@@ -22,7 +22,7 @@ import httpx
 from transformers import AutoConfig
 
 from trainyard.errors import Unavailable
-from trainyard.serve import vllm
+from trainyard.serve.inference_server import vllm
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import Release, ServerProfile, VllmEngine
 from trainyard.serve.targets.vllm import LOAD_PATH, UNLOAD_PATH, load_request

@@ -25,8 +25,7 @@ from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_con
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.coverage import measure_coverage
 from trainyard.train.methods.loading import load_model, require_same_base
-from trainyard.train.methods.lora import TASKS, adapter_shape
-from trainyard.train.methods.qlora import load_quantised
+from trainyard.train.methods.lora import TASKS, adapter_shape, load_quantised
 from trainyard.train.methods.targets import targets
 from trainyard.train.model.positions import position_options
 from trainyard.train.model.precision import accelerator_of, frozen_dtype

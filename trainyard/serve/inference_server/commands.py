@@ -15,9 +15,8 @@ from pydantic import ValidationError
 
 from trainyard.compute.services import HOST
 from trainyard.errors import InvalidInput, NotFound, Unavailable
-from trainyard.serve import vllm
 from trainyard.serve.extraction.extraction import RULES
-from trainyard.serve.inference_server import profiles
+from trainyard.serve.inference_server import profiles, vllm
 from trainyard.serve.inference_server.profiles import Release, ServerProfile
 from trainyard.settings import Settings
 

@@ -29,7 +29,7 @@ from trainyard.serve.versions.publication import (
 )
 from trainyard.settings import Settings
 from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion
-from trainyard.stores.base_models.hub import load
+from trainyard.stores.model_hub import load
 from trainyard.stores.models import HUB_NAME
 from trainyard.stores.whole import MANIFEST
 

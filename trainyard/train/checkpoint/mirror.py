@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.stores.files import DISK, make_folders
-from trainyard.stores.objects import store as objects
+from trainyard.stores.objects import addresses
 from trainyard.stores.whole import MANIFEST, flush_tree, move_folder, new_file, whole_or_nothing
 from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, damage_of, newest_valid, quarantine
 from trainyard.train.checkpoint.retention import Best, list_prunable, metric_of
@@ -88,7 +88,7 @@ class BucketMirror:
     """A bucket, below the prefix of the address."""
 
     def __init__(self, address: str) -> None:
-        self.objects = objects.open_store(address)
+        self.objects = addresses.open_store(address)
 
     def put(self, name: str, path: Path) -> None:
         self.objects.put(name, path)

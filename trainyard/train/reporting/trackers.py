@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from trainyard.errors import Unavailable
 from trainyard.loading import load
-from trainyard.spec.load.changes import flatten_settings
+from trainyard.spec.changes import flatten_settings
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from trainyard.data.renderers.contract import Turn
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.rewards import EnvironmentSettings
-from trainyard.train.rl.python_checker import BLOCK, last_block, run_python
+from trainyard.train.rl.rewards import BLOCK, last_block, run_python
 
 Step = Callable[[Sequence[Turn], str], tuple[list[Turn], float, bool]]
 CALL = re.compile(r"calc\(([^\n]{1,200}?)\)(?=\s|$)")

@@ -152,7 +152,7 @@ def check_patterns(where: str, config: Mapping[str, Any], modules: Iterable[str]
     regexes = [(name, text, how) for name, text, how in patterns(config) if not is_plain(name, text)]
     if not regexes:
         return
-    child = LineChild("trainyard.stores.base_models.pattern_child", ChildLimits(PATTERNS_S, PATTERN_BYTES))
+    child = LineChild("trainyard.stores.pattern_child", ChildLimits(PATTERNS_S, PATTERN_BYTES))
     try:
         problem = child.start({"patterns": regexes, "names": sorted(set(modules))})["problem"]
     except ChildEnded:

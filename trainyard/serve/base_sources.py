@@ -17,7 +17,7 @@ from trainyard.serve.chat_templates import check_folder
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.answering import answering_bytes
-from trainyard.stores.base_models.hub import download_model
+from trainyard.stores.model_hub import download_model
 from trainyard.stores.models import ModelSource, read_json, resolve_model
 
 WIDTHS = {"float32": 4, "bfloat16": 2}

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.methods import DEFAULT_INIT, LOFTQ, FreezeSettings, MethodSettings
 from trainyard.spec.axes.stages import StageSettings
-from trainyard.spec.load.changes import flatten_settings
+from trainyard.spec.changes import flatten_settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 from trainyard.spec.training import EvalSettings, TrainerConfig
 

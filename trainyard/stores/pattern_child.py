@@ -1,6 +1,6 @@
 """The program that matches an adapter's patterns with a model's module names under limits.
 
-The line of `python -m trainyard.stores.base_models.pattern_child` is
+The line of `python -m trainyard.stores.pattern_child` is
 {"patterns": [[field, pattern, "match" or "fullmatch"]], "names": […]}. Python's own engine is used because PEFT uses
 it: what is quick here is quick there.
 """
