@@ -76,7 +76,7 @@ def pages_here(folder: Path) -> float:
             with open_inside(path, roots) as stream:
                 row = read_document(document_bytes(stream, name, limits), name)
             intake.take(document_chunk(name, DocumentReply(row)))
-        return float(intake.taken)
+        return float(intake.num_rows)
 
 
 def rows_here(path: Path) -> float:

@@ -37,7 +37,7 @@ def generation(output: NodeOutput) -> str:
 
 
 def best_answers(facts: Mapping[str, Any]) -> str:
-    """What a reward model has chosen: `; the best of 4 answers, mean reward 0.12 to 0.98`."""
+    """Return what a reward model has chosen: `; the best of 4 answers, mean reward 0.12 to 0.98`."""
     means = facts.get("mean_reward")
     if not means:
         return ""
@@ -111,7 +111,7 @@ def lost_rows(data: Mapping[str, Any]) -> str:
 
 
 def describe_rollouts(rollouts: Mapping[str, Any]) -> str:
-    """What completions were worth at the start and at the end, and how far the policy is from its start."""
+    """Return what completions were worth at the start and at the end, and how far the policy is from its start."""
     if not rollouts:
         return ""
     start, end = rollouts["at_start"], rollouts["at_end"]
@@ -120,7 +120,7 @@ def describe_rollouts(rollouts: Mapping[str, Any]) -> str:
 
 
 def spent(time: Mapping[str, Any]) -> str:
-    """The seconds of a training next to those that a plan expected, with the error of the plan."""
+    """Return the seconds of a training next to those that a plan expected, with the error of the plan."""
     if "seconds" not in time:
         return ""
     expected = time.get("expected")

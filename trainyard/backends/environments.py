@@ -112,12 +112,12 @@ class Health:
 
 
 def external_of(name: Installable) -> External | None:
-    """What is particular to an environment; None for a backend that runs in Trainyard's."""
+    """Return what is particular to an environment; None for a backend that runs in Trainyard's."""
     return SERVERS.get(name) if isinstance(name, ServerName) else ENVIRONMENTS.get(name)
 
 
 def described(name: Installable) -> External:
-    """The same of one that has an environment."""
+    """Return the same of one that has an environment."""
     external = external_of(name)
     assert external is not None, name
     return external
@@ -241,7 +241,7 @@ def key(name: Installable, settings: Settings | None = None) -> str:
 
 
 def read_last_health(name: Installable, settings: Settings | None = None) -> Health | None:
-    """The result of the last import test, if nothing has changed since."""
+    """Return the result of the last import test, if nothing has changed since."""
     path = health_file(name, settings)
     if not path.is_file():
         return None

@@ -105,7 +105,7 @@ def ran_out_of_memory(error: TrainyardError, log: str, *, killed_by_kernel: bool
 
 
 def halve_batch(job: TrainingJob) -> TrainingJob | None:
-    """The job with at most half the rows at a time and as many rows a step; None where fewer cannot be."""
+    """Return the job with at most half the rows at a time and as many rows a step; None where fewer cannot be."""
     hyper, budget = job.config.hyperparameters, job.config.engine.token_budget
     rows = hyper.batch_size * hyper.gradient_accumulation
     fewest = job.config.stage.facts.smallest_batch
@@ -131,7 +131,7 @@ def read_smaller_job(job: TrainingJob, settings: Settings) -> TrainingJob | None
 
 
 def follow_restarts(work: Path) -> Path:
-    """The work folder in which a training continues when it did not fit as it was asked for, else its own."""
+    """Return the work folder in which a training continues when it did not fit as it was asked for, else its own."""
     path = work / REMEMBERED_FILE
     return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else work
 
@@ -146,7 +146,7 @@ def remember(job: TrainingJob, smaller: TrainingJob, error: TrainyardError, sett
 
 
 def noted(produced: Produced, job: TrainingJob, smaller: TrainingJob, folder: Path, settings: Settings) -> Produced:
-    """The result, with what was changed in its facts and in its `training.json`."""
+    """Return the result, with what was changed in its facts and in its `training.json`."""
     names = ("batch_size", "gradient_accumulation")
     before, after = job.config.hyperparameters, smaller.config.hyperparameters
     note = {"out_of_memory": {name: [getattr(before, name), getattr(after, name)] for name in names}}
@@ -173,7 +173,7 @@ def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
 
 
 def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: int) -> list[str]:
-    """What it takes now, and each single change that takes less, the greatest saving first."""
+    """Return what it takes now, and each single change that takes less, the greatest saving first."""
     hyper, now = config.hyperparameters, memory_of(shape, config, device).total
     changes: dict[str, dict[str, Any]] = {
         **({"gradient_checkpointing: true": {"gradient_checkpointing": True}} if recomputes(config) else {}),

@@ -183,7 +183,7 @@ def supervise(
 
 
 def kernel_kills(files: tuple[Path, ...] = (VMSTAT, CGROUP_EVENTS)) -> int:
-    """How often the kernel killed a process for memory since it started: its counter, and that of our cgroup."""
+    """Return how often the kernel killed a process for memory since it started: its counter, and that of our cgroup."""
     lines = [line.split() for path in files if path.is_file() for line in path.read_text().splitlines()]
     return sum(int(fields[1]) for fields in lines if fields[:1] == ["oom_kill"])
 
@@ -261,16 +261,16 @@ def plain_error(code: str, message: str, why: str) -> dict[str, Any]:
 
 
 def last_log_line(folder: Path) -> str:
-    """The last line that is not empty of the child's log, at most 500 characters."""
+    """Return the last line that is not empty of the child's log, at most 500 characters."""
     return last_line(folder / child.LOG_FILE)
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not empty, at most 500 characters; "" where there is none."""
+    """Return the last line of a log that is not empty, at most 500 characters; "" where there is none."""
     lines = [line for line in read_tail(log).strip().splitlines() if not line.startswith(LOG_HEADER)]
     return lines[-1][:500] if lines else ""
 
 
 def read_tail(log: Path) -> str:
-    """The end of a log; "" where there is none."""
+    """Return the end of a log; "" where there is none."""
     return read_end(log, TAIL_BYTES)[0].decode("utf-8", "replace")

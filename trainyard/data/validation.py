@@ -143,7 +143,7 @@ def validate(
 
 
 def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> KeptRows:
-    """Every block through the row steps; what is left goes to the working file."""
+    """Return every block through the row steps; what is left goes to the working file."""
     entries, ledger = Entries(), sieve.ledger
     with ipc.new_file(work, work_schema(sieve.port)) as writer:
         for block in read_blocks(source.path / ROWS_FILE, sieve.port):
@@ -160,7 +160,7 @@ def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> Kep
 
 
 def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Every row of the working file to where its fate says, and the dropped ones to quarantine.
+    """Return every row of the working file to where its fate says, and the dropped ones to quarantine.
 
     Returns the rows and tokens for training of each set of a mixture, which `names` lists, and the first documents
     that are held out, by their names.
@@ -227,7 +227,7 @@ def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, Any]:
 
 
 def nothing_kept(ledger: RowLedger) -> InvalidInput:
-    """The error for a set of which no row is left."""
+    """Return the error for a set of which no row is left."""
     if not ledger.read:
         return InvalidInput(
             "The set that reached the validator has no rows.",

@@ -22,9 +22,7 @@ GROUP_NAME = r"^([a-z0-9][a-z0-9._-]{0,62})?$"
 Group = Annotated[str, Field(pattern=GROUP_NAME, description="Group of runs, to list and compare them.")]
 Watch = Annotated[bool, Option("-w", "--watch", local=True), Field(description="Follow the run to its end.")]
 Refresh = Annotated[
-    bool,
-    Option("--refresh/--no-refresh"),
-    Field(description="Make every result again, also those that are finished."),
+    bool, Option("--refresh/--no-refresh"), Field(description="Make every result again, also those that are finished.")
 ]
 RefreshFrom = Annotated[
     str | None,
@@ -202,6 +200,7 @@ def check_text(result: Any) -> str:
     for file in result.files:
         lines += [f"{file.file}: ok, {file.nodes} nodes, digest {file.digest[:12]}"] if file.ok else []
         lines += [f"{file.file}: {note}" for note in file.notes]
+        lines += [f"{file.file}: a run would be refused without --yes: {reason['line']}" for reason in file.questions]
         lines += [f"{file.file}: {reason['line']}" for reason in file.reasons]
     return "\n".join(lines)
 

@@ -175,7 +175,7 @@ class BaseAnswers:
             )
 
     def wanted_seeds(self, body: SamplingRequest, ticket: Ticket) -> Iterator[int | None]:
-        """The seed of each choice, until the client leaves."""
+        """Return the seed of each choice, until the client leaves."""
         return itertools.takewhile(lambda _: not ticket.cancelled.is_set(), body.seeds())
 
     def options(self, body: SamplingRequest, adapter: str | None) -> dict[str, Any]:
@@ -295,7 +295,7 @@ class BaseAnswers:
 
 
 def hidden_field(path: str) -> ApiError:
-    """The refusal of a request with a field that the model would not see."""
+    """Return the refusal of a request with a field that the model would not see."""
     if path.startswith("tools.") and path.endswith(".name"):
         return ApiError(400, "This model's chat template has no place for tools.", param="tools")
     text = f"`{path}` would not reach the model: its chat template does not write this field. Leave it out."
@@ -360,7 +360,7 @@ class AnswerShape:
         return [self.chunk(event)] if event.text or event.logprob is not None else []
 
     def ended(self) -> dict[str, Any]:
-        """The last part of the present choice."""
+        """Return the last part of the present choice."""
         return self.chunk_of(**self.last_part, finish_reason=self.finish_reason(len(self.generations) - 1))
 
     def closing(self) -> list[dict[str, Any]]:
@@ -426,7 +426,7 @@ class CompletionShape(AnswerShape):
         return entry | self.prompt_logprobs(echoed)
 
     def prompt_logprobs(self, scored: list[TokenLogprob | None] | None) -> dict[str, Any]:
-        """The field of that name, if it was asked for, as vLLM writes it: id -> logprob, rank, text."""
+        """Return the field of that name, if it was asked for, as vLLM writes it: id -> logprob, rank, text."""
         most = self.body.prompt_logprobs if isinstance(self.body, CompletionRequest) else None
         if most is None or scored is None:
             return {}

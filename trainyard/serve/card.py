@@ -58,7 +58,7 @@ class CardFacts:
 
     @property
     def source(self) -> str:
-        """What a conversion takes: the version, else the folder."""
+        """Return what a conversion takes: the version, else the folder."""
         return self.repository if self.origin else self.version.name
 
     def serves(self, target: TargetType) -> bool:
@@ -74,7 +74,7 @@ class CardFacts:
 
 
 def write_card(version: AdapterVersion, folder: Path, repository: str = "", base: str = "", origin: str = "") -> str:
-    """The card of a version whose files are in `folder`.
+    """Return the card of a version whose files are in `folder`.
 
     `repository` is where its code loads it from: the Hub's name of where it is published, or a folder. `base` is the
     folder of its base where that is known, `origin` introduces an adapter outside the registry.
@@ -119,7 +119,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
 
 
 def header(facts: CardFacts) -> str:
-    """The YAML block; JSON values are YAML. A license is given only where it is known: a base may demand one."""
+    """Return the YAML block; JSON values are YAML. A license is given only where it is known: a base may demand one."""
     lines: dict[str, Any] = {"library_name": LIBRARY.get(facts.version.kind, "transformers")}
     if name := hub_base(facts.version):
         lines |= {"base_model": name, "base_model_relation": "adapter" if facts.config else "finetune"}
@@ -138,7 +138,7 @@ def introduction(facts: CardFacts) -> str:
 
 
 def training_text(facts: CardFacts) -> str:
-    """The recipe, as `training.json` has it."""
+    """Return the recipe, as `training.json` has it."""
     training, hyper = facts.training, facts.training.get("hyperparameters") or {}
     if not training:
         return "Nothing is recorded about its training."
@@ -162,7 +162,7 @@ def template_sha256(facts: CardFacts) -> str:
 
 
 def data_text(facts: CardFacts) -> str:
-    """What it was trained on: sources with digests where the deployment has recorded them, and the counts."""
+    """Return what it was trained on: sources with digests where the deployment has recorded them, and the counts."""
     data = facts.version.facts.get("data")  # of a night it has the counts of the training
     sources: Sequence[Mapping[str, Any]] = data if isinstance(data, list | tuple) else ()
     keys = ("source", "format", "rows", "sha256", "license")
@@ -177,7 +177,7 @@ def data_text(facts: CardFacts) -> str:
 
 
 def evaluation_text(facts: CardFacts) -> str:
-    """Each benchmark with the interval of its improvement, and the verdict."""
+    """Return each benchmark with the interval of its improvement, and the verdict."""
     verdict: Mapping[str, Any] = facts.version.facts.get("gate") or {}
     report = check_facts(facts.version.facts, facts.version.name).report or VersionReport()
     if not verdict:
@@ -208,7 +208,7 @@ def interval(improvement: Improvement) -> str:
 
 
 def snippets(facts: CardFacts) -> list[str]:
-    """How each tool that can load it does."""
+    """Return how each tool that can load it does."""
     blocks = []
     for name, fits, language, write in SNIPPETS:
         if fits(facts):
@@ -257,7 +257,7 @@ def with_llamacpp(facts: CardFacts) -> str:
 
 
 def with_ollama(facts: CardFacts) -> str:
-    """The adapter with the chat template of its training: ollama would take that of the base."""
+    """Return the adapter with the chat template of its training: ollama would take that of the base."""
     role, quotes = facts.version.role, '"""'
     lines = ["FROM ./base.gguf", f"ADAPTER ./{role}.gguf"]
     if facts.template and (template := go_template(facts.template)):

@@ -68,7 +68,7 @@ class DeployRequest:
 
     @property
     def role(self) -> str:
-        """The role of the config, which a resolved chain names."""
+        """Return the role of the config, which a resolved chain names."""
         return self.config.role or DEFAULT_ROLE
 
 
@@ -107,7 +107,7 @@ def deploy(
 
 
 def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -> Mapping[str, Any]:
-    """The verdict of the report on this very adapter; raises when it forbids the deployment."""
+    """Return the verdict of the report on this very adapter; raises when it forbids the deployment."""
     if report is None:
         if config.unevaluated:
             return {}
@@ -193,7 +193,7 @@ def keep_newer(request: DeployRequest, registry: AdapterRegistry) -> dict[str, A
 
 
 def summarize(report: Reference | None) -> dict[str, Any]:
-    """What of a report stays with the version: its benchmarks without the values of single rows."""
+    """Return what of a report stays with the version: its benchmarks without the values of single rows."""
     if report is None:
         return {}
     value = json.loads((open_reference(report) / "report.json").read_text(encoding="utf-8"))
@@ -206,7 +206,7 @@ def summarize(report: Reference | None) -> dict[str, Any]:
 def open_sites(
     request: DeployRequest, registry: AdapterRegistry, settings: Settings, clients: Clients, stack: ExitStack
 ) -> list[TargetDeployment]:
-    """A site for each target; the registry comes last, because its pointer is what everybody else follows."""
+    """Return a site for each target; the registry comes last, because its pointer is what everybody else follows."""
     candidate = find_base(describe(request), settings)
     listed = [
         (index, target) for index, target in enumerate(request.config.targets) if target.type.facts.server != "none"
@@ -237,7 +237,7 @@ def address(target: Target, settings: Settings) -> str:
 
 
 def describe(request: DeployRequest) -> AdapterCandidate:
-    """What the adapter's own files say about it."""
+    """Return what the adapter's own files say about it."""
     training = read_object(request.path / "training.json")
     config = read_object(request.path / "adapter_config.json")
     base = str(training.get("base_path") or config.get("base_model_name_or_path") or "")
@@ -265,7 +265,7 @@ def find_base(candidate: AdapterCandidate, settings: Settings) -> AdapterCandida
 
 
 def check_sites(sites: Sequence[TargetDeployment]) -> list[Reason]:
-    """What any target has against the version, and against what it is to become for it."""
+    """Return what any target has against the version, and against what it is to become for it."""
     return [reason for site in sites for reason in (*TARGETS[site.target.type].check(site), *merged.check(site))]
 
 
@@ -372,7 +372,7 @@ def remove_folders(folders: Sequence[Path]) -> None:
 
 
 def answered(site: TargetDeployment) -> dict[str, Any]:
-    """What the facts of a deployment say about one target."""
+    """Return what the facts of a deployment say about one target."""
     url = str(site.http.base_url) if site.http else None
     return {"type": site.target.type.value, "url": url, "answer": site.answer, **merged.shown_facts(site)}
 
@@ -389,7 +389,7 @@ def at_each(step: str, sites: Sequence[TargetDeployment]) -> list[str]:
 
 
 def undone(error: TrainyardError, sites: Sequence[TargetDeployment], failures: Sequence[str]) -> TrainyardError:
-    """The error that stopped the roll-out, with the state it left."""
+    """Return the error that stopped the roll-out, with the state it left."""
     previous = sites[-1].previous
     state = f"{previous.name} stays live" if previous else "nothing is live, as before"
     state = f"Could not be undone at {'; '.join(failures)}" if failures else f"Everything was undone; {state}"

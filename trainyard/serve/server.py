@@ -41,7 +41,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in WIDTHS}
 
 
 def build_app(served: ServedModels, answers: Answers, *, token: str | None, hosts: list[str]) -> FastAPI:
-    """The HTTP application over an engine that is already loaded."""
+    """Return the HTTP application over an engine that is already loaded."""
     app = FastAPI(title="Trainyard model server", docs_url=None, redoc_url=None, openapi_url=None)
     # A page in a browser may point its own name at 127.0.0.1; it cannot choose the Host header.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)

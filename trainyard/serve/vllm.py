@@ -25,18 +25,18 @@ Probe = Callable[[], GpuReadings]
 
 
 def environment(settings: Settings) -> Path:
-    """The virtual environment that is vLLM's own."""
+    """Return the virtual environment that is vLLM's own."""
     return settings.home / "envs" / "vllm"
 
 
 def executable(settings: Settings) -> Path | None:
-    """The program `vllm` of its own environment, else of the PATH."""
+    """Return the program `vllm` of its own environment, else of the PATH."""
     path = shutil.which(environment(settings) / "bin" / "vllm") or shutil.which("vllm")
     return Path(path).absolute() if path else None
 
 
 def install_line() -> str:
-    """The shell line that makes the environment, with the versions of `backends/requirements/vllm.txt`."""
+    """Return the shell line that makes the environment, with the versions of `backends/requirements/vllm.txt`."""
     return "trainyard backends install vllm"
 
 
@@ -66,6 +66,6 @@ def program(settings: Settings, name: str | None = None) -> Path:
 
 
 def profile_of(model: str, name: str, settings: Settings) -> ServerProfile:
-    """A server for one node. `model` is a folder or a Hub name, `name` what the server calls it."""
+    """Return a server for one node. `model` is a folder or a Hub name, `name` what the server calls it."""
     engine = VllmEngine(type="vllm", model=model, served_name=name, options=settings.vllm_options)
     return ServerProfile(engine=engine, ready_s=START_S, stop_s=STOP_S)

@@ -58,12 +58,12 @@ class ModelSource:
 
     @property
     def location(self) -> str:
-        """What `from_pretrained` takes."""
+        """Return what `from_pretrained` takes."""
         return str(self.path) if self.path else self.name
 
 
 def resolve_model(name: str, settings: Settings) -> ModelSource:
-    """The model that a name means, checked.
+    """Return the model that a name means, checked.
 
     Raises `NotFound` (`E-MODEL-NOT-FOUND`), `InvalidInput` (`E-MODEL-UNSAFE`, `E-MODEL-INVALID`) or `Corrupt`.
     """
@@ -167,7 +167,7 @@ def template_dirs(path: Path) -> list[Path]:
 
 
 def module_names(tensors: Iterable[str]) -> set[str]:
-    """The modules that contain these tensors, and the modules that contain those."""
+    """Return the modules that contain these tensors, and the modules that contain those."""
     parts = (name.removeprefix("base_model.model.").split(".") for name in tensors)
     return {".".join(names[:end]) for names in parts for end in range(1, len(names))}
 
@@ -206,7 +206,7 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that a loader would read: one file, or the shards that the index names."""
+    """Return the safetensors files that a loader would read: one file, or the shards that the index names."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(read_json(index, "E-MODEL-INVALID").get("weight_map", {}).values()))
@@ -303,7 +303,7 @@ def broken(path: Path, problem: str) -> Corrupt:
 
 
 def read_json(path: Path, code: str) -> dict[str, Any]:
-    """A JSON object of at most 64 MiB. Raises `InvalidInput` with `code`."""
+    """Return a JSON object of at most 64 MiB. Raises `InvalidInput` with `code`."""
     if not path.is_file():
         raise InvalidInput(
             f"{path.parent.name} has no {path.name}.", do="Give the folder that `save_pretrained` wrote.", code=code
@@ -356,19 +356,19 @@ def read_digests(path: Path | None) -> dict[str, str]:
 
 
 def base_facts(folder: Path) -> BaseFacts:
-    """What a model folder's config and tokenizer say. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
+    """Return what a model folder's config and tokenizer say. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
     stamps = ((folder / name).stat() for name in ("config.json", "tokenizer.json") if (folder / name).is_file())
     return read_base_facts(folder, tuple((stamp.st_mtime_ns, stamp.st_size) for stamp in stamps))
 
 
 @lru_cache(maxsize=64)
 def read_base_facts(folder: Path, _stamps: tuple[tuple[int, int], ...]) -> BaseFacts:
-    """The facts of a folder with files of these times and sizes: a large tokenizer is read once."""
+    """Return the facts of a folder with files of these times and sizes: a large tokenizer is read once."""
     return BaseFacts.from_config(read_json(folder / "config.json", "E-MODEL-INVALID"), tokenizer_size(folder))
 
 
 def tokenizer_size(folder: Path) -> int | None:
-    """One more than the highest id of a folder's tokenizer; None where only loading it would show it.
+    """Return one more than the highest id of a folder's tokenizer; None where only loading it would show it.
 
     Format: `model.vocab` of tokenizer.json is a mapping of tokens to ids, or a list in the order of the ids (Unigram);
     `added_tokens` lists those that were added later.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.app.tenant_view import error_for, reasons_for
-from trainyard.errors import InvalidInput, Refused, reason_of
+from trainyard.errors import InvalidInput, Reason, Refused, reason_of
 from trainyard.operations.chains import ChainText, CheckInput
 
 
@@ -30,6 +30,8 @@ class FileCheck(Response):
     rarely intended."""
     reasons: tuple[dict[str, Any], ...] = ()
     """As `trainyard.errors.Reason`, with its line."""
+    questions: tuple[dict[str, Any], ...] = ()
+    """Reasons, in the same form, for which a run is refused unless it is started with `yes`."""
 
 
 class CheckOutput(Response):
@@ -64,8 +66,7 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
             raise Refused(examined.reasons)
     except Refused as refused:
         reasons = reasons_for(context.caller, refused.reasons, settings)
-        rows = tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons)
-        return FileCheck(file=str(path), ok=False, reasons=rows)
+        return FileCheck(file=str(path), ok=False, reasons=rows_of(reasons))
     except InvalidInput as error:
         shown = error_for(context.caller, error, settings)
         row = {**reason_of(shown, None, "").as_dict(), "line": str(shown)}
@@ -73,6 +74,13 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
     notes = [f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions]
     notes += [f"{one.id}: {text}" for one in chain.nodes for text in list_advice(one.config, settings)]
     notes += list_confinement_notes(chain)
-    notes += [f"a run would be refused without --yes: {reason.line()}" for reason in examined.shortages]
     notes += [f"{text}: a run may still refuse what follows" for text in examined.unread]
-    return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes))
+    questions = rows_of(reasons_for(context.caller, examined.shortages, settings))
+    return FileCheck(
+        file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes), questions=questions
+    )
+
+
+def rows_of(reasons: Iterable[Reason]) -> tuple[dict[str, Any], ...]:
+    """Return reasons as JSON values, each with its line."""
+    return tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons)

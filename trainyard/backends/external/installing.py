@@ -263,7 +263,7 @@ def make_install_error(step: str, why: str) -> Unavailable:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says what went wrong."""
+    """Return the last line of a log that says what went wrong."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     errors = [line for line in lines[-50:] if line.startswith(("ERROR", "error:", "E:"))]
     return (errors or lines or ["it said nothing"])[-1][:300]

@@ -86,7 +86,7 @@ def train(folder: Path, events: Events, team: Team | None = None) -> None:
 
 
 def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[Any]:
-    """The server that draws completions, where the stage asks for one, else None.
+    """Return the server that draws completions, where the stage asks for one, else None.
 
     Its module is loaded then: it brings an HTTP client, which a bare machine with a card does not have.
     """
@@ -132,7 +132,7 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
 
 
 def teacher_shape(job: TrainingJob) -> ModelShape | None:
-    """The shape of the frozen model that is loaded too, if there is one."""
+    """Return the shape of the frozen model that is loaded too, if there is one."""
     if job.teacher_folder is None:
         return None
     return ModelShape.from_config(AutoConfig.from_pretrained(job.teacher_folder, trust_remote_code=False).to_dict())
@@ -225,7 +225,7 @@ def save_checkpoint(
 
 
 def evaluation_of(run: NativeRun, save: Save, events: Events) -> list[PeriodicEvaluation]:
-    """The evaluation of a run as a hook of its loop; none where none is asked for."""
+    """Return the evaluation of a run as a hook of its loop; none where none is asked for."""
     evaluation = run.job.config.eval
     if evaluation is None or run.held_out is None:
         return []
@@ -370,7 +370,7 @@ def standstill_of(run: NativeRun) -> str:
 
 
 def evaluation_record(run: NativeRun) -> dict[str, Any]:
-    """What the evaluations found, and which step the result is of."""
+    """Return what the evaluations found, and which step the result is of."""
     evaluation, done = run.job.config.eval, run.progress.evaluations
     assert evaluation is not None, "a run with evaluations"
     best, last = done.best_step(evaluation.metric), count_done(run.session)

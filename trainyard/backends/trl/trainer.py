@@ -205,7 +205,7 @@ class CommittedCheckpoints(Trainer):
     """Step, counted from 0 -> factor of the learning rate."""
 
     def facts(self) -> dict[str, Any]:
-        """What else the trainer has decided, for the record."""
+        """Return what else the trainer has decided, for the record."""
         return {}
 
     def count_batches(self) -> None:
@@ -221,7 +221,7 @@ class CommittedCheckpoints(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def counted(self) -> Counted:
-        """What all processes have trained on since the beginning; each of them has to ask."""
+        """Return what all processes have trained on since the beginning; each of them has to ask."""
         numbers = torch.tensor([self.seen.trained, self.seen.masked, self.seen.rows], device=self.args.device)
         if self.args.world_size > 1:
             torch.distributed.all_reduce(numbers)

@@ -38,7 +38,7 @@ class Record(dict[str, Any]):
         return dict.get(self, key, default)
 
     def look(self, key: str) -> Any:
-        """The value of a key, or None, without reading it."""
+        """Return the value of a key, or None, without reading it."""
         return dict.get(self, key)
 
     def shows(self, key: str) -> bool:
@@ -46,7 +46,7 @@ class Record(dict[str, Any]):
         return not is_empty(dict.get(self, key))
 
     def part(self, values: Mapping[str, Any], where: str) -> Record:
-        """An object inside of this one, whose keys count with those of the row."""
+        """Return an object inside of this one, whose keys count with those of the row."""
         inner = Record(values, where)
         self.parts.append(inner)
         return inner

@@ -40,7 +40,7 @@ COLUMN_NAMES = frozenset(
 
 
 def allowed_shapes(format: DataFormat) -> tuple[RowShape, ...]:
-    """The shapes that the rows of a format may have."""
+    """Return the shapes that the rows of a format may have."""
     return (
         SHAPES if format is DataFormat.AUTO else tuple(shape for shape in BY_NAME.values() if format in shape.formats)
     )
@@ -52,7 +52,7 @@ def shape_of(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> Row
 
 
 def shape_of_record(record: Mapping[str, Any], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
-    """The shape of a row, in which a key with null counts as absent where the row has a shape without it."""
+    """Return the shape of a row, in which a key with null counts as absent where the row has a shape without it."""
     shape = shape_of(record, allowed)
     if shape is None or None not in record.values():
         return shape
@@ -145,7 +145,7 @@ class Normaliser:
         return self.read(record, self.kind_of_record(record))
 
     def read(self, record: Mapping[str, Any], kind: Kind) -> tuple[Row, Kind]:
-        """The row of a record whose kind is known by its keys. Raises `BadRow`."""
+        """Return the row of a record whose kind is known by its keys. Raises `BadRow`."""
         if kind.media:
             refuse_media(record, kind.media)
         parts = Record(record)
@@ -154,7 +154,7 @@ class Normaliser:
         return row, self.with_ignored(kind, ignored) if ignored else kind
 
     def kind_of_record(self, record: Mapping[str, Any]) -> Kind:
-        """The kind of a row, whose keys decide unless what its shape needs is null. Raises `BadRow`."""
+        """Return the kind of a row, whose keys decide unless what its shape needs is null. Raises `BadRow`."""
         keys, detected = frozenset(record), self.detected
         if None in record.values():
             shape = shape_of_record(record, detected.allowed)
@@ -164,7 +164,7 @@ class Normaliser:
         return self.kind(keys)
 
     def find_kind(self, keys: Keys) -> Kind:
-        """How a row with these keys is read. Raises `BadRow`."""
+        """Return how a row with these keys is read. Raises `BadRow`."""
         shape = shape_of(keys, self.detected.allowed)
         if shape is not None and shape.port is self.detected.shape.port:
             return Kind(shape, media=keys & MEDIA_KEYS)
@@ -176,5 +176,5 @@ class Normaliser:
 
 
 def with_ignored(kind: Kind, ignored: Keys) -> Kind:
-    """The kind of a row that has keys which nothing read."""
+    """Return the kind of a row that has keys which nothing read."""
     return Kind(kind.shape, ignored, kind.media)

@@ -39,7 +39,7 @@ class Verdict(StrEnum):
 
 
 def object_schema(**properties: Any) -> dict[str, Any]:
-    """The JSON Schema of an object that has all of these properties and no other."""
+    """Return the JSON Schema of an object that has all of these properties and no other."""
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
@@ -57,7 +57,7 @@ class BadReply(Exception):
 
 
 def pair_messages(case: Case, first: str, second: str) -> list[dict[str, str]]:
-    """What the judge is asked about two answers."""
+    """Return what the judge is asked about two answers."""
     task = (
         "Compare two answers to the same prompt. Judge whether they are right, helpful and clear; neither their "
         f"length nor their order counts. {DATA_ONLY} "
@@ -68,7 +68,7 @@ def pair_messages(case: Case, first: str, second: str) -> list[dict[str, str]]:
 
 
 def rubric_messages(case: Case, answer: str, rubric: str) -> list[dict[str, str]]:
-    """What the judge is asked about one answer."""
+    """Return what the judge is asked about one answer."""
     task = (
         f"Score an answer from {LEAST_SCORE} (worst) to {BEST_SCORE} (best) by this rubric:\n{rubric}\n{DATA_ONLY} "
         'Reply with JSON {"reason": "one sentence", "score": 1 to 5}.'
@@ -83,12 +83,12 @@ def prompt_text(case: Case) -> str:
 
 
 def escape_tags(text: str) -> str:
-    """A text that cannot close the tags around it."""
+    """Return a text that cannot close the tags around it."""
     return text[:MOST_CHARS].replace("</", "<\\/")
 
 
 def read_reply(text: str, schema: dict[str, Any]) -> Any:
-    """The JSON of a reply, with or without a code fence. Raises `BadReply`."""
+    """Return the JSON of a reply, with or without a code fence. Raises `BadReply`."""
     fenced = FENCE.match(text)
     try:
         value = orjson.loads(fenced["inside"] if fenced else text)

@@ -17,7 +17,7 @@ MOST_TOKENS = 512
 
 
 def final_answer_of(text: str) -> str:
-    """The last answer in a text, normalised as `exact_match` does."""
+    """Return the last answer in a text, normalised as `exact_match` does."""
     last = text.rpartition(MARK)[2] if MARK in text else next(reversed(text.strip().splitlines()), "")
     return normalise(last)
 

@@ -24,6 +24,6 @@ def reward_accuracy(model: ScoredModel | RewardScorer, cases: Sequence[Case]) ->
 
 
 def mean_reward(model: ScoredModel | RewardScorer, cases: Sequence[Case]) -> list[Value]:
-    """The reward of the chosen answer. Chance gives 0; only scores of one reward model can be compared."""
+    """Return the reward of the chosen answer. Chance gives 0; only scores of one reward model can be compared."""
     assert isinstance(model, RewardScorer), "the evaluation of a reward model has reward models as participants"
     return model.rewards([(case, require(case.answer)) for case in cases])

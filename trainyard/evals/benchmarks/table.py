@@ -54,7 +54,7 @@ INSTALL_LM_EVAL = "pip install 'trainyard[eval]'"
 
 
 def benchmark(name: str) -> Benchmark:
-    """The row of a name, or of `lm_eval:<task>`.
+    """Return the row of a name, or of `lm_eval:<task>`.
 
     Raises `NotFound` (`E-BENCHMARK`) for an unknown name, `Unavailable` (`R-PACKAGE-MISSING`) when a task of the
     lm-evaluation-harness is asked for and the extra is not installed.

@@ -22,7 +22,7 @@ VERSION = re.compile(r"v\d+")
 
 
 def read_origin(folder: Path) -> dict[str, Any]:
-    """The `training.json` of an adapter; empty for one that was made elsewhere. Raises `E-ADAPTER-MISMATCH`."""
+    """Return the `training.json` of an adapter; empty for one that was made elsewhere. Raises `E-ADAPTER-MISMATCH`."""
     path = folder / "training.json"
     if not path.is_file():
         return {}
@@ -38,7 +38,7 @@ def read_origin(folder: Path) -> dict[str, Any]:
 
 
 def choose_base(folder: Path, bases: Sequence[ModelSource]) -> ModelSource:
-    """The base that an adapter belongs to, checked; of a single one only what `training.json` says is compared.
+    """Return the base that an adapter belongs to, checked; of a single one only what `training.json` says is compared.
 
     Of several bases it is the one whose digest `training.json` names; for an adapter that was made elsewhere, the one
     that its `adapter_config.json` names. Raises `InvalidInput` (`E-ADAPTER-MISMATCH`).
@@ -109,7 +109,7 @@ def full_name(name: str, settings: Settings) -> str:
 
 
 def find_adapter(name: str, settings: Settings) -> NamedAdapter:
-    """The version that a name means, each byte verified.
+    """Return the version that a name means, each byte verified.
 
     Raises `NotFound` (`E-ADAPTER-NOT-FOUND`) for an unknown version or a role without a live one, `InvalidInput`
     (`E-NAME`; `E-ADAPTER-INVALID` for a whole model, which has no base) and `Corrupt` (`E-CORRUPT`).

@@ -34,18 +34,18 @@ class BaseSources:
 
     @property
     def title(self) -> str:
-        """The names of the bases, for the record of their server."""
+        """Return the names of the bases, for the record of their server."""
         return ", ".join(base.name for base in self.bases)
 
     @property
     def sha256(self) -> str:
-        """The digest of the bases: of a single one, its own."""
+        """Return the digest of the bases: of a single one, its own."""
         digests = [base.sha256 for base in self.bases]
         return digests[0] if len(digests) == 1 else digest(digests)
 
 
 def find_bases(names: Sequence[str], settings: Settings, *, download: bool = False) -> BaseSources:
-    """The models of the names, checked; a model that is named twice is served once.
+    """Return the models of the names, checked; a model that is named twice is served once.
 
     With `download`, a Hub name that is not on this machine is downloaded, unless HF_HUB_OFFLINE forbids it. Raises what
     `resolve_model`, `download_model` and `check_folder` raise, and `NotFound` (`E-MODEL-NOT-FOUND`).

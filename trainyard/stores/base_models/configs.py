@@ -43,7 +43,7 @@ PATTERN_BYTES = 256 << 20
 
 
 def nested(value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every key of an object with its value, at any depth. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
+    """Yield every key of an object with its value, at any depth. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
     if depth > MAX_NESTING:
         raise InvalidInput(
             f"A config is nested deeper than {MAX_NESTING} levels.",

@@ -18,7 +18,7 @@ FILES = ("*.json", "*.safetensors", "*.jinja", *(name for name in TOKENIZER_FILE
 
 
 def download_model(name: str, settings: Settings) -> ModelSource:
-    """The model that a name means, checked; a Hub name that is not on this machine is downloaded first.
+    """Return the model that a name means, checked; a Hub name that is not on this machine is downloaded first.
 
     Raises what `resolve_model` raises, `NotFound` (`E-MODEL-NOT-FOUND`) for a name that the Hub does not know or does
     not show to this token, and `Unavailable` (`E-MODEL-DOWNLOAD`) where the Hub cannot be reached.
@@ -60,6 +60,6 @@ def unreachable(name: str, error: object) -> TrainyardError:
 
 
 def load() -> ModuleType:
-    """The Hub's library, imported only when something has to be downloaded: it costs a tenth of a second."""
+    """Return the Hub's library, imported only when something has to be downloaded: it costs a tenth of a second."""
     importlib.import_module("huggingface_hub.errors")
     return importlib.import_module("huggingface_hub")

@@ -58,7 +58,7 @@ class StoredChain(BaseModel):
 
     @property
     def etag(self) -> str:
-        """The revision and the beginning of the digest of its body: `3-1f2e3d4c5b6a`."""
+        """Return the revision and the beginning of the digest of its body: `3-1f2e3d4c5b6a`."""
         return f"{self.revision}-{hashlib.sha256(canonical_json(self.body)).hexdigest()[:ETAG_CHARS]}"
 
 
@@ -91,12 +91,12 @@ class ChainStore:
         return chain
 
     def list(self, tenant: str = "") -> list[StoredChain]:
-        """The newest revision of every chain of a tenant, or of all; the newest first."""
+        """Return the newest revision of every chain of a tenant, or of all; the newest first."""
         chains = (self.newest(folder) for folder in self.folders(tenant))
         return sorted((chain for chain in chains if chain is not None), key=lambda chain: (-chain.created, chain.id))
 
     def find(self, name: str, tenant: str = "") -> StoredChain:
-        """The newest revision of the chain of that id or name, or of the only one that begins so.
+        """Return the newest revision of the chain of that id or name, or of the only one that begins so.
 
         Raises `NotFound` (`E-NOT-FOUND`), `Conflict` (`E-CONFLICT`) naming the chains of that name.
         """
@@ -170,7 +170,7 @@ def no_chain(name: str) -> NotFound:
 
 
 def nodes_by_id(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body with its nodes by their ids, or by type and place, so that a node is compared with itself."""
+    """Return the body with its nodes by their ids, or by type and place, so that a node is compared with itself."""
     listed = body.get("nodes")
     if not isinstance(listed, list):
         return dict(body)

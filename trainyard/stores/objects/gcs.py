@@ -65,7 +65,7 @@ class Patience:
         return True
 
     def arguments(self) -> dict[str, Any]:
-        """What every call of the client takes."""
+        """Return what every call of the client takes."""
         silence = min(self.settings.request_timeout_s, self.settings.deadline_s)
         retry = Retry(
             predicate=self.again,

@@ -87,17 +87,17 @@ class ObjectStore(Protocol):
         """Write the object to a file that appears whole or not at all."""
 
     def head(self, name: str) -> ObjectInfo | None:
-        """What is known about it without its bytes; None if there is none."""
+        """Return what is known about it without its bytes; None if there is none."""
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """All whose name starts with `prefix`, sorted by name."""
+        """Return all whose name starts with `prefix`, sorted by name."""
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         """False if there was none. Raises `Conflict` (`E-OBJECT-CHANGED`)."""
 
 
 def open_store(address: str, settings: ObjectSettings | None = None) -> ObjectStore:
-    """The store at `file:///folder` or `gs://bucket/prefix`.
+    """Return the store at `file:///folder` or `gs://bucket/prefix`.
 
     Raises `InvalidInput` (`E-OBJECT-STORE`), `Unavailable` (`E-PACKAGE-MISSING`: the gcs extra is not installed).
     """

@@ -86,7 +86,7 @@ class OperationQueue:
     def enter(
         self, verb: str, arguments: dict[str, Any], body: bytes, seq: int | None, key: str = ""
     ) -> SessionOperation:
-        """The operation of a call: a new one, or the one that this call repeats.
+        """Return the operation of a call: a new one, or the one that this call repeats.
 
         Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`) and `InvalidInput`
         (`E-PARAMETER`) for a key that came with another call.
@@ -128,7 +128,7 @@ class OperationQueue:
             )
 
     def repeated(self, seq: int, verb: str, digest: str) -> SessionOperation:
-        """The operation that has this number already."""
+        """Return the operation that has this number already."""
         if seq > self.next_seq:
             lost = f" It was resumed after operation {self.resumed_after}." if self.resumed_after is not None else ""
             raise Conflict(
@@ -154,7 +154,7 @@ class OperationQueue:
             self.last_call = time.monotonic()
 
     def find(self, seq: int) -> SessionOperation:
-        """The operation of that number. Raises `Conflict` (`E-STEP`) for one that is not known (any more)."""
+        """Return the operation of that number. Raises `Conflict` (`E-STEP`) for one that is not known (any more)."""
         with self.changed:
             self.last_call = time.monotonic()
             return self.require_kept(seq, self.by_seq.get(seq))
@@ -187,7 +187,7 @@ class OperationQueue:
     # For the main thread
 
     def take(self, timeout_s: float) -> SessionOperation | None:
-        """The next operation to carry out; None if none comes in that time, or if the session closes."""
+        """Return the next operation to carry out; None if none comes in that time, or if the session closes."""
         with self.changed:
             self.changed.wait_for(lambda: bool(self.waiting) or self.closing, timeout_s)
             if not self.waiting:
@@ -221,7 +221,7 @@ class OperationQueue:
             return 0.0 if self.waiting else time.monotonic() - self.last_call
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the operations that are done."""
+        """Return what a checkpoint keeps of the operations that are done."""
         with self.changed:
             done = [operation for operation in self.by_seq.values() if operation.answer is not None]
             replies = [
