@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import pytest
 from starlette.datastructures import QueryParams
-from trainyard.app.data.columns import show_columns
 from transformers import AutoTokenizer
 
 from trainyard.app.context import Caller, Context
+from trainyard.app.data.listing import show_columns
 from trainyard.app.data.preview import DataPreview, RawRows, preview
 from trainyard.data.limited.service import ReadingService
 from trainyard.data.rows import ROWS_FILE, read_rows
