@@ -34,7 +34,7 @@ from trainyard.spec.night import BucketSpec, NightConfig, checked_name, locate_r
 from trainyard.stores.files import RealFiles
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import MarkerState
-from trainyard.stores.objects.store import open_store
+from trainyard.stores.objects.addresses import open_store
 from trainyard.testing.nights.simulate import simulate
 
 CONFIG_FILE = "nightly.yaml"

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainyard.app.training_logs import draw_run
+from trainyard.app.training_logs import run_svg
 from trainyard.evals.curves import loss_curves
-from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import Reference
 
@@ -54,11 +53,6 @@ def check_markdown(check: Any) -> str:
         lines += [f"- **{one.file}**: " + (f"ok, {one.nodes} nodes, `{one.digest[:12]}`" if one.ok else "refused")]
         lines += [f"  - {row['line']}" for row in one.reasons]
     return "\n".join(lines)
-
-
-def run_svg(run_id: str) -> str | None:
-    """The loss of a run's trainers so far; None where there is none, or the run is on another machine."""
-    return draw_run(settings().runs / run_id) or None
 
 
 def metrics_svg(metrics: Any) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -35,6 +35,9 @@ from trainyard.stores.artifacts import ArtifactStore, Reference
 from trainyard.stores.files import translate_os_errors
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import MANIFEST, write_json_durably
+
+if TYPE_CHECKING:
+    from trainyard.app.training_logs import TrainingLogs
 
 FEW_ROWS_TAG = "few-rows:allow"
 """Tag of a run that trains although there are fewer rows than were asked for, or than a verdict needs."""
@@ -260,3 +263,13 @@ def read_chain(folder: Path) -> ResolvedChain | None:
 def read_result(folder: Path) -> RunResult | None:
     path = folder / "result.json"
     return RunResult.model_validate(read_versioned("run", path.read_bytes(), path)) if path.is_file() else None
+
+
+def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
+    """Record in the run's events that its trainers were preempted, and print it."""
+    said = []
+    for work in works:
+        message = f"The training stopped at step {work.progress().step}; its checkpoint is kept."
+        RunRecord(run_folder).emit(work.node, "stopped", message=message, reason="preempt")
+        said.append(f"{work.node}: {message}")
+    return "; ".join(said)

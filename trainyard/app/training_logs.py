@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainyard.app.run_records import RunRecord, read_events
 from trainyard.backends.oom import follow_restarts
 from trainyard.backends.results import CHECKPOINT_FOLDER, RUNG
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
 from trainyard.compute.events import EventTail
 from trainyard.compute.events import read_events as events_of
 from trainyard.evals.curves import loss_curves
+from trainyard.settings import settings
 from trainyard.stores import metrics
 
 LAST_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class TrainingLogs:
 def training_logs_of(run_folder: Path) -> list[TrainingLogs]:
     """The trainers that a run has started, in the order of their first start."""
     works: dict[str, TrainingLogs] = {}
-    for event in read_events(run_folder):
+    for event in events_of(run_folder / EVENTS_FILE):
         if event["event"] == "job":
             node, folder = event["node"], follow_restarts(Path(event["folder"]))
             works[node] = TrainingLogs(node, folder, works[node].since if node in works else event["time"])
@@ -120,22 +120,17 @@ def saved_and_left(run_folder: Path) -> list[TrainingLogs]:
     return [work for work in training_logs_of(run_folder) if work.end() == "stopped"]
 
 
-def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
-    """Record in the run's events that its trainers were preempted, and print it."""
-    said = []
-    for work in works:
-        message = f"The training stopped at step {work.progress().step}; its checkpoint is kept."
-        RunRecord(run_folder).emit(work.node, "stopped", message=message, reason="preempt")
-        said.append(f"{work.node}: {message}")
-    return "; ".join(said)
-
-
 def made_no_progress(run_folder: Path) -> bool:
     """Return whether no training made a step between the last preemptions of a run."""
     said: list[str] = []
-    for event in read_events(run_folder):
+    for event in events_of(run_folder / EVENTS_FILE):
         if event["event"] == "stopped" and event.get("reason") == "preempt":
             said.append(str(event.get("message")))
         elif event["event"] == "finished":
             said.clear()
     return len(said) >= FRUITLESS and len(set(said[-FRUITLESS:])) == 1
+
+
+def run_svg(run_id: str) -> str | None:
+    """The loss of a run's trainers so far; None where there is none, or the run is on another machine."""
+    return draw_run(settings().runs / run_id) or None

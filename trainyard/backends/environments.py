@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -55,24 +55,10 @@ class External:
     """What the import test runs; it prints nothing and raises if the environment is broken."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set while it is installed and tested."""
-    build: Callable[[Path, Callable[[str], None]], None] | None = None
-    """Called with the environment's folder and a function for messages, after pip and before the import test."""
     room_gib: int = 6
     """Free space that it takes while it is made."""
     pythons: tuple[tuple[int, int], ...] = ()
     """Versions of Python that all of its packages have wheels for; () for every one that Trainyard runs on."""
-
-
-def build_deepspeed(environment: Path, say: Callable[[str], None]) -> None:
-    from trainyard.backends.deepspeed.build import build  # only an installation needs it
-
-    build(environment, say)
-
-
-def build_llamacpp(environment: Path, say: Callable[[str], None]) -> None:
-    from trainyard.backends.llamacpp.build import build  # only an installation needs it
-
-    build(environment, say)
 
 
 ENVIRONMENTS: dict[BackendName, External] = {
@@ -80,10 +66,9 @@ ENVIRONMENTS: dict[BackendName, External] = {
         "deepspeed",
         "import torch, transformers, peft, deepspeed",
         {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
-        build=build_deepspeed,
     ),
     BackendName.MLX: External("mlx-lm", "import mlx.core, mlx_lm"),
-    BackendName.LLAMACPP: External("gguf", "import gguf", build=build_llamacpp),
+    BackendName.LLAMACPP: External("gguf", "import gguf"),
     BackendName.UNSLOTH: External("unsloth", "import unsloth, trl, peft"),
     BackendName.AXOLOTL: External("axolotl", "import axolotl.utils.schemas.config"),
 }

@@ -30,7 +30,8 @@ from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import MarkerStore, this_owner
 from trainyard.stores.markers.remote import ObjectMarkers
-from trainyard.stores.objects.store import ObjectStore, open_store
+from trainyard.stores.objects.addresses import open_store
+from trainyard.stores.objects.store import ObjectStore
 from trainyard.stores.processes import boot_id
 
 PROFILES = project_folder() / "deployments" / "profiles"

@@ -20,8 +20,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled, Suspended
 
 from trainyard.app.jobs.log_source import WORKER_LABEL, live_process
-from trainyard.app.run_records import read_result
-from trainyard.app.training_logs import made_no_progress, note_preemption, saved_and_left
+from trainyard.app.run_records import note_preemption, read_result
+from trainyard.app.training_logs import made_no_progress, saved_and_left
 from trainyard.errors import Conflict, NotFound
 from trainyard.prefect_api.server import client
 from trainyard.prefect_api.states import completed, in_words, preempted, run_state, waits_for_trainer

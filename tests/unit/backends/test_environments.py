@@ -25,6 +25,7 @@ import pytest
 from trainyard.backends import environments as env
 from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, External
 from trainyard.backends.external import installing
+from trainyard.backends.external.steps import carry_out
 from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
@@ -272,8 +273,10 @@ def test_an_install_that_fails_leaves_what_was_there(
         toy.write_text("firsttool==1.0\nnothing-like-it==9\n", encoding="utf-8")
     else:
         toy.write_text("firsttool==1.0\ntoytool==2.5\n\n", encoding="utf-8")
-        changes = {"imports": "import absent"} if broken == "import" else {"build": f"{__name__}:fails"}
-        monkeypatch.setitem(ENVIRONMENTS, MLX, replace(ENVIRONMENTS[MLX], **changes))
+        if broken == "import":
+            monkeypatch.setitem(ENVIRONMENTS, MLX, replace(ENVIRONMENTS[MLX], imports="import absent"))
+        else:
+            monkeypatch.setitem(installing.BUILDS, MLX, fails)
     with pytest.raises(Unavailable, match=r"E-INSTALL: The installation failed at .*install\.log"):
         installing.install(MLX, settings, print)
     assert (settings.home / "envs" / "mlx").resolve() == place
@@ -282,9 +285,7 @@ def test_an_install_that_fails_leaves_what_was_there(
 
 
 def fails(environment: Path, _say: object) -> None:
-    installing.carry_out(
-        [sys.executable, "-c", "print('E: the build is broken'); raise SystemExit(3)"], environment, {}
-    )
+    carry_out([sys.executable, "-c", "print('E: the build is broken'); raise SystemExit(3)"], environment, {})
 
 
 @pytest.mark.slow
@@ -296,7 +297,8 @@ from pathlib import Path
 from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, External
 from trainyard.settings import load_settings
 REQUIREMENTS[here.MLX] = Path({str(toy)!r})
-ENVIRONMENTS[here.MLX] = External("toytool", "import toytool", build="tests.unit.backends.test_environments:hangs")
+ENVIRONMENTS[here.MLX] = External("toytool", "import toytool")
+here.installing.BUILDS[here.MLX] = here.hangs
 here.installing.install(here.MLX, load_settings(home={str(settings.home)!r}), print)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)

@@ -12,7 +12,7 @@ from moto.server import ThreadedMotoServer
 
 from tests.unit.data.reading import json_lines
 from tests.unit.data.test_hub_data import read
-from trainyard.stores.objects.store import open_store
+from trainyard.stores.objects.addresses import open_store
 from trainyard.testing.object_server import ObjectServer
 
 PAIR = {"prompt": "Why?", "completion": "Because."}

@@ -30,8 +30,9 @@ from trainyard.serve.extraction.extraction import Messages
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import MarkerState, Owner
+from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.local import FolderStore
-from trainyard.stores.objects.store import ObjectInfo, ObjectSettings, open_store
+from trainyard.stores.objects.store import ObjectInfo, ObjectSettings
 from trainyard.testing.nights.doubles import parse_here
 from trainyard.testing.object_server import ObjectServer
 

@@ -14,7 +14,7 @@ from trainyard.settings import Settings
 from trainyard.spec.night import Serving, read_night
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.remote import ObjectMarkers
-from trainyard.stores.objects.store import open_store
+from trainyard.stores.objects.addresses import open_store
 
 
 def test_a_profile_whose_schema_would_not_bind_is_refused() -> None:

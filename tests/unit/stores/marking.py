@@ -14,7 +14,8 @@ from trainyard.errors import Conflict
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import Marker, MarkerState, MarkerStore, Owner, this_owner
 from trainyard.stores.markers.remote import ObjectMarkers
-from trainyard.stores.objects.store import ObjectSettings, open_store
+from trainyard.stores.objects.addresses import open_store
+from trainyard.stores.objects.store import ObjectSettings
 
 QUICK = ObjectSettings(deadline_s=60, request_timeout_s=5, first_wait_s=0.01, most_wait_s=0.2)
 

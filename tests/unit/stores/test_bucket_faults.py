@@ -13,7 +13,8 @@ import pytest
 
 from tests.selection import by_default
 from trainyard.errors import Conflict, Corrupt, TrainyardError
-from trainyard.stores.objects.store import ObjectSettings, ObjectStore, open_store
+from trainyard.stores.objects.addresses import open_store
+from trainyard.stores.objects.store import ObjectSettings, ObjectStore
 from trainyard.testing.object_server import ObjectServer
 
 pytest.importorskip("google.cloud.storage", reason="needs the gcs extra")

@@ -26,8 +26,8 @@ from trainyard.stores.markers.records import (
     this_owner,
 )
 from trainyard.stores.markers.remote import ObjectMarkers
+from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.local import FolderStore
-from trainyard.stores.objects.store import open_store
 from trainyard.testing.object_server import ObjectServer
 from trainyard.testing.simulated_files import SimulatedFiles
 

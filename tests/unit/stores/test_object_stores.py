@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
+from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.local import POINTS, FolderStore
-from trainyard.stores.objects.store import ObjectStore, crc32c, open_store
+from trainyard.stores.objects.store import ObjectStore, crc32c
 from trainyard.testing.object_server import ObjectServer
 from trainyard.testing.simulated_files import SimulatedFiles
 

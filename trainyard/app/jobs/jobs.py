@@ -94,7 +94,7 @@ class Job(JobLabels):
 
     def _repr_svg_(self) -> str | None:
         """The loss as it is when a notebook shows it; None where the run is on another machine."""
-        from trainyard.app.notebook_views import run_svg  # draws curves; only notebooks need it
+        from trainyard.app.training_logs import run_svg  # draws curves; only notebooks need it
 
         found: str | None = run_svg(self.run_id)
         return found

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainyard.backends.environments import clean_variables
-from trainyard.backends.external.installing import carry_out
+from trainyard.backends.external.steps import carry_out
 from trainyard.inherited import installer_environment
 
 EXTENSIONS_FOLDER = "torch_extensions"

@@ -13,34 +13,34 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import orjson
 
 from trainyard.backends import environments
+from trainyard.backends.deepspeed.build import build as build_deepspeed
+from trainyard.backends.external.steps import ENDING, LOG_FILE, carry_out, make_install_error
+from trainyard.backends.llamacpp.build import build as build_llamacpp
 from trainyard.compute.lease import device_lock, holder
-from trainyard.compute.supervise import ProcessTree, ended
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.inherited import installer_environment
 from trainyard.settings import Settings
-from trainyard.spec.axes.backends import Installable
+from trainyard.spec.axes.backends import BackendName, Installable
 from trainyard.stores.whole import write_json_durably
 
 Say = Callable[[str], None]
-LOG_FILE = "install.log"
 PHASE_MARK = "#:"
-POLL_S = 0.5
+BUILDS: dict[Installable, Callable[[Path, Say], None]] = {
+    BackendName.DEEPSPEED: build_deepspeed,
+    BackendName.LLAMACPP: build_llamacpp,
+}
+"""What is built after pip and before the import test."""
 
 
 @dataclass(frozen=True)
@@ -62,54 +62,6 @@ def phases(text: str) -> list[Phase]:
     options, first = groups[0]
     split = [(options, first[:1]), (options, first[1:]), *groups[1:]]
     return [Phase(given, tuple(lines)) for given, lines in split if lines]
-
-
-class Ending:
-    """SIGTERM and Ctrl-C during an installation: what runs is ended, what is half made is removed, then we go.
-
-    Without this, SIGTERM would end only this process and leave pip running in an abandoned folder. After the first
-    signal, later ones are ignored, so that nothing is left behind.
-    """
-
-    def __init__(self) -> None:
-        self.asked, self.deferred = 0, False
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Take both while the block runs. Python gives signals to its main thread; elsewhere nothing is changed."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        self.asked = 0
-        ours = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self.note) for number in ours}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def note(self, number: int, _frame: FrameType | None) -> None:
-        first, self.asked = not self.asked, self.asked or number
-        if first and not self.deferred:
-            self.go()
-
-    @contextmanager
-    def later(self) -> Iterator[None]:
-        """Defer signals while a process is started: one that is not recorded yet would not be ended."""
-        self.deferred, before = True, self.asked
-        try:
-            yield
-        finally:
-            self.deferred = False
-        if self.asked and not before:
-            self.go()
-
-    def go(self) -> NoReturn:
-        raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(128 + self.asked)
-
-
-ENDING = Ending()
 
 
 def install(name: Installable, settings: Settings, say: Say) -> environments.Health:
@@ -208,9 +160,9 @@ def build(name: Installable, place: Path, say: Say) -> environments.Health:
     for phase in phases(environments.REQUIREMENTS[name].read_text(encoding="utf-8")):
         say(f"installing {', '.join(phase.requirements)}")
         carry_out([*pip, *phase.options, *phase.requirements], place, given)
-    if external.build:
+    if build_tool := BUILDS.get(name):
         say(f"building {name.value}")
-        external.build(place, say)
+        build_tool(place, say)
     versions = environments.distributions(place)
     tested = environments.import_test(
         name, place, versions.get(external.distribution, ""), environments.install_line(name)
@@ -226,44 +178,6 @@ def build(name: Installable, place: Path, say: Say) -> environments.Health:
     }
     write_json_durably(place / environments.RECORD_FILE, record)
     return tested
-
-
-def carry_out(argv: list[str], place: Path, variables: Mapping[str, str]) -> None:
-    """Run a step of an installation with its output in `install.log`. Raises `Unavailable` (`E-INSTALL`).
-
-    A step that is still running when we are interrupted is ended with us, and all that it has started.
-    """
-    running: list[tuple[subprocess.Popen[bytes], ProcessTree]] = []
-    try:
-        with ENDING.later(), (place / LOG_FILE).open("ab") as log:
-            log.write(f"$ {shlex.join(argv)}\n".encode())
-            log.flush()
-            process = subprocess.Popen(argv, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            running.append((process, ProcessTree(process.pid)))
-        while not ended(process, POLL_S):
-            running[0][1].refresh(every_s=POLL_S)
-    finally:
-        for process, tree in running:
-            tree.end()
-            process.wait()
-    if process.returncode:
-        raise make_install_error(shlex.join(argv[:4]), last_line(place / LOG_FILE))
-
-
-def make_install_error(what: str, why: str) -> Unavailable:
-    return Unavailable(
-        f"The installation failed at {what}.",
-        why=why,
-        do="Read install.log; check the network and the free space, then run the same command again.",
-        code="E-INSTALL",
-    )
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that says what went wrong."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    errors = [line for line in lines[-50:] if line.startswith(("ERROR", "error:", "E:"))]
-    return (errors or lines or ["it said nothing"])[-1][:300]
 
 
 def take_place(place: Path, target: Path) -> None:

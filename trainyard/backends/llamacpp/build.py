@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.external.installing import carry_out, make_install_error
+from trainyard.backends.external.steps import carry_out, make_install_error
 from trainyard.inherited import child_environment, installer_environment
 from trainyard.stores.whole import write_json_durably
 

@@ -33,7 +33,8 @@ from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.nodes import SourceSet
 from trainyard.spec.packages import BUCKETS
-from trainyard.stores.objects.store import checked_name, open_store
+from trainyard.stores.objects.addresses import open_store
+from trainyard.stores.objects.store import checked_name
 
 MOST_BYTES = 16 << 30
 """Of one set, as of one download from an address."""

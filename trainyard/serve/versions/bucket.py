@@ -20,7 +20,8 @@ from trainyard.serve.versions.publication import (
 from trainyard.settings import Settings
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion, checked
-from trainyard.stores.objects.store import ObjectStore, open_store
+from trainyard.stores.objects.addresses import open_store
+from trainyard.stores.objects.store import ObjectStore
 from trainyard.stores.objects.versions import (
     RESERVED,
     create,

@@ -27,18 +27,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 import google_crc32c
 
-from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 
 MOST_NAME_BYTES = 1024
 """Cloud Storage's limit for an object name."""
 MOST_SEGMENT_BYTES = 200
 """Of one part between slashes: file systems allow 255, and a temporary name needs some."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 @dataclass(frozen=True)
@@ -94,43 +93,6 @@ class ObjectStore(Protocol):
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         """False if there was none. Raises `Conflict` (`E-OBJECT-CHANGED`)."""
-
-
-def open_store(address: str, settings: ObjectSettings | None = None) -> ObjectStore:
-    """The store at `file:///folder` or `gs://bucket/prefix`.
-
-    Raises `InvalidInput` (`E-OBJECT-STORE`), `Unavailable` (`E-PACKAGE-MISSING`: the gcs extra is not installed).
-    """
-    parts = urlsplit(address)
-    prefix = unquote(parts.path).strip("/")
-    if parts.query or parts.fragment:
-        raise wrong_address(address, "An address has neither a query nor a fragment.")
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and prefix and ".." not in prefix.split("/"):
-        from trainyard.stores.objects.local import FolderStore  # it imports this module
-
-        return FolderStore(Path("/") / prefix)
-    if parts.scheme == "gs" and _BUCKET.fullmatch(parts.netloc):
-        if prefix:
-            checked_name(prefix)
-        return open_bucket(parts.netloc, prefix, settings or ObjectSettings())
-    raise wrong_address(address, "Known are file:///folder and gs://bucket/prefix.")
-
-
-def open_bucket(bucket: str, prefix: str, settings: ObjectSettings) -> ObjectStore:
-    """Return the store of a bucket. Raises `Unavailable` (`E-PACKAGE-MISSING`) without the gcs extra."""
-    try:
-        # Imported here: the client of a bucket is an extra and takes a second to import.
-        from trainyard.stores.objects.gcs import GcsStore
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("google"):
-            raise
-        raise Unavailable(
-            "The client for gs:// addresses is not installed.",
-            why=f"There is no module {error.name}.",
-            do="pip install 'trainyard[gcs]', or use a file:/// address.",
-            code="E-PACKAGE-MISSING",
-        ) from error
-    return GcsStore(bucket, prefix, settings)
 
 
 def crc32c(data: bytes) -> str:

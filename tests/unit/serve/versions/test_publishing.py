@@ -24,7 +24,7 @@ from trainyard.serve import embedded
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.models import model_sha256
-from trainyard.stores.objects.store import open_store
+from trainyard.stores.objects.addresses import open_store
 from trainyard.surfaces.cli.command import request_of
 from trainyard.testing.hub_server import HubServer
 from trainyard.testing.loopback import serving

@@ -1,0 +1,46 @@
+"""Open the store at an address: `file:///folder` or `gs://bucket/prefix`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from trainyard.errors import Unavailable
+from trainyard.stores.objects.store import BUCKET_NAME, ObjectSettings, ObjectStore, checked_name, wrong_address
+
+
+def open_store(address: str, settings: ObjectSettings | None = None) -> ObjectStore:
+    """The store at `file:///folder` or `gs://bucket/prefix`.
+
+    Raises `InvalidInput` (`E-OBJECT-STORE`), `Unavailable` (`E-PACKAGE-MISSING`: the gcs extra is not installed).
+    """
+    parts = urlsplit(address)
+    prefix = unquote(parts.path).strip("/")
+    if parts.query or parts.fragment:
+        raise wrong_address(address, "An address has neither a query nor a fragment.")
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and prefix and ".." not in prefix.split("/"):
+        from trainyard.stores.objects.local import FolderStore  # it imports this module
+
+        return FolderStore(Path("/") / prefix)
+    if parts.scheme == "gs" and BUCKET_NAME.fullmatch(parts.netloc):
+        if prefix:
+            checked_name(prefix)
+        return open_bucket(parts.netloc, prefix, settings or ObjectSettings())
+    raise wrong_address(address, "Known are file:///folder and gs://bucket/prefix.")
+
+
+def open_bucket(bucket: str, prefix: str, settings: ObjectSettings) -> ObjectStore:
+    """Return the store of a bucket. Raises `Unavailable` (`E-PACKAGE-MISSING`) without the gcs extra."""
+    try:
+        # Imported here: the client of a bucket is an extra and takes a second to import.
+        from trainyard.stores.objects.gcs import GcsStore
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("google"):
+            raise
+        raise Unavailable(
+            "The client for gs:// addresses is not installed.",
+            why=f"There is no module {error.name}.",
+            do="pip install 'trainyard[gcs]', or use a file:/// address.",
+            code="E-PACKAGE-MISSING",
+        ) from error
+    return GcsStore(bucket, prefix, settings)
