@@ -14,8 +14,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # Where it is set, each of the hundreds of processes of the tests would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
+# Tests that have a target of their own.
+APART := slow and not faults and not gpu and not network and not backends and not chains and not browser
 
-.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent bench-rl gpu-wheels demo demo-nightly up down bench faults docs reference web clean
+.PHONY: sbom audit help setup check test test-fast test-integration test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent bench-rl gpu-wheels demo demo-nightly up down bench faults docs reference web clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,8 +41,11 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/lint-imports
 	$(PYTEST) -q -n 2 -m 'not slow and not network' tests/architecture
 
-test: setup ## The default tests but those of `make check` (ten to twenty minutes on two cores, offline)
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains and not browser'
+test: setup ## The daily tests but those of `make check` (about six minutes on two cores, offline)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(foreach folder,architecture browser flows gpu integration,--ignore=tests/$(folder)) -m 'not integration and not $(APART)'
+
+test-integration: setup ## What starts servers, flows or many processes, and a short form of every benchmark (about nine minutes)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'integration and not $(APART)' tests/flows tests/integration $$(grep -rl --include='test_*.py' 'mark\.integration' tests/attacks tests/unit)
 
 test-fast: setup ## The unit tests without torch, servers and child processes (a minute on two cores)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --fast -m 'not slow and not faults and not network' tests/unit
@@ -54,7 +59,7 @@ test-browser: setup ## The dashboard in Chromium, over a running stack (about fi
 test-all: setup ## Every test that can run here, with coverage and mutation bars
 	$(PYTEST) -q -m 'timed and not gpu and not network'
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not timed and not gpu and not network and not backends' --hypothesis-profile=busy --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
-	$(BIN)/python -m tests.mutation
+	$(BIN)/python -m tools.mutation
 
 # Neither needs .venv: PYTHON is an interpreter with torch for the card (on a bare machine: after `make gpu-wheels` elsewhere).
 test-gpu: ## The tests of a CUDA card, with PYTHON as it is (PART=words for pytest -k; DEVICE=cpu rehearses them)
@@ -74,7 +79,7 @@ gpu-wheels: ## Download what a CUDA machine without network needs for both into 
 
 test-backends: setup ## Install every trainer's environment, train on each, write docs/backends.md (ONLY=name for a part)
 	@$(BIN)/trainyard backends install
-	$(BIN)/python -m tests.backends_report $(if $(ONLY),-k $(ONLY))
+	$(BIN)/python -m tools.backends_report $(if $(ONLY),-k $(ONLY))
 
 demo: setup ## Documents in, a served adapter out, through a real Prefect server and worker
 	@$(BIN)/trainyard demo
@@ -117,10 +122,10 @@ reference: setup ## Write the pages of docs/reference from the tables in the cod
 	$(BIN)/python -m docs.generator
 
 sbom: setup ## Write the bill of materials (sbom.cdx.json) from constraints.txt
-	$(BIN)/python -m tests.dependencies bill
+	$(BIN)/python -m tools.dependencies bill
 
 audit: setup ## Look for advisories on the pinned versions (DATABASE=folder of OSV files; without: api.osv.dev)
-	$(BIN)/python -m tests.dependencies audit $(DATABASE)
+	$(BIN)/python -m tools.dependencies audit $(DATABASE)
 
 clean: ## Remove what the targets made, the downloaded dependencies excepted
 	@test ! -x $(BIN)/trainyard || $(BIN)/trainyard down

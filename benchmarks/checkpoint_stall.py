@@ -32,19 +32,19 @@ from typing import Any
 import torch
 from torch.distributed import checkpoint as dcp
 
-from benchmarks.harness import Row, alternate, finish, median
+from benchmarks.harness import Row, alternate, finish, median, size
 from benchmarks.sft_speed import chat_row
 from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, quiet, save_nothing
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.backends.native.program import save_checkpoint
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes.data import Port
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.loop import count_done, train
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
+from trainyard.train.progress import SavedProgress
 from trainyard.train.session.session import Session
 
-BATCH, STEPS, ROUNDS, EVERY, SINGLE_SAVES = 16, 40, 5, 20, 11
+BATCH, STEPS, ROUNDS, EVERY, SINGLE_SAVES = size(16, 2), 40, 5, 20, 11
 MILLISECONDS = 1000.0
 Save = Callable[[Session, SavedProgress], None]
 

@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import Row, Sample, finish
+from benchmarks.harness import Row, Sample, finish, size
 
 RAW_S, WHOLE_S = 3.0, 8.0
-FILE_BYTES = 1 << 30
-ROUNDS = 3
+FILE_BYTES = size(1 << 30, 1 << 20)
+ROUNDS = size(3, 1)
 
 
 def write_chats(path: Path, num_bytes: int = FILE_BYTES) -> None:
@@ -29,7 +29,7 @@ def write_chats(path: Path, num_bytes: int = FILE_BYTES) -> None:
     random.seed(1)
     words = [f"w{index}" for index in range(5_000)]
     lines = []
-    for _ in range(20_000):
+    for _ in range(size(20_000, 1_000)):
         sizes = (("user", random.randint(5, 40)), ("assistant", random.randint(10, 80)))
         turns = [{"role": role, "content": " ".join(random.choices(words, k=size))} for role, size in sizes]
         lines.append(json.dumps({"messages": turns}) + "\n")

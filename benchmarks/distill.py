@@ -26,12 +26,10 @@ from trainyard.data.rows import Message, SftRow
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.testing.tiny import TEXT, build_tokenizer
-from trainyard.train.head import Head
-from trainyard.train.session.sampling import Generated, Sampling, sample
-from trainyard.train.stages import distill
-from trainyard.train.stages.contract import Batch
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import Batch, Encoded, Generated, Head, Sampling
+from trainyard.train.losses import distill
+from trainyard.train.losses.table import STAGES
+from trainyard.train.model.sampling import sample
 
 TOKENIZER = build_tokenizer([TEXT * 20])
 PAD = int(TOKENIZER.pad_token_id)

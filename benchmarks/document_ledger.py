@@ -17,10 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import Row, alternate, finish, median
+from benchmarks.harness import Row, alternate, finish, median, size
 from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256, to_line
 
-NUM_COMMITS, NUM_GROUPED, NUM_READ = 400, 20_000, 100_000
+NUM_COMMITS, NUM_GROUPED, NUM_READ = size(400, 20), size(20_000, 200), size(100_000, 1_000)
 GROUP = 50
 LEAST_PER_SECOND, LEAST_OF_FSYNC = 300.0, 0.9
 

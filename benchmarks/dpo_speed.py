@@ -22,7 +22,7 @@ from typing import Any
 
 from trl.trainer.dpo_config import DPOConfig
 
-from benchmarks.harness import Row, alternate, finish, median
+from benchmarks.harness import Row, alternate, finish, median, size
 from benchmarks.trainers import (
     LIKE_OURS,
     LONGEST,
@@ -44,7 +44,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.train.methods.table import build
 from trainyard.train.session.session import Session
 
-PAIRS, BATCH, EPOCHS = 16, 8, 3
+PAIRS, BATCH, EPOCHS = size(16, 4), size(8, 2), size(3, 1)
 
 
 def pairs(count: int, prompt_tokens: int = 3) -> list[PreferenceRow]:

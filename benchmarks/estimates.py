@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.harness import SHORT, size
 from trainyard.spec.estimate.timing import StepTiming
 
 PROGRAM = Path(sys.executable).with_name("trainyard")
@@ -240,7 +241,7 @@ def main() -> None:
         subprocess.run([PROGRAM, "up"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
         try:
             rows = []
-            for name, nodes in chains.items():
+            for name, nodes in list(chains.items())[: size(len(chains), 1)]:
                 rows.append(compare(folder, name, nodes))
                 print(rows[-1], f"load {os.getloadavg()[0]:.1f}", flush=True)
         finally:
@@ -248,7 +249,7 @@ def main() -> None:
     median = statistics.median(abs(row.planned_alone / row.real_alone - 1) for row in rows)
     worst = max(row.factor for row in rows)
     print(f"median error {median:.0%}, worst factor {worst:.2f}, load {os.getloadavg()[0]:.1f}")
-    sys.exit(median > MEDIAN_BAR or worst > WORST_BAR)
+    sys.exit(not SHORT and (median > MEDIAN_BAR or worst > WORST_BAR))
 
 
 if __name__ == "__main__":

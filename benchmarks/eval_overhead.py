@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, Sample, finish
+from benchmarks.harness import Row, Sample, finish, size
 from benchmarks.sft_speed import chat_row
 from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, quiet, save_nothing
 from trainyard.backends.native.assembly import NativeRun
@@ -26,7 +26,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.train.evaluation.rounds import PeriodicEvaluation
 from trainyard.train.loop import train
 
-ROWS, BATCH, LIMIT = 1000, 16, 0.05
+ROWS, BATCH, EPOCHS, LIMIT = size(1000, 60), 16, size(3, 1), 0.05
 
 
 def report_nothing(_event: str, **_fields: object) -> None:
@@ -37,7 +37,13 @@ def evaluated_run(folder: Path, model: Path, method: str) -> tuple[NativeRun, Pe
     """A training to its end; returns it with its evaluations and the seconds of both together."""
     chance = random.Random(0)
     rows = [chat_row(chance, chat_length(chance)) for _ in range(ROWS)]
-    hyper = {"epochs": 3, "batch_size": BATCH, "learning_rate": 2e-5, "max_length": LONGEST, "precision": "fp32"}
+    hyper = {
+        "epochs": size(3, 1),
+        "batch_size": BATCH,
+        "learning_rate": 2e-5,
+        "max_length": LONGEST,
+        "precision": "fp32",
+    }
     config: dict[str, Any] = {"stage": "sft", "method": method, "hyperparameters": hyper, "eval": {}}
     run = assembled(folder / method, model, Port.SFT, rows, config)
     assert run.held_out is not None

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 
 import httpx
 
-from benchmarks.harness import Row, alternate, finish, median
+from benchmarks.harness import Row, alternate, finish, median, size
 from trainyard.serve.client.client import ChatClient
 
 SLOTS, SERVICE_MS, CONCURRENCY = 64, 50, 128
 CAPACITY = SLOTS * 1000 / SERVICE_MS
-REQUESTS, GATHERED_REQUESTS, SERIAL_REQUESTS = 6400, 640, 20
+REQUESTS, GATHERED_REQUESTS, SERIAL_REQUESTS = size(6400, 256), size(640, 128), size(20, 3)
 MESSAGES = [{"role": "user", "content": "What does this document say? " + "word " * 400}]
 LEAST_SHARE, MOST_CPU_MS = 0.95, 1.0
 

@@ -19,14 +19,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import Row, Sample, finish, measure, median
+from benchmarks.harness import Row, Sample, finish, measure, median, size
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, check_mutation
 from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.graph.state import Changes, State
 from trainyard.stores.graph.tables import Tables, attributes_text, names_text
 
 BATCH = 1_000
-BAR, ROUNDS = 20.0, 5
+BAR, ROUNDS = 20.0, size(5, 1)
 LARGE_CAP_S = 120.0
 
 
@@ -215,8 +215,8 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        samples, rows = compare(folder, 5_000, ROUNDS)
-        rows.append(large(folder, 20_000))
+        samples, rows = compare(folder, size(5_000, 100), ROUNDS)
+        rows.append(large(folder, size(20_000, 200)))
     return finish("graph_upsert", rows, samples)
 
 

@@ -27,8 +27,16 @@ from pathlib import Path
 import psutil
 
 Variant = Callable[[], float]
+SHORT = os.environ.get("TRAINYARD_BENCHMARKS_SHORT") == "1"
+"""Whether this is the short form (`python -m benchmarks --short`), which shows that a benchmark runs: small sizes, one
+round, no bar on what was timed."""
 RESULTS = Path(__file__).parent / "results"
 OK, MISSED, INCONCLUSIVE = 0, 1, 3
+
+
+def size(full: int, short: int) -> int:
+    """Return a size of the measurement, or that of its short form."""
+    return short if SHORT else full
 
 
 @dataclass(frozen=True)
@@ -113,8 +121,9 @@ def alternate(variants: Mapping[str, Variant], *, rounds: int = 5, warm_up: bool
     """Run the variants in turn, forwards and backwards (ABBA…), so that drift of the machine meets all of them."""
     if rounds < 5:
         raise ValueError(f"rounds={rounds}: a median needs at least 5")
+    rounds = size(rounds, 1)
     names = list(variants)
-    if warm_up:
+    if warm_up and not SHORT:
         for name in names:
             variants[name]()
     samples: dict[str, list[Sample]] = {name: [] for name in names}
@@ -153,8 +162,10 @@ def busy() -> bool:
 
 def finish(name: str, rows: Sequence[Row], samples: Mapping[str, Sequence[Sample]]) -> int:
     """Print the table, write `results/<name>.json`, return the exit code. Without samples nothing was timed, and a busy
-    machine makes no difference."""
+    machine makes no difference. In the short form, what was timed has no bar."""
     verdict = INCONCLUSIVE if samples and busy() else OK if all(row.ok for row in rows) else MISSED
+    if SHORT and samples:
+        verdict = OK
     word = {OK: "ok", MISSED: "missed", INCONCLUSIVE: "inconclusive"}[verdict]
     print(f"{name}: {word} (load at start {_load_at_start:.2f}, {os.cpu_count()} cores)")
     print(f"  {'metric':<52} {'ours':>12} {'peer':>12} {'value':>9} {'bar':>10}  ok")
@@ -163,6 +174,9 @@ def finish(name: str, rows: Sequence[Row], samples: Mapping[str, Sequence[Sample
         label = f"{row.metric} / {row.peer_name}" if row.peer_name else row.metric
         bar = f"{row.direction} {row.bar:g}"
         print(f"  {label:<52} {row.ours:>12,.3f} {peer:>12} {row.value:>9.3f} {bar:>10}  {'yes' if row.ok else 'NO'}")
+    if SHORT:
+        print("  the short form: no bar on what was timed")
+        return verdict
     RESULTS.mkdir(exist_ok=True)
     record = {
         "name": name,

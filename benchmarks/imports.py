@@ -14,15 +14,18 @@ import argparse
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import SHORT
 from trainyard.errors import TrainyardError
 from trainyard.spec.imports.conversion import Imported, import_config
 from trainyard.spec.imports.keys import KeyStatus
@@ -41,6 +44,7 @@ REPOSITORIES = {
 """Tool -> the name of its repository in lower case, and where its example configs are."""
 FENCED = re.compile(r"```yaml\n(# \w+_config\.yaml\n.*?)```", re.DOTALL)
 LEAST_MAPPED = 0.8
+RESOURCES = Path(__file__).parent.parent / "tests" / "resources" / "imports"
 UNKNOWN = "that is known here"
 """In the words of a refusal for a key that no table has."""
 
@@ -141,7 +145,19 @@ def table_of(tallies: dict[str, Tally]) -> str:
     return "\n".join(lines)
 
 
+def copy_small_examples(root: Path) -> None:
+    """Lay the configs of the tests out as the tools' repositories have theirs, for the short form."""
+    for tool, (name, places) in REPOSITORIES.items():
+        folder = root / name / places[0]
+        folder.mkdir(parents=True)
+        shutil.copy(RESOURCES / f"{tool}.yaml", folder)
+
+
 def main(argv: list[str]) -> int:
+    if SHORT and not argv:
+        with tempfile.TemporaryDirectory() as folder:
+            copy_small_examples(Path(folder))
+            return main([folder])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default=os.environ.get(VARIABLE))
     parser.add_argument("--processes", type=int, default=1)

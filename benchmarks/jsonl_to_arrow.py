@@ -22,11 +22,11 @@ from typing import Any
 
 import datasets
 
-from benchmarks.harness import Row, alternate, finish, median
+from benchmarks.harness import Row, alternate, finish, median, size
 from trainyard.data.limited.service import kept_service
 from trainyard.data.sources import jsonl_to_arrow
 
-NUM_ROWS, ROW_BYTES = 120_000, 834
+NUM_ROWS, ROW_BYTES = size(120_000, 1_000), 834
 DUPLICATES = 0.02
 MEMORY_BYTES = 2 << 30
 WORDS = ["rail", "tie", "gauge", "bolt", "spike", "train", "yard", "signal", "brake", "the", "of", "on", "which", "is"]

@@ -22,7 +22,7 @@ from trl.trainer.kto_config import KTOConfig
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.sft_config import SFTConfig
 
-from benchmarks.harness import Row, finish
+from benchmarks.harness import Row, finish, size
 from benchmarks.trainers import (
     LIKE_OURS,
     Shape,
@@ -38,9 +38,9 @@ from benchmarks.trainers import (
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow
 from trainyard.data.rows import Row as DataRow
 from trainyard.spec.axes.data import Port
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import Encoded
 
-STEPS, BATCH = 50, 4
+STEPS, BATCH = size(50, 10), 4
 MILLION = 1e6
 LARGEST, LEAST_RANGE = 100, 0.01
 """Largest difference of a step's losses, in millionths, and least range of the losses themselves."""

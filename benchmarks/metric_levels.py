@@ -19,11 +19,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from benchmarks.harness import SHORT, size
 from trainyard.app.live.trainings import read_new_steps
 from trainyard.app.training_logs import TrainingLogs
 
 BAR_MS = 50.0
-REPEATS = 15
+REPEATS = size(15, 2)
 
 
 def write_events(path: Path, first: int, steps: int) -> None:
@@ -82,6 +83,8 @@ def main() -> int:
     print(json.dumps(found, indent=1))
     if asked.out:
         asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if SHORT:
+        return 0
     return 0 if max(found["query_1000_ms"], found["continue_100_steps_ms"]) <= BAR_MS else 1
 
 

@@ -21,12 +21,12 @@ from itertools import pairwise
 import pyarrow as pa
 from datasketch import MinHash, MinHashLSH
 
-from benchmarks.harness import Row, alternate, finish, median
+from benchmarks.harness import Row, alternate, finish, median, size
 from trainyard.data.quality.duplicates import Shingles
 from trainyard.data.quality.words import words
 from trainyard.data.rows import BATCH_ROWS
 
-ROWS = 100_000
+ROWS = size(100_000, 2_000)
 THRESHOLD = 0.9
 WORD = re.compile(r"[^\W_]+")
 

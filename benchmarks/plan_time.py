@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import Row, Sample, finish
+from benchmarks.harness import Row, Sample, finish, size
 from trainyard.app.plan import resolve as planning
 from trainyard.app.plan.measure import probe_data
 from trainyard.app.plan.measurements import FinishedNodes
@@ -32,7 +32,7 @@ from trainyard.settings import Settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.training import TrainerConfig
 
-MEDIAN_ERROR, WORST_ERROR, RUNS, ROWS = 0.30, 0.60, 3, 240
+MEDIAN_ERROR, WORST_ERROR, RUNS, ROWS = 0.30, 0.60, size(3, 1), size(240, 40)
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "sft full": ("sft", {"stage": "sft", "method": "full"}),
     "sft lora": ("sft", {"stage": "sft", "method": "lora"}),

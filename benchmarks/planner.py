@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.harness import Row, Sample, finish, measure
+from benchmarks.harness import Row, Sample, finish, measure, size
 from trainyard.night.phases import begin, phase1
 from trainyard.night.report import Phase1Report
 from trainyard.night.wiring import make_night_deps
@@ -33,7 +33,7 @@ from trainyard.testing.scripted_server import Exchange, ScriptedServer, ok
 SLOTS, TOKENS_PER_S, PREFILL_S = 8, 125.0, 0.05
 LEAST_NAMES, MOST_NAMES, TOKENS_A_NAME, TOKENS_AROUND = 3, 9, 12, 10
 SECONDS_A_DOCUMENT = PREFILL_S + (TOKENS_AROUND + TOKENS_A_NAME * (LEAST_NAMES + MOST_NAMES) / 2) / TOKENS_PER_S
-BUDGET_S, DOCUMENTS, MOST_WRONG = 15, 600, 0.15
+BUDGET_S, DOCUMENTS, MOST_WRONG = size(15, 5), size(600, 100), 0.15
 NAMES = re.compile(r"^- (?P<name>Person [0-9]+)$", re.MULTILINE)
 CASES = {
     "profile right": (SECONDS_A_DOCUMENT, SLOTS),

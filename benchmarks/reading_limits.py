@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Row, alternate, finish, median
+from benchmarks.harness import Row, alternate, finish, median, size
 from benchmarks.jsonl_to_arrow import WORDS, write_chats
 from trainyard.data.limited.children import DocumentReply
 from trainyard.data.limited.jobs import carry_out
@@ -30,7 +30,7 @@ from trainyard.data.readers.sets import document_bytes, document_chunk, walk
 from trainyard.data.readers.streams import Limits
 from trainyard.spec.axes.data import Port
 
-NUM_FILES, FILE_BYTES, NUM_ROWS = 10_000, 4096, 120_000
+NUM_FILES, FILE_BYTES, NUM_ROWS = size(10_000, 100), 4096, size(120_000, 1_000)
 
 
 def write_pages(folder: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.harness import Row, Sample, finish
+from benchmarks.harness import Row, Sample, finish, size
 from tests.api_process import keep_in_step
 from trainyard.app.live.trainings import with_files
 from trainyard.app.run_records import RunRecord
@@ -35,7 +35,7 @@ from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import keep_auth
 from trainyard.stores.live.job_index import JobIndex
 
-JOBS, ASKS, STREAMS, EVENTS = 10_000, 600, 200, 200
+JOBS, ASKS, STREAMS, EVENTS = size(10_000, 100), size(600, 30), size(200, 5), size(200, 10)
 WATCHED = "job-000000000000"
 BURN = "import torch\ntorch.set_num_threads(1)\na = torch.randn(512, 512)\nwhile True: a = torch.tanh(a @ a)"
 
@@ -182,7 +182,7 @@ async def idle_streams(url: str, headers: dict[str, str], process: psutil.Proces
     return share - before
 
 
-async def cpu_share(process: psutil.Process, seconds: float = 20.0) -> float:
+async def cpu_share(process: psutil.Process, seconds: float = size(200, 10) / 10) -> float:
     used = process.cpu_times()
     await asyncio.sleep(seconds)
     now = process.cpu_times()

@@ -26,7 +26,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from trl.trainer.sft_config import SFTConfig
 
-from benchmarks.harness import Row, alternate, finish, median
+from benchmarks.harness import Row, alternate, finish, median, size
 from benchmarks.trainers import (
     LIKE_OURS,
     LONGEST,
@@ -44,10 +44,10 @@ from benchmarks.trainers import (
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.axes.data import Port
-from trainyard.train.head import IGNORED
-from trainyard.train.precision import cpu_bf16
+from trainyard.train.contracts import IGNORED
+from trainyard.train.model.precision import cpu_bf16
 
-ROWS, FEW_ROWS = 192, 48
+ROWS, FEW_ROWS = size(192, 8), size(48, 8)
 BATCH = 8
 
 

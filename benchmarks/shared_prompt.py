@@ -27,10 +27,10 @@ from benchmarks.trainers import assembled, build_model, build_trl, ours, quiet, 
 from trainyard.backends.native.assembly import NativeRun, policy_request, reference_scores
 from trainyard.data.rows import PreferenceRow
 from trainyard.spec.axes.data import Port
-from trainyard.train.layout.sharing import Operations
+from trainyard.train.contracts import Encoded
 from trainyard.train.methods.table import build
+from trainyard.train.rows.sharing import Operations
 from trainyard.train.session.session import Session
-from trainyard.train.tokens import Encoded
 
 PACKED = {"batching": "packed"}
 

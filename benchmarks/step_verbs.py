@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 
-from benchmarks.harness import Row, Sample, finish
+from benchmarks.harness import Row, Sample, finish, size
 from benchmarks.rest_api import service
-from tests.unit.api.session_surface import surface_of
+from tests.session_surface import surface_of
 from tests.unit.backends.session_host import ROWS, hosted, record_of
 from tests.unit.backends.session_in_process import batch_here, open_here
 from trainyard import connect
@@ -33,7 +33,7 @@ from trainyard.settings import load_settings
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.testing.tiny import build_tiny_model
 
-CALLS, WARM = 300, 20
+CALLS, WARM = size(300, 5), size(20, 1)
 MOST_ECHOES = 2.0
 """A verb over HTTP, without its computation, takes at most as many times a bare call with the same bytes."""
 

@@ -1,6 +1,6 @@
 """How many steps does a sweep with rungs take to find the best of sixteen whole trainings?
 
-Sixteen sets of values of a tiny model (learning rates over four decades, three ranks; `tests/sweep_program.py`), 27
+Sixteen sets of values of a tiny model (learning rates over four decades, three ranks; `tools/sweep_program.py`), 27
 steps each: once every training to its end, once stopped at steps 3 and 9 by asynchronous successive halving, where a
 third continues. Printed are the steps of both, the share of the second, and whether both find the same best trial.
 
@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import Row, Sample, finish
+from benchmarks.harness import Row, Sample, finish, size
 from tests.small_jobs import Jobs, write_data
-from tests.sweep_program import make_spec, run_sweep, trained_steps
+from tools.sweep_program import TRIALS, make_spec, run_sweep, trained_steps
 from trainyard.sweeps.asha import find_best
 from trainyard.testing.tiny import build_tiny_model
 
@@ -30,7 +30,7 @@ def measure(folder: Path) -> int:
     steps, best, samples = {}, {}, {}
     for scheduler in ("none", "asha"):
         cpu_s, wall_s = time.process_time(), time.monotonic()
-        study = run_sweep(folder / scheduler, make_spec(model, scheduler), jobs)
+        study = run_sweep(folder / scheduler, make_spec(model, scheduler, size(TRIALS, 4)), jobs)
         steps[scheduler] = trained_steps(folder / scheduler)
         best[scheduler] = find_best(study.trials(), highest=False)
         used = Sample(float(steps[scheduler]), time.monotonic() - wall_s, time.process_time() - cpu_s)

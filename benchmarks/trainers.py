@@ -34,16 +34,16 @@ from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
-from trainyard.train.batching import Cursor, StepRows
+from trainyard.train.contracts import Cursor, Encoded
 from trainyard.train.loop import Hook, train
 from trainyard.train.methods.table import parameter_groups
 from trainyard.train.optimizers import make_optimizer
+from trainyard.train.progress import SavedProgress
 from trainyard.train.reporting.reporting import reporting
 from trainyard.train.reporting.trackers import TrackedRun
-from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.rows.batching import StepRows
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.session import Session
-from trainyard.train.tokens import Encoded
 
 VOCABULARY, LONGEST = 4096, 512
 SPECIAL = ["<pad>", "<end>", "<user>", "<assistant>"]

@@ -26,9 +26,10 @@ from transformers import AutoTokenizer
 
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.training import TrainerConfig, resolve_trainer
+from trainyard.train.contracts import Encoded
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.table import build, parameter_groups, save
-from trainyard.train.tokens import Encoded, encode_sft, require_targets
+from trainyard.train.rows.tokens import encode_sft, require_targets
 
 IGNORED = -100
 """Label of a token that is not learned: the prompt's and the padding's."""

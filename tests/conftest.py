@@ -36,7 +36,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1"
 
 READING = ReadingService()
 """What reads data sets for all tests of this process: a start takes a second of CPU time, a request milliseconds."""
-END_S = 10.0
+END_S = 60.0
 """How long a thread or process may take to end after its test."""
 PREFECTS_THREADS = (
     "APILogWorkerThread",
@@ -51,6 +51,8 @@ EXECUTORS_THREADS = ("asyncio_",)
 
 
 TOGETHER = ("tests/flows/", "tests/browser/")
+INTEGRATION = ("tests/flows/", "tests/integration/")
+"""Folders whose tests all start servers, flows or many processes."""
 
 
 class FlowsTogether(LoadFileScheduling):
@@ -91,6 +93,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(INTEGRATION):
+            item.add_marker(pytest.mark.integration)
     if config.getoption("fast"):
         items[:] = [item for item in items if not needs_a_model(item)]
 

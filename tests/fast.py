@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-OWN = ("trainyard", "flows", "nodes", "tasks", "tests")
+OWN = ("trainyard", "flows", "nodes", "tasks", "tests", "tools")
 HEAVY = frozenset({"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "prefect", "playwright"})
 STARTERS = (
     "subprocess",

@@ -22,10 +22,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.gpu.place import Place
 from benchmarks.latent.toys import PAD, Answered, Task, answer, plain, stage_of, with_technique
-from trainyard.train.head import Head
+from trainyard.train.contracts import Batch, Encoded, Head, StageSpec
 from trainyard.train.methods.loading import exclude_cudnn_attention
-from trainyard.train.stages.contract import Batch, StageSpec
-from trainyard.train.tokens import Encoded
 
 EVALUATED, REHEARSED = 1000, 16
 

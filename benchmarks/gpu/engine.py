@@ -23,9 +23,10 @@ from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.loop import StepRecord, count_done, train
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.resume.writer import CheckpointWriter
+from trainyard.train.checkpoint.writer import CheckpointWriter
+from trainyard.train.contracts import StepRecord
+from trainyard.train.loop import count_done, train
+from trainyard.train.progress import SavedProgress
 from trainyard.train.session.session import Session
 
 CHECKPOINTS = "checkpoints"

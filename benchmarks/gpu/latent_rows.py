@@ -13,7 +13,7 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import Encoded
 
 NODES, PARENTS = 23, 1.5
 SHORTEST, LONGEST = 3, 6

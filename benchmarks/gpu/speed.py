@@ -33,7 +33,7 @@ from trainyard.loading import load
 from trainyard.spec.axes.data import Port
 from trainyard.train.methods.table import parameter_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.session import Session
 

@@ -30,8 +30,8 @@ from benchmarks.harness import OK, Row, finish
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.backends.native.program import save_checkpoint
 from trainyard.spec.axes.data import Port
-from trainyard.train.resume import host_buffer
-from trainyard.train.resume.writer import CheckpointWriter
+from trainyard.train.checkpoint import host_buffer
+from trainyard.train.checkpoint.writer import CheckpointWriter
 
 ROUNDS, MILLISECONDS = 5, 1000.0
 NO_ROOM = 1e12

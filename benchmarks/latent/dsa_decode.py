@@ -27,7 +27,7 @@ from trainyard.train.latent.dsa.attention import Attention, Queries, Selection, 
 from trainyard.train.latent.dsa.cache import RoomyIndexedLayer
 from trainyard.train.latent.dsa.gathered import attend_once
 from trainyard.train.latent.dsa.technique import SparseAttention
-from trainyard.train.session.sampling import PLAIN, Reading
+from trainyard.train.model.sampling import PLAIN, Reading
 
 LENGTHS = (4096, 8192, 16384, 32768)
 TOP_K, TOKENS, MILLISECONDS = 2048, 9, 1000.0

@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainyard.spec.axes.latent import GRANULARITY_SETTINGS, LATENT_SETTINGS, Granularity, Latent
-from trainyard.train.head import IGNORED
+from trainyard.train.contracts import IGNORED
 from trainyard.train.latent.dsa.attention import AttentionPhase, Selection
 from trainyard.train.latent.dsa.indexer import select_randomly, select_tokens, select_window
 from trainyard.train.latent.dsa.technique import SparseAttention

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.latent.toys import Task, answer, toy_model, train, with_technique
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import Encoded
 
 NODES, HOPS = 12, 4
 FROM, HENCE, SO, EITHER = range(1 + NODES, 5 + NODES)

@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 from benchmarks.latent.toys import Learning, Task, answer, toy_model, train, with_technique
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import Encoded
 
 TIMES, EQUALS, PLUS, END = 11, 12, 13, 14
 """Tokens 1 to 10 are the digits."""

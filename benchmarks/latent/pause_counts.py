@@ -14,7 +14,7 @@ import random
 from typing import Any
 
 from benchmarks.latent.toys import Task, answer, toy_model, train, with_technique
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import Encoded
 
 LENGTH, LETTERS = 6, 2
 SIZES: dict[str, int] = {"layers": 3, "hidden": 64, "heads": 2}

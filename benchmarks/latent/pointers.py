@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.latent.toys import PAD, Task, answer, stage_of, toy_model, train, with_technique
-from trainyard.train.head import Head
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import Encoded, Head
 
 SYMBOLS, HOPS = 8, 4
 COT_STEPS, STAGE_STEPS, CONTROL_STEPS = 300, 100, 1500

@@ -21,10 +21,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainyard.spec.axes.latent import LATENT_SETTINGS, Latent
-from trainyard.train.head import IGNORED, Head, label_logprobs
+from trainyard.train.contracts import IGNORED, Head
 from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
 from trainyard.train.latent.quiet_star.technique import QuietStar, thought_settings
-from trainyard.train.session.sampling import PLAIN
+from trainyard.train.model.head import label_logprobs
+from trainyard.train.model.sampling import PLAIN
 
 SYMBOLS, WALK = 8, 6
 FIRST_SYMBOL, WALKS, ASKS = SYMBOLS * SYMBOLS, SYMBOLS * SYMBOLS + SYMBOLS, SYMBOLS * SYMBOLS + SYMBOLS + 1

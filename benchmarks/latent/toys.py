@@ -18,13 +18,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import Head
+from trainyard.train.contracts import Encoded, Head, Sampling, StageSpec
 from trainyard.train.latent import rows as latent_rows
 from trainyard.train.latent import table
-from trainyard.train.session.sampling import PLAIN, Sampling, reader_of, sample
-from trainyard.train.stages.contract import StageSpec
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded
+from trainyard.train.losses.table import STAGES
+from trainyard.train.model.sampling import PLAIN, reader_of, sample
 
 Draw = Callable[[random.Random], Encoded]
 PAD = 0

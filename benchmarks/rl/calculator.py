@@ -25,10 +25,11 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.spec.axes.rewards import EnvironmentReward
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.rollouts.drawing import complete_prompts
-from trainyard.train.rollouts.environments import Environment
-from trainyard.train.rollouts.rewards import RewardPanel
-from trainyard.train.session.sampling import Generated, Sampling, sample
+from trainyard.train.contracts import Generated, Sampling
+from trainyard.train.model.sampling import sample
+from trainyard.train.rl.drawing import complete_prompts
+from trainyard.train.rl.environments import Environment
+from trainyard.train.rl.rewards import RewardPanel
 
 LARGEST, MOST_TOKENS = 100, 8
 STEPS, RATE = 300, 1e-3

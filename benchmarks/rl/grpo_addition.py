@@ -21,8 +21,9 @@ from torch.nn import functional
 from benchmarks.rl.toy import Toy, rounded, toy_config, toy_policy, toy_tokenizer, toy_trainer
 from trainyard.spec.axes.rewards import ExactMatchReward
 from trainyard.spec.axes.stages import Stage
-from trainyard.train.rollouts.rewards import RewardPanel
-from trainyard.train.session.sampling import Sampling, sample
+from trainyard.train.contracts import Sampling
+from trainyard.train.model.sampling import sample
+from trainyard.train.rl.rewards import RewardPanel
 
 WORDS = ["pad", "end", "+", "=", *map(str, range(10))]
 TOKENIZER = toy_tokenizer(WORDS)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.rl.ppo_toy import toy_of
-from trainyard.train.batching import Cursor
-from trainyard.train.rollouts.advantages import generalized_advantages
+from trainyard.train.contracts import Cursor
+from trainyard.train.losses.advantages import generalized_advantages
 
 ROWS, TOKENS = 64, 24
 

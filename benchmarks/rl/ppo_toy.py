@@ -25,7 +25,7 @@ from benchmarks.rl.toy import (
 )
 from trainyard.spec.axes.rewards import ModelReward
 from trainyard.spec.axes.stages import Stage
-from trainyard.train.rollouts.rewards import RewardPanel, SampledCompletion
+from trainyard.train.rl.rewards import RewardPanel, SampledCompletion
 
 VOCABULARY, LENGTH, WANTED = 8, 8, 3
 UPDATES, LAST, STEPS_PER_ROLLOUT = 200, 10, 4

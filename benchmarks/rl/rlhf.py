@@ -23,11 +23,11 @@ from benchmarks.rl.toy import Toy, rounded, toy_config, toy_policy, toy_tokenize
 from trainyard.spec.axes.rewards import ModelReward
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import Head
-from trainyard.train.rollouts.reward_model import RewardModelScorer
-from trainyard.train.rollouts.rewards import RewardPanel
-from trainyard.train.session.sampling import Sampling, sample, token_logprobs
-from trainyard.train.stages import pairs, reward
+from trainyard.train.contracts import Head, Sampling
+from trainyard.train.losses import pairs, reward
+from trainyard.train.model.sampling import sample, token_logprobs
+from trainyard.train.rl.reward_model import RewardModelScorer
+from trainyard.train.rl.rewards import RewardPanel
 
 VOCABULARY, LENGTH, BEST = 12, 8, 4
 GOOD = (3, 4, 5)

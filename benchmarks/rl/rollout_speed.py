@@ -22,8 +22,9 @@ from transformers import GenerationConfig
 
 from benchmarks.rl.toy import rounded, toy_config, toy_policy, toy_tokenizer, toy_trainer
 from trainyard.spec.axes.stages import Stage
-from trainyard.train.rollouts.drawing import complete_prompts
-from trainyard.train.session.sampling import Generated, Sampling, sample
+from trainyard.train.contracts import Generated, Sampling
+from trainyard.train.model.sampling import sample
+from trainyard.train.rl.drawing import complete_prompts
 
 VOCABULARY, LONGEST, GROUP, PROMPTS, NEW = 4096, 256, 8, 16, 64
 ENDS = tuple(range(1, 103))

@@ -17,18 +17,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from trainyard.spec.axes.stages import PpoSettings, StageSettings
 from trainyard.spec.training import TrainerConfig, resolve_trainer
-from trainyard.train.batching import Feed, choose_cut
-from trainyard.train.loop import StepRecord, train
+from trainyard.train.contracts import StepRecord
+from trainyard.train.loop import train
+from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.rollouts.critic import attach_critic, split_groups
-from trainyard.train.rollouts.environments import Environment
-from trainyard.train.rollouts.feed import RolloutFeed, RolloutPlan
-from trainyard.train.rollouts.rewards import RewardPanel, SampledCompletion
+from trainyard.train.progress import SavedProgress
+from trainyard.train.rl.critic import attach_critic, split_groups
+from trainyard.train.rl.environments import Environment
+from trainyard.train.rl.feed import RolloutFeed, RolloutPlan
+from trainyard.train.rl.rewards import RewardPanel, SampledCompletion
+from trainyard.train.rows.batching import Feed, choose_cut
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.session import Session, TrainState
-from trainyard.train.stages.table import STAGES
 
 Model = Any
 

@@ -50,7 +50,18 @@ def targets_text() -> str:
     """The targets of the Makefile that a maintainer uses, with their help."""
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     rows = re.findall(r"^([a-z-]+):[^\n]*## (.+)$", makefile, re.MULTILINE)
-    wanted = ("setup", "check", "test", "test-fast", "test-all", "test-browser", "demo", "reference", "web")
+    wanted = (
+        "setup",
+        "check",
+        "test",
+        "test-fast",
+        "test-integration",
+        "test-all",
+        "test-browser",
+        "demo",
+        "reference",
+        "web",
+    )
     return table(["target", "what it does"], [[f"`make {name}`", text] for name, text in rows if name in wanted])
 
 

@@ -120,7 +120,7 @@ def test_a_module_of_ours_is_imported_in_a_function_only_with_a_reason() -> None
 
 def test_no_exception_is_swallowed() -> None:
     offenders = []
-    for path in sources(*ROOMS, "tests", "benchmarks", "examples"):
+    for path in sources(*ROOMS, "tests", "tools", "benchmarks", "examples"):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ExceptHandler) and all(isinstance(part, ast.Pass) for part in node.body):
                 offenders.append(f"{name_of(path)}:{node.lineno}")
@@ -129,7 +129,7 @@ def test_no_exception_is_swallowed() -> None:
 
 def test_every_function_says_what_it_returns() -> None:
     offenders = []
-    for path in sources(*ROOMS, "tests", "benchmarks", "examples"):
+    for path in sources(*ROOMS, "tests", "tools", "benchmarks", "examples"):
         for node in functions(tree_of(path)):
             if node.returns is None:
                 offenders.append(f"{name_of(path)}:{node.name}")

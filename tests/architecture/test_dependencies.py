@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests import dependencies
-from tests.dependencies import (
+from tools import dependencies
+from tools.dependencies import (
     BILL,
     Fixed,
     Known,
@@ -119,7 +119,7 @@ def test_a_folder_of_advisories_is_audited_and_a_new_one_is_named(tmp_path: Path
     )
     assert audit(tmp_path) == ["torch: PYSEC-1 CVE-1: not in docs/dependencies.md"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.dependencies", "audit", str(tmp_path)],
+        [sys.executable, "-m", "tools.dependencies", "audit", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

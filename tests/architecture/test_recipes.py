@@ -80,9 +80,9 @@ RECIPES = {
                 "spec/axes/stages.py", "    SFT = ",
                 '    TOY = StageFacts("riddle", ports=(Port.SFT,), learning_rates=(1e-5, 1e-4), packable=True)\n',
             ),
-            Edit("train/stages/table.py", "    Stage.SFT: ", "    Stage.TOY: SFT,\n"),
+            Edit("train/losses/table.py", "    Stage.SFT: ", "    Stage.TOY: SFT,\n"),
         ),
-        "from trainyard.spec.training import resolve_trainer; from trainyard.train.stages.table import STAGES\n"
+        "from trainyard.spec.training import resolve_trainer; from trainyard.train.losses.table import STAGES\n"
         "toy = resolve_trainer(Config(stage='riddle', backend='script', launch={'script': 'mine'}), 'base')\n"
         "assert toy.hyperparameters.learning_rate == 1e-4 and STAGES[toy.stage.type] and refused_settings(toy) == {}\n",
     ),

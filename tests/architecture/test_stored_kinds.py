@@ -67,8 +67,8 @@ WITHOUT = {
     "trainyard/stores/graph/contract.py: export": GIVEN,
     "trainyard/stores/models.py: model_sha256": CACHE,
     "trainyard/stores/objects/local.py: download": GIVEN,
-    "trainyard/train/checkpoints.py: commit": WORK,
-    "trainyard/train/resume/snapshot.py: save_snapshot": WORK,
+    "trainyard/train/checkpoint/checkpoints.py: commit": WORK,
+    "trainyard/train/checkpoint/snapshot.py: save_snapshot": WORK,
     "trainyard/train/starter/build.py: build_starter": CACHE,
     "trainyard/train/starter/pretrain.py: pretrain": HASHED,
 }

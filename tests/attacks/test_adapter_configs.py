@@ -23,6 +23,7 @@ from trainyard.train.methods.adapters import NEW, load_adapter, read_config
 from trainyard.train.methods.guarding import base_digests, require_unchanged_base
 
 pytestmark = [
+    pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:peft"),

@@ -20,6 +20,8 @@ import pytest
 from tests.api_process import serving
 from trainyard.stores.access.tokens import TokenFile
 
+pytestmark = pytest.mark.integration
+
 CANARY = "canary-5b1f-inner-service"
 PREVIEW = "/data/preview"
 SPELLINGS = (

@@ -28,6 +28,8 @@ from trainyard.spec.states import JobState
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.live.job_index import JobIndex
 
+pytestmark = pytest.mark.integration
+
 RUN = "0190d3c2-1f2e-4a3b-8c4d-5e6f70819203"
 LOGS = "/api/v1/jobs/job-5e6f70819203/logs?source=trainer"
 LOG_BYTES = 60 << 20

@@ -16,6 +16,8 @@ from trainyard.settings import load_settings
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.adapters import AdapterRegistry
 
+pytestmark = pytest.mark.integration
+
 NOBODY, WRONG = "nobody", "wrong"
 CALLERS = {
     "reader": ("read", ""),

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.path_program import CANARY
+from tools.path_program import CANARY
+
+pytestmark = pytest.mark.integration
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 PARTS = [pytest.param(first, 1_000, marks=SLOW) for first in range(0, 5_000, 1_000)]
@@ -26,7 +28,7 @@ def test_no_path_leads_out(first: int, count: int, tmp_path: Path) -> None:
     (work / "link").symlink_to(outside)
     (work / "docs" / "a.md").write_text("# A\n\nA node reads.\n")
     environment = {**os.environ, "TRAINYARD_HOME": str(tmp_path / "home"), "HOME": str(outside)}
-    argv = [sys.executable, "-m", "tests.path_program", str(tmp_path), str(first), str(count)]
+    argv = [sys.executable, "-m", "tools.path_program", str(tmp_path), str(first), str(count)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False, env=environment)
     printed = ended.stdout.splitlines()
     assert (ended.returncode, bool(printed)) == (0, True), f"ended with {ended.returncode}: {ended.stderr[-3000:]}"

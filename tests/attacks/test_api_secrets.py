@@ -12,6 +12,8 @@ from trainyard.settings import settings
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.auth_string import keep_auth
 
+pytestmark = pytest.mark.integration
+
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJjYW5hcnkifQ.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 SENT = {
     "openai": "sk-proj-c4N4rY8kL2mN6pQ9rS3tU7vW1xY5zA0bC4d",

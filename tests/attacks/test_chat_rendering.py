@@ -22,7 +22,9 @@ from trainyard.data.renderers.verify import toy_tokenizer
 from trainyard.data.rows import Message, SftRow
 from trainyard.serve.chat_templates import check_chat_template
 from trainyard.testing.tiny import TEXT, build_tokenizer
-from trainyard.train.tokens import encode_sft
+from trainyard.train.rows.tokens import encode_sft
+
+pytestmark = pytest.mark.integration
 
 FOUR = [{"role": role, "content": "a"} for role in ("user", "assistant", "user", "assistant")]
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -36,7 +36,9 @@ from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.jobs import JobRecord, JobStore
 from trainyard.surfaces.invocation import ends_with_caller
 from trainyard.surfaces.rest.routes import MAX_WORKING
-from trainyard.train.checkpoints import commit
+from trainyard.train.checkpoint.checkpoints import commit
+
+pytestmark = pytest.mark.integration
 
 RUN, JOB = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
 KEY = "a" * 64

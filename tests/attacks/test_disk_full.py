@@ -29,7 +29,7 @@ from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.files import RealFiles
 from trainyard.stores.jobs import JobRecord, JobStore
 from trainyard.stores.whole import create_whole, write_json_durably
-from trainyard.train import checkpoints
+from trainyard.train.checkpoint import checkpoints
 
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0 or sys.platform != "linux", reason="only root may mount a tmpfs"

@@ -18,6 +18,8 @@ from trainyard.serve.listening import is_loopback
 from trainyard.settings import settings
 from trainyard.stores.access.tokens import TokenFile
 
+pytestmark = pytest.mark.integration
+
 TOKENS = "/api/v1/tokens"
 
 
@@ -51,7 +53,7 @@ def test_tls_beyond_loopback_and_plain_on_it(home: Path, tmp_path: Path) -> None
         login = client.post("/api/v1/login", json={"token": token})
         assert "Secure" in login.headers["set-cookie"]
         with pytest.raises(httpx.HTTPError):
-            httpx.get(f"http://{address}:{port}/health", timeout=5)
+            httpx.get(f"http://{address}:{port}/health", timeout=60)
         assert httpx.get(f"http://127.0.0.1:{port}{TOKENS}", headers=right).status_code == 200
         assert "strict-transport-security" not in httpx.get(f"http://127.0.0.1:{port}/health").headers
 

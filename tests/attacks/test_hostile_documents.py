@@ -22,6 +22,8 @@ from trainyard.data.limited.service import ReadingService, kept_service
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import LimitExceeded
 
+pytestmark = pytest.mark.integration
+
 GOOD = "# Rails\n\nRails are made of steel.\n"
 MOST_S = 15.0
 """For a document that took minutes or hours; the machine may be busy with other tests."""

@@ -18,6 +18,8 @@ import pytest
 from tests.unit.data.reading import read_all, settings_for
 from trainyard.data.limited.service import ReadingService, kept_service
 
+pytestmark = pytest.mark.integration
+
 MOST_S = 60.0
 """A reader that is not capped takes minutes or the machine's memory; the machine may be busy with other tests."""
 LAUGHS = """<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">

@@ -19,6 +19,8 @@ from trainyard.errors import Corrupt, InvalidInput, LimitExceeded
 from trainyard.stores.models import check_model_folder
 from trainyard.train.methods.loading import require_memory
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).parents[2]
 SIZES: dict[str, dict[str, Any]] = {
     "width": {"hidden_size": 10**9},

@@ -20,7 +20,7 @@ import pytest
 
 from trainyard.serve.listening import BODY_S, HEAD_S, MAX_CONNECTIONS
 
-pytestmark = pytest.mark.xdist_group("attacked-model-server")
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("attacked-model-server")]
 LATE_LOOP = (
     "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages | length > 3 %}"
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"

@@ -96,12 +96,12 @@ def root(tmp_path: Path) -> Path:
     "path", ["a" * 5000, "a/" * 2500, "a" * 300, "round", "round/rows.jsonl", "./about", "\ud800", "x/\udcff/y"]
 )
 def test_a_path_that_nobody_can_follow_ends_in_one_coded_line(path: str, root: Path) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises((Refused, NotFound)) as refused:
         resolve_inside(path, [root])
     assert refused.value.code in ("R-PATH-ROOT", "E-DATA-NOT-FOUND")
     assert len(str(refused.value)) < 1500
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_circle_of_links_in_a_folder_of_documents_is_refused(root: Path) -> None:

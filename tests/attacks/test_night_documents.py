@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests import night_program
+from tools import night_program
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import Parse, ParsedItem, ParseItem, ParseRequest
 from trainyard.data.limited.service import ReadingService, kept_service, parse_limited
@@ -28,6 +28,8 @@ from trainyard.settings import Settings
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.testing.nights.simulate import campaign_of
+
+pytestmark = pytest.mark.integration
 
 CONFIG = {**night_program.CONFIG, "streams": [{"name": "notes", "globs": ["**"]}]}
 CHILDREN = ("data/limited/items.py", "data/readers/parts.py", "spec/load/text.py")

@@ -11,6 +11,8 @@ import pytest
 
 import trainyard
 
+pytestmark = pytest.mark.integration
+
 PACKAGE = Path(trainyard.__file__).parent
 PROGRAM = Path(sys.executable).parent / "trainyard"
 NAMES = ("types", "enum", "json", "orjson", "pyarrow", "trainyard")

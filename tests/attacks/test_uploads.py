@@ -20,6 +20,8 @@ from tests.api_process import serving
 from trainyard.settings import load_settings
 from trainyard.stores.access.tokens import TokenFile
 
+pytestmark = pytest.mark.integration
+
 BYTES = {"content-type": "application/octet-stream"}
 ROWS = b'{"prompt": "What does it cost?", "completion": "Three euros."}\n'
 HOSTILE = (

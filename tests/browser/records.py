@@ -12,8 +12,8 @@ from pathlib import Path
 
 import orjson
 
-from tests.unit.api.test_record_verbs import make_report, make_rows
-from tests.unit.api.test_serving_commands import register
+from tests.unit.app.test_record_verbs import make_report, make_rows
+from tests.unit.app.test_serving_commands import register
 from trainyard.app.context import Context
 from trainyard.app.run_records import RunRecord
 from trainyard.app.sweeps.build import build_sweep

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainyard.train.checkpoints import damage_of
-from trainyard.train.resume.writer import find_newest, load_checkpoint
+from trainyard.train.checkpoint.checkpoints import damage_of
+from trainyard.train.checkpoint.writer import find_newest, load_checkpoint
 
 pytestmark = pytest.mark.faults
 
@@ -28,7 +28,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 import torch
 from trainyard.compute.child import faultpoint
-from trainyard.train.resume.writer import CheckpointWriter
+from trainyard.train.checkpoint.writer import CheckpointWriter
 
 def child(folder, case):
     os.environ["TRAINYARD_FAULT"] = case.get("fault", "")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import night_program
+from tools import night_program
 from trainyard.compute.child import FAULT_VARIABLE
 from trainyard.night.points import POINTS
 from trainyard.stores.documents import POINTS as LEDGER_POINTS

@@ -1,6 +1,6 @@
 """A sweep of 16 trials that is killed twice: the same best as 16 whole trainings, in less than half of their steps.
 
-The kill takes the sweep and the training that it is carrying out: both are one process here (`tests/sweep_program.py`).
+The kill takes the sweep and the training that it is carrying out: both are one process here (`tools/sweep_program.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.small_jobs import Jobs, write_data
-from tests.sweep_program import STEPS, TRIALS, make_spec, run_sweep, trained_steps
+from tools.sweep_program import STEPS, TRIALS, make_spec, run_sweep, trained_steps
 from trainyard.sweeps.asha import Trial, TrialState, find_best
 from trainyard.sweeps.study import SweepStudy
 
@@ -44,7 +44,7 @@ def halving(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     folder = tmp_path_factory.mktemp("halving")
     data = {port.value: str(path) for port, path in jobs.data.items()}
     (folder / "given.json").write_text(json.dumps({"model": str(jobs.model), "data": data, "scheduler": "asha"}))
-    command = [sys.executable, "-m", "tests.sweep_program", str(folder)]
+    command = [sys.executable, "-m", "tools.sweep_program", str(folder)]
     for fault in ("step.7#2", "sweep.segment#9", None):
         environment = {**os.environ, **({"TRAINYARD_FAULT": fault} if fault else {})}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks.gpu.place import Place
-from trainyard.train.resume import host_buffer
-from trainyard.train.resume.host_buffer import HostBuffer
-from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint
+from trainyard.train.checkpoint import host_buffer
+from trainyard.train.checkpoint.host_buffer import HostBuffer
+from trainyard.train.checkpoint.writer import CheckpointWriter, load_checkpoint
 
 pytestmark = pytest.mark.gpu
 LARGE = 1 << 30

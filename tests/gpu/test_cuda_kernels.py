@@ -14,8 +14,8 @@ from benchmarks.gpu.models import chat_rows
 from benchmarks.gpu.place import Place
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import SftRow
-from trainyard.train.layout.sequence_attention import KERNEL, attend_at_once, attend_in_turn, border_inputs, set_kernel
-from trainyard.train.precision import ATTENTION_NAMES, FLASH_PACKAGES
+from trainyard.train.model.precision import ATTENTION_NAMES, FLASH_PACKAGES
+from trainyard.train.model.sequence_attention import KERNEL, attend_at_once, attend_in_turn, border_inputs, set_kernel
 from trainyard.train.session.determinism import strict_kernels
 
 pytestmark = pytest.mark.gpu

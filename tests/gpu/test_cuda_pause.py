@@ -23,7 +23,7 @@ from trainyard.compute.gpus import MIB
 from trainyard.compute.supervise import DesiredState, Outcome, Status, supervise
 from trainyard.spec.axes.data import Port
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.resume.writer import find_newest
+from trainyard.train.checkpoint.writer import find_newest
 
 pytestmark = pytest.mark.gpu
 REPOSITORY = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from benchmarks.gpu.models import full_rows
 from benchmarks.gpu.place import Place
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.spec.axes.devices import Precision
-from trainyard.train.precision import convert_to_fp8
+from trainyard.train.model.precision import convert_to_fp8
 from trainyard.train.session.session import FIRST_SCALE, Session
 
 pytestmark = pytest.mark.gpu

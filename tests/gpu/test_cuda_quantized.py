@@ -16,7 +16,7 @@ from trainyard.backends.native.assembly import NativeRun
 from trainyard.backends.native.program import resume
 from trainyard.backends.native.proof import Silent, digests
 from trainyard.spec.axes.quantization import NF4_BITS
-from trainyard.train.resume.writer import CheckpointWriter, find_newest
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest
 
 pytestmark = pytest.mark.gpu
 STEPS = 8

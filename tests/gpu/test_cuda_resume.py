@@ -17,7 +17,7 @@ from trainyard.backends.native.assembly import NativeRun, settle_kernels
 from trainyard.backends.native.program import resume
 from trainyard.backends.native.proof import Silent, counted, digests
 from trainyard.spec.axes.devices import Precision
-from trainyard.train.resume.writer import CheckpointWriter, find_newest
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest
 from trainyard.train.session.session import Session
 
 pytestmark = pytest.mark.gpu

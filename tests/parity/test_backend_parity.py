@@ -31,7 +31,7 @@ from tests.small_jobs import Jobs, Ran, conversation, train_as_child, train_here
 from trainyard.data.rows import Row, write_rows
 from trainyard.serve.conversion.between import Layout, convert
 from trainyard.spec.axes.data import Port
-from trainyard.train.tokens import encode_sft
+from trainyard.train.rows.tokens import encode_sft
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"

@@ -19,9 +19,9 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import Head
-from trainyard.train.rollouts.buffer import DrawnRow, Rollout
-from trainyard.train.stages.table import STAGES
+from trainyard.train.contracts import Head
+from trainyard.train.losses.table import STAGES
+from trainyard.train.rl.buffer import DrawnRow, Rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 PROMPTS = [[11, 12, 13, 14, 15]] * 2 + [[16, 17, 18]] * 2

@@ -22,10 +22,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import IGNORED, Head
-from trainyard.train.stages.contract import Batch
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded
+from trainyard.train.contracts import IGNORED, Batch, Encoded, Head
+from trainyard.train.losses.table import STAGES
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 BETA = 0.3

@@ -15,7 +15,7 @@ from trainyard.data.renderers.verify import toy_tokenizer
 from trainyard.data.rows import SftRow
 from trainyard.serve.protocol import ChatRequest
 from trainyard.spec.axes.data import DataFormat
-from trainyard.train.tokens import IGNORED, encode_sft
+from trainyard.train.rows.tokens import IGNORED, encode_sft
 
 TOOLS = [
     {

@@ -17,7 +17,7 @@ from trainyard.backends.trl.program import build_trainer
 from trainyard.backends.trl.trainer import OurSFTTrainer
 from trainyard.compute.child import Events
 from trainyard.spec.axes.devices import Precision
-from trainyard.train.tokens import IGNORED, encode_sft
+from trainyard.train.rows.tokens import IGNORED, encode_sft
 
 
 @pytest.fixture(scope="module")

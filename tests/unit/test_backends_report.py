@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import backends_report as report
+from tools import backends_report as report
 from trainyard.spec.axes.backends import BackendName
 
 XML = """<testsuites><testsuite>

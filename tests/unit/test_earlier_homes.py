@@ -2,7 +2,7 @@
 
 `tests/resources/homes/4b25bfd.tar.gz` was written below `/srv/trainyard` by the commit of that name: a training paused
 at step 4 of 12 with the digest of the adapter that the same training left when it was not paused, a deployed adapter,
-and one night (`tests.night_program`) with its state.
+and one night (`tools.night_program`) with its state.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from nodes.runner import NodeContext, RunInfo
 from nodes.trainer import require_same
-from tests import night_program
 from tests.conftest import REPOSITORY
+from tools import night_program
 from trainyard.app.context import Context
 from trainyard.app.run_records import RunRecord
 from trainyard.app.stack.stack import migrate

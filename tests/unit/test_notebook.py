@@ -23,6 +23,8 @@ from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_value
 from trainyard.surfaces.cli.main import OperationCommand
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "examples" / "notebooks").glob("*.ipynb"))
 MAGIC = re.compile(r"%%(\w+) ?(.*)\n")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from examples import rl_session, sft_session
-from tests.unit.api.session_surface import surface_of
+from tests.session_surface import surface_of
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
 from trainyard.settings import load_settings
 

@@ -29,7 +29,7 @@ from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.precision import choose_precision, cpu_bf16, hidden_size
+from trainyard.train.model.precision import choose_precision, cpu_bf16, hidden_size
 
 OWN_BACKENDS = (BackendName.NATIVE, BackendName.TRL)
 """Backends whose child computes in the precision that is decided here; others decide by the same facts of a device."""
@@ -55,8 +55,8 @@ AUTOMATIC = (
     AutomaticChoice("device", "device", (DEVICE,), ("compute.gpus:devices_here", "backends.trl.loading:pick_device")),
     AutomaticChoice(
         "precision", "hyperparameters.precision", (DEVICE, BASE),
-        ("backends.choices:decide_choices", "train.precision:choose_precision", "train.precision:choose_on_cpu",
-         "train.precision:frozen_dtype", "backends.frame:decide_precision",
+        ("backends.choices:decide_choices", "train.model.precision:choose_precision",
+         "train.model.precision:choose_on_cpu", "train.model.precision:frozen_dtype", "backends.frame:decide_precision",
          "backends.axolotl.config:choose_precision"),
     ),
     AutomaticChoice(
@@ -73,19 +73,19 @@ AUTOMATIC = (
     AutomaticChoice("micro-batch", "launch.on_oom", (SPEC, OVERFLOW), ("backends.oom:halve_batch",)),
     AutomaticChoice(
         "batching", "engine.batching", (SPEC, ROWS, BASE, DEVICE),
-        ("train.batching:choose_cut", "train.batching:sound_cut", "backends.native.assembly:keep_layout"),
+        ("train.rows.batching:choose_cut", "train.rows.batching:sound_cut", "backends.native.assembly:keep_layout"),
     ),
-    AutomaticChoice("token budget", "engine.token_budget", (SPEC,), ("train.batching:choose_cut",)),
+    AutomaticChoice("token budget", "engine.token_budget", (SPEC,), ("train.rows.batching:choose_cut",)),
     AutomaticChoice(
         "shared prompts", "stage.shared_prompt", (SPEC, ROWS, BASE),
-        ("train.layout.sharing:share_prompts", "backends.trl.shared:choose_sharing"),
+        ("train.rows.sharing:share_prompts", "backends.trl.shared:choose_sharing"),
     ),
     AutomaticChoice(
         "attention", "engine.attention", (SPEC, BASE, DEVICE, PACKAGES),
-        ("train.precision:choose_attention", "train.layout.row_attention:choose_row_attention"),
+        ("train.model.precision:choose_attention", "train.rows.row_attention:choose_row_attention"),
     ),
     AutomaticChoice("output layer", "engine.head", (SPEC, BASE), ("backends.native.assembly:choose_head",)),
-    AutomaticChoice("float8", "engine.fp8", (DEVICE, PACKAGES), ("train.precision:choose_fp8",)),
+    AutomaticChoice("float8", "engine.fp8", (DEVICE, PACKAGES), ("train.model.precision:choose_fp8",)),
     AutomaticChoice("fused kernels", "engine.kernels", (SPEC,), ()),
     AutomaticChoice("compile", "engine.compile", (SPEC,), ()),
     AutomaticChoice("deterministic kernels", "", (DEVICE, PACKAGES), ("backends.native.assembly:settle_kernels",)),

@@ -34,11 +34,17 @@ from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.stores.tensors import has_changed
 from trainyard.stores.whole import write_folder, write_json_durably
-from trainyard.train.precision import PrecisionChoice, accelerator_of, choose_precision, hidden_size, native_bf16
+from trainyard.train.model.precision import (
+    PrecisionChoice,
+    accelerator_of,
+    choose_precision,
+    hidden_size,
+    native_bf16,
+)
 from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory, unchanged_weights
 
 if TYPE_CHECKING:
-    from trainyard.train.tokens import TokenLedger
+    from trainyard.train.rows.tokens import TokenLedger
 
 LOCK_WAIT_S = 600
 """How long a trainer waits for the device: an orphan of a dead run may still be saving."""
@@ -50,7 +56,7 @@ WEIGHT_FILES = {True: ("adapter_config.json", "adapter_model.safetensors"), Fals
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FIRST_FACTOR = re.compile(r"\.lora_(embedding_)?A\b")
 CRITIC_PREFIX = "critic."
-"""Where ppo keeps its critic in a policy (`train/rollouts/scoring`, which imports torch)."""
+"""Where ppo keeps its critic in a policy (`train/losses/scoring`, which imports torch)."""
 
 
 def load(module: str) -> Any:

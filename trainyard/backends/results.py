@@ -27,10 +27,10 @@ from trainyard.errors import Conflict, TrainyardError, from_fields
 from trainyard.stores.artifacts import Produced, ProducedSet
 from trainyard.stores.metrics import number, read_curve
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.checkpoints import FoundCheckpoint, checkpoints
+from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, checkpoints
+from trainyard.train.checkpoint.retention import list_best, metric_of
 from trainyard.train.evaluation.divergence import DivergenceWatch, judge_training
-from trainyard.train.evaluation.history import choose_by
-from trainyard.train.resume.retention import list_best, metric_of
+from trainyard.train.progress import choose_by
 
 Claimed = TypeVar("Claimed")
 TRAINING_FILE = "training.json"

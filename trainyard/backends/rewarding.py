@@ -11,16 +11,16 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
-from trainyard.train.rollouts.environments import Environment
-from trainyard.train.rollouts.judging import JudgeScorer
-from trainyard.train.rollouts.reward_model import (
+from trainyard.train.rl.environments import Environment
+from trainyard.train.rl.judging import JudgeScorer
+from trainyard.train.rl.reward_model import (
     RewardModelScorer,
     ScorerSource,
     load_reward_model,
     require_same_tokens,
     source_of,
 )
-from trainyard.train.rollouts.rewards import CompletionScorer, RewardPanel, require_sound
+from trainyard.train.rl.rewards import CompletionScorer, RewardPanel, require_sound
 
 
 def scorer_of(job: TrainingJob) -> ScorerSource | None:

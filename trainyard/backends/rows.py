@@ -22,7 +22,7 @@ from trainyard.data.quarantine import REPORT_FILE
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
 from trainyard.stores.whole import new_file
-from trainyard.train.shuffled_control import shuffled_answers, shuffled_preferences
+from trainyard.train.evaluation.shuffled_control import shuffled_answers, shuffled_preferences
 
 CHAT_FILE, TOKENS_FILE = "rows.jsonl", "tokens.jsonl"
 

@@ -28,11 +28,12 @@ from trainyard.evals.cases import AnswerScore, Case, TimedAnswer, Turn
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes.devices import Device
 from trainyard.stores.models import check_adapter_folder
+from trainyard.train.contracts import Sampling
 from trainyard.train.latent.contract import LatentModule
 from trainyard.train.latent.table import load as load_latent
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
 from trainyard.train.methods.loading import load_for_answers, require_memory
-from trainyard.train.session.sampling import Sampling, sample
+from trainyard.train.model.sampling import sample
 
 LOGITS_AT_ONCE = 1 << 27
 """Largest number of logits of a batch: 512 MiB in float32."""

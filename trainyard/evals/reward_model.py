@@ -19,7 +19,7 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.evals.cases import Case, Turn, Value
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.evals.model import load_tokenizer, pick_device
-from trainyard.train.rollouts.reward_model import ScorerSource, load_reward_model
+from trainyard.train.rl.reward_model import ScorerSource, load_reward_model
 
 
 class Chance:

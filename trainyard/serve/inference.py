@@ -25,14 +25,14 @@ from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.guided import Constraint, Grammars
 from trainyard.stores.models import check_adapter_folder
 from trainyard.stores.tensors import find_nonfinite
-from trainyard.train.bases.positions import context_of
 from trainyard.train.latent.contract import LatentModule
 from trainyard.train.latent.table import load as load_latent
 from trainyard.train.methods.adapters import probe_logits
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, load_for_answers, require_memory
 from trainyard.train.methods.reloading import SHAPE
-from trainyard.train.session.sampling import PlainReader, Reading
+from trainyard.train.model.positions import context_of
+from trainyard.train.model.sampling import PlainReader, Reading
 
 MAX_WAITING = 256
 REPLACEMENT = "�"

@@ -7,32 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainyard.train.batching import Feed
-from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.contracts import StepRecord
+from trainyard.train.progress import SavedProgress
+from trainyard.train.rows.batching import Feed
 from trainyard.train.session.finite import require_finite_loss
 from trainyard.train.session.session import Session
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What one optimizer step did."""
-
-    step: int
-    loss: float
-    learning_rate: float
-    grad_norm: float
-    skipped: bool
-    units: int
-    """Labelled tokens, pairs or rows that the loss is a mean over."""
-    tokens: int
-    positions: int
-    """Places in the batches, padding included."""
-    seconds: float
-    metrics: dict[str, float]
-
 
 Save = Callable[[Session, SavedProgress], None]
 

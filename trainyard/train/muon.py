@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trainyard.train.precision import native_bf16
+from trainyard.train.model.precision import native_bf16
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic iteration: its slope at zero is as large as it can be while singular values stay near one."""

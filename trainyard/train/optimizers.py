@@ -22,8 +22,8 @@ from trainyard.errors import InvalidInput, Unavailable
 from trainyard.loading import load
 from trainyard.spec.axes.optimizers import Optimizer, OptimizerFacts
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.model.precision import Availability
 from trainyard.train.muon import Muon
-from trainyard.train.precision import Availability
 
 Group = dict[str, Any]
 """`params`, `lr`, `weight_decay`, and `names`: the name of each parameter."""

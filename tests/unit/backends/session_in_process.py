@@ -14,7 +14,7 @@ from trainyard.backends.sessions.running import session_job
 from trainyard.compute.child import Events
 from trainyard.data.rows import Message, SftRow
 from trainyard.settings import load_settings
-from trainyard.train.session.sampling import Sampling
+from trainyard.train.contracts import Sampling
 from trainyard.train.session.session import Session
 
 

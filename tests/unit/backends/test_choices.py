@@ -32,7 +32,7 @@ from trainyard.compute.gpus import training_threads
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.precision import choose_precision, cpu_bf16, hidden_size
+from trainyard.train.model.precision import choose_precision, cpu_bf16, hidden_size
 
 ROOT = Path(trainyard.__file__).parent
 CLOCKS = frozenset(
@@ -43,12 +43,12 @@ CLOCKS = frozenset(
 SPELLING = re_names = ("choose_", "decide_", "settle_", "sound_", "fit_", "halve_")
 """How functions that decide something are named."""
 NOT_OF_A_TRAINING = {
-    "train.batching:require_rows",
+    "train.rows.batching:require_rows",
 }
 NOT_AUTOMATIC = {
     "train.evaluation.history:choose_by": "whether a metric is better low or high",
-    "train.rollouts.drawing:settle_ppo": "what a rollout is worth",
-    "train.rollouts.drawing:settle_grpo": "what a rollout is worth",
+    "train.rl.drawing:settle_ppo": "what a rollout is worth",
+    "train.rl.drawing:settle_grpo": "what a rollout is worth",
 }
 """Functions with such a name that choose nothing for the user -> what they do."""
 
@@ -137,6 +137,7 @@ def busy() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
+@pytest.mark.integration
 def test_six_trainings_are_equal_three_of_them_beside_four_busy_processes(
     jobs: Jobs, settings: Settings, tmp_path: Path, busy: list[subprocess.Popen[bytes]]
 ) -> None:

@@ -10,10 +10,10 @@ import pytest
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import PreferenceLoss
 from trainyard.spec.rates import SCHEDULES
+from trainyard.train.losses.dpo import LOSSES
+from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.table import METHODS
 from trainyard.train.optimizers import OPTIMIZERS
-from trainyard.train.stages.dpo import LOSSES
-from trainyard.train.stages.table import STAGES
 
 NATIVE = BackendName.NATIVE.facts
 

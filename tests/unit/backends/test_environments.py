@@ -363,7 +363,7 @@ installing.install(BackendName.MLX, load_settings(home={str(settings.home)!r}), 
         detached = [psutil.Process(int(pid)) for pid in told.read_text().split()]
         assert any("pip" in word for one in below for word in one.cmdline())
         process.send_signal(number)
-        assert process.wait(timeout=30) == {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT}[number]
+        assert process.wait(timeout=120) == {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT}[number]
     finally:
         process.kill()
         process.wait()

@@ -20,6 +20,8 @@ from trainyard.errors import Corrupt, InvalidInput
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import NodeOutput
 
+pytestmark = pytest.mark.integration
+
 NATIVE: dict[str, Any] = {"backend": "native"}
 OVERFIT = {"epochs": 40, "learning_rate": 2e-2, "batch_size": 4, "warmup_ratio": 0.0}
 

@@ -41,10 +41,12 @@ from trainyard.spec.axes.backends import OWN_KEYS, BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
-from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
+from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, newest_valid
 from trainyard.workers.trainyard_worker import names
 from trainyard.workers.trainyard_worker.failures import WorkerError
 from trainyard.workers.trainyard_worker.files import WorkerFiles, checkpoint_places, commit, require_finite
+
+pytestmark = pytest.mark.integration
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "axolotl.yaml"
 PARENTS = {"deepspeed": deepspeed, "unsloth": unsloth, "axolotl": axolotl}

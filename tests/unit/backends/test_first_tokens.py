@@ -25,7 +25,7 @@ from trainyard.serve.served import ServedBase, ServedModels
 from trainyard.settings import settings
 from trainyard.stores.models import ModelSource
 from trainyard.testing.tiny import TEXT, build_tokenizer
-from trainyard.train.tokens import encode_sft
+from trainyard.train.rows.tokens import encode_sft
 
 QUESTION = "What is node 1?"
 ROW = SftRow([Message("user", QUESTION), Message("assistant", "A node.")])

@@ -27,6 +27,8 @@ from trainyard.backends.results import DECISIONS_FILE
 from trainyard.spec.axes.methods import TRAINED_METHODS, Method
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 
+pytestmark = pytest.mark.integration
+
 SFT = Cell(Stage.SFT, None, Method.LORA)
 
 

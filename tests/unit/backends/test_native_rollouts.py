@@ -20,9 +20,9 @@ from trainyard.errors import InvalidInput
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.testing.scripted_server import ScriptedServer, ok, status
-from trainyard.train.rollouts.prompts import encode_prompts
-from trainyard.train.rollouts.reward_model import RewardModelScorer, load_reward_model
-from trainyard.train.rollouts.rewards import SampledCompletion
+from trainyard.train.rl.reward_model import RewardModelScorer, load_reward_model
+from trainyard.train.rl.rewards import SampledCompletion
+from trainyard.train.rows.prompts import encode_prompts
 
 SCORED = {"rewards": [{"type": "reward_model"}], "num_generations": 2, "max_completion_length": 6}
 CHECKED = {**SCORED, "rewards": [{"type": "contains", "text": "a"}, {"type": "length", "target_tokens": 3}]}

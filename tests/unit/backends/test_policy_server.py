@@ -25,7 +25,8 @@ from trainyard.spec.axes.rewards import RolloutSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.testing.vllm_program import REQUESTS_FILE, vllm_program
 from trainyard.testing.vllm_server import VllmDouble, vllm_server
-from trainyard.train.session.sampling import Sampling, StopReason, token_logprobs
+from trainyard.train.contracts import Sampling, StopReason
+from trainyard.train.model.sampling import token_logprobs
 
 TOKENIZER = toy_tokenizer(WORDS)
 STAGE: dict[str, Any] = {

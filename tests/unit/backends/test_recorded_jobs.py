@@ -19,6 +19,8 @@ from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobStore, SubmittingProcess
 
+pytestmark = pytest.mark.integration
+
 RUN = "0190d3c2-1f2e-4a3b-8c4d-5e6f70819203"
 
 

@@ -24,6 +24,8 @@ from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.spec.night import night_trainer, read_night
 from trainyard.stores.artifacts import NodeOutput, Reference
 
+pytestmark = pytest.mark.integration
+
 REFUSES = (
     "{% for m in messages %}{% if 'secret' in m.content %}{{ raise_exception('no secrets') }}{% endif %}{% endfor %}"
 )

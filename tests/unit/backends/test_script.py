@@ -29,6 +29,8 @@ from trainyard.errors import InvalidInput, NotFound, Refused, TrainyardError, Un
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 
+pytestmark = pytest.mark.integration
+
 RESULT = """
 import json, os, sys
 from pathlib import Path

@@ -23,8 +23,10 @@ from trainyard.backends.script.templates import BUILT_IN
 from trainyard.data.renderers.choice import choose_template
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.spec.axes.data import Port
-from trainyard.train.stages.pairs import join_answer
-from trainyard.train.tokens import answer_of, encode_preference, encode_sft
+from trainyard.train.losses.pairs import join_answer
+from trainyard.train.rows.tokens import answer_of, encode_preference, encode_sft
+
+pytestmark = pytest.mark.integration
 
 STEPS = 10
 CLOSE = 1e-5

@@ -27,7 +27,7 @@ from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused, TrainyardError
 from trainyard.settings import Settings, load_settings
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 STEPS = 3
 
 
@@ -70,7 +70,7 @@ def left(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Left:
             session.call("forward", rows=ROWS)
         session.train_step([row])
         session.call("save", name="all")
-        return Left(session, session.wait(30), place, *modes, forward, refused.value)
+        return Left(session, session.wait(120), place, *modes, forward, refused.value)
 
 
 def numbers(session: HostedSession, steps: int = STEPS) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def test_a_killed_session_continues_from_its_checkpoint_to_the_same_bits(
 
 
 def until_saved(session: HostedSession, op_seq: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     folder = session.folder / "checkpoints" / f"step-{op_seq:010d}"
     while not folder.is_dir():
         assert time.monotonic() < deadline, session.status()
@@ -231,7 +231,7 @@ def test_a_heartbeat_keeps_a_session_that_nobody_calls(tmp_path: Path, tiny_mode
         for _ in range(10):
             time.sleep(0.6)
             assert ask(session.place(), {"call": "heartbeat"}, timeout_s=10)["op_seq"] == 0
-        assert session.wait(30).status is Status.STOPPED
+        assert session.wait(120).status is Status.STOPPED
 
 
 def test_everything_that_a_session_writes_is_its_users_alone(left: Left) -> None:

@@ -26,6 +26,8 @@ from trainyard.backends.states import (
 from trainyard.errors import Conflict
 from trainyard.spec.states import JobState
 
+pytestmark = pytest.mark.integration
+
 
 def event(name: str, **fields: Any) -> dict[str, Any]:
     return {"event": name, "time": 1.0, **fields}

@@ -16,7 +16,7 @@ from tests.small_jobs import Jobs, Ran, train_here
 from trainyard.compute.child import Stopped
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import check_adapter_folder
-from trainyard.train.bases.positions import context_of
+from trainyard.train.model.positions import context_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.rates import SCHEDULES
-from trainyard.train.tokens import IGNORED, encode_sft
+from trainyard.train.rows.tokens import IGNORED, encode_sft
 
 
 def load_model(path: Path) -> Any:

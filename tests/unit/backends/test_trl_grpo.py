@@ -25,7 +25,7 @@ from trainyard.data.rows import Message, Row, SftRow, write_rows
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.data import Port
 from trainyard.stores.metrics import read_curve
-from trainyard.train.rollouts.prompts import encode_prompts
+from trainyard.train.rows.prompts import encode_prompts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
 YES = {"type": "contains", "text": "yes"}

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from trainyard.spec.axes.rewards import Reward
-from trainyard.train.rollouts.rewards import MODEL_REWARDS, REWARDS, SampledCompletion, named
+from trainyard.train.rl.rewards import MODEL_REWARDS, REWARDS, SampledCompletion, named
 
 READ: TypeAdapter[Any] = TypeAdapter(Reward)
 

@@ -24,7 +24,7 @@ from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, write_
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
-from trainyard.train.tokens import encode_preference
+from trainyard.train.rows.tokens import encode_preference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
 PORTS = {"kto": Port.LABELLED, "reward": Port.PREFERENCE}

@@ -16,6 +16,8 @@ from trainyard.errors import Refused, TrainyardError
 from trainyard.spec.axes.data import Port
 from trainyard.stores.tensors import has_changed
 
+pytestmark = pytest.mark.integration
+
 NO_RATE = 1e-50
 """A learning rate that float32 cannot add to any weight."""
 STILL: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.stores.whole import MANIFEST
-from trainyard.train import checkpoints
+from trainyard.train.checkpoint import checkpoints
 from trainyard.workers.trainyard_worker import files as worker
 
 Commit = Callable[[Path, int, str], None]

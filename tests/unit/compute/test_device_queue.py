@@ -19,6 +19,8 @@ from trainyard.operations.base import Nothing
 from trainyard.settings import Settings, load_settings
 from trainyard.surfaces.invocation import carry_out
 
+pytestmark = pytest.mark.integration
+
 CLAIM = """
 import sys, time
 from trainyard.compute.lease import claim_devices

@@ -15,6 +15,8 @@ from trainyard.compute.gpus import Gpu, GpuReadings
 from trainyard.compute.lease import OCCUPIED_MEMORY_MB, device_lock, occupants, wait_until_empty
 from trainyard.errors import Conflict
 
+pytestmark = pytest.mark.integration
+
 TRIES, CONTENDERS = 200, 4
 TAKE_TURNS = """
 import sys, time

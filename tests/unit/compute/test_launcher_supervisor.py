@@ -17,6 +17,8 @@ from trainyard.compute.events import Event
 from trainyard.compute.rank_process import read_notes
 from trainyard.compute.supervise import DesiredState, Outcome, Status, supervise
 
+pytestmark = pytest.mark.integration
+
 SUPERVISOR = "trainyard.compute.launcher_supervisor"
 SIZE = 2
 

@@ -15,6 +15,8 @@ import pytest
 from trainyard.compute.child import PARENT_VARIABLE
 from trainyard.compute.orphans import Sweeper, orphans, sweep
 
+pytestmark = pytest.mark.integration
+
 STUBBORN = """
 import signal, time
 for number in (signal.SIGTERM, signal.SIGALRM):

@@ -136,7 +136,7 @@ def test_what_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> Non
     assert service.pids() == {service.pid, below.pid}
     began = time.monotonic()
     assert end_service(service, 0.5)
-    assert 0.5 <= time.monotonic() - began < 20
+    assert 0.5 <= time.monotonic() - began < 60
     assert service.process() is None
     assert not alive(below)
     assert service.pids() == frozenset()
@@ -182,7 +182,7 @@ def test_what_a_dead_process_left_is_ended_and_a_stranger_is_not(tmp_path: Path)
             write_record(service.record, Service(child.pid, start))
             service.end_leftover()
             assert not service.record.exists()
-        assert left.wait(10) != 0
+        assert left.wait(60) != 0
         assert stranger.poll() is None
         stranger.kill()
 

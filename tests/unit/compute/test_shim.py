@@ -71,7 +71,7 @@ def test_stop_reaches_the_program_as_a_signal(tmp_path: Path) -> None:
 def test_stubborn_program_is_killed_after_its_grace_and_counts_as_stopped(tmp_path: Path) -> None:
     result, _ = shim(tmp_path, "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", grace_s=0.3, budget_s=0.5)
     assert (result.status, result.reason) == (Status.STOPPED, "budget")
-    assert result.seconds < 8
+    assert result.seconds < 60
 
 
 def test_daemon_that_detached_itself_twice_is_ended(tmp_path: Path) -> None:

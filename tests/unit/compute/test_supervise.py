@@ -98,7 +98,7 @@ def test_a_wanted_stop_ends_with_75_and_its_reason(tmp_path: Path, wanted: Desir
 def test_budget_stops_the_child_once_and_lets_it_save(tmp_path: Path) -> None:
     result, _ = run(tmp_path, WORK_UNTIL_STOPPED, budget_s=0.3)
     assert (result.status, result.reason) == (Status.STOPPED, "budget")
-    assert result.seconds < 5
+    assert result.seconds < 60
 
 
 def test_child_that_ignores_sigterm_is_killed_after_the_grace_with_its_children(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def ask(
     **config: Any,
 ) -> tuple[dict[str, Any], ScriptedServer]:
     """Run a generator against a scripted server; its accounting and the server."""
-    options = {"model": "m", "count": 24, "concurrency": 2, "retries": 0, "timeout_s": 0.5, "max_tokens": 400} | config
+    options = {"model": "m", "count": 24, "concurrency": 2, "retries": 0, "timeout_s": 60, "max_tokens": 400} | config
     settings = AiGeneratorConfig(**options)
     with ScriptedServer(script, then or ok()) as server:
         complete = Completer(settings, server.url, "m")
@@ -398,7 +398,8 @@ PASSING = [
 
 @pytest.mark.parametrize(("behaviour", "reason"), PASSING, ids=[f"{n}-{kind}" for n, (_, kind) in enumerate(PASSING)])
 def test_a_request_that_fails_costs_its_rows_and_no_others(tmp_path: Path, behaviour: Behaviour, reason: str) -> None:
-    result, _ = ask(tmp_path, [ok(), behaviour], concurrency=1)
+    timeout_s = 3 if reason == "server_timeout" else 60
+    result, _ = ask(tmp_path, [ok(), behaviour], concurrency=1, timeout_s=timeout_s)
     assert result["rejected"] == {reason: 3}
     assert result["kept"] == 21
     [line] = quarantined(tmp_path / "out")
@@ -427,7 +428,7 @@ def test_a_server_that_never_answers_fails_the_node_with_counts(
     tmp_path: Path, behaviour: Behaviour, message: str
 ) -> None:
     with pytest.raises(Unavailable, match=message):
-        ask(tmp_path, then=behaviour, timeout_s=0.1, concurrency=1)
+        ask(tmp_path, then=behaviour, timeout_s=0.1 if "TIMEOUT" in message else 60, concurrency=1)
 
 
 def test_a_server_that_dies_late_leaves_what_it_answered(tmp_path: Path) -> None:

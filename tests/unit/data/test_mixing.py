@@ -23,9 +23,9 @@ from trainyard.spec.nodes import DataSourceConfig, HoldoutRules, Mixture, Valida
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Reference
 from trainyard.testing.tiny import TEXT, build_tokenizer
+from trainyard.train.losses import cpt
 from trainyard.train.reporting.counts import Counted
-from trainyard.train.stages import cpt
-from trainyard.train.tokens import encode_sft
+from trainyard.train.rows.tokens import encode_sft
 
 
 def mixture(**sets: Any) -> Mixture:

@@ -21,6 +21,8 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import EvaluatorConfig
 from trainyard.stores.artifacts import Reference
 
+pytestmark = pytest.mark.integration
+
 ANSWERS = ("A chain is a list of nodes.", "The trainer counts every token.", "A node reads documents.")
 TASKS = Path(__file__).parents[3] / "examples" / "tasks"
 

@@ -23,9 +23,9 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.nodes import EvaluatorConfig
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Reference
-from trainyard.train.head import Head
+from trainyard.train.contracts import Head
+from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.loading import load_model
-from trainyard.train.stages.table import STAGES
 
 WORDS = ("chain", "node", "trainer", "token", "document", "run", "job", "stage", "method", "backend")
 PAIRS: list[Row] = [

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trainyard.data.rows import SftRow, read_rows
 from trainyard.spec.axes.data import Port
 from trainyard.stores.models import chat_template_sha256, model_sha256
-from trainyard.train.tokens import encode_sft
+from trainyard.train.rows.tokens import encode_sft
 
 
 def losses(model: Any, examples: list[dict[str, list[int]]]) -> list[float]:

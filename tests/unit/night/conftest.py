@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import night_program
 from tests.unit.night.nights import Kept
+from tools import night_program
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.service import ReadingService, kept_service
 from trainyard.night.deps import NightDeps

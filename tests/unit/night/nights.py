@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.night_program import CONFIG, RUN, QuickServer
+from tools.night_program import CONFIG, RUN, QuickServer
 from trainyard.night.deps import NightDeps
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport

@@ -16,6 +16,8 @@ from trainyard.operations.table import OPERATIONS
 from trainyard.serve.inference_server.commands import read_profile
 from trainyard.spec.axes.backends import ServerName
 
+pytestmark = pytest.mark.integration
+
 DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
 
 

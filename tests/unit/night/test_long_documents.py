@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.night_program import QuickServer
 from tests.unit.night.nights import Kept, NeverAsked, names_in, night
+from tools.night_program import QuickServer
 from trainyard.night.deps import NightDeps
 from trainyard.night.extracting import Intents
 from trainyard.serve.client.client import ServerRefused

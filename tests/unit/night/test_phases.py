@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests import night_program
-from tests.night_program import CONFIG, RUN, QuickServer, QuickTrainer
 from tests.selection import slow
 from tests.unit.night.nights import Kept, NeverAsked, names_in, night
+from tools import night_program
+from tools.night_program import CONFIG, RUN, QuickServer, QuickTrainer
 from trainyard.errors import Conflict, Corrupt, InvalidInput, Unavailable
 from trainyard.night import extracting
 from trainyard.night.claim import claim_and_train

@@ -24,6 +24,8 @@ from trainyard.stores.adapters import AdapterRegistry
 from trainyard.testing.object_server import ObjectServer
 from trainyard.testing.vllm_server import vllm_server
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).parents[3]
 NAME = "acme/engineering/v1"
 Serving = Callable[[Path, Path], AbstractContextManager[tuple[dict[str, str], str]]]

@@ -47,14 +47,14 @@ HELLO = [{"role": "user", "content": "Hello there"}]
 KEY = "sk-very-secret"
 
 
-def client_of(server: ScriptedServer, *, retries: int = 2, timeout_s: float = 5, concurrency: int = 4) -> ChatClient:
+def client_of(server: ScriptedServer, *, retries: int = 2, timeout_s: float = 60, concurrency: int = 4) -> ChatClient:
     return ChatClient(
         server.url, "scripted", KEY, concurrency=concurrency, retries=retries, timeout_s=timeout_s, first_wait_s=0.01
     )
 
 
 async def asked(
-    script: Sequence[Behaviour], *, timeout_s: float = 5, retries: int = 2
+    script: Sequence[Behaviour], *, timeout_s: float = 60, retries: int = 2
 ) -> tuple[Completion, ChatClient]:
     with ScriptedServer(script) as server:
         async with client_of(server, timeout_s=timeout_s, retries=retries) as client:
@@ -152,7 +152,7 @@ async def test_a_lasting_failure_names_server_attempts_cause_and_remedy(
     behaviour: Behaviour, kind: type[ServerError], message: str
 ) -> None:
     with pytest.raises(kind, match=message) as caught:
-        await asked([behaviour] * 5, timeout_s=0.2)
+        await asked([behaviour] * 5, timeout_s=0.2 if kind is ServerTimeout else 60)
     assert re.match(r"E-SERVER-[A-Z]+: The model server at http://127\.0\.0\.1:\d+/v1 ", str(caught.value))
     assert caught.value.exit_code == 7
 

@@ -31,6 +31,8 @@ from trainyard.serve.inference_server.profiles import (
 from trainyard.settings import Settings
 from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
 
+pytestmark = pytest.mark.integration
+
 DOCUMENT = "Jane Doe of Acme GmbH leads project Blue Harbour."
 
 
@@ -68,7 +70,7 @@ def test_a_server_of_a_dead_process_is_ended_first(tmp_path: Path, settings: Set
     with pytest.raises(Conflict, match="E-DEVICE-OCCUPIED"):
         server.prove_free(0.1)
     server.service.end_leftover()
-    assert left.wait(10) != 0
+    assert left.wait(60) != 0
     server.prove_free(0.1)
 
 
@@ -128,11 +130,11 @@ def test_the_profile_s_own_time_to_be_ready_counts_from_the_start(tmp_path: Path
         server.start()
         began = time.monotonic()
         with pytest.raises(Unavailable, match="was not ready within"):
-            server.wait_ready(60)
-        assert time.monotonic() - began < 10
+            server.wait_ready(600)
+        assert time.monotonic() - began < 120
 
 
-@pytest.mark.parametrize(("profile_s", "asked_s"), [(0.2, 60.0), (60.0, 0.2), (0.2, None)])
+@pytest.mark.parametrize(("profile_s", "asked_s"), [(0.2, 600.0), (600.0, 0.2), (0.2, None)])
 def test_requests_under_way_have_the_shorter_time(
     profile_s: float, asked_s: float | None, tmp_path: Path, settings: Settings
 ) -> None:
@@ -141,7 +143,7 @@ def test_requests_under_way_have_the_shorter_time(
     started = time.monotonic()
     left = server.drain(asked_s)
     assert left == 1
-    assert 0.2 <= time.monotonic() - started < 5
+    assert 0.2 <= time.monotonic() - started < 60
 
 
 def test_the_operators_commands_run_without_a_shell(tmp_path: Path, settings: Settings) -> None:

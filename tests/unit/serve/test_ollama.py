@@ -21,6 +21,8 @@ from trainyard.stores.artifacts import Reference
 from trainyard.testing.ollama_server import SAID, OllamaDouble, ollama_server
 from trainyard.testing.tiny import CHAT_TEMPLATE
 
+pytestmark = pytest.mark.integration
+
 BASE_BYTES = b"the base as a GGUF file"
 
 

@@ -22,9 +22,10 @@ from trainyard.serve.served import ServedBase, ServedModels
 from trainyard.serve.server import build_app
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.models import ModelSource
+from trainyard.train.contracts import Sampling
 from trainyard.train.latent import table
 from trainyard.train.methods.adapters import inject
-from trainyard.train.session.sampling import Sampling, sample
+from trainyard.train.model.sampling import sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 TECHNIQUES: dict[str, dict[str, Any]] = {

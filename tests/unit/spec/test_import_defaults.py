@@ -217,9 +217,9 @@ def test_the_second_form_of_llamafactory_has_other_defaults() -> None:
 def test_what_is_left_out_is_printed() -> None:
     found = imported("llamafactory", LEAST["llamafactory"] | {"lora_rank": 64})
     line = next(one for one in found.defaults if one.key == "lora_alpha")
-    assert (line.value, line.status, line.ours) == (128, KeyStatus.DEFAULT, "method.alpha")
+    assert (line.value, line.status, line.setting) == (128, KeyStatus.DEFAULT, "method.alpha")
     assert all(one.status is KeyStatus.DEFAULT and one.because for one in found.defaults)
-    assert not {one.ours for one in found.defaults} & {"stage.beta", "method.blocks"}
+    assert not {one.setting for one in found.defaults} & {"stage.beta", "method.blocks"}
 
 
 def test_axolotl_warms_up_for_three_percent_and_at_most_100_steps() -> None:

@@ -17,7 +17,7 @@ from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.store import ObjectSettings
 
-QUICK = ObjectSettings(deadline_s=60, request_timeout_s=5, first_wait_s=0.01, most_wait_s=0.2)
+QUICK = ObjectSettings(deadline_s=60, request_timeout_s=30, first_wait_s=0.01, most_wait_s=0.2)
 
 
 def marker(number: int = 0, *, role: str = "coder", bucket: str = "engineering") -> Marker:

@@ -27,6 +27,8 @@ from trainyard.stores.objects.local import FolderStore
 from trainyard.testing.object_server import ObjectServer
 from trainyard.testing.simulated_files import SimulatedFiles
 
+pytestmark = pytest.mark.integration
+
 RATES = {"503": 0.05, "lost-ack": 0.05, "delay": 0.05}
 
 
@@ -246,7 +248,7 @@ def test_a_worker_that_was_stopped_beyond_its_lease_can_do_nothing_when_it_wakes
         time.sleep(0.35)
         claim = markers.claim(marker(), this_owner())
         sleeper.send_signal(signal.SIGCONT)
-        said, _ = sleeper.communicate("go on\n", timeout=20)
+        said, _ = sleeper.communicate("go on\n", timeout=120)
     assert said.split() == ["E-MARKER-LOST"] * 3
     assert claim is not None
     markers.complete(claim, {"by": "the second"})

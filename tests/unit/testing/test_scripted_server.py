@@ -157,4 +157,4 @@ def test_as_a_program_it_prints_its_address_and_ends_with_its_input() -> None:
         reply = httpx.post(f"{url}/chat/completions", json=QUESTION, trust_env=False)
         assert reply.json()["choices"][0]["message"]["content"] == "Reply."
         process.stdin.close()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=120) == 0

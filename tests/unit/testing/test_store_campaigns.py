@@ -12,6 +12,8 @@ from trainyard.testing.store_faults.campaign import campaign_of
 from trainyard.testing.store_faults.injected_bugs import INJECTED_BUGS
 from trainyard.testing.store_faults.simulate import simulate
 
+pytestmark = pytest.mark.integration
+
 SOON = ("no-fsync", "no-folder-fsync", "moved-not-flushed")
 
 

@@ -17,13 +17,14 @@ from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.unit.train.stages.stage_rows import TOKENIZER
+from tests.unit.train.losses.stage_rows import TOKENIZER
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import Head, label_logprobs
+from trainyard.train.contracts import Head
 from trainyard.train.latent.rows import ANSWER, LENGTHS, PROMPT, STEPS
 from trainyard.train.latent.table import attach
-from trainyard.train.stages.table import STAGES
+from trainyard.train.losses.table import STAGES
+from trainyard.train.model.head import label_logprobs
 
 
 def peak_bytes() -> int:

@@ -22,7 +22,7 @@ from trainyard.spec.estimate.cascade import choose
 from trainyard.spec.estimate.memory import CHUNKED_ABOVE, GIB, LOGITS_PER_CHUNK, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig, resolve_trainer
-from trainyard.train import head
+from trainyard.train.model import head
 
 MEMORY = device_memory(Device.CPU) or 0
 

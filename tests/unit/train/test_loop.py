@@ -17,9 +17,10 @@ from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train import loop
-from trainyard.train.batching import Cursor, Feed
-from trainyard.train.loop import StepRecord, count_done, train
-from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.contracts import Cursor, StepRecord
+from trainyard.train.loop import count_done, train
+from trainyard.train.progress import SavedProgress
+from trainyard.train.rows.batching import Feed
 from trainyard.train.session.session import Session
 
 STEPS = 5

@@ -19,6 +19,7 @@ from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.packages import Package
 from trainyard.spec.training import Hyperparameters, TrainerConfig
+from trainyard.train.checkpoint.state import Tensors, flatten, rebuild
 from trainyard.train.muon import Muon
 from trainyard.train.optimizers import (
     OPTIMIZERS,
@@ -35,7 +36,6 @@ from trainyard.train.optimizers import (
     parameters_of,
     split_blocks,
 )
-from trainyard.train.resume.state import Tensors, flatten, rebuild
 from trainyard.train.schedules import LearningRate
 
 HERE = [name for name in Optimizer if available(name).ok]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import REPOSITORY
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.train.precision import convert_to_fp8
+from trainyard.train.model.precision import convert_to_fp8
 from trainyard.train.quantization.formats import (
     CPU,
     align_train_eval,

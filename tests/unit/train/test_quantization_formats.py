@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests import format_program
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs, train_here, write_data
+from tools import format_program
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.serve.conversion.between import Layout
 from trainyard.serve.conversion.between import convert as convert_adapter
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.train.precision import choose_fp8
+from trainyard.train.model.precision import choose_fp8
 from trainyard.train.quantization.formats import CPU, load_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
@@ -76,7 +76,7 @@ def environment() -> Callable[[Quantization], Path]:
 
 def run_in(python: Path, format: Quantization, base: Path, folder: Path) -> Report:
     given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    argv = [str(python), "-m", "tests.format_program", format.value, str(base), str(folder)]
+    argv = [str(python), "-m", "tools.format_program", format.value, str(base), str(folder)]
     # Elsewhere than in the repository: gptqmodel writes a folder `logs` where it runs.
     ran = subprocess.run(argv, cwd=folder.parent, env=given, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -19,8 +19,8 @@ from trainyard.errors import Corrupt, NotFound
 from trainyard.operations import jobs as requests
 from trainyard.stores.live.job_index import Row
 from trainyard.stores.whole import MANIFEST, file_sha256
-from trainyard.train.checkpoints import checkpoints, damage_of
-from trainyard.train.resume.retention import metric_of
+from trainyard.train.checkpoint.checkpoints import checkpoints, damage_of
+from trainyard.train.checkpoint.retention import metric_of
 
 
 class Checkpoint(Response):

@@ -1,6 +1,6 @@
 """The rows of a sample as their trainer would encode them: which fit, and how many tokens they have. No torch.
 
-Rendering, cutting and the account of every row are those of the training (`trainyard.train.tokens`).
+Rendering, cutting and the account of every row are those of the training (`trainyard.train.rows.tokens`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.rollouts.prompts import encode_prompts, require_any_prompt
-from trainyard.train.stages.lengths import NO_LIMIT
-from trainyard.train.tokens import (
+from trainyard.train.rows.lengths import NO_LIMIT
+from trainyard.train.rows.prompts import encode_prompts, require_any_prompt
+from trainyard.train.rows.tokens import (
     TokenLedger,
     encode_labelled,
     encode_preference,

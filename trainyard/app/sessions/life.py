@@ -37,7 +37,7 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import TENANT_TAG, TRACE_TAG
-from trainyard.train.checkpoints import newest_valid
+from trainyard.train.checkpoint.checkpoints import newest_valid
 
 DEPLOYMENT, SESSION_TAG = "session/worker", "session"
 OPEN_WAIT_S, OPEN_POLL_S = 600.0, 0.2

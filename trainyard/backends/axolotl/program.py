@@ -36,7 +36,7 @@ from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.checkpoints import commit
+from trainyard.train.checkpoint.checkpoints import commit
 from trainyard.workers.trainyard_worker import names
 from trainyard.workers.trainyard_worker.files import WorkerFiles
 

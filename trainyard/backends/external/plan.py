@@ -33,15 +33,15 @@ from trainyard.spec.estimate.timing import save_steps
 from trainyard.spec.rates import SCHEDULES
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.batching import BatchPlan, Cut
+from trainyard.train.losses import kto, pairs, sft
+from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
 from trainyard.train.methods.lora import adapter_shape
 from trainyard.train.methods.targets import list_adapted, targets
 from trainyard.train.reporting.counts import Counted, Origin, account_fields
-from trainyard.train.stages import kto, pairs, sft
-from trainyard.train.stages.lengths import TokenShare
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import TokenLedger, encode_preference, require_accepted, require_targets
+from trainyard.train.rows.batching import BatchPlan, Cut
+from trainyard.train.rows.lengths import TokenShare
+from trainyard.train.rows.tokens import TokenLedger, encode_preference, require_accepted, require_targets
 from trainyard.workers.trainyard_worker import names
 
 

@@ -35,7 +35,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
+from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, newest_valid
 from trainyard.workers.trainyard_worker import names
 
 RELOADED_FILE = "reloaded.json"

@@ -36,7 +36,7 @@ from trainyard.inherited import child_environment
 from trainyard.serve.conversion.to_gguf import convert
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.tokens import TokenLedger
+from trainyard.train.rows.tokens import TokenLedger
 from trainyard.workers.trainyard_worker import names
 
 TEXT_FILE, BASE_FILE, SOURCE_FOLDER = "text.txt", "base.gguf", "source"

@@ -36,24 +36,20 @@ from trainyard.spec.estimate.timing import save_steps
 from trainyard.spec.packages import LIGER
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.bases.positions import context_of
-from trainyard.train.batching import Cut, Feed, choose_cut, make_plan, sound_cut
+from trainyard.train.contracts import Encoded, Head, Scores, StageSpec
 from trainyard.train.evaluation.rounds import HeldOut, prompt_of
-from trainyard.train.head import Head, require_head
 from trainyard.train.latent import table as latent
 from trainyard.train.latent.contract import LatentModule
-from trainyard.train.layout.row_attention import choose_row_attention
-from trainyard.train.layout.sharing import share_prompts
+from trainyard.train.losses.served_teacher import ServedTeacher
+from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.composition import frozen_context
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import architecture_of, load_teacher
 from trainyard.train.methods.table import build, counts, parameter_groups, verify_saved
 from trainyard.train.methods.table import save as save_policy
-from trainyard.train.optimizers import make_optimizer
-from trainyard.train.parallel.session import SharedSession
-from trainyard.train.parallel.strategies import STRATEGIES
-from trainyard.train.parallel.team import Team
-from trainyard.train.precision import (
+from trainyard.train.model.head import require_head
+from trainyard.train.model.positions import context_of
+from trainyard.train.model.precision import (
     KernelChoice,
     PrecisionChoice,
     accelerator_of,
@@ -63,18 +59,22 @@ from trainyard.train.precision import (
     convert_to_fp8,
     fuse_blocks,
 )
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.rollouts.critic import attach_critic, make_critic, split_groups
-from trainyard.train.rollouts.feed import RolloutFeed, RolloutPlan
-from trainyard.train.rollouts.prompts import require_any_prompt
+from trainyard.train.optimizers import make_optimizer
+from trainyard.train.parallel.session import SharedSession
+from trainyard.train.parallel.strategies import STRATEGIES
+from trainyard.train.parallel.team import Team
+from trainyard.train.progress import SavedProgress
+from trainyard.train.rl.critic import attach_critic, make_critic, split_groups
+from trainyard.train.rl.feed import RolloutFeed, RolloutPlan
+from trainyard.train.rows.batching import Cut, Feed, choose_cut, make_plan, sound_cut
+from trainyard.train.rows.prompts import require_any_prompt
+from trainyard.train.rows.row_attention import choose_row_attention
+from trainyard.train.rows.sharing import share_prompts
+from trainyard.train.rows.tokens import TokenLedger, require_accepted, require_targets
 from trainyard.train.schedules import LearningRate
-from trainyard.train.served_teacher import ServedTeacher
 from trainyard.train.session.determinism import prefer_deterministic, refusal_of
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import AUTOCAST, Session, TrainState
-from trainyard.train.stages.contract import Scores, StageSpec
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded, TokenLedger, require_accepted, require_targets
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch in memory at once: 256 MiB in float32. Above it the head is chunked."""

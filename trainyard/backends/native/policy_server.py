@@ -31,10 +31,10 @@ from trainyard.spec.axes.methods import rank_of
 from trainyard.spec.axes.rewards import RolloutSettings
 from trainyard.spec.axes.stages import DrawnSettings
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.bases.positions import context_of
-from trainyard.train.rollouts.drawing import RolloutWriter
-from trainyard.train.session.sampling import Generated, Sampling, StopReason, end_ids
-from trainyard.train.stages.contract import CompletionWriter
+from trainyard.train.contracts import CompletionWriter, Generated, Sampling, StopReason
+from trainyard.train.model.positions import context_of
+from trainyard.train.model.sampling import end_ids
+from trainyard.train.rl.drawing import RolloutWriter
 
 DEFAULT_MEMORY = 0.4
 SERVED_NAME, SERVED_FOLDER = "policy", "served"

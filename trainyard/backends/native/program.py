@@ -42,27 +42,27 @@ from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.checkpoints import require_space
-from trainyard.train.evaluation.history import choose_by
+from trainyard.train.checkpoint.checkpoints import require_space
+from trainyard.train.checkpoint.mirror import find_step
+from trainyard.train.checkpoint.snapshot import Snapshot, require_same
+from trainyard.train.checkpoint.state import restore_weights
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
+from trainyard.train.contracts import StepRecord
 from trainyard.train.evaluation.rounds import PeriodicEvaluation
-from trainyard.train.loop import Save, StepRecord, count_done
+from trainyard.train.loop import Save, count_done
 from trainyard.train.loop import train as run_loop
+from trainyard.train.losses.scoring import CRITIC
 from trainyard.train.methods.contract import Policy
 from trainyard.train.methods.table import build
+from trainyard.train.model.precision import accelerator_of
 from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import accelerator_of
+from trainyard.train.progress import SavedProgress, choose_by
 from trainyard.train.reporting.reporting import Reporting, memory_bytes, reporting
 from trainyard.train.reporting.trackers import TrackedRun
-from trainyard.train.resume.mirror import find_step
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.resume.snapshot import Snapshot, require_same
-from trainyard.train.resume.state import restore_weights
-from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
-from trainyard.train.rollouts.critic import attach_critic, detach_critic
-from trainyard.train.rollouts.feed import ConstantRewards, RolloutFeed, summarize_rollouts
-from trainyard.train.rollouts.scoring import CRITIC
+from trainyard.train.rl.critic import attach_critic, detach_critic
+from trainyard.train.rl.feed import ConstantRewards, RolloutFeed, summarize_rollouts
 from trainyard.train.session.session import Session
 
 SERVER_FOLDER = "rollouts"

@@ -43,10 +43,10 @@ from trainyard.spec.axes.methods import METHOD_SETTINGS, Method
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import EngineSettings, Hyperparameters, RopeScaling, TrainerConfig, resolve_trainer
+from trainyard.train.checkpoint.state import flatten
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest
 from trainyard.train.loop import train
 from trainyard.train.optimizers import on_eval
-from trainyard.train.resume.state import flatten
-from trainyard.train.resume.writer import CheckpointWriter, find_newest
 
 STAGES, METHODS = BackendName.NATIVE.facts.stages, BackendName.NATIVE.facts.methods
 MODES = ("stopped", "killed")

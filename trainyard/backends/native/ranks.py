@@ -18,7 +18,7 @@ from trainyard.compute.child import Events, Stopped
 from trainyard.compute.rank_process import RANKS_FOLDER
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
-from trainyard.train.head import Head
+from trainyard.train.contracts import Head
 from trainyard.train.parallel.session import END, SharedSession, serve
 from trainyard.train.parallel.team import Team
 

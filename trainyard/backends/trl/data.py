@@ -17,16 +17,10 @@ from trainyard.backends.trl.rollouts import require_prompts, rollouts_of
 from trainyard.compute.child import Events
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.batching import require_rows
-from trainyard.train.stages import kto, ppo, sft
-from trainyard.train.tokens import (
-    Encoded,
-    TokenLedger,
-    encode_preference,
-    encode_sft,
-    require_accepted,
-    require_targets,
-)
+from trainyard.train.contracts import Encoded
+from trainyard.train.losses import kto, ppo, sft
+from trainyard.train.rows.batching import require_rows
+from trainyard.train.rows.tokens import TokenLedger, encode_preference, encode_sft, require_accepted, require_targets
 
 Encoding = tuple[list[Encoded], TokenLedger]
 Encoder = Callable[[Any, PreTrainedTokenizerBase, TrainerConfig], Encoding]

@@ -21,8 +21,6 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method, adapter_settings
 from trainyard.spec.compat.run import base_reasons
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
-from trainyard.train.bases.positions import position_options
-from trainyard.train.bases.vocabulary import add_tokens, grow_vocabulary
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.coverage import measure_coverage
@@ -30,7 +28,9 @@ from trainyard.train.methods.loading import load_model, require_same_base
 from trainyard.train.methods.lora import TASKS, adapter_shape
 from trainyard.train.methods.qlora import load_quantised
 from trainyard.train.methods.targets import targets
-from trainyard.train.precision import accelerator_of, frozen_dtype
+from trainyard.train.model.positions import position_options
+from trainyard.train.model.precision import accelerator_of, frozen_dtype
+from trainyard.train.model.vocabulary import add_tokens, grow_vocabulary
 
 
 def pick_device(asked: Device) -> str:

@@ -39,15 +39,15 @@ from trainyard.data.renderers.choice import choose_template
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.rates import SCHEDULES
-from trainyard.train.bases.initialization import initialize_adapter
-from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
+from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, newest_valid, require_space
 from trainyard.train.methods.adapters import NEW
 from trainyard.train.methods.coverage import measure_coverage
+from trainyard.train.methods.initialization import initialize_adapter
 from trainyard.train.methods.loading import lineage
 from trainyard.train.methods.reloading import require_reloaded
 from trainyard.train.methods.sums import adapted_layers, write_difference
+from trainyard.train.model.precision import PrecisionChoice, accelerator_of
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import PrecisionChoice, accelerator_of
 
 
 def train(folder: Path, events: Events) -> None:

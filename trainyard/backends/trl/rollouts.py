@@ -26,9 +26,9 @@ from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings
 from trainyard.train.reporting.counts import Counted
-from trainyard.train.rollouts.prompts import require_any_prompt
-from trainyard.train.rollouts.rewards import RewardPanel, SampledCompletion
-from trainyard.train.tokens import TokenLedger
+from trainyard.train.rl.rewards import RewardPanel, SampledCompletion
+from trainyard.train.rows.prompts import require_any_prompt
+from trainyard.train.rows.tokens import TokenLedger
 
 RewardFunction = Callable[..., list[float]]
 

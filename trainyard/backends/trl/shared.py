@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 
 from trainyard.errors import InvalidInput
-from trainyard.train.head import IGNORED, SEQUENCES, attention_mask
-from trainyard.train.layout.segments import PromptGroup, collate_rows
-from trainyard.train.layout.sharing import LEAST_GAIN, Operations, reason_against
-from trainyard.train.stages.contract import Batch
+from trainyard.train.contracts import IGNORED, SEQUENCES, Batch
+from trainyard.train.model.head import attention_mask
+from trainyard.train.rows.segments import PromptGroup, collate_rows
+from trainyard.train.rows.sharing import LEAST_GAIN, Operations, reason_against
 
 TokenScores = tuple[torch.Tensor, torch.Tensor | None]
 """Log-probabilities of the completions' tokens (B, C), and entropies where they are asked for."""

@@ -27,9 +27,10 @@ from trainyard.backends.trl.shared import choose_sharing
 from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
-from trainyard.train.rollouts.rewards import named
-from trainyard.train.stages.pairs import SIDES
-from trainyard.train.tokens import IGNORED, Encoded, answer_of
+from trainyard.train.contracts import Encoded
+from trainyard.train.losses.pairs import SIDES
+from trainyard.train.rl.rewards import named
+from trainyard.train.rows.tokens import IGNORED, answer_of
 
 Common = dict[str, Any]
 """Arguments that all stages share."""

@@ -26,9 +26,9 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.evals.model import pick_device
 from trainyard.evals.selection.choosing import SCORES_FILE, SelectionJob
-from trainyard.train.bases.positions import context_of
 from trainyard.train.methods.loading import training_record
-from trainyard.train.rollouts.reward_model import RewardModelScorer, load_reward_model, own_tokenizer, source_of
+from trainyard.train.model.positions import context_of
+from trainyard.train.rl.reward_model import RewardModelScorer, load_reward_model, own_tokenizer, source_of
 
 AT_ONCE = 256
 """Questions that are read, scored and written together."""

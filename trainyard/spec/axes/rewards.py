@@ -1,4 +1,4 @@
-"""Rewards: what a completion is worth to the stages that draw them. `train/rollouts` computes them."""
+"""Rewards: what a completion is worth to the stages that draw them. `train/rl` computes them."""
 
 from __future__ import annotations
 

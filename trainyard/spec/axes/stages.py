@@ -1,4 +1,4 @@
-"""Stages: which objective is trained, by which settings, on which rows. `train/stages` computes them."""
+"""Stages: which objective is trained, by which settings, on which rows. `train/losses` computes them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 P parameters, T trained parameters, d hidden, f feed-forward, q and k the widths of queries and keys, V vocabulary; e
 bytes of a half-precision number: 2 on a GPU, 4 on a CPU, where everything frozen stays in float32. Sources: QLoRA
 (arXiv 2305.14314) for the states and the constants of nf4. The activations on CUDA are what torch saves for the
-backward pass of a block in bf16 autocast, counted tensor by tensor (tests/unit/train/test_saved_activations.py).
+backward pass of a block in bf16 autocast, counted tensor by tensor (tests/unit/train/model/test_saved_activations.py).
 
     weights      full and freeze 4 P; adapters e P + 4 T; qlora by the bits of its format, e P for what is not linear
     gradients    4 T             optimizer   8 T for Adam, 2 T in 8 bit, 4 T with one state

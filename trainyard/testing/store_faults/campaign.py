@@ -27,7 +27,7 @@ from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.files import make_folders
 from trainyard.stores.jobs import JobRecord, JobStore
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.train import checkpoints
+from trainyard.train.checkpoint import checkpoints
 
 HOME = Path("/home")
 STEPS = 14

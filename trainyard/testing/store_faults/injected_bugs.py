@@ -11,7 +11,7 @@ from typing import Any
 from trainyard.stores import adapters, artifacts, files, whole
 from trainyard.testing.simulated_files import SimulatedFiles
 from trainyard.testing.simulation import Swap, always
-from trainyard.train import checkpoints
+from trainyard.train.checkpoint import checkpoints
 
 
 def moves_without_flush(disk: files.Files, source: Path, target: Path) -> None:

@@ -1,1 +1,1 @@
-"""Evaluation while a training runs: what is measured when, which step is the best, and when it is time to end."""
+"""Evaluation while a training runs: what is measured when, and how far the model has moved from its base."""

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.spec.training import EvalSettings
-from trainyard.train.batching import Feed
-from trainyard.train.head import IGNORED
-from trainyard.train.loop import Save, StepRecord
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.resume.state import random_state, restore_random_state
-from trainyard.train.session.sampling import Sampling
+from trainyard.train.checkpoint.state import random_state, restore_random_state
+from trainyard.train.contracts import IGNORED, Encoded, Sampling, StepRecord
+from trainyard.train.loop import Save
+from trainyard.train.progress import SavedProgress
+from trainyard.train.rows.batching import Feed
 from trainyard.train.session.session import Session
-from trainyard.train.tokens import Encoded
 
 SHOWN_CHARS = 2000
 """Characters of a prompt and of an answer that an event contains."""

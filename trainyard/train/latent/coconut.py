@@ -26,11 +26,10 @@ import torch
 
 from trainyard.spec.axes.latent import CoconutSettings, LatentSettings
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.contracts import Batch, Encoded, StageSpec
 from trainyard.train.latent import rollout, rows
 from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of, own_vectors
-from trainyard.train.session.sampling import Reading
-from trainyard.train.stages.contract import Batch, StageSpec
-from trainyard.train.tokens import Encoded
+from trainyard.train.model.sampling import Reading
 
 START, END, THOUGHT = 1, 2, 3
 """Numbers of the own vectors; that of a thought is read where nothing is fed back."""

@@ -25,12 +25,11 @@ from torch.nn import functional
 
 from trainyard.spec.axes.latent import CodiSettings, LatentSettings
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import Head, logprobs_of_hidden, output_of
+from trainyard.train.contracts import Batch, Encoded, Head, Metrics, Scores, StageSpec
 from trainyard.train.latent import rollout, rows
 from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of, own_of, own_vectors
-from trainyard.train.session.sampling import Reading
-from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
-from trainyard.train.tokens import Encoded
+from trainyard.train.model.head import logprobs_of_hidden, output_of
+from trainyard.train.model.sampling import Reading
 
 BEGIN, END, THOUGHT = 1, 2, 3
 WORDS = "words/"

@@ -22,11 +22,10 @@ from torch import nn
 
 from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import Head, logprobs_of_hidden, output_of
+from trainyard.train.contracts import AtEpoch, Batch, Encoded, Head, Scores, StageSpec
 from trainyard.train.latent import rollout, rows
-from trainyard.train.session.sampling import LATENT, PLAIN, Reading
-from trainyard.train.stages.contract import AtEpoch, Batch, Scores, StageSpec
-from trainyard.train.tokens import Encoded
+from trainyard.train.model.head import logprobs_of_hidden, output_of
+from trainyard.train.model.sampling import LATENT, PLAIN, Reading
 
 
 class LatentModule(nn.Module):

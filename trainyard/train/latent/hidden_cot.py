@@ -17,10 +17,9 @@ from typing import Any
 
 from trainyard.spec.axes.latent import ALL_TOKENS, HiddenCotSettings, LatentSettings
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.contracts import Encoded, StageSpec
 from trainyard.train.latent import rows
 from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of
-from trainyard.train.stages.contract import StageSpec
-from trainyard.train.tokens import Encoded
 
 
 def taken_tokens(settings: HiddenCotSettings, epoch: int, row: int, seed: int) -> int:

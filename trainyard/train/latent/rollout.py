@@ -15,9 +15,9 @@ import torch
 from transformers import DynamicCache
 
 from trainyard.errors import InvalidInput
-from trainyard.train.head import evaluating, output_of
-from trainyard.train.session.sampling import Reading
-from trainyard.train.stages.contract import Batch
+from trainyard.train.contracts import Batch
+from trainyard.train.model.head import evaluating, output_of
+from trainyard.train.model.sampling import Reading
 
 SLOTS = "slots"
 Projection = Callable[[torch.Tensor], torch.Tensor]

@@ -21,11 +21,10 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import IGNORED
+from trainyard.train.contracts import IGNORED, Batch, Encoded
 from trainyard.train.latent.rollout import SLOTS
-from trainyard.train.stages.contract import Batch
-from trainyard.train.stages.lengths import TokenShare, within_length
-from trainyard.train.tokens import Encoded, TokenLedger, encode_answers, encode_rows
+from trainyard.train.rows.lengths import TokenShare, within_length
+from trainyard.train.rows.tokens import TokenLedger, encode_answers, encode_rows
 
 PROMPT, STEPS, LENGTHS, ANSWER = "prompt_ids", "step_ids", "step_lengths", "answer_ids"
 """What an example has: ids of the prompt, of all steps one after another, their lengths, and ids of the answer."""

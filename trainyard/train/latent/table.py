@@ -24,7 +24,7 @@ from trainyard.train.latent.dsa.technique import DSA
 from trainyard.train.latent.hidden_cot import HIDDEN_COT
 from trainyard.train.latent.pause import PAUSE
 from trainyard.train.latent.quiet_star.technique import QUIET_STAR
-from trainyard.train.session.sampling import LATENT
+from trainyard.train.model.sampling import LATENT
 
 TECHNIQUES: dict[Latent, LatentSpec] = {
     Latent.QUIET_STAR: QUIET_STAR,

@@ -16,13 +16,13 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.stores.models import check_adapter_folder
-from trainyard.train.head import evaluating
 from trainyard.train.methods.contract import Head
 from trainyard.train.methods.guarding import base_digests, require_unchanged_base
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS
 from trainyard.train.methods.lora import TASKS
 from trainyard.train.methods.sums import PREFIX, Weights
 from trainyard.train.methods.targets import full_parameters
+from trainyard.train.model.head import evaluating
 
 NEW, EARLIER, REFERENCE = "default", "earlier", "reference"
 """Names of the adapters in a model; PEFT saves `default` without a folder of its own."""

@@ -18,11 +18,11 @@ from trainyard.errors import InvalidInput, LimitExceeded, Reason, Refused
 from trainyard.spec.axes.devices import Precision
 from trainyard.stores.models import count_parameters, weight_files
 from trainyard.stores.whole import file_sha256
-from trainyard.train.bases.positions import position_options
-from trainyard.train.bases.vocabulary import grow_vocabulary
-from trainyard.train.head import require_known_logits
 from trainyard.train.methods.contract import Head, PolicyRequest
-from trainyard.train.precision import ATTENTION_NAMES, AttentionSupport, frozen_dtype
+from trainyard.train.model.head import require_known_logits
+from trainyard.train.model.positions import position_options
+from trainyard.train.model.precision import ATTENTION_NAMES, AttentionSupport, frozen_dtype
+from trainyard.train.model.vocabulary import grow_vocabulary
 
 TRAINING_FILE = "training.json"
 """Record of a training, in the folder of the weights that it made."""

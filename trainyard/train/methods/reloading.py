@@ -25,10 +25,10 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 
 from trainyard.errors import TrainyardError
-from trainyard.train.head import evaluating
 from trainyard.train.methods.adapters import NEW, Weights, fill_adapter, inject, probe_logits, read_config, tuner
 from trainyard.train.methods.contract import Head
 from trainyard.train.methods.targets import full_parameters
+from trainyard.train.model.head import evaluating
 
 RELOADED, OFFSET = "reloaded", "offset"
 SHAPE = (1, 8)

@@ -15,12 +15,11 @@ import torch.distributed as dist
 
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
-from trainyard.train.head import Head
+from trainyard.train.contracts import Batch, Head, Scores, StageSpec
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.rows import joined_scores, share_of
 from trainyard.train.parallel.team import Team
 from trainyard.train.session.parallelism import SingleProcess
-from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
 BUCKET_BYTES = 25 << 20
 """As torch's DDP: large enough to hide the latency of a collective, small enough to be in memory twice."""

@@ -21,11 +21,11 @@ from torch.distributed.tensor import DTensor
 
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
+from trainyard.train.checkpoint import state
 from trainyard.train.methods.freeze import numbered_blocks
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.parallel.zero import Sharded
-from trainyard.train.resume import state
 from trainyard.train.session.parallelism import Found
 
 REPLICATE, SHARD = "replicate", "shard"

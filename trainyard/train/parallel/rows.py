@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from trainyard.spec.axes.data import Port
-from trainyard.train.stages.contract import Batch, Scores, StageSpec
+from trainyard.train.contracts import Batch, Scores, StageSpec
 
 MASKS = ("attention_mask", "kl_attention_mask")
 

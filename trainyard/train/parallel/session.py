@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import TrainyardError
+from trainyard.train.checkpoint.snapshot import Snapshot
+from trainyard.train.contracts import Batch, Scores
 from trainyard.train.parallel.ddp import Ddp
 from trainyard.train.parallel.team import LEADER, Team
-from trainyard.train.resume.snapshot import Snapshot
 from trainyard.train.session.parallelism import Found
 from trainyard.train.session.replies import Evaluated
 from trainyard.train.session.session import Session, TrainState
-from trainyard.train.stages.contract import Batch, Scores
 
 END = "end"
 PEERS = "peers"

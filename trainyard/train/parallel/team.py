@@ -22,7 +22,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 
 from trainyard.errors import InvalidInput
-from trainyard.train.resume.state import flatten, rebuild
+from trainyard.train.checkpoint.state import flatten, rebuild
 
 LEADER = 0
 PATIENCE = timedelta(days=30)

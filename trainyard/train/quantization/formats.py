@@ -27,7 +27,7 @@ from trainyard.errors import InvalidInput, Unavailable
 from trainyard.loading import load
 from trainyard.spec.axes.devices import Precision, one_of
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.train.precision import Availability, accelerator_of, frozen_dtype
+from trainyard.train.model.precision import Availability, accelerator_of, frozen_dtype
 
 CPU = "cpu"
 HQQ_GROUP = 64

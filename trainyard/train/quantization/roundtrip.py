@@ -15,7 +15,7 @@ from bitsandbytes import functional
 
 from trainyard.loading import load
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.train.precision import convert_to_fp8
+from trainyard.train.model.precision import convert_to_fp8
 from trainyard.train.quantization import formats
 
 SIDE = 512

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from trainyard.train.head import IGNORED, SEQUENCES
-from trainyard.train.layout.segments import sequence_lengths
-from trainyard.train.stages.contract import Batch
-from trainyard.train.tokens import TokenLedger
+from trainyard.train.contracts import IGNORED, SEQUENCES, Batch
+from trainyard.train.rows.segments import sequence_lengths
+from trainyard.train.rows.tokens import TokenLedger
 
 
 class Origin(StrEnum):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from trainyard.errors import InvalidInput
 from trainyard.stores.whole import file_sha256
-from trainyard.train.stages.contract import Batch
+from trainyard.train.contracts import Batch
 
 INLINE_BYTES = 8 << 20
 """Most bytes of logits or hidden states that a reply contains; larger outputs are returned by reference."""

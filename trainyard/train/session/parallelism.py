@@ -11,12 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from trainyard.train.head import Head
-from trainyard.train.resume import state
-from trainyard.train.stages.contract import Batch, Scores, StageSpec
+from trainyard.train.checkpoint import state
+from trainyard.train.contracts import ONE_PROCESS, Batch, Head, Scores, StageSpec
 
 Found = TypeVar("Found")
-ONE_PROCESS = {"strategy": "single", "processes": 1}
 
 
 class SingleProcess:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from trainyard.errors import Conflict
-from trainyard.train.stages.contract import Metrics
+from trainyard.train.contracts import Metrics
 
 Reply = TypeVar("Reply")
 KEPT_REPLIES = 1024

@@ -31,14 +31,16 @@ from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.bases.positions import context_of
-from trainyard.train.head import Head, require_known_logits
+from trainyard.train.checkpoint import snapshot as snapshots
+from trainyard.train.checkpoint import state
+from trainyard.train.checkpoint.snapshot import Snapshot
+from trainyard.train.checkpoint.streams import Sealer
+from trainyard.train.contracts import Batch, Generated, Head, Sampling, Scores, StageSpec
 from trainyard.train.methods.contract import BlockRotation
+from trainyard.train.model.head import require_known_logits
+from trainyard.train.model.positions import context_of
+from trainyard.train.model.sampling import reader_of, sample, token_logprobs
 from trainyard.train.optimizers import on_eval, on_train
-from trainyard.train.resume import snapshot as snapshots
-from trainyard.train.resume import state
-from trainyard.train.resume.snapshot import Snapshot
-from trainyard.train.resume.streams import Sealer
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import strict_kernels
 from trainyard.train.session.generators import OwnGenerators, draw_own
@@ -46,8 +48,6 @@ from trainyard.train.session.noise import EmbeddingNoise
 from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
 from trainyard.train.session.parallelism import Found, SingleProcess
 from trainyard.train.session.replies import Backward, Evaluated, Forward, Replies, Stepped
-from trainyard.train.session.sampling import Generated, Sampling, reader_of, sample, token_logprobs
-from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
 AUTOCAST = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 """Precision -> the dtype of its autocast; fp32 has none."""

@@ -29,8 +29,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.stores.whole import write_json_durably
+from trainyard.train.model.precision import choose_precision, cpu_bf16
 from trainyard.train.muon import Muon, scale_by_shape
-from trainyard.train.precision import choose_precision, cpu_bf16
 from trainyard.train.session.determinism import prefer_deterministic
 from trainyard.train.starter import recipe as starter
 from trainyard.train.starter.card import model_card

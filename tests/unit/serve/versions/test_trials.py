@@ -37,7 +37,10 @@ from trainyard.surfaces.cli.command import render
 
 INVALID = "E-ADAPTER-INVALID"
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),
+]  # PEFT asks transformers
 
 
 class Yard:

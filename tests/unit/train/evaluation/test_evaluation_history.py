@@ -11,9 +11,9 @@ import pytest
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.estimate.evaluations import MOST_ROUNDS, default_interval
 from trainyard.spec.training import EvalSettings
-from trainyard.train.evaluation.history import Evaluations
+from trainyard.train.checkpoint.retention import list_best
 from trainyard.train.evaluation.rounds import before_last_answer
-from trainyard.train.resume.retention import list_best
+from trainyard.train.progress import Evaluations
 
 NOT = -100
 

@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, assistant, user
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, assistant, user
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.contracts import Encoded, StageSpec
 from trainyard.train.latent import table
 from trainyard.train.latent.contract import LatentModule
-from trainyard.train.stages.contract import StageSpec
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded
+from trainyard.train.losses.table import STAGES
 
 FAMILIES = ("llama", "gpt2")
 

@@ -19,13 +19,12 @@ from tests.unit.train.latent.latent_models import (
     encoded,
     stage_with,
 )
-from tests.unit.train.stages.stage_rows import PAD
+from tests.unit.train.losses.stage_rows import PAD
 from trainyard.spec.axes.latent import CoconutSettings, Latent
-from trainyard.train.head import IGNORED, Head
+from trainyard.train.contracts import IGNORED, Batch, Head, Sampling
 from trainyard.train.latent import rollout
 from trainyard.train.latent.coconut import END, START, THOUGHT, arrange, stage_of_row
-from trainyard.train.session.sampling import Sampling, sample
-from trainyard.train.stages.contract import Batch
+from trainyard.train.model.sampling import sample
 
 COCONUT = {"type": "coconut", "max_stage": 2, "thoughts_per_step": 2, "epochs_per_stage": 1}
 SMALL = {"prompt_ids": [5, 6], "step_ids": [10, 11, 20, 30], "step_lengths": [2, 1, 1], "answer_ids": [40, 41]}

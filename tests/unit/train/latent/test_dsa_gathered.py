@@ -22,7 +22,7 @@ from trainyard.train.latent.dsa import attention, gathered, technique
 from trainyard.train.latent.dsa.cache import RoomyIndexedLayer
 from trainyard.train.latent.dsa.gathered import GATHERED_FROM, gather_tokens, selected_places
 from trainyard.train.latent.dsa.indexer import select_tokens, select_window
-from trainyard.train.session.sampling import Reading
+from trainyard.train.model.sampling import Reading
 
 WORDS, LENGTH, K = 11, 24, 5
 SIZES: dict[str, Any] = {

@@ -23,12 +23,12 @@ from tests.unit.train.latent.latent_models import (
 )
 from trainyard.backends.native.assembly import attention_of
 from trainyard.errors import InvalidInput
-from trainyard.train.head import Head
+from trainyard.train.contracts import Head, Sampling
 from trainyard.train.latent import table
 from trainyard.train.latent.dsa.technique import WARMING, SparseAttention
+from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.adapters import inject
-from trainyard.train.session.sampling import PLAIN, Sampling, sample
-from trainyard.train.stages.table import STAGES
+from trainyard.train.model.sampling import PLAIN, sample
 
 TOKENS = {"type": "dsa", "granularity": {"type": "token", "top_k": 3, "index_heads": 2, "index_dim": 8, "warmup": 2}}
 HEADS = {"type": "dsa", "granularity": {"type": "head", "shared": 1, "active": 2, "balance": 0.5}}

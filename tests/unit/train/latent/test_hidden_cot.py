@@ -20,13 +20,13 @@ from tests.unit.train.latent.latent_models import (
     encoded,
     stage_with,
 )
-from tests.unit.train.stages.stage_rows import PAD
+from tests.unit.train.losses.stage_rows import PAD
 from trainyard.spec.axes.latent import ALL_TOKENS, HiddenCotSettings, Latent
-from trainyard.train.head import IGNORED, Head
+from trainyard.train.contracts import IGNORED, Head, Sampling
 from trainyard.train.latent import rollout, table
 from trainyard.train.latent.codi import BEGIN, END, THOUGHT
 from trainyard.train.latent.hidden_cot import arrange, taken_tokens
-from trainyard.train.session.sampling import Sampling, sample
+from trainyard.train.model.sampling import sample
 
 STEPWISE = {"type": "hidden_cot", "tokens_per_epoch": 2, "whole_epochs": 1, "most_tokens": 6, "smoothing": None}
 CODI = {"type": "codi", "thoughts": 2}

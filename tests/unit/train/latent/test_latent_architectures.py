@@ -25,13 +25,12 @@ from transformers import (
 from tests.selection import by_default
 from tests.unit.train.latent.latent_models import ROWS, TOKENIZER, attached, config_with, stage_with
 from tests.unit.train.latent.test_coconut import naive_hidden
-from tests.unit.train.stages.stage_rows import PAD
+from tests.unit.train.losses.stage_rows import PAD
 from trainyard.errors import InvalidInput
-from trainyard.train.head import Head
+from trainyard.train.contracts import Batch, Head, Sampling
 from trainyard.train.latent import table
 from trainyard.train.methods.adapters import inject
-from trainyard.train.session.sampling import Sampling, sample
-from trainyard.train.stages.contract import Batch
+from trainyard.train.model.sampling import sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 

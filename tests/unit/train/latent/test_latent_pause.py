@@ -17,12 +17,12 @@ from tests.unit.train.latent.latent_models import (
     encoded,
     stage_with,
 )
-from tests.unit.train.stages.stage_rows import PAD
+from tests.unit.train.losses.stage_rows import PAD
 from trainyard.errors import Corrupt
-from trainyard.train.head import IGNORED, Head
+from trainyard.train.contracts import IGNORED, Head, Sampling
 from trainyard.train.latent import table
-from trainyard.train.session.sampling import PLAIN, Sampling, sample
-from trainyard.train.stages.table import STAGES
+from trainyard.train.losses.table import STAGES
+from trainyard.train.model.sampling import PLAIN, sample
 
 PAUSES = {"type": "pause", "count": 3}
 

@@ -19,9 +19,10 @@ from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.evals.benchmarks.reasoning import final_answer_of
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.contracts import Encoded
 from trainyard.train.latent.rows import steps_of
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded, require_targets
+from trainyard.train.losses.table import STAGES
+from trainyard.train.rows.tokens import require_targets
 
 STEPWISE = ("coconut", "hidden_cot", "codi")
 

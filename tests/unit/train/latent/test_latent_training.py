@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from tests.unit.train.latent.latent_models import ROWS, TOKENIZER, attached, causal_model, config_with
-from tests.unit.train.stages.stage_rows import PAD
+from tests.unit.train.losses.stage_rows import PAD
 from trainyard.backends.native.assembly import require_room
 from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.training import TrainerConfig, resolve_trainer
-from trainyard.train.batching import Cursor, Feed, choose_cut, make_plan
+from trainyard.train.contracts import Cursor, Sampling
 from trainyard.train.loop import train
+from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.methods.table import checkpoint_activations
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.progress import SavedProgress
+from trainyard.train.rows.batching import Feed, choose_cut, make_plan
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session.sampling import Sampling
 from trainyard.train.session.session import Session, TrainState
-from trainyard.train.stages.table import STAGES
 
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "pause": {"type": "pause", "count": 2},

@@ -19,11 +19,11 @@ from tests.unit.train.latent.latent_models import (
     stage_with,
 )
 from trainyard.errors import InvalidInput
-from trainyard.train.head import Head
+from trainyard.train.contracts import Head, Sampling
 from trainyard.train.latent import table
 from trainyard.train.latent.quiet_star.technique import QuietStar
 from trainyard.train.latent.quiet_star.thoughts import Thinker, ThoughtSettings, find_positions
-from trainyard.train.session.sampling import PLAIN, Sampling, sample
+from trainyard.train.model.sampling import PLAIN, sample
 
 QUIET = {"type": "quiet_star", "thought_tokens": 3, "ahead": 2}
 PROMPTS = [[5, 9, 3, 7], [4, 8, 2, 9, 9, 1, 3]]

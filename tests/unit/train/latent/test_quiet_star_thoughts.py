@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from trainyard.train.head import IGNORED, Head, label_logprobs
+from trainyard.train.contracts import IGNORED, Head
 from trainyard.train.latent.quiet_star.losses import gain_of, policy_loss, quiet_loss, quiet_scores, talk
 from trainyard.train.latent.quiet_star.thoughts import (
     Columns,
@@ -21,6 +21,7 @@ from trainyard.train.latent.quiet_star.thoughts import (
     diagonal_mask,
     find_positions,
 )
+from trainyard.train.model.head import label_logprobs
 
 WORDS, SIZE = 11, 16
 GREEDY = ThoughtSettings(num_tokens=4, num_ahead=3, num_thoughts=1, temperature=0)

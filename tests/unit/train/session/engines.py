@@ -10,18 +10,17 @@ from typing import Any
 
 import torch
 
-from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, conversations, labelled, model_of, pairs
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, conversations, labelled, model_of, pairs
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage, StageSettings
 from trainyard.spec.training import TrainerConfig, resolve_trainer
-from trainyard.train.batching import BatchPlan, Feed, choose_cut
+from trainyard.train.contracts import Batch, Encoded
+from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
+from trainyard.train.rows.batching import BatchPlan, Feed, choose_cut
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.session import Session, TrainState
-from trainyard.train.stages.contract import Batch
-from trainyard.train.stages.table import STAGES
-from trainyard.train.tokens import Encoded
 
 ROWS: dict[Stage, Any] = {
     Stage.SFT: conversations,

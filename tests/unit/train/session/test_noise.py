@@ -9,16 +9,15 @@ import pytest
 import torch
 from transformers.integrations.neftune import neftune_post_forward_hook
 
+from tests.unit.train.losses.stage_rows import model_of
 from tests.unit.train.session.engines import batch_of, config_of, session_of, train_step, weights_of
-from tests.unit.train.stages.stage_rows import model_of
 from trainyard.spec.axes.stages import Stage
-from trainyard.train.batching import pack
-from trainyard.train.head import label_logprobs
-from trainyard.train.layout.sequence_attention import KERNEL, set_kernel
+from trainyard.train.contracts import Encoded
+from trainyard.train.model.head import label_logprobs
+from trainyard.train.model.sequence_attention import KERNEL, set_kernel
+from trainyard.train.rows.batching import pack, pad
 from trainyard.train.session.noise import EmbeddingNoise
 from trainyard.train.session.session import Session
-from trainyard.train.stages.sft import collate as pad
-from trainyard.train.tokens import Encoded
 
 ALPHA, WIDTH = 5.0, 32
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.unit.train.session.engines import batch_of, config_of, same, session_of, train_step, weights_of
 from trainyard.spec.axes.stages import Stage
-from trainyard.train.session.sampling import Sampling
+from trainyard.train.contracts import Sampling
 from trainyard.train.session.session import Session
 
 STEPS = 3

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.train.session.engines import batch_of, config_of, session_of
 from trainyard.errors import TrainyardError
-from trainyard.train.session.sampling import Sampling
+from trainyard.train.contracts import Sampling
 from trainyard.train.session.session import Session
 
 

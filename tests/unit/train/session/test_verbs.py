@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER
 from tests.unit.train.session.engines import (
     accumulate,
     batch_of,
@@ -20,18 +21,17 @@ from tests.unit.train.session.engines import (
     train_step,
     weights_of,
 )
-from tests.unit.train.stages.stage_rows import PAD, TOKENIZER
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.whole import file_sha256
-from trainyard.train.head import IGNORED
+from trainyard.train.contracts import IGNORED, Sampling
+from trainyard.train.losses.table import STAGES
+from trainyard.train.model.sampling import token_logprobs
 from trainyard.train.optimizers import on_eval, on_train
 from trainyard.train.session.outputs import INLINE_BYTES
 from trainyard.train.session.replies import KEPT_REPLIES
-from trainyard.train.session.sampling import Sampling, token_logprobs
 from trainyard.train.session.session import Session
-from trainyard.train.stages.table import STAGES
 
 
 @pytest.fixture

@@ -30,10 +30,9 @@ from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.serve.prompt_fields import find_hidden_field
 from trainyard.serve.protocol import ApiError, ChatRequest, parse
 from trainyard.spec.axes.data import DataFormat, Port
-from trainyard.train.head import IGNORED
+from trainyard.train.contracts import IGNORED, Batch
+from trainyard.train.rows.tokens import require_targets
 from trainyard.train.session.session import Session
-from trainyard.train.stages.contract import Batch
-from trainyard.train.tokens import require_targets
 
 IDS, MASK, LABELS = "input_ids", "attention_mask", "labels"
 MOST_ROWS = 4096

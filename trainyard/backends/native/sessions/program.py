@@ -36,11 +36,11 @@ from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, crash_error, faultpoint, log_traceback
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.inherited import UMASK, key_variable
-from trainyard.train.checkpoints import require_space
+from trainyard.train.checkpoint.checkpoints import require_space
+from trainyard.train.checkpoint.snapshot import Snapshot, require_same
+from trainyard.train.checkpoint.streams import Sealer
+from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.methods.contract import Policy
-from trainyard.train.resume.snapshot import Snapshot, require_same
-from trainyard.train.resume.streams import Sealer
-from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.session.session import Session
 
 POLL_S = 0.2
@@ -204,7 +204,7 @@ def sealer_of(key: str) -> Sealer | None:
         return None
     name = key_variable(key)
     secret = os.environ.pop(name, "") if name else read_key(Path(key))
-    from trainyard.train.resume.cipher import CheckpointCipher  # cryptography, only for encrypted checkpoints
+    from trainyard.train.checkpoint.cipher import CheckpointCipher  # cryptography, only for encrypted checkpoints
 
     return CheckpointCipher(secret)
 

@@ -15,8 +15,8 @@ from trainyard.backends.native.sessions.batches import Encoder
 from trainyard.backends.sessions.records import SAVED_FOLDER
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.stores.whole import write_folder
-from trainyard.train.resume.snapshot import digest_of, require_name
-from trainyard.train.session.sampling import Sampling
+from trainyard.train.checkpoint.snapshot import digest_of, require_name
+from trainyard.train.contracts import Sampling
 from trainyard.train.session.session import Session
 
 MOST_SAMPLES = 512

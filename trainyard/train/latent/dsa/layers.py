@@ -16,10 +16,10 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import eager_mask
 
 from trainyard.errors import InvalidInput
-from trainyard.train.head import evaluating
 from trainyard.train.latent.dsa.attention import SELECTOR, Chooser, LayerInput, Selection, Selector, attend
 from trainyard.train.latent.dsa.cache import RoomyIndexedLayer
 from trainyard.train.latent.dsa.indexer import LightningIndexer
+from trainyard.train.model.head import evaluating
 
 KERNEL = "trainyard_dsa"
 """Name under which transformers knows the attention of this folder."""

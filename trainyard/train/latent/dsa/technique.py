@@ -22,16 +22,15 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.latent import DsaSettings, HeadChoice, LatentSettings, TokenChoice
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import Head, label_logprobs
+from trainyard.train.contracts import Batch, Encoded, Head, Metrics, Scores, StageSpec
 from trainyard.train.latent import rollout
 from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
 from trainyard.train.latent.dsa.attention import AttentionPhase, Chooser, Measures, Selection
 from trainyard.train.latent.dsa.heads import HeadRouter, HeadRouting
 from trainyard.train.latent.dsa.indexer import IndexerShape, LightningIndexer
 from trainyard.train.latent.dsa.layers import AttentionLayer, Installed, find_layers, install
-from trainyard.train.session.sampling import PLAIN, Reading
-from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
-from trainyard.train.tokens import Encoded
+from trainyard.train.model.head import label_logprobs
+from trainyard.train.model.sampling import PLAIN, Reading
 
 PROMPT_BLOCK = 1024
 """Tokens of a prompt that are read at once: a mask has that many rows, and not one for each token of the prompt."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainyard.train.head import IGNORED, Head, token_logprobs
+from trainyard.train.contracts import IGNORED, Head
 from trainyard.train.latent.quiet_star.thoughts import (
     Batch,
     Positions,
@@ -21,6 +21,7 @@ from trainyard.train.latent.quiet_star.thoughts import (
     ThoughtSettings,
     find_positions,
 )
+from trainyard.train.model.head import token_logprobs
 
 
 @dataclass(frozen=True)

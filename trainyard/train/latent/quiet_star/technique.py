@@ -18,8 +18,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.latent import LatentSettings, QuietStarSettings
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.bases.positions import context_of
-from trainyard.train.head import Head, evaluating
+from trainyard.train.contracts import Batch, Head, Metrics, Scores, StageSpec
 from trainyard.train.latent import rollout
 from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
 from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
@@ -30,8 +29,9 @@ from trainyard.train.latent.quiet_star.thoughts import (
     draw_tokens,
     find_positions,
 )
-from trainyard.train.session.sampling import Reading
-from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
+from trainyard.train.model.head import evaluating
+from trainyard.train.model.positions import context_of
+from trainyard.train.model.sampling import Reading
 
 SEED_TEXT = "---"
 """Start and end begin as the embedding of its last token, as in the paper's code."""

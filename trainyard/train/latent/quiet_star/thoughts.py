@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from trainyard.train.head import IGNORED, Output, output_of
+from trainyard.train.contracts import IGNORED
+from trainyard.train.model.head import Output, output_of
 
 Batch = dict[str, torch.Tensor]
 

@@ -1,0 +1,216 @@
+"""What `check` accepts of local data, a run does not refuse, and the other way round: the same functions decide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from trainyard.app.chains.check import check
+from trainyard.app.chains.missing_backend import refuse_or_wait
+from trainyard.app.context import Context
+from trainyard.app.plan import resolve as planning
+from trainyard.backends.job import job_for
+from trainyard.backends.rows import rows_of
+from trainyard.data.limited.service import kept_service
+from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.sources import read_source
+from trainyard.errors import Refused, TrainyardError
+from trainyard.operations.chains import CheckInput
+from trainyard.settings import Settings
+from trainyard.spec.axes.data import DATA_PORTS
+from trainyard.spec.nodes import DataSourceConfig
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.losses.table import STAGES
+from trainyard.train.rows.prompts import require_any_prompt
+from trainyard.train.rows.tokens import require_accepted, require_targets
+
+CHAT = [{"role": "user", "content": "What is a valve?"}, {"role": "assistant", "content": "It opens and closes."}]
+LONG = "the valve opens and closes " * 200
+
+
+def lines(*rows: Any, count: int = 12) -> str:
+    """The rows, repeated with numbers."""
+    text = "\n".join(json.dumps(row) for row in rows)
+    return "\n".join(text.replace("valve", f"valve {number}") for number in range(count)) + "\n"
+
+
+SETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chats": (lines({"messages": CHAT}), {}),
+    "chats named preference": (lines({"messages": CHAT}), {"format": "preference"}),
+    "unanswered": (lines({"messages": CHAT[:1]}), {}),
+    "pairs": (lines({"prompt": "A valve?", "chosen": "Yes, it is.", "rejected": "No"}), {}),
+    "equal pairs": (lines({"prompt": "A valve?", "chosen": "Yes", "rejected": "Yes"}), {}),
+    "completions": (lines({"prompt": "A valve?", "completion": "It opens."}), {}),
+    "prompts": (lines({"prompt": "Is a valve round?"}), {}),
+    "prompts with answers": (lines({"prompt": "Is a valve round?", "answer": "yes"}), {}),
+    "labelled": (
+        lines(
+            {"prompt": "A valve?", "completion": "Yes", "label": True},
+            {"prompt": "A valve 2?", "completion": "No", "label": False},
+        ),
+        {},
+    ),
+    "texts": (lines({"text": "A valve opens and closes."}), {}),
+    "too long": (lines({"prompt": LONG, "completion": "lost"}), {}),
+    "a fifth broken": ("{broken\n" * 3 + lines({"prompt": "A valve?", "completion": "It opens."}), {}),
+    "broken and allowed": (
+        "{broken\n" * 3 + lines({"prompt": "A valve?", "completion": "It opens."}),
+        {"max_bad_fraction": 0.5},
+    ),
+    "mapped": (
+        lines({"frage": "A valve?", "antwort": "It opens."}),
+        {"columns": {"prompt": "frage", "completion": "antwort"}},
+    ),
+    "unknown keys": (lines({"frage": "A valve?", "antwort": "It opens."}), {}),
+    "empty": ("", {}),
+}
+GRPO = {"type": "grpo", "rewards": [{"type": "exact_match"}]}
+STAGE_VALUES: dict[str, Any] = {"sft": "sft", "dpo": "dpo", "kto": "kto", "grpo": GRPO, "cpt": "cpt"}
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[None]:
+    with kept_service():
+        yield
+
+
+@pytest.fixture
+def here(tmp_path: Path, tiny_model: Path) -> Settings:
+    (tmp_path / "work").mkdir()
+    return Settings(
+        home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model), plan_read_s=120
+    )
+
+
+def chain_of(source: dict[str, Any], stage: Any) -> dict[str, Any]:
+    nodes = [{"type": "data_source", "config": source}, {"type": "trainer", "config": {"stage": stage}}]
+    return {"name": "checked", "nodes": nodes}
+
+
+def verdict_of_check(chain: dict[str, Any], here: Settings) -> list[str]:
+    """The codes of the reasons; empty for a chain that would run."""
+    try:
+        resolved = planning.resolved(planning.asked(chain).spec, here)
+        return [reason.code for reason in planning.examine(resolved, here)]
+    except TrainyardError as error:
+        return [error.code]
+
+
+def begin_run(chain: dict[str, Any], here: Settings, folder: Path) -> str:
+    """Read and encode as the nodes of a run do; the code of what it raises."""
+    try:
+        resolved = planning.resolved(planning.asked(chain).spec, here)
+        source, trainer = (node for node in resolved.nodes)
+        assert isinstance(source.config, DataSourceConfig)
+        assert isinstance(trainer.config, TrainerConfig)
+        made = read_source(source.config, folder, settings=here, report=lambda fraction, text: None)
+        linked = [one.port for port, sources in trainer.inputs.items() if port in DATA_PORTS for one in sources]
+        port = next((port for port in linked if port in made.outputs), None)
+        if port is None:
+            return "E-NODE"
+        config = trainer.config
+        data = {port: str(folder / made.outputs[port].folder)}
+        job = job_for(config, str(here.default_base_model), here, data=data, data_sha256={port: "x"}, node="trainer")
+        tokenizer = AutoTokenizer.from_pretrained(here.default_base_model)
+        tokenizer.chat_template = choose_for_tokenizer(tokenizer, config.engine.template).text
+        _, ledger = STAGES[config.stage.type].chosen(config).encode(rows_of(job), tokenizer, config)
+        require_accepted(ledger, config.refusal_limit)
+        (require_any_prompt if config.stage.facts.draws_groups else require_targets)(ledger)
+    except TrainyardError as error:
+        return error.code
+    return ""
+
+
+@pytest.mark.parametrize("stage", STAGE_VALUES)
+@pytest.mark.parametrize("name", SETS)
+def test_check_and_run_agree(name: str, stage: str, here: Settings, tmp_path: Path, reader: None) -> None:
+    text, config = SETS[name]
+    (here.working_folder / "rows.jsonl").write_text(text)
+    chain = chain_of({"path": "rows.jsonl", **config}, STAGE_VALUES[stage])
+    run = begin_run(chain, here, tmp_path / "run")
+    checked = verdict_of_check(chain, here)
+    assert bool(checked) == bool(run), (checked, run)
+
+
+def test_rows_of_another_stage_are_refused(here: Settings) -> None:
+    (here.working_folder / "rows.jsonl").write_text(SETS["chats"][0])
+    resolved = planning.resolved(planning.asked(chain_of({"path": "rows.jsonl"}, "dpo")).spec, here)
+    (reason,) = planning.examine(resolved, here)
+    assert (reason.code, reason.node) == ("R-PORT", "trainer")
+    assert "learns from preference, and what was read is sft rows" in reason.because
+
+
+def test_a_plan_counts_the_rows_that_fit(here: Settings) -> None:
+    rows = SETS["completions"][0] + SETS["too long"][0]
+    (here.working_folder / "rows.jsonl").write_text(rows)
+    plan = planning.plan(planning.asked(chain_of({"path": "rows.jsonl"}, "sft")).spec, here)
+    trainer = plan.nodes[-1].estimate
+    assert (trainer.rows, trainer.steps) == (12, 9)  # 12 of 24 rows, 4 a step, 3 epochs
+    assert trainer.tokens is not None
+    assert any("12 of 24 rows are dropped: truncated" in line for line in trainer.basis)
+
+
+def test_reading_stops_at_its_limit(here: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard.app.plan.samples.FIRST_ROWS", 100)
+    monkeypatch.setattr("trainyard.app.plan.samples.MOST_ROWS", 100)
+    (here.working_folder / "rows.jsonl").write_text(lines({"prompt": "A valve?", "completion": "It opens."}, count=500))
+    plan = planning.plan(planning.asked(chain_of({"path": "rows.jsonl"}, "sft")).spec, here)
+    source, trainer = (node.estimate for node in plan.nodes)
+    assert "first 100 rows read, extrapolated to 500" in source.basis[0]
+    assert (source.rows, trainer.rows) == (500, 500)
+
+
+def test_an_unknown_column_is_refused_with_the_columns_there(here: Settings) -> None:
+    (here.working_folder / "rows.jsonl").write_text(SETS["mapped"][0])
+    source = {"path": "rows.jsonl", "columns": {"prompt": "fragen", "completion": "antwort"}}
+    resolved = planning.resolved(planning.asked(chain_of(source, "sft")).spec, here)
+    (reason,) = planning.examine(resolved, here)
+    assert reason.code == "E-DATA-FORMAT"
+    assert "frage, antwort" in reason.because
+    assert "Did you mean 'frage'" in reason.instead
+
+
+def rule_chain(count: int, **deployer: Any) -> dict[str, Any]:
+    nodes = [
+        {"type": "data_source", "config": {"path": "docs"}},
+        {"type": "ai_generator", "config": {"count": count}},
+        {"type": "validator"},
+        {"type": "trainer"},
+        {"type": "evaluator"},
+        {"type": "deployer", "config": deployer},
+    ]
+    return {"name": "rules", "nodes": nodes}
+
+
+@pytest.mark.parametrize(("deployer", "codes"), [({}, {"E-FEW-ROWS"}), ({"few_rows": "allow"}, set())])
+def test_too_few_rows_need_to_be_allowed(deployer: dict[str, Any], codes: set[str], here: Settings) -> None:
+    folder = here.working_folder / "docs"
+    folder.mkdir()
+    for number in range(6):
+        text = f"# Kettle {number}\n\nThe kettle {number} is a vessel that boils {number + 2} litres of water.\n"
+        (folder / f"{number}.md").write_text(text)
+    resolved = planning.resolved(planning.asked(rule_chain(3000, **deployer)).spec, here)
+    examined = planning.examine_data(resolved, here)
+    assert examined.reasons == []
+    assert {reason.code for reason in examined.shortages} == codes
+    assert any("few rows" in note for note in examined.nodes["ai-generator"].notes)
+    if codes:
+        with pytest.raises(Refused, match="E-FEW-ROWS"):
+            refuse_or_wait(resolved, here, is_job=False)
+    assert refuse_or_wait(resolved, here, is_job=False, allows=bool) == ""
+
+
+def test_check_says_what_it_had_no_time_to_read(here: Settings) -> None:
+    (here.working_folder / "rows.jsonl").write_text(lines({"messages": CHAT}, count=40_000))
+    (here.working_folder / "chain.yaml").write_text(
+        "nodes: [{type: data_source, config: {path: rows.jsonl}}, {type: trainer}]"
+    )
+    hurried = here.model_copy(update={"plan_read_s": 0.0001})  # over before the trainer is looked at
+    (found,) = check(CheckInput(files=(here.working_folder / "chain.yaml",)), Context(hurried)).files
+    assert found.ok
+    assert any("0.0001 s" in note and note.endswith("a run may still refuse what follows") for note in found.notes)

@@ -1,0 +1,276 @@
+"""A data set as a training would see it."""
+
+from __future__ import annotations
+
+import json
+from contextvars import Context as Variables
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from starlette.datastructures import QueryParams
+from transformers import AutoTokenizer
+
+from trainyard.app.context import Caller, Context
+from trainyard.app.data.columns import show_columns
+from trainyard.app.data.preview import DataPreview, RawRows, preview
+from trainyard.data.limited.service import ReadingService
+from trainyard.data.rows import ROWS_FILE, read_rows
+from trainyard.data.sources import read_source
+from trainyard.errors import InvalidInput, NotFound, Refused
+from trainyard.operations.data import ColumnsInput, PreviewInput, preview_text, raw_text
+from trainyard.settings import settings
+from trainyard.spec.axes.data import Port
+from trainyard.spec.estimate.timing import NOT_MEASURED
+from trainyard.spec.nodes import DataSourceConfig
+from trainyard.surfaces.rest.bodies import read_query
+from trainyard.surfaces.sdk.wire import exchange_of
+from trainyard.train.rows.lengths import NO_LIMIT
+from trainyard.train.rows.tokens import encode_sft
+
+
+def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": turns, **more}
+
+
+def show(tmp_path: Path, given: list[dict[str, Any]], base: Path, **fields: Any) -> tuple[DataPreview, list[RawRows]]:
+    path, parts = tmp_path / "rows.jsonl", list[Any]()
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    context = Context(settings(), on_part=parts.append)
+    return preview(PreviewInput(path=path, base_model=str(base), **fields), context), parts
+
+
+@pytest.fixture(autouse=True)
+def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+CHATS = [chat(f"question {number}", "an answer " * number, extra=1) for number in range(1, 21)]
+
+
+def test_rows_are_rendered_and_counted_as_in_training(tmp_path: Path, tiny_model: Path) -> None:
+    found, parts = show(tmp_path, CHATS, tiny_model, rows=3)
+    read = read_source(
+        DataSourceConfig(path="rows.jsonl"), tmp_path / "out", settings=settings(), report=lambda fraction, text: None
+    )
+    rows = list(read_rows(tmp_path / "out" / read.outputs[Port.SFT].folder / ROWS_FILE, Port.SFT))
+    examples, ledger = encode_sft(rows, AutoTokenizer.from_pretrained(tiny_model), NO_LIMIT)
+    assert found.estimated_tokens == ledger.read
+    assert found.lengths.longest == max(len(one["input_ids"]) for one in examples)
+    assert found.lengths.learned_share == pytest.approx(ledger.trained / ledger.read, abs=1e-4)
+    assert [row.tokens for row in found.rendered] == [len(one["input_ids"]) for one in examples[:3]]
+    learned = [part.text.strip() for row in found.rendered for part in row.parts if part.learned]
+    assert learned[0].startswith("an answer")
+    assert sum(one.rows for one in found.lengths.histogram) == len(CHATS)
+    assert found.raw.ignored_keys == {"extra": 20}
+    assert (found.complete, found.estimated_rows, found.stage) == (True, 20, "sft")
+    assert (found.seconds, found.basis) == (None, NOT_MEASURED)
+    assert parts[0].rows[0]["messages"][0] == {"role": "user", "content": "question 1"}
+    assert len(parts) == 1
+
+
+def test_one_process_reads_the_set(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rows, and the others while the tokenizer is imported."""
+    started: list[ReadingService] = []
+    start = ReadingService.start
+
+    def note_start(one: ReadingService) -> None:
+        started.append(one)
+        start(one)
+
+    monkeypatch.setattr(ReadingService, "start", note_start)
+    found, _ = Variables().run(show, tmp_path, CHATS, tiny_model)  # without the service of all tests
+    assert (found.looked_at, len(started)) == (len(CHATS), 1)
+
+
+def test_what_would_be_cut_and_dropped_is_said(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [*CHATS, CHATS[0], {"messages": "none"}]
+    found, _ = show(tmp_path, rows, tiny_model, max_length=30)
+    assert found.lengths.truncated > 5
+    assert found.lengths.duplicates == 1
+    assert sum(found.dropped.values()) == 1
+    ((bad,),) = [found.unreadable]
+    assert (bad.source, bad.reason) == ("rows.jsonl:22", next(iter(found.dropped)))
+    assert bad.text == json.dumps({"messages": "none"})
+    text = preview_text(found)
+    assert bad.text in text
+    assert "truncated at max_length" in text
+    assert "duplicates" in text
+    unlearned, _ = show(tmp_path, [chat("long question " * 30, "yes"), *CHATS[:2]], tiny_model, max_length=30)
+    assert unlearned.dropped == {"nothing to learn within 30 tokens": 1}
+
+
+def test_a_tenant_sees_its_own_folder_and_no_other(tmp_path: Path, home: Path, tiny_model: Path) -> None:
+    for tenant in ("blue", "red"):
+        (home / "tenants" / tenant).mkdir(parents=True)
+        (home / "tenants" / tenant / f"{tenant}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CHATS[:5]))
+    context = Context(settings(), caller=Caller("a", tenant="blue", remote=True))
+
+    def ask(path: str | Path) -> DataPreview:
+        return preview(PreviewInput(path=path, base_model=str(tiny_model), limit=5), context)
+
+    found = ask("blue.jsonl")
+    assert (found.looked_at, found.estimated_rows) == (5, 5)
+    for path in ("red.jsonl", "../red/red.jsonl", home / "tenants" / "red" / "red.jsonl", "home/tenants/red/red.jsonl"):
+        with pytest.raises((Refused, NotFound), match=r"R-PATH-ROOT|There is no file or folder"):
+            ask(path)
+
+
+@pytest.mark.slow
+def test_what_is_hidden_and_how_a_file_was_read_is_said(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "old.csv").write_bytes("question,answer,page\nWo?,Gr\u00fc\u00dfe,3\n".encode("cp1252"))
+    context = Context(settings())
+    result = preview(PreviewInput(path=tmp_path / "old.csv", base_model=str(tiny_model)), context)
+    assert result.raw.notes == ("read as windows-1252, as it is not UTF-8",)
+    assert "read as windows-1252" in raw_text(result.raw)
+    assert "ignored key page" in preview_text(result)
+    call = {"type": "function", "function": {"name": "weigh", "arguments": "{}"}}
+    turns = [{"role": "user", "content": "Weigh it."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    found, _ = show(tmp_path, [{"messages": [*turns, *CHATS[0]["messages"]]}], tiny_model)
+    assert found.hidden["tool_calls"] == found.hidden["empty_turns"] == 1
+    assert "tool_calls not shown by the chat template" in preview_text(found)
+
+
+def test_both_sides_of_a_pair_are_shown(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [{"prompt": "Why?", "chosen": "Because it is so.", "rejected": "No."} for _ in range(3)]
+    found, _ = show(tmp_path, rows, tiny_model, rows=1)
+    assert [row.side for row in found.rendered] == ["chosen"]
+    found, _ = show(tmp_path, rows, tiny_model, rows=2)
+    assert [row.side for row in found.rendered] == ["chosen", "rejected"]
+    assert "rejected" in preview_text(found)
+    assert found.stage == "dpo"
+
+
+@pytest.mark.parametrize(
+    ("row", "port", "stage"),
+    [
+        ({"prompt": "Why?", "completion": "So.", "label": True}, Port.LABELLED, "kto"),
+        ({"text": "Plain words."}, Port.TEXT, "cpt"),
+    ],
+)
+@pytest.mark.slow
+def test_other_ports(tmp_path: Path, tiny_model: Path, row: dict[str, Any], port: Port, stage: str) -> None:
+    found, _ = show(tmp_path, [row] * 3, tiny_model)
+    assert (found.raw.port, found.stage) == (port, stage)
+    assert found.lengths.learned_share > 0
+
+
+@pytest.mark.slow
+def test_documents_have_no_estimate_of_a_training(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "page.md").write_text("# Title\n\nSome text that is long enough to be read.\n")
+    given = PreviewInput(path=tmp_path / "page.md", base_model=str(tiny_model), max_length=8)
+    found = preview(given, Context(settings()))
+    assert (found.raw.port, found.stage, found.seconds, found.lengths.learned_share) == (
+        Port.DOCUMENTS,
+        None,
+        None,
+        0.0,
+    )
+    assert (found.dropped, found.lengths.truncated) == ({}, 0)
+    assert "nothing would be dropped" in preview_text(found)
+    assert preview_text(found).endswith("an ai_generator makes rows of documents; stage cpt learns their whole text")
+    assert "Title" in raw_text(found.raw)
+
+
+@pytest.mark.slow
+def test_of_a_long_file_the_beginning_is_read(tmp_path: Path, tiny_model: Path) -> None:
+    found, _ = show(tmp_path, CHATS * 10, tiny_model, limit=50, rows=1)
+    assert not found.complete
+    assert found.estimated_rows == pytest.approx(200, rel=0.01)
+    assert found.estimated_tokens == pytest.approx(200 * found.lengths.mean, rel=0.02)
+    assert "the first 50 rows" in preview_text(found)
+
+
+def test_what_cannot_be_previewed(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(NotFound, match="nowhere"):
+        preview(PreviewInput(path=Path("nowhere.jsonl"), base_model=str(tiny_model)), Context(settings()))
+    with pytest.raises(Refused, match="R-PATH-ROOT"):
+        preview(PreviewInput(path=Path("/etc/passwd"), base_model=str(tiny_model)), Context(settings()))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(CHATS[0]) + "\n")
+    with pytest.raises(NotFound):
+        preview(PreviewInput(path=Path("rows.jsonl"), base_model="no-such-model/here"), Context(settings()))
+
+
+def test_generate_shows_pairs_kinds_and_what_a_model_would_cost(tmp_path: Path, tiny_model: Path) -> None:
+    page = Path(__file__).parents[3] / "resources" / "corpora" / "support-desk.md"
+    (tmp_path / "desk").mkdir()
+    (tmp_path / "desk" / "page.md").write_text(page.read_text())
+    (tmp_path / "desk" / "empty.md").write_text("# Nothing\n")
+    given = PreviewInput(path=tmp_path / "desk", base_model=str(tiny_model), generate=True, count=60, rows=4)
+    result = preview(given, Context(settings()))
+    found = result.generation
+    assert found is not None
+    assert found.found_pairs == sum(found.kinds.values()) >= 10
+    assert found.wanted_pairs > found.found_pairs
+    assert found.trained_rows == result.estimated_rows < 60
+    assert found.documents_without_pairs == ("empty.md",)
+    assert len(found.examples) == 4
+    assert all(example.answer.split(".")[0] in page.read_text() for example in found.examples)
+    assert found.last_resort_share == 0
+    assert 0.5 < found.coverage <= 1
+    assert found.model_cost.calls >= 1
+    text = preview_text(result)
+    assert f"{found.found_pairs} pairs by rule in 2 documents" in text
+    assert "with a model instead" in text
+
+
+def test_generate_needs_documents(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(InvalidInput, match="not documents"):
+        show(tmp_path, CHATS, tiny_model, generate=True)
+
+
+def test_rows_that_a_run_would_refuse_are_said_to_be_refused(tmp_path: Path, tiny_model: Path) -> None:
+    """The preview is of the rows that can be read; whether a run takes them is said next to it."""
+    path = tmp_path / "mixed.jsonl"
+    lines = [json.dumps(row) for row in CHATS[:16]] + ["{broken"] * 4
+    path.write_text("\n".join(lines) + "\n")
+    found = preview(PreviewInput(path=path, base_model=str(tiny_model)), Context(settings()))
+    assert "4 of 20 rows are bad (20.0%), and at most 5.0% may be" in found.refusal
+    assert "E-DATA-BAD-ROWS" in preview_text(found)
+    path.write_text("\n".join(lines[:16]) + "\n")
+    assert preview(PreviewInput(path=path, base_model=str(tiny_model)), Context(settings())).refusal == ""
+
+
+def test_a_set_without_a_good_row_is_not_called_allowed(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"messages": [{"role": "user", "content": "a?"}]}\n' * 20)
+    try:
+        text = preview(PreviewInput(path=Path("bad.jsonl"), base_model=str(tiny_model)), Context(settings())).refusal
+    except InvalidInput as error:
+        text = str(error)
+    assert "20 of 20 rows" in text
+    assert "At most 100.0% may be" not in text
+
+
+ROW = {"frage": "What does it cost?", "antwort": "Three euros.", "datum": "today"}
+
+
+def test_columns_under_other_names_are_listed_and_mapped(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * 3)
+    found = show_columns(ColumnsInput(path="rows.jsonl"), Context(settings()))
+    assert [(one.name, one.example) for one in found.columns] == list(ROW.items())
+    assert {"prompt", "completion", "chosen", "text"} <= set(found.fields)
+    query = "path=rows.jsonl&columns[prompt]=frage&columns[completion]=antwort"
+    request = read_query(PreviewInput, QueryParams(f"{query}&base_model={quote(str(tiny_model))}"), {})
+    assert request.columns == {"prompt": "frage", "completion": "antwort"}
+    shown = preview(request, Context(settings()))
+    assert shown.raw.rows[0]["messages"][1]["content"] == "Three euros."
+    assert shown.raw.ignored_keys == {"datum": 3}
+    sent = exchange_of("data preview", request)
+    assert {"columns[prompt]": "frage", "columns[completion]": "antwort"}.items() <= dict(sent.params).items()
+
+
+@pytest.mark.parametrize("columns", [{"promt": "frage"}, {"prompt": "frage", "completion": "frage"}])
+def test_columns_that_are_not_valid_are_named(columns: dict[str, str], tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    request = PreviewInput(path="rows.jsonl", columns=columns, base_model=str(tiny_model))
+    with pytest.raises(InvalidInput, match=r"E-PARAMETER: columns is not valid"):
+        preview(request, Context(settings()))
+
+
+def test_documents_have_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "guide.md").write_text("# Guide\n\nIt costs three euros.\n")
+    assert show_columns(ColumnsInput(path="guide.md"), Context(settings())).columns == ()
+    with pytest.raises(Refused, match="R-PATH-ROOT"):
+        show_columns(ColumnsInput(path="/etc/passwd"), Context(settings()))

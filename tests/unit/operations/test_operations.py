@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from pydantic import TypeAdapter
+
+from docs.generator.pages import names_text
+from trainyard.app.adapters.registry import list_adapters, show_adapter
+from trainyard.app.chains.check import check
+from trainyard.app.chains.run import run
+from trainyard.app.context import Context
+from trainyard.app.stack.doctor import examine
+from trainyard.app.stack.stack import down, env
+from trainyard.errors import InvalidInput, Refused, Unavailable
+from trainyard.loading import load
+from trainyard.operations.adapters import AdapterName, AdaptersInput
+from trainyard.operations.base import Nothing, Request
+from trainyard.operations.chains import CheckInput, RunInput
+from trainyard.operations.table import NAMES_FILE, OPERATIONS, Scope, group_lines
+from trainyard.settings import Settings, load_settings, settings
+from trainyard.stores.adapters import AdapterRegistry
+
+CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "delete", "run", "runs")}
+CHAINS |= {f"chains {verb}" for verb in ("palette", "expand", "links", "diff")}
+SCRIPTS = ("list", "show", "save", "draft")
+JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
+JOBS |= {f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node")}
+JOBS |= {"jobs note", "jobs provenance"}
+CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Context:
+    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return Context(settings(), say=lambda _text: None)
+
+
+def adapter(folder: Path, here: Settings) -> None:
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    registry = AdapterRegistry(here.adapters)
+    registry.register("default", "assistant", folder, facts={"base_model": "starter", "evaluated": True})
+    registry.promote("default/assistant/v1")
+
+
+def test_the_verbs_are_the_promised_ones() -> None:
+    stack = {"up", "down", "env", "dashboard", "doctor", "demo", "migrate", "gc", "backup", "restore"}
+    work = {"check", "plan", "run", "starter build"}
+    adapters = {
+        "list",
+        "show",
+        "convert",
+        "promote",
+        "rollback",
+        "delete-version",
+        "card",
+        "merge",
+        "push",
+        "pull",
+        "register",
+    }
+    proofs = {"prove-resume", "renderers verify", "gpus"}
+    graph = {"graph query", "graph stats", "graph export", "serve", "chat", "mcp"}
+    records = {"artifacts list", "artifacts show", "artifacts rows", "evaluations list", "evaluations show"}
+    records |= {"graph entities", "graph neighbors", "nightly list", "nightly show", "adapters ask"}
+    trainers = {
+        "backends",
+        "backends install",
+        "eject",
+        "compare",
+        "data columns",
+        "data delete",
+        "data list",
+        "data preview",
+        "data upload",
+        "models",
+        "import",
+        "export",
+        "templates",
+        "schema",
+    }
+    nights = {"nightly run", "nightly simulate", "nightly worker", "nightly status"}
+    sweeps = {"sweep", "sweep show", "sweep list", "sweep stop"}
+    verbs = {"forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load"}
+    work |= {
+        f"sessions {verb}"
+        for verb in {*verbs, "create", "list", "show", "close", "resume", "result", "output", "heartbeat"}
+    }
+    corpora = {"corpus engineering", "corpus apprenticeship", "corpus status"}
+    work |= {"tokens create", "tokens list", "tokens revoke", "audit list", "audit verify"}
+    work |= {f"adapters {verb}" for verb in adapters} | {f"scripts {verb}" for verb in SCRIPTS}
+    work |= {"settings", "backends cancel", "backends test"}
+    work |= records
+    assert set(OPERATIONS) == stack | work | proofs | trainers | JOBS | CHAINS | graph | nights | corpora | sweeps
+
+
+@pytest.mark.parametrize("verb", OPERATIONS)
+def test_every_verb_explains_itself_in_one_line(verb: str) -> None:
+    assert OPERATIONS[verb].summary.endswith(".")
+    assert len(OPERATIONS[verb].summary) <= 120
+
+
+@pytest.mark.parametrize("verb", OPERATIONS)
+def test_every_row_can_be_loaded_and_says_what_its_implementation_says(verb: str) -> None:
+    row = OPERATIONS[verb]
+    request, implementation = row.request, load(f"trainyard.{row.run}")
+    assert issubclass(request, Request)
+    taken = get_type_hints(implementation)
+    assert TypeAdapter(taken.pop("return")).json_schema(mode="serialization")
+    assert list(taken.values()) == [request, Context]
+    assert row.text.__annotations__["return"] == "str"
+    assert not row.part_text or row.part_text.__annotations__["return"] == "str"
+    assert isinstance(row.scope, Scope)
+
+
+def test_every_first_word_of_two_is_explained() -> None:
+    words = {verb.split()[0] for verb in OPERATIONS if " " in verb}
+    assert words == set(group_lines()) | (words & set(OPERATIONS))
+    assert not set(group_lines()) & set(OPERATIONS)
+
+
+def test_requests_are_imported_without_what_carries_them_out() -> None:
+    heavy = "{'numpy', 'pyarrow', 'torch', 'prefect', 'httpx', 'click', 'trainyard.settings', 'trainyard.app'}"
+    table = "from trainyard.operations.table import OPERATIONS; len(OPERATIONS)"
+    program = f"import sys; {table}; print(*{heavy} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
+
+
+def test_check_gives_all_reasons_of_all_files(tmp_path: Path, context: Context) -> None:
+    (tmp_path / "good.yaml").write_text(CHAIN)
+    (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}, {type: trainer, config: {foo: 1}}]")
+    files = (tmp_path / "good.yaml", tmp_path / "bad.yaml")
+    found = check(CheckInput(files=files), context)
+    assert [one.ok for one in found.files] == [True, False]
+    assert [reason["code"] for reason in found.files[1].reasons][:2] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
+    assert found.exit_code == 5
+
+
+def test_check_takes_a_file_that_is_no_yaml(tmp_path: Path, context: Context) -> None:
+    (tmp_path / "bad.yaml").write_text("nodes: [")
+    found = check(CheckInput(files=(tmp_path / "bad.yaml",)), context)
+    assert found.files[0].reasons[0]["code"].startswith("E-SPEC")
+    assert found.exit_code == 5
+
+
+def test_a_refused_chain_never_reaches_a_server(tmp_path: Path, context: Context) -> None:
+    (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}]")
+    with pytest.raises(Refused, match="E-SPEC-TYPE"):
+        run(RunInput(target=str(tmp_path / "bad.yaml")), context)
+
+
+@pytest.mark.integration
+def test_a_run_without_a_server_says_how_to_get_one(context: Context, tiny_model: Path) -> None:
+    context = replace(context, settings=load_settings(default_base_model=str(tiny_model)))
+    with pytest.raises(Unavailable, match="E-NO-SERVER"):
+        run(RunInput(target="code-tuning", yes=True), context)
+
+
+def test_env_without_a_server_says_how_to_get_one(context: Context) -> None:
+    with pytest.raises(Unavailable, match=r"E-NO-SERVER: No Prefect server of the home .* is running\."):
+        env(Nothing(), context)
+
+
+def test_a_run_that_is_continued_takes_nothing_else(context: Context) -> None:
+    run_id = "0aa885f8-eaaa-4f32-a852-144a17056dc2"
+    with pytest.raises(InvalidInput, match="E-PARAMETER: A run that is continued takes no parameters"):
+        run(RunInput(target=run_id, parameters={"count": 1}), context)
+
+
+def test_down_where_nothing_runs(context: Context) -> None:
+    assert down(Nothing(), context).stopped == ()
+
+
+def test_adapters_are_listed_with_the_live_one_marked(tmp_path: Path, context: Context) -> None:
+    adapter(tmp_path / "a", context.settings)
+    (row,) = list_adapters(AdaptersInput(), context).rows
+    assert row["name"] == "default/assistant/v1"
+    assert row["live"] is True
+    assert row["base"] == "starter"
+    assert list_adapters(AdaptersInput(tenant="other"), context).rows == ()
+
+
+def test_an_adapter_is_shown_with_its_files(tmp_path: Path, context: Context) -> None:
+    adapter(tmp_path / "a", context.settings)
+    record = show_adapter(AdapterName(name="default/assistant"), context).record
+    assert "adapter_model.safetensors" in record["files"]
+    assert Path(record["path"]).is_dir()
+
+
+def test_the_doctor_finds_what_is_missing_and_what_to_do(context: Context) -> None:
+    found = {check.name: check for check in examine(Nothing(), context).checks}
+    assert found["python"].ok
+    assert found["prefect"].ok
+    assert found["fastapi"].ok
+    assert not found["prefect server"].ok
+    assert found["prefect server"].do.startswith("Run `trainyard up`")
+    assert found["base model"].ok
+    assert "starter" in found["base model"].detail
+    assert found["backend native"].ok
+    assert found["backend trl"].ok
+    assert found["backend unsloth"].note
+    assert found["code sandbox"].detail.startswith(("namespaces: ", "landlock+seccomp: "))
+    assert "profile rules; the night starts and ends that server" in found["night"].detail
+
+
+def test_the_doctor_reads_the_config_of_the_night(context: Context) -> None:
+    path = context.settings.home / "nightly.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("serving: {profile: mine}\n")
+    assert "profile mine" in one_check(context, "night").detail
+    path.write_text("serving: {profil: mine}\n")
+    assert not one_check(context, "night").ok
+
+
+def one_check(context: Context, name: str) -> Any:
+    return next(one for one in examine(Nothing(), context).checks if one.name == name)
+
+
+def test_a_doctor_with_problems_is_not_ok(context: Context) -> None:
+    assert examine(Nothing(), context).exit_code == 1
+
+
+def test_names_and_summaries_are_known_without_their_rows() -> None:
+    assert NAMES_FILE.read_text(encoding="utf-8") == names_text(), "run `python -m docs.generator`"

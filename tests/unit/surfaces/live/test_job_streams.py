@@ -1,0 +1,312 @@
+"""Streams of a job against its files and an index: nothing is lost or doubled, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.app.context import Context
+from trainyard.app.live.jobs import open_index
+from trainyard.app.live.tails import FileTail, LogPlace, hub
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.operations.jobs import JobInput, LogsInput, MetricsInput
+from trainyard.settings import load_settings
+from trainyard.spec.states import JobState
+from trainyard.stores.live.job_index import JobIndex
+from trainyard.surfaces.live import streams
+from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
+
+RUN = "0190d3c2-1f2e-4a3b-8c4d-5e6f70819203"
+JOB = "job-5e6f70819203"
+WAIT_S = 20.0
+
+
+class JobHome:
+    """A home with one job, whose files and row a test changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context = Context(load_settings(home=folder / "home"), say=lambda _text: None)
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.index: JobIndex = open_index(self.context.settings)
+        self.state(JobState.RUNNING)
+
+    def state(self, state: JobState, **more: Any) -> None:
+        training = {"node": "trainer", "folder": str(self.work), "since": 0.0, "step": 1}
+        row = {
+            "run_id": RUN, "id": JOB, "name": "guide", "tenant": "default", "state": state, "detail": "", "message": "",
+            "created": 1.0, "started": 1.0, "seconds": 1.0, "attempts": 1, "pid": None, "url": "", "parameters": {},
+            "tags": ["job"], "stage": "sft", "method": "lora", "backend": "native", "base_model": "",
+            "trainings": [training], **more,
+        }  # fmt: skip
+        self.index.note_success(time.time())
+        self.index.note_try(time.time())
+        self.index.put([row], time.time())
+
+    def write(self, name: str, text: str) -> None:
+        with (self.work / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def step(self, *steps: int) -> None:
+        lines = [json.dumps({"event": "progress", "time": 100.0 + n, "step": n, "loss": float(n)}) for n in steps]
+        self.write("events.jsonl", "".join(f"{line}\n" for line in lines))
+
+    def metrics(self, last: str | None = None, **more: Any) -> AsyncIterator[ServerEvent]:
+        return streams.follow_metrics(MetricsInput(job=JOB, **more), self.context, last)
+
+    def logs(self, last: str | None = None, **more: Any) -> AsyncIterator[ServerEvent]:
+        return streams.follow_logs(LogsInput(job=JOB, **more), self.context, last)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> JobHome:
+    return JobHome(tmp_path)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await test()
+            await asyncio.sleep(0)
+        assert hub().tails == {}, "a client that has gone leaves nothing behind"
+        assert streams.job_hub().jobs == {}
+        assert hub().task is None
+        assert streams.job_hub().task is None
+
+    asyncio.run(whole())
+
+
+async def named(events: AsyncIterator[ServerEvent], name: str) -> ServerEvent:
+    """The next event of a name; comments are passed over."""
+    async for event in events:
+        if event.event == name:
+            return event
+        assert event.comment, event
+    raise AssertionError(f"no {name}")
+
+
+async def texts_until_end(events: AsyncIterator[ServerEvent]) -> list[ServerEvent]:
+    return [event async for event in events if not event.comment]
+
+
+def steps_of(events: list[ServerEvent]) -> list[int]:
+    given = [event for event in events if event.event in ("points", "curve")]
+    return [point["step"] for event in given for point in json.loads(event.data)["points"]]
+
+
+def lines_of(events: list[ServerEvent]) -> list[str]:
+    return [line for event in events if event.event == "lines" for line in json.loads(event.data)["lines"]]
+
+
+def test_steps_arrive_soon_after_they_are_written(place: JobHome) -> None:
+    async def test() -> None:
+        place.step(*range(1, 6))
+        events = place.metrics()
+        curve = json.loads((await named(events, "curve")).data)
+        assert [point["step"] for point in curve["points"]] == [1, 2, 3, 4, 5]
+        waits = []
+        for step in range(6, 26):
+            waiting = asyncio.create_task(named(events, "points"))
+            await asyncio.sleep(0.03)
+            written = time.monotonic()
+            place.step(step)
+            event = await waiting
+            waits.append(time.monotonic() - written)
+            assert steps_of([event]) == [step]
+        assert sorted(waits)[len(waits) // 2] < 0.25
+        place.state(JobState.COMPLETED)
+        end = (await texts_until_end(events))[-1]
+        assert (end.event, json.loads(end.data)["state"]) == ("end", "completed")
+
+    run(test)
+
+
+def test_a_client_continues_where_it_was_cut_off(place: JobHome) -> None:
+    async def test() -> None:
+        place.step(1, 2, 3)
+        events = place.metrics()
+        last = (await named(events, "curve")).id
+        await events.aclose()
+        place.step(4, 5)
+        place.state(JobState.COMPLETED)
+        rest = await texts_until_end(place.metrics(last))
+        assert steps_of(rest) == [4, 5]
+        assert [event.event for event in rest] == ["points", "end"]
+        assert steps_of(await texts_until_end(place.metrics(rest[-1].id))) == []
+
+    run(test)
+
+
+def test_every_line_arrives_once_with_its_characters(place: JobHome) -> None:
+    colored = "\x1b[31mloss\x1b[0m \r 50%|#####| <b>&amp;</b> \U0001f680"
+
+    async def test() -> None:
+        place.write("child.log", f"first\n{colored}\nhalf")
+        events = place.logs()
+        first = await named(events, "lines")
+        assert json.loads(first.data) == {"source": "trainer", "lines": ["first", colored]}
+        place.write("child.log", " a line\nthird\n")
+        second = await named(events, "lines")
+        assert json.loads(second.data)["lines"] == ["half a line", "third"]
+        await events.aclose()
+        place.write("child.log", "fourth\n")
+        place.state(JobState.FAILED, message="no")
+        again = await texts_until_end(place.logs(first.id))
+        assert lines_of(again) == ["half a line", "third", "fourth"]
+        assert json.loads(again[-1].data) == {"state": "failed", "message": "no"}
+
+    run(test)
+
+
+def test_a_client_that_is_ahead_of_the_last_look_does_not_begin_again(tmp_path: Path) -> None:
+    path = tmp_path / "child.log"
+    path.write_text("one\n")
+    tail = FileTail(path)
+    tail.look()
+    with path.open("a") as file:
+        file.write("two\nthree\n")
+    lines, place = tail.after(LogPlace(0, tail.inode))  # reads the file itself, further than the last look
+    assert [line.data for line in lines] == [b"one", b"two", b"three"]
+    assert tail.after(place) == ([], place)
+    os.truncate(path, 4)
+    tail.look()
+    lines, _ = tail.after(place)
+    assert [line.data for line in lines] == [b"one"]
+
+
+def test_a_log_that_is_cut_or_replaced_begins_again(place: JobHome) -> None:
+    async def test() -> None:
+        place.write("child.log", "one\ntwo\nthree\n")
+        events = place.logs()
+        await named(events, "lines")
+        os.truncate(place.work / "child.log", 0)
+        place.write("child.log", "new\n")
+        assert json.loads((await named(events, "lines")).data)["lines"] == ["new"]
+        (place.work / "child.log").rename(place.work / "child.log.1")
+        place.write("child.log", "rotated, and longer than before\n")
+        assert json.loads((await named(events, "lines")).data)["lines"] == ["rotated, and longer than before"]
+        await events.aclose()
+
+    run(test)
+
+
+@pytest.mark.integration
+def test_a_slow_reader_gets_everything_from_the_file(place: JobHome) -> None:
+    lines = [f"line {number} {'x' * 200}" for number in range(20_000)]
+
+    async def test() -> None:
+        place.write("child.log", "begin\n")
+        slow, quick = place.logs(), place.logs()
+        await named(slow, "lines")
+        await named(quick, "lines")
+        for start in range(0, len(lines), 2_000):
+            place.write("child.log", "".join(f"{line}\n" for line in lines[start : start + 2_000]))
+            await asyncio.sleep(0.12)
+        (tail,) = hub().tails.values()
+        assert len(tail.lines) <= 2_000, "what is kept for all is bounded"
+        place.state(JobState.COMPLETED)
+        for events in (slow, quick):
+            found = lines_of(await texts_until_end(events))
+            assert found == lines
+
+    run(test)
+
+
+def test_many_clients_share_one_look_at_a_file(place: JobHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        place.write("child.log", "first\n")
+        clients = [place.logs() for _ in range(50)]
+        for events in clients:
+            await named(events, "lines")
+        assert len(hub().tails) == len(streams.job_hub().jobs) == 1
+        waiting = [asyncio.create_task(named(events, "lines")) for events in clients]
+        await asyncio.sleep(0.05)
+        place.write("child.log", "second\n")
+        assert {event.data for event in await asyncio.gather(*waiting)} == {'{"source":"trainer","lines":["second"]}'}
+        for events in clients:
+            await events.aclose()
+
+    run(test)
+
+
+def test_the_job_is_sent_when_it_changes(place: JobHome) -> None:
+    async def test() -> None:
+        events = streams.follow_job(JobInput(job=JOB), place.context, None)
+        first = await named(events, "job")
+        assert json.loads(first.data)["state"] == "running"
+        place.state(JobState.PAUSED, detail="pausing")
+        assert json.loads((await named(events, "job")).data)["detail"] == "pausing"
+        place.state(JobState.CANCELED)
+        assert [event.event for event in await texts_until_end(events)] == ["job", "end"]
+        again = streams.follow_job(JobInput(job=JOB), place.context, first.id)
+        assert [event.event for event in await texts_until_end(again)] == ["job", "end"]
+
+    run(test)
+
+
+def test_a_quiet_stream_has_heartbeats(place: JobHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.2)
+
+    async def test() -> None:
+        events = place.logs()
+        beats = [await anext(events) for _ in range(4)]
+        assert beats == [HEARTBEAT] * 4
+        await events.aclose()
+
+    run(test)
+
+
+def test_a_restart_is_told_in_the_points(place: JobHome) -> None:
+    async def test() -> None:
+        place.step(1, 2)
+        events = place.metrics()
+        await named(events, "curve")
+        place.write("events.jsonl", '{"event": "begin", "restarted_from": {"step": 1}}\n')
+        place.step(2)
+        event = await named(events, "points")
+        assert json.loads(event.data)["points"] == [{"restarted_from": 1}, {"step": 2, "time": 102.0, "loss": 2.0}]
+        await events.aclose()
+
+    run(test)
+
+
+@pytest.mark.parametrize("wrong", ["x", "trainer=1", "trainer=a.b", "trainer=-1.2", "a=1.2;b=3.4", "=1.2"])
+def test_an_id_of_no_event_is_refused(place: JobHome, wrong: str) -> None:
+    async def test() -> None:
+        with pytest.raises(InvalidInput, match=r"E-PARAMETER: .* is not the id of an event"):
+            await anext(place.logs(wrong))
+
+    run(test)
+
+
+def test_a_job_that_is_not_there_is_refused_before_the_first_event(
+    place: JobHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(*_given: object) -> Any:
+        raise NotFound("There is no job.", code="E-JOB-NOT-FOUND")
+
+    monkeypatch.setattr("trainyard.app.names.connect_runs", nothing)
+
+    async def test() -> None:
+        with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
+            await anext(streams.follow_logs(LogsInput(job="job-000000000000"), place.context, None))
+
+    run(test)
+
+
+def test_a_file_that_comes_later_is_read_from_its_start(tmp_path: Path) -> None:
+    tail = FileTail(tmp_path / "log")
+    tail.look()
+    assert tail.after(LogPlace()) == ([], LogPlace())
+    (tmp_path / "log").write_text("a\nb\nhalf")
+    tail.look()
+    lines, at = tail.after(LogPlace())
+    assert [line.data for line in lines] == [b"a", b"b"]
+    assert at.offset == 4

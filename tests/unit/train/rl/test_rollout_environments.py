@@ -1,0 +1,262 @@
+"""Environments: what they answer, and that a trajectory is trained on the tokens that it was sampled with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.rl.calculator import (
+    RENDERER,
+    SETTINGS,
+    SETTINGS_OF,
+    TOKENIZER,
+    WORDS,
+    demonstration,
+    example_of,
+    tokenizer_of_words,
+    trainer_of,
+)
+from benchmarks.rl.toy import Toy, toy_config, toy_policy
+from tests.unit.data.renderers.toys import toy
+from trainyard.app.keys import dependencies
+from trainyard.errors import InvalidInput
+from trainyard.settings import Settings, load_settings
+from trainyard.spec.axes.rewards import EnvironmentReward, EnvironmentSettings
+from trainyard.spec.chain import ResolvedNode
+from trainyard.spec.training import TrainerConfig, resolve_trainer
+from trainyard.train.contracts import IGNORED, Cursor, Generated, Sampling, StopReason
+from trainyard.train.rl.drawing import Trajectory, complete_prompts
+from trainyard.train.rl.environments import Environment, calculator, compute, guessing, python
+from trainyard.train.rl.rewards import RewardPanel
+
+
+def said(text: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "question"}, {"role": "assistant", "content": text, **more}]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("3 + 4 * 2", "11"), ("(1 - 3) / 4", "-0.5"), ("7 // 2 + 7 % 4", "6"), ("1/0", "error"), ("9**9", "error"),
+        ("__import__('os')", "error"), ("a + 1", "error"), ("10**400", "error"), ("True + 1", "error"),
+        ("1" * 150, "error"), ("-(-5)", "5"),
+    ],
+)  # fmt: skip
+def test_the_calculator_computes_numbers_and_nothing_else(expression: str, value: str) -> None:
+    assert compute(expression) == value
+
+
+def test_a_call_is_answered_and_the_final_message_is_compared() -> None:
+    assert calculator(said("calc(12 * 7)"), "84") == ([{"role": "user", "content": "84"}], 0.0, False)
+    call = [{"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2+2"}}}]
+    answered, reward, done = calculator(said("", tool_calls=call), "4")
+    assert (answered[0]["role"], answered[0]["content"], reward, done) == ("tool", "4", 0.0, False)
+    three = [{"id": f"c{n}", "function": {"name": "calculator", "arguments": {"expression": f"{n}*2"}}} for n in (1, 2)]
+    answered, _, done = calculator(said("", tool_calls=[*three, *call]), "4")
+    assert [(one["content"], one.get("tool_call_id")) for one in answered] == [("2", "c1"), ("4", "c2"), ("4", None)]
+    assert not done
+    assert calculator(said("It is 84"), "84") == ([], 1.0, True)
+    assert calculator(said("85"), "84") == ([], 0.0, True)
+
+
+def test_python_prints_and_the_game_says_higher_or_lower() -> None:
+    assert python(said("```python\nprint(6 * 7)\n```"), "42") == ([{"role": "user", "content": "42"}], 0.0, False)
+    assert python(said("42"), "42") == ([], 1.0, True)
+    assert guessing(said("I guess 5"), "7")[0] == [{"role": "user", "content": "higher"}]
+    assert guessing(said("9"), "7")[0] == [{"role": "user", "content": "lower"}]
+    assert guessing(said("7"), "7") == ([], 1.0, True)
+    assert guessing(said("pass"), "7") == ([], 0.0, True)
+
+
+class Scripted:
+    """A policy that says what it is told, and remembers the prompts that it was given."""
+
+    context = None
+
+    def __init__(self, *turns: list[str]) -> None:
+        self.turns, self.prompts = list(turns), list[list[list[int]]]()
+
+    def generate(self, prompts: Sequence[Sequence[int]], _sampling: Sampling | None = None) -> list[Generated]:
+        self.prompts.append([list(prompt) for prompt in prompts])
+        texts = self.turns.pop(0)
+        found = [TOKENIZER(text)["input_ids"] for text in texts]
+        return [
+            Generated(ids, TOKENIZER.decode(ids, skip_special_tokens=True), [0.0] * len(ids), [0.0] * len(ids), reason)
+            for ids in found
+            for reason in [StopReason.END if ids[-1] == 1 else StopReason.LENGTH]
+        ]
+
+    def generate_by_reference(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
+        raise NotImplementedError
+
+
+def test_a_conversation_goes_on_with_the_tokens_that_were_sampled() -> None:
+    config, environment = trainer_of(1, 0), Environment.of(SETTINGS_OF.environment, TOKENIZER)
+    writer = Scripted(
+        ["calc( 3 + 4 ) <|im_end|>", "7 <|im_end|>", "calc( 3 + 4 )", *["5 <|im_end|>"] * 5], ["7 <|im_end|>"]
+    )
+    found = complete_prompts(writer, [example_of(3, 4)], config, "0", environment)
+    called, direct, endless, *_ = found
+    # The whole conversation is what the renderer would have written, and what the second turn was given.
+    ids, labels = demonstration(3, 4)
+    assert called.row.prompt + called.row.ids == ids[: len(called.row.prompt + called.row.ids)]
+    assert writer.prompts[1] == [called.row.prompt + called.row.ids[:-2]]
+    learned = [label for label in labels if label != IGNORED]
+    assert [id for id, own in zip(called.row.ids, called.row.learned, strict=True) if own] == learned
+    assert [one.sampled.given for one in (called, direct, endless)] == [1.0, 1.0, 0.0]
+    assert direct.row.learned == [True, True]
+    assert not endless.ended
+
+
+def test_the_tokens_of_an_environment_have_no_labels_and_the_ratio_is_1(tmp_path: Path) -> None:
+    model = toy_policy(toy_config(len(WORDS), hidden=32, context=64), 0)
+    environment = Environment(lambda *_: ([{"role": "user", "content": "7"}], 0.0, False), RENDERER)
+    prompts = [example_of(3 + at, 4) for at in range(16)]
+    toys = Toy(trainer_of(1, 0), model, TOKENIZER, prompts, RewardPanel((EnvironmentReward(),)), None, environment)
+    session, feed = toys.open(tmp_path)
+    (batch,) = feed.drawn(Cursor(), session, session.engine.config, {})
+    scores = session.engine.stage.score(model, batch, session.engine.head)
+    assert len(scores["logprobs_N"]) == len(batch["advantages_N"]) == int((batch["labels"] != IGNORED).sum())
+    # What is trained is what was sampled: the probabilities of the drawing, and with them the ratio.
+    examples = [feed.examples[row] for row in feed.plan.prompts_at(Cursor())]
+    drawn = complete_prompts(session, examples, session.engine.config, feed.plan.place(Cursor()), environment)
+    (rows,) = feed.plan.at(Cursor())
+    sampled_N = torch.tensor([value for row in rows for value in drawn[row].logprobs])
+    assert sum(sum(not own for own in drawn[row].row.learned) for row in rows) > 0, "an environment has spoken"
+    assert float((scores["logprobs_N"].detach() - sampled_N).exp().sub(1).abs().max()) < 1e-4
+    assert RENDERER.stop_ids == {1}
+
+
+def test_a_trajectory_with_calls_of_a_tool_is_trained_on_what_was_sampled() -> None:
+    renderer = toy("qwen3")
+    environment, stop = Environment(calculator, renderer), renderer.stops["<|im_end|>"]
+
+    def ids_of(text: str) -> list[int]:
+        return renderer.control.ids(text, start=False)
+
+    def turn(text: str) -> Generated:
+        ids = [*ids_of(text), stop]
+        return Generated(ids, text, [-0.5] * len(ids), [-0.5] * len(ids), StopReason.END)
+
+    asked = [{"role": "user", "content": "Add 1 and 2, and 3 and 4."}]
+    prompt = ids_of(renderer.text(asked, ask=True))
+    drawn = Trajectory({"input_ids": prompt, "messages": asked, "answer": "10", "question": "x"})
+    calls = "\n".join(
+        f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{sum}"}}}}\n</tool_call>'
+        for sum in ("1+2", "3+4")
+    )
+    first, last = turn(calls), turn("3 + 7 is 10")
+    drawn.take(first, environment)
+    assert [one["role"] for one in drawn.messages] == ["user", "assistant", "tool", "tool"]
+    assert [one["content"] for one in drawn.messages[2:]] == ["3", "7"]
+    spoken = drawn.ids[len(first.ids) :]
+    assert renderer.tokenizer.decode(spoken) == (
+        "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n7\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    drawn.take(last, environment)
+    found = drawn.settled()
+    assert found.row.ids == [*first.ids, *spoken, *last.ids]
+    assert [id for id, own in zip(found.row.ids, found.row.learned, strict=True) if own] == [*first.ids, *last.ids]
+    assert (found.sampled.given, found.ended, len(found.logprobs)) == (1.0, True, len(first.ids) + len(last.ids))
+
+
+# An operator's own function
+
+FUNCTIONS = """
+def step(messages):
+    said = messages[-1]["content"]
+    messages.clear()                       # a copy: the conversation stays
+    return ([], 1.0, True) if said == "7" else ([{"role": "user", "content": "7"}], 0.25, False)
+
+def knowing(messages, answer):
+    return [], float(messages[-1]["content"] == answer), True
+
+def guessed(messages, answer=None):
+    return [], float(messages[-1]["content"] == answer), True
+
+def raising(messages):
+    raise KeyError("table")
+
+def alone(): ...
+def nothing(messages): return None
+def system(messages): return [{"role": "system", "content": "x"}], 0.0, False
+def rich(messages): return [], float("nan"), True
+def silent(messages): return [], 0.0, False
+NUMBER = 3
+max = dict
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    path = tmp_path / "house.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+def own(house: Path, function: str) -> Environment:
+    settings = EnvironmentSettings(type="function", name="house", max_turns=3)
+    return Environment.of(settings, TOKENIZER, f"{house}:{function}")
+
+
+def test_a_function_of_the_operator_answers_and_its_rewards_are_added(house: Path) -> None:
+    writer = Scripted(["3 <|im_end|>", *["7 <|im_end|>"] * 7], ["7 <|im_end|>"])
+    first, second, *_ = complete_prompts(writer, [example_of(3, 4)], trainer_of(1, 0), "0", own(house, "step"))
+    assert (first.sampled.given, second.sampled.given) == (1.25, 1.0)
+    assert TOKENIZER.decode(first.row.ids) == (
+        "3 <|im_end|> <|im_start|> user 7 <|im_end|> <|im_start|> assistant 7 <|im_end|>"
+    )
+    for name in ("knowing", "guessed"):
+        assert own(house, name).step(said("7"), "7") == ([], 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("raising", "raised KeyError: 'table'"), ("nothing", r"returned NoneType, and not \(messages, reward, done\)"),
+        ("system", "Its messages are a list of"), ("rich", "reward is nan"), ("silent", "said nothing"),
+        ("alone", "takes neither"), ("max", "takes neither"), ("NUMBER", "is not a function"), 
+        ("gone", "AttributeError"),
+    ],
+)  # fmt: skip
+def test_a_function_that_cannot_be_used_says_why(function: str, problem: str, house: Path) -> None:
+    with pytest.raises(InvalidInput, match=rf"E-REWARD: The environment 'house' cannot be used.*{problem}"):
+        own(house, function).step(said("5"), "7")
+
+
+def test_only_a_function_has_a_name_and_the_settings_have_its_place(house: Path) -> None:
+    for wrong in ({"type": "function"}, {"type": "calculator", "name": "house"}):
+        with pytest.raises(ValueError, match="An environment of type function, and no other, has a name"):
+            EnvironmentSettings.model_validate(wrong)
+    stage = {**SETTINGS, "type": "grpo", "environment": {"type": "function", "name": "house"}}
+    trainer = resolve_trainer(TrainerConfig.model_validate({"stage": stage}), "starter")
+    node = ResolvedNode(id="trainer", type="trainer", config=trainer, inputs={})
+    settings = load_settings(environments={"house": f"{house}:step"}, home=house.parent)
+
+    def key(settings: Settings) -> list[str]:
+        return [one.digest() for one in dependencies(node, settings, "run") if one.name == "step"]
+
+    before = key(settings)
+    house.write_text(f"{FUNCTIONS}# changed")
+    assert key(settings) != before
+    with pytest.raises(InvalidInput, match=r"trainyard\.toml has no environment 'house'"):
+        key(load_settings(home=house.parent))
+
+
+def test_a_template_that_cannot_continue_is_refused() -> None:
+    forgetful = tokenizer_of_words()
+    forgetful.chat_template = (
+        "{% for m in messages %}{{ m['role'] }} {% if loop.last %}{{ m['content'] }}{% endif %} <|im_end|> {% endfor %}"
+    )
+    with pytest.raises(InvalidInput, match=r"E-CHAT-TEMPLATE: The chat template cannot continue"):
+        Environment.of(EnvironmentSettings(type="guessing"), forgetful)
+
+
+def test_a_game_without_a_number_to_guess_is_said() -> None:
+    with pytest.raises(InvalidInput, match="The game guessing hides a number, and the answer of a row is 'blue'"):
+        guessing(said("I guess 5"), "blue")

@@ -1,1 +1,0 @@
-"""What is done to a base before it is trained: the first weights of an adapter, positions, added tokens."""

@@ -1,1 +1,0 @@
-"""How the sequences of a batch lie in its rows."""

@@ -1,0 +1,66 @@
+"""CPT, continued pretraining: predict every token of running text.
+
+Documents are tokenised, each ended by the end-of-text token, laid end to end and cut into blocks of `max_length`: no
+padding, and every token occurs once. A block may contain parts of several documents, and attention crosses their
+borders as it does in pretraining: the end-of-text token marks them. The first token of a block has no
+predecessor in it and is masked, one in `max_length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.data.rows import DocumentRow, TextRow
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.contracts import Encoded, StageSpec
+from trainyard.train.losses import sft
+from trainyard.train.rows.batching import pad
+from trainyard.train.rows.packing import Blocks
+from trainyard.train.rows.tokens import TokenLedger, training_rows
+
+
+def encode(
+    rows: Iterable[TextRow | DocumentRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
+) -> tuple[Sequence[Encoded], TokenLedger]:
+    """Return blocks as {input_ids, labels}, stored on disk. No document is too long: it may fill several blocks."""
+    ledger, block = TokenLedger(), config.hyperparameters.max_length
+    texts = (TextRow(row.text, row.doc_id, row.source) if isinstance(row, DocumentRow) else row for row in rows)
+    blocks = Blocks(documents(training_rows(texts, ledger), tokenizer, ledger), block)
+    if blocks.tokens % block == 1:  # nothing can be learned from a last block of a single token
+        blocks.tokens -= 1
+        ledger.dropped = 1
+    ledger.masked, ledger.trained = len(blocks), blocks.tokens - len(blocks)
+    assert ledger.balanced, ledger
+    return blocks, ledger
+
+
+def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledger: TokenLedger) -> Iterator[list[int]]:
+    """The tokens of each document that has any, with one end-of-text token.
+
+    Special tokens that a text spells out stay text. Raises `InvalidInput` (`E-TOKENIZER`) for a tokenizer without an
+    end-of-text token: documents would run into one another.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise InvalidInput(
+            "The tokenizer has no end-of-text token.",
+            why="Without one the model cannot see where a document ends.",
+            do="Set eos_token in the base model's tokenizer_config.json.",
+            code="E-TOKENIZER",
+        )
+    for row in rows:
+        if not row.text:
+            ledger.rows["dropped_empty"] += 1
+            continue
+        ids = list(tokenizer(row.text, split_special_tokens=True, verbose=False)["input_ids"])
+        ids += [] if ids and ids[-1] == end else [end]
+        ledger.read += len(ids)
+        ledger.rows["trained"] += 1
+        yield ids
+
+
+CPT = StageSpec(Stage.CPT.facts, encode, sft.width, pad, sft.units, sft.score, sft.loss)

@@ -1,0 +1,1 @@
+"""Reinforcement learning: sampled completions, their rewards, and the critic."""

@@ -1,0 +1,318 @@
+"""A rollout: completions of some prompts, what they are worth, and what each of their tokens adds.
+
+Everything that follows from the weights before the first step that learns from it is computed here, once: the
+log-probabilities of policy and reference, the critic's values, the advantages.
+
+Shapes: R completions, T tokens of the longest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from trainyard.errors import InvalidInput
+from trainyard.sandbox.service import open_sandboxes
+from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
+from trainyard.spec.estimate.rollouts import DRAWN_AT_ONCE
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.contracts import Batch, CompletionWriter, Generated, Sampling, Scores, StopReason
+from trainyard.train.losses.advantages import (
+    center_groups,
+    estimate_kl,
+    generalized_advantages,
+    token_rewards,
+    whiten,
+)
+from trainyard.train.losses.scoring import WITH_VALUES
+from trainyard.train.rl.buffer import DrawnRow, Rollout, collate, padded_rows
+from trainyard.train.rl.environments import Environment
+from trainyard.train.rl.rewards import RewardPanel, SampledCompletion
+
+Prompt = dict[str, Any]
+"""A row of `encode_prompts`."""
+
+
+class RolloutWriter(CompletionWriter, Protocol):
+    """Who draws and scores: a session."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a frozen model to compare with."""
+
+    def scores(self, batch: Batch) -> Scores:
+        """What the model that is trained says of a batch, without a graph."""
+
+    def reference_scores(self, batch: Batch) -> Scores:
+        """The same of the frozen model."""
+
+
+class CompletionServer(Protocol):
+    """Another engine that draws in the place of a session, with the weights that this has now."""
+
+    def drawing(self, writer: RolloutWriter) -> AbstractContextManager[CompletionWriter]:
+        """Who draws while the block runs; afterwards the device belongs to the training again."""
+
+
+@dataclass(frozen=True)
+class DrawnConversation:
+    """One completion with its score, before anything is computed from it."""
+
+    row: DrawnRow
+    sampled: SampledCompletion
+    ended: bool
+    logprobs: list[float]
+    """Of its learned tokens, as the engine that drew them reports them."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a rollout is drawn by and with."""
+
+    writer: RolloutWriter
+    config: TrainerConfig
+    panel: RewardPanel
+    pad_id: int
+    environment: Environment | None = None
+    server: CompletionServer | None = None
+
+    @property
+    def settings(self) -> PpoSettings | GrpoSettings:
+        assert isinstance(self.config.stage, PpoSettings | GrpoSettings), self.config.stage
+        return self.config.stage
+
+
+def draw_rollout(given: Surroundings, examples: Sequence[Prompt], place: str) -> Rollout:
+    """Draw `num_generations` completions of each example, neighbours to one prompt, and settle what they teach."""
+    writer, config, panel, settings = given.writer, given.config, given.panel, given.settings
+    with open_sandboxes():
+        with nullcontext(writer) if given.server is None else given.server.drawing(writer) as drawing:
+            drawn = complete_prompts(drawing, examples, config, place, given.environment)
+        answers = [str(example["answer"]) for example in examples for _ in range(settings.num_generations)]
+        found = panel.score([one.sampled for one in drawn], answers)
+    scores_R = torch.tensor(panel.totals(found))
+    rows = [one.row for one in drawn]
+    measure_tokens(writer, rows, config, given.pad_id, always=given.server is not None)
+    ends = [one.ended for one in drawn]
+    if isinstance(settings, PpoSettings):
+        reported = settle_ppo(rows, scores_R, ends, settings)
+    else:
+        reported = settle_grpo(rows, scores_R, ends, settings)
+    means = {f"reward_{name}": sum(values) / len(values) for name, values in found.items()}
+    lengths = sum(row.num_learned for row in rows) / len(rows)
+    ended = sum(ends) / len(ends)
+    if given.server is not None:
+        reported["sampling_gap"] = sampling_gap(drawn)
+    reported = {"reward": float(scores_R.mean()), **means, "completion_tokens": lengths, "ended": ended, **reported}
+    return Rollout(place, rows, reported)
+
+
+def complete_prompts(
+    writer: CompletionWriter,
+    examples: Sequence[Prompt],
+    config: TrainerConfig,
+    place: str,
+    environment: Environment | None = None,
+) -> list[DrawnConversation]:
+    """Every prompt `num_generations` times, and on with the environment until all conversations have ended."""
+    settings = config.stage
+    assert isinstance(settings, PpoSettings | GrpoSettings), settings
+    dice = random.Random(f"{config.hyperparameters.seed}:{place}")
+    drawn = [Trajectory(example) for example in examples for _ in range(settings.num_generations)]
+    for _ in range(settings.turns):
+        talking = [one for one in drawn if not one.done and one.has_room(writer.context)]
+        if not talking:
+            break
+        for one, turn in zip(talking, complete_turn(writer, talking, config, dice), strict=True):
+            one.take(turn, environment)
+    return [one.settled() for one in drawn]
+
+
+def complete_turn(
+    writer: CompletionWriter, talking: Sequence[Trajectory], config: TrainerConfig, dice: random.Random
+) -> list[Generated]:
+    """The next completion of each conversation. Those of similar length are drawn together."""
+    settings = config.stage
+    assert isinstance(settings, PpoSettings | GrpoSettings), settings
+    prompts = [[*one.prompt, *one.ids] for one in talking]
+    order = sorted(range(len(prompts)), key=lambda at: (len(prompts[at]), at))
+    size = max(config.hyperparameters.batch_size, DRAWN_AT_ONCE)
+    found: dict[int, Generated] = {}
+    for start in range(0, len(order), size):
+        places = order[start : start + size]
+        most = room_for(settings.max_completion_length, len(prompts[places[-1]]), writer.context)
+        sampling = Sampling(most, settings.temperature, seed=dice.getrandbits(31))
+        found |= dict(zip(places, writer.generate([prompts[at] for at in places], sampling), strict=True))
+    return [found[at] for at in range(len(prompts))]
+
+
+@dataclass
+class Trajectory:
+    """A conversation while it is drawn: the tokens as they were sampled, which are never rendered again."""
+
+    example: Prompt
+    ids: list[int] = field(default_factory=list)
+    learned: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    text: str = ""
+    given: float = 0.0
+    ended: bool = False
+    done: bool = False
+    messages: list[Any] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> list[int]:
+        found: list[int] = self.example["input_ids"]
+        return found
+
+    def has_room(self, context: int | None) -> bool:
+        """Whether a further turn fits; the first one has to."""
+        return context is None or not self.ids or len(self.prompt) + len(self.ids) < context
+
+    def take(self, turn: Generated, environment: Environment | None) -> None:
+        """Add a completion, and what the environment says to it."""
+        before = [*self.prompt, *self.ids]
+        self.ids += turn.ids
+        self.learned += [True] * len(turn.ids)
+        self.logprobs += turn.logprobs
+        self.text, self.ended, self.done = turn.text, turn.stop_reason is StopReason.END, True
+        if environment is None:
+            return
+        self.messages = self.messages or list(self.example["messages"])
+        said, reward, finished = environment.reply(self.messages, turn.ids, str(self.example["answer"]))
+        self.given += reward
+        following = None if finished else environment.following(before, turn.ids, said)
+        if following is not None:
+            self.messages += said
+            self.ids += following
+            self.learned += [False] * len(following)
+            self.done = False
+
+    def settled(self) -> DrawnConversation:
+        """The conversation as a row; what an environment said last, and nothing answered, is left out."""
+        last = max(at for at, own in enumerate(self.learned, 1) if own)
+        row = DrawnRow(self.prompt, self.ids[:last], self.learned[:last])
+        whole = (*self.prompt, *row.ids)
+        sampled = SampledCompletion(self.text, row.num_learned, whole, str(self.example["question"]), self.given)
+        return DrawnConversation(row, sampled, self.ended, self.logprobs)
+
+
+def sampling_gap(drawn: Sequence[DrawnConversation]) -> float:
+    """Mean distance between the log-probabilities of who drew and those of the model that learns from it."""
+    pairs = [pair for one in drawn for pair in zip(one.row.old, one.logprobs, strict=True)]
+    return sum(abs(mine - theirs) for mine, theirs in pairs) / len(pairs)
+
+
+def room_for(wanted: int, longest: int, context: int | None) -> int:
+    """Tokens that a completion of the longest prompt can have. Raises `InvalidInput` (`E-BATCH`) for none."""
+    most = wanted if context is None else min(wanted, context - longest)
+    if most < 1:
+        raise InvalidInput(
+            f"A prompt has {longest} tokens, and the model sees {context}: nothing can follow it.",
+            do="Lower hyperparameters.max_length below the model's context.",
+            code="E-BATCH",
+        )
+    return most
+
+
+def measure_tokens(
+    writer: RolloutWriter, rows: Sequence[DrawnRow], config: TrainerConfig, pad_id: int, *, always: bool = False
+) -> None:
+    """Fill in the log-probabilities and values of every row that the stage needs; similar lengths go together.
+
+    Those of a reference are also computed where it is there and nothing is taken off for the distance: for its report.
+
+    `always` asks for the model's own log-probabilities, where another engine has drawn.
+    """
+    settings = config.stage
+    values = isinstance(settings, PpoSettings) and settings.has_critic
+    compared = settings.needs_reference or (isinstance(settings, PpoSettings) and writer.has_reference)
+    old = steps_per_rollout(settings) > 1 or values or always
+    order = sorted(range(len(rows)), key=lambda at: (len(rows[at].prompt) + len(rows[at].ids), at))
+    size = config.hyperparameters.batch_size
+    for start in range(0, len(order), size):
+        some = [rows[at] for at in order[start : start + size]]
+        batch = collate(some, pad_id)
+        if old or (compared and isinstance(settings, PpoSettings)):
+            asked = {**batch, WITH_VALUES: torch.tensor(True)} if values else batch
+            scores = writer.scores(asked)
+            share(scores["logprobs_N"], some, "old")
+            if values:
+                share(scores["values_N"], some, "values")
+        if compared:
+            share(writer.reference_scores(batch)["logprobs_N"], some, "reference")
+
+
+def share(values_N: torch.Tensor, rows: Sequence[DrawnRow], name: str) -> None:
+    """Give each row its part of a tensor over all of their tokens."""
+    parts = values_N.float().cpu().split([row.num_learned for row in rows])
+    for row, part in zip(rows, parts, strict=True):
+        setattr(row, name, part.tolist())
+
+
+def steps_per_rollout(settings: Any) -> int:
+    """Optimizer steps that learn from the same completions."""
+    return (
+        settings.num_iterations * settings.minibatches if isinstance(settings, PpoSettings) else settings.num_iterations
+    )
+
+
+Settle = Callable[[Sequence[DrawnRow], torch.Tensor, Sequence[bool], Any], dict[str, float]]
+
+
+def settle_grpo(
+    rows: Sequence[DrawnRow], scores_R: torch.Tensor, _ended: Sequence[bool], settings: GrpoSettings
+) -> dict[str, float]:
+    """Give every token of a completion its advantage over the others to its prompt."""
+    advantages_R = center_groups(scores_R, settings.num_generations, settings.scale_rewards)
+    spread(advantages_R, rows)
+    return {"constant_groups": constant_groups(scores_R, settings.num_generations)}
+
+
+def settle_ppo(
+    rows: Sequence[DrawnRow], scores_R: torch.Tensor, ended: Sequence[bool], settings: PpoSettings
+) -> dict[str, float]:
+    """Give every token its advantage, and its return where there is a critic."""
+    missing_R = torch.tensor([not end for end in ended], dtype=scores_R.dtype)
+    scores_R = scores_R - settings.missing_end_penalty * missing_R
+    old_RT, mask_RT = padded_rows([row.old or [0.0] * row.num_learned for row in rows])
+    kl_RT = torch.zeros_like(old_RT)
+    reported: dict[str, float] = {}
+    if all(row.reference for row in rows):
+        kl_RT = estimate_kl(old_RT, padded_rows([row.reference for row in rows])[0], "k1")
+        reported["kl"] = float((kl_RT * mask_RT).sum() / mask_RT.sum())
+    if settings.num_generations > 1:
+        reported["constant_groups"] = constant_groups(scores_R, settings.num_generations)
+    if settings.advantage == "group":
+        penalised_R = scores_R - settings.kl_coef * (kl_RT * mask_RT).sum(1)
+        spread(center_groups(penalised_R, settings.num_generations, "group"), rows)
+        return reported
+    if settings.advantage == "gae_group":
+        scores_R = center_groups(scores_R, settings.num_generations, "none")
+    rewards_RT = token_rewards(scores_R, kl_RT, mask_RT, settings.kl_coef)
+    values_RT = padded_rows([row.values for row in rows])[0]
+    advantages_RT, returns_RT = generalized_advantages(
+        rewards_RT, values_RT, mask_RT, gamma=settings.gamma, lam=settings.lam
+    )
+    # Where every group is constant, nothing but the critic's errors is left: they are not magnified.
+    advantages_RT = whiten(advantages_RT, mask_RT, magnify=reported.get("constant_groups", 0.0) < 1)
+    for at, row in enumerate(rows):
+        row.advantages = advantages_RT[at, : row.num_learned].tolist()
+        row.returns = returns_RT[at, : row.num_learned].tolist()
+    return {**reported, "value": float((values_RT * mask_RT).sum() / mask_RT.sum())}
+
+
+def spread(advantages_R: torch.Tensor, rows: Sequence[DrawnRow]) -> None:
+    for row, advantage in zip(rows, advantages_R.tolist(), strict=True):
+        row.advantages = [advantage] * row.num_learned
+
+
+def constant_groups(scores_R: torch.Tensor, group: int) -> float:
+    """The share of groups whose completions are all worth the same, which teach nothing."""
+    grouped_PG = scores_R.view(-1, group)
+    return float((grouped_PG == grouped_PG[:, :1]).all(1).float().mean())

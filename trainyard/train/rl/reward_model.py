@@ -1,0 +1,127 @@
+"""A trained reward model: one number for a prompt with its completion, read off the last token.
+
+Every consumer loads it here: PPO's and GRPO's reward, PPO's critic, the evaluator, best-of-n in the generator.
+
+Shapes: B rows, T positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from trainyard.errors import InvalidInput
+from trainyard.train.methods.adapters import NEW, load_adapter, read_config
+from trainyard.train.methods.loading import load_model, require_memory, training_record
+from trainyard.train.rl.rewards import SampledCompletion
+
+ROWS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class ScorerSource:
+    """Where a reward model lies: a whole one in `base`, or an adapter on it."""
+
+    base: str
+    adapter: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder that its trainer made."""
+        return Path(self.adapter or self.base)
+
+
+def source_of(folder: str, base: str, base_sha256: str) -> ScorerSource:
+    """The source of a folder that a trainer of stage reward made, next to a policy on `base`.
+
+    An adapter names the base that it was trained on: its own, where that is another one than the policy's.
+    """
+    if not (Path(folder) / "adapter_config.json").is_file():
+        return ScorerSource(folder)
+    record = training_record(folder)
+    same = not record.get("base_sha256") or record["base_sha256"] == base_sha256
+    return ScorerSource(base if same else str(record["base_path"]), folder)
+
+
+def load_reward_model(source: ScorerSource, device: str, seed: int) -> Any:
+    """The frozen model, in float32 on a CPU. Raises `LimitExceeded` (`E-MEMORY-FIT`) before any weight is read."""
+    if device == "cpu":
+        require_memory(source.base, torch.float32)
+    dtype: Any = torch.float32 if device == "cpu" else "auto"
+    torch.manual_seed(seed)  # a base has no score of its own; the adapter brings one
+    options = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
+    model = load_model(source.base, "reward", options).to(device)
+    if source.adapter is not None:
+        config = read_config(Path(source.adapter), "reward", trainable=False)
+        model = load_adapter(model, Path(source.adapter), config, NEW, device)
+    return model.eval().requires_grad_(False)
+
+
+def own_tokenizer(source: ScorerSource) -> PreTrainedTokenizerBase:
+    """The tokenizer with which a reward model was trained, or its base's."""
+    folder = source.folder / "tokenizer" if source.adapter is not None else source.folder
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        str(folder if folder.is_dir() else source.base), trust_remote_code=False
+    )
+    return found
+
+
+def require_same_tokens(source: ScorerSource, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `InvalidInput` (`E-MODEL-INVALID`) for a reward model that reads other tokens than the policy writes."""
+    own = own_tokenizer(source)
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise InvalidInput(
+            "The reward model has another tokenizer than the model that is trained.",
+            why=f"It knows {len(own.get_vocab()):,} tokens, the model {len(tokenizer.get_vocab()):,}, and it scores "
+            "tokens.",
+            do="Train the reward model from the same base, such as from the sft adapter that this trainer continues.",
+            code="E-MODEL-INVALID",
+        )
+    if own.chat_template != tokenizer.chat_template:
+        raise InvalidInput(
+            "The reward model was trained with another chat template than the model that is trained.",
+            why="It has never seen prompts as this trainer writes them.",
+            do="Use the same engine.template in both trainers.",
+            code="E-MODEL-INVALID",
+        )
+
+
+@dataclass
+class RewardModelScorer:
+    """Scores rows of tokens."""
+
+    model: Any
+    pad_id: int
+
+    def score(self, completions: Sequence[SampledCompletion], _settings: Any) -> list[float]:
+        """The reward of each completion after its prompt."""
+        return self.score_rows([list(one.ids) for one in completions])
+
+    def score_rows(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """The reward of each row; rows of similar length are computed together."""
+        order = sorted(range(len(rows)), key=lambda at: (len(rows[at]), at))
+        found = [0.0] * len(rows)
+        for start in range(0, len(order), ROWS_AT_ONCE):
+            places = order[start : start + ROWS_AT_ONCE]
+            ids = [torch.tensor(rows[at]) for at in places]
+            ids_BT = pad_sequence(ids, batch_first=True, padding_value=self.pad_id).to(self.model.device)
+            mask_BT = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.model.device)
+            for at, value in zip(places, self.rewards(ids_BT, mask_BT).tolist(), strict=True):
+                found[at] = value
+        return found
+
+    def rewards(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        """The score after the last token of each row, wherever its token looks like padding: (B,)."""
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        with torch.inference_mode():
+            inner = base.base_model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
+            last_B = mask_BT.sum(1) - 1
+            hidden_BD = inner.last_hidden_state[torch.arange(len(ids_BT), device=ids_BT.device), last_B]
+            scores_B: torch.Tensor = base.score(hidden_BD)[:, 0].float()
+        return scores_B

@@ -1,0 +1,195 @@
+"""What a completion is worth: one function of the same signature for each type of reward, for every backend.
+
+To add one: its settings in `spec/axes/rewards.py`, a function and a row here, a line in docs/training.md. Rewards are
+data: no code of a user runs here. A pattern of `regex` takes time linear in the completion; the patterns, references
+and comparisons of a JSON Schema may take any time, so they have `SCHEMA_S` in a process of the sandbox. What a
+completion itself contains runs there, too (`python_checker`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from pydantic_core import SchemaValidator
+
+from trainyard.errors import InvalidInput
+from trainyard.sandbox.service import check_schema, open_sandboxes
+from trainyard.spec.axes.rewards import (
+    ContainsReward,
+    EnvironmentReward,
+    ExactMatchReward,
+    JsonSchemaReward,
+    LengthReward,
+    PythonReward,
+    RegexReward,
+    compiled,
+)
+from trainyard.train.rl.python_checker import last_block, passes_assertions
+
+SCHEMA_S, SCHEMA_MB = 2, 1024
+"""Processor seconds and memory of one completion's check by a schema; one over them is worth 0."""
+
+
+@dataclass(frozen=True)
+class SampledCompletion:
+    """What a model has written to a prompt."""
+
+    text: str
+    """Without special tokens."""
+    tokens: int
+    """The end of the turn included, where it was reached."""
+    ids: tuple[int, ...] = ()
+    """Tokens of prompt and completion, which a reward model reads."""
+    prompt: str = ""
+    """The last question, which a judge reads."""
+    given: float = 0.0
+    """What the environment of the conversation gave for it."""
+
+
+def exact_match(completion: SampledCompletion, answer: str, settings: ExactMatchReward) -> float:
+    """1.0 or 0.0."""
+    if settings.after is not None and settings.after not in completion.text:
+        return 0.0
+    ends = (final_part(text, settings.after) for text in (completion.text, answer))
+    said, wanted = (folded(text.strip(), settings.ignore_case) for text in ends)
+    return float(said == wanted)
+
+
+def final_part(text: str, mark: str | None) -> str:
+    """What follows the last mark, as in GSM8K's answers; the whole text without one."""
+    return text if mark is None else text.rpartition(mark)[2]
+
+
+def contains(completion: SampledCompletion, answer: str, settings: ContainsReward) -> float:
+    """1.0 or 0.0. An answer of spaces only is contained nowhere."""
+    wanted = answer.strip() if settings.text is None else settings.text
+    return float(bool(wanted) and folded(wanted, settings.ignore_case) in folded(completion.text, settings.ignore_case))
+
+
+def regex(completion: SampledCompletion, _answer: str, settings: RegexReward) -> float:
+    """1.0 or 0.0. The whole completion is what is left without the spaces around it."""
+    text = completion.text.strip() if settings.full else completion.text
+    return float(automaton(settings.pattern, settings.full).isinstance_python(text))
+
+
+def length(completion: SampledCompletion, _answer: str, settings: LengthReward) -> float:
+    """1.0 at the target or up to the most, and down to 0.0 at twice as many tokens or, of a target, at none."""
+    bound = settings.target_tokens or settings.max_tokens
+    assert bound is not None
+    beyond = completion.tokens - bound
+    off = abs(beyond) if settings.target_tokens else max(0, beyond)
+    return max(0.0, 1.0 - off / bound)
+
+
+def json_schema(completion: SampledCompletion, _answer: str, settings: JsonSchemaReward) -> float:
+    """1.0 or 0.0; 0.0 where the check takes too long or too much memory. Raises `InvalidInput` (`E-REWARD`)."""
+    outcome = check_schema(last_block(completion.text), settings.definition, timeout_s=SCHEMA_S, memory_mb=SCHEMA_MB)
+    if outcome.verdict.startswith("unresolvable"):
+        raise InvalidInput(
+            "The schema of a json_schema reward refers to what it does not contain: "
+            f"{outcome.verdict.removeprefix('unresolvable')}.",
+            do="Write the definition below $defs of the schema itself.",
+            code="E-REWARD",
+        )
+    return float(outcome.passed)
+
+
+def python(completion: SampledCompletion, answer: str, settings: PythonReward) -> float:
+    """1.0 or 0.0: whether the code and then the row's assertions run to their end."""
+    limits = {"timeout_s": settings.timeout_s, "memory_mb": settings.memory_mb}
+    return float(passes_assertions(last_block(completion.text), answer, **limits))
+
+
+def environment(completion: SampledCompletion, _answer: str, _settings: EnvironmentReward) -> float:
+    """The sum of what the environment gave."""
+    return completion.given
+
+
+REWARDS: dict[str, Callable[[SampledCompletion, str, Any], float]] = {
+    "exact_match": exact_match,
+    "contains": contains,
+    "regex": regex,
+    "length": length,
+    "json_schema": json_schema,
+    "python": python,
+    "environment": environment,
+}
+"""Rewards that need nothing but one completion."""
+
+
+class CompletionScorer(Protocol):
+    """A model that says what completions are worth."""
+
+    def score(self, completions: Sequence[SampledCompletion], settings: Any) -> list[float]:
+        """One number for each, in order."""
+
+
+MODEL_REWARDS = ("reward_model", "judge")
+"""Rewards that a `CompletionScorer` gives, by their type."""
+
+
+@dataclass
+class RewardPanel:
+    """The rewards of a training, with the models that give some of them."""
+
+    rewards: Sequence[Any] = ()
+    scorers: dict[str, CompletionScorer] = field(default_factory=dict)
+    """Type of a reward -> the model that gives it."""
+
+    def score(self, completions: Sequence[SampledCompletion], answers: Sequence[str]) -> dict[str, list[float]]:
+        """Name of each reward -> what each completion is worth by it, without its weight."""
+        with open_sandboxes():
+            return {
+                name: self.score_one(settings, completions, answers) for name, settings in named(self.rewards).items()
+            }
+
+    def score_one(self, settings: Any, completions: Sequence[SampledCompletion], answers: Sequence[str]) -> list[float]:
+        """What each completion is worth by one reward."""
+        if settings.type in MODEL_REWARDS:
+            return self.scorers[settings.type].score(completions, settings)
+        function = REWARDS[settings.type]
+        with open_sandboxes():
+            return [function(one, answer, settings) for one, answer in zip(completions, answers, strict=True)]
+
+    def totals(self, found: dict[str, list[float]]) -> list[float]:
+        """The weighted sum of each completion's rewards."""
+        weights = [settings.weight for settings in self.rewards]
+        return [sum(map(float.__mul__, weights, row)) for row in zip(*found.values(), strict=True)]
+
+
+def require_sound(rewards: Sequence[Any]) -> None:
+    """Raise `InvalidInput` (`E-REWARD`) for a JSON Schema that is not one."""
+    for settings in rewards:
+        if isinstance(settings, JsonSchemaReward):
+            try:
+                Draft202012Validator.check_schema(settings.definition)
+            except (SchemaError, RecursionError) as error:
+                why = error.message if isinstance(error, SchemaError) else "it is nested too deeply"
+                raise InvalidInput(
+                    f"The definition of a json_schema reward is not a JSON Schema: {why}.",
+                    do="Write a schema of draft 2020-12 as stage.rewards.definition.",
+                    code="E-REWARD",
+                ) from error
+
+
+def named(rewards: Sequence[Any]) -> dict[str, Any]:
+    """Each reward under a name of its own: its type, with a number from the second of that type on."""
+    found: dict[str, Any] = {}
+    for settings in rewards:
+        same = sum(other.type == settings.type for other in found.values())
+        found[settings.type if not same else f"{settings.type}_{same + 1}"] = settings
+    return found
+
+
+def folded(text: str, ignore_case: bool) -> str:
+    return text.casefold() if ignore_case else text
+
+
+@lru_cache(maxsize=64)
+def automaton(pattern: str, full: bool) -> SchemaValidator:
+    return compiled(pattern, full=full)

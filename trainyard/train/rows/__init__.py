@@ -1,0 +1,1 @@
+"""From a row to a batch: tokens, lengths, packing, shared prompts, and the plan of steps."""

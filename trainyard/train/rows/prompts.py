@@ -1,0 +1,84 @@
+"""Rows as prompts whose completions are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.data.renderers.rendering import Renderer, turn_of
+from trainyard.data.rows import Message, PromptRow, SftRow
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes.rewards import ContainsReward, ExactMatchReward, PythonReward
+from trainyard.train.rows.tokens import TokenLedger, encode_answers, encode_rows
+
+PLACEHOLDER = "1"
+"""An answer for rendering a prompt that has none: the text before it is the prompt."""
+
+
+def encode_prompts(
+    rows: Iterable[SftRow | PromptRow], tokenizer: PreTrainedTokenizerBase, max_length: int, rewards: Sequence[Any] = ()
+) -> tuple[list[dict[str, Any]], TokenLedger]:
+    """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant, question: the turn before,
+    messages: all turns before it}. A row of prompts alone has its own answer, or none.
+
+    The prompt is the text before that turn. One of more than `max_length` tokens is left out and counted: cut, it
+    would ask something else. So is a row without an answer that one of the rewards would compare with.
+    """
+    encode = partial(encode_prompt, compared=any(map(compares_answers, rewards)))
+    return encode_rows(rows, tokenizer, max_length, encode)
+
+
+def compares_answers(reward: Any) -> bool:
+    """Whether a reward reads the answer of the row."""
+    if isinstance(reward, ContainsReward):
+        return reward.text is None
+    return isinstance(reward, ExactMatchReward | PythonReward)
+
+
+def encode_prompt(
+    renderer: Renderer, row: SftRow | PromptRow, max_length: int, ledger: TokenLedger, *, compared: bool = False
+) -> dict[str, Any] | None:
+    turns, answer = split_row(row)
+    if not turns or (compared and isinstance(row, PromptRow) and not answer.content):
+        ledger.rows["dropped_no_answer" if turns else "dropped_no_target"] += 1
+        return None
+    shown = answer if isinstance(row, SftRow) or answer.content else Message("assistant", PLACEHOLDER)
+    prompt, _ = encode_answers(renderer, turns, ([shown],), row.tools, ledger)
+    ledger.read += len(prompt)
+    if len(prompt) > max_length:
+        ledger.dropped += len(prompt)
+        ledger.rows["dropped_truncated"] += 1
+        return None
+    ledger.masked += len(prompt)
+    ledger.rows["trained"] += 1
+    return {
+        "input_ids": prompt,
+        "answer": answer.content,
+        "question": turns[-1].content,
+        "messages": [turn_of(message) for message in turns],
+    }
+
+
+def split_row(row: SftRow | PromptRow) -> tuple[list[Message], Message]:
+    """The turns of a prompt, and the answer that completions are compared with."""
+    if isinstance(row, PromptRow):
+        return row.prompt, Message("assistant", row.answer)
+    last = max((at for at, message in enumerate(row.messages) if message.role == "assistant"), default=0)
+    return row.messages[:last], row.messages[last]
+
+
+def require_any_prompt(ledger: TokenLedger) -> None:
+    """Raise `InvalidInput` (`E-DATA-EMPTY`) where no row has a prompt that is short enough."""
+    if ledger.rows["trained"]:
+        return
+    reasons = ", ".join(f"{n} {name}" for name, n in sorted(ledger.rows.items()) if name.startswith("dropped"))
+    raise InvalidInput(
+        f"None of {ledger.rows['read']} rows has a prompt to answer.",
+        why=f"Rows by reason: {reasons}.",
+        do="Raise max_length, check that the rows have a turn of the user before one of the assistant, and give "
+        "prompts a solution or an answer where a reward compares with it.",
+        code="E-DATA-EMPTY",
+    )

@@ -1,1 +1,0 @@
-"""The objectives, one file each; their facts are in `spec/axes/stages`."""
