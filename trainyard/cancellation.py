@@ -147,7 +147,7 @@ def watch_request(request: Any) -> None:
     request.extensions["trace"] = note_connection
 
 
-CALLER_HOOKS: dict[str, list[Callable[..., Any]]] = {"request": [watch_request]}
+CALLER_HOOKS: dict[str, list[Callable[..., object]]] = {"request": [watch_request]}
 """For `httpx.Client(event_hooks=)`, of a client that lives as long as one call."""
 
 

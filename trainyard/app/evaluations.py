@@ -16,6 +16,7 @@ from trainyard.app.artifacts.lookup import FoundArtifact
 from trainyard.app.context import Context
 from trainyard.app.names import find_artifact, find_run
 from trainyard.app.responses import Response
+from trainyard.json_types import JsonObject
 from trainyard.operations.artifacts import EvaluationInput, EvaluationsInput
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry
@@ -96,7 +97,7 @@ class EvaluatedBenchmark(BenchmarkComparisons):
     candidate: float | None
     improvement: PairedInterval
     flips: FlippedRows
-    judge: dict[str, Any] | None = None
+    judge: JsonObject | None = None
 
 
 class EvaluationGate(Response):
@@ -131,9 +132,9 @@ class Evaluation(EvaluationVerdict):
     gate: EvaluationGate
     notes: tuple[str, ...]
     samples: tuple[AnswerSample, ...]
-    training: dict[str, Any]
+    training: JsonObject
     """Trained adapter -> what its trainer counted."""
-    facts: dict[str, Any]
+    facts: JsonObject
     adapters: tuple[str, ...]
     """Versions of the registry that are this adapter."""
 
@@ -145,7 +146,7 @@ def list_evaluations(given: EvaluationsInput, context: Context) -> EvaluationLis
     return EvaluationList(evaluations=tuple(EvaluationVerdict(**verdict_words(one)) for one in found), next=cursor)
 
 
-def verdict_words(one: FoundArtifact) -> dict[str, Any]:
+def verdict_words(one: FoundArtifact) -> JsonObject:
     """What a list shows, by the facts that travel with the report."""
     facts = one.reference.facts if one.reference else {}
     primary = str(facts.get("primary") or "")
@@ -185,7 +186,7 @@ def own_fields(model: type[Response], given: Mapping[str, Any]) -> Any:
     return model.model_validate({name: value for name, value in given.items() if name in model.model_fields})
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> JsonObject:
     """Raises `Corrupt` (`E-CORRUPT`)."""
     try:
         value = orjson.loads(path.read_bytes())

@@ -20,13 +20,13 @@ GIB = 2**30
 REPORT = "report.md"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown; what would end a cell is escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell(one) for one in line) + " |" for line in lines)
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
@@ -57,7 +57,7 @@ def check_markdown(check: Any) -> str:
 
 def metrics_svg(metrics: Any) -> str:
     """The loss of a job's trainers, of the points that the metrics contain."""
-    curves: dict[str, dict[str, Any]] = {}
+    curves: dict[str, dict[str, object]] = {}
     for one in metrics.trainings:
         curves[one.node] = {"losses": [(point.step, point.loss, 0.0) for point in one.points]}
         curves[f"{one.node} eval"] = {"losses": [(point.step, point.eval_loss, 0.0) for point in one.points]}

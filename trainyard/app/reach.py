@@ -123,7 +123,7 @@ def require_template(target: str | Mapping[str, Any], templates: tuple[str, ...]
     raise NotFound(f"There is no template {target[:100]!r}.", why=why, do=do, code="E-PARAMETER")
 
 
-def refuse_whole_chain(target: str | Mapping[str, Any]) -> None:
+def refuse_whole_chain(target: str | Mapping[str, object]) -> None:
     """Refuse to run what was not stored. Raises `InvalidInput` (`E-PARAMETER`)."""
     if not isinstance(target, str):
         raise InvalidInput(

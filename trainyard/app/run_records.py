@@ -28,6 +28,7 @@ from trainyard.compute import events as event_files
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, EventTail, EventWriter
 from trainyard.errors import NOT_BETTER, NotDeployed
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL, JobState
@@ -77,7 +78,7 @@ class NodeResult(BaseModel):
     seconds: float = 0.0
     message: str = ""
     outputs: dict[Port, Reference] = {}
-    facts: dict[str, Any] = {}
+    facts: JsonObject = {}
 
 
 class ClosedGate(BaseModel):
@@ -101,7 +102,7 @@ class ClosedGate(BaseModel):
         return closed_gate_line(self.model_dump())
 
 
-def is_closed_gate(facts: Mapping[str, Any]) -> bool:
+def is_closed_gate(facts: Mapping[str, object]) -> bool:
     """Return whether facts are those of a deployer whose gate said no."""
     return facts.get("deployed") is False and bool(facts.get("reasons"))
 
@@ -180,7 +181,7 @@ class RunRecord:
         """A reader of the events from the first one on, which continues where it ended."""
         return EventTail(self.events)
 
-    def begin(self, chain: dict[str, Any]) -> None:
+    def begin(self, chain: JsonObject) -> None:
         with translate_os_errors(f"The run's folder {self.folder} was not made"):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_json_durably(self.folder / "chain.json", chain)
@@ -212,7 +213,7 @@ def read_events(folder: Path) -> Iterator[Event]:
     return event_files.read_events(RunRecord(folder).events)
 
 
-def data_sources(folder: Path, artifacts: Path) -> list[dict[str, Any]]:
+def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
     """What the data sources of a run have read: {source, format, rows, sha256} for each set; paths by their last name.
 
     The digest is that of the rows as they were stored.
@@ -234,7 +235,7 @@ def data_sources(folder: Path, artifacts: Path) -> list[dict[str, Any]]:
     ]
 
 
-def source_name(config: dict[str, Any]) -> str:
+def source_name(config: JsonObject) -> str:
     """The last name of a path or a repository, or an address without a user and a query."""
     if config.get("url"):
         parts = urlsplit(config["url"])

@@ -29,6 +29,7 @@ from trainyard.backends.results import DECISIONS_FILE, RESULT_FOLDER, TRAINING_F
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.errors import Refused, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
@@ -195,7 +196,7 @@ def explain_standstill(losses: Sequence[Sequence[float]], steps: int, skipped: i
     return "No gradient reached the trained weights, or each step was below their precision."
 
 
-def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> dict[str, Any]:
+def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> JsonObject:
     """The part of `training.json` that is known from the job and its loss curve."""
     config = job.config
     return {

@@ -153,7 +153,7 @@ def read_norms(work: Path) -> dict[int, float]:
     return {step: norm for step, norm in steps if isinstance(step, int) and norm is not None}
 
 
-def divergence_of(job: TrainingJob, training: Mapping[str, Any], work: Path) -> dict[str, Any]:
+def divergence_of(job: TrainingJob, training: Mapping[str, Any], work: Path) -> dict[str, object]:
     """`divergence`: what speaks against a finished training in its own numbers; empty for nothing."""
     if not has_comparable_losses(job):
         return {}
@@ -188,7 +188,7 @@ def make_failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardE
     return rebuild_error(outcome.error, work)
 
 
-def rebuild_error(error: dict[str, Any], work: Path) -> TrainyardError:
+def rebuild_error(error: Mapping[str, object], work: Path) -> TrainyardError:
     """The child's error as an exception of its own class, which names the log by its whole path."""
     do = str(error.get("do") or "").replace(LOG_FILE, str(work / LOG_FILE))
     return from_fields({**error, "do": do})

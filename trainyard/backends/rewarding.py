@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -29,7 +28,7 @@ def scorer_of(job: TrainingJob) -> ScorerSource | None:
 
 
 def make_panel(
-    job: TrainingJob, tokenizer: PreTrainedTokenizerBase, device: str, emit: Callable[..., Any]
+    job: TrainingJob, tokenizer: PreTrainedTokenizerBase, device: str, emit: Callable[..., object]
 ) -> RewardPanel:
     """The rewards of the job's stage. Raises `InvalidInput` (`E-REWARD`) where none is named, or a model is missing."""
     settings = job.config.stage
@@ -71,7 +70,7 @@ def make_environment(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> En
     return Environment.of(settings.environment, tokenizer, job.environment)
 
 
-def require_rewards(job: TrainingJob, rewards: Any) -> None:
+def require_rewards(job: TrainingJob, rewards: object) -> None:
     """Raise `InvalidInput` (`E-REWARD`) for a stage without rewards, or a reward without its model."""
     stage = job.config.stage
     if not rewards:

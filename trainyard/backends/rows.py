@@ -20,6 +20,7 @@ from trainyard.data import rows as shapes
 from trainyard.data.quality.sets import first_rows, row_order
 from trainyard.data.quarantine import REPORT_FILE
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.stores.whole import new_file
 from trainyard.train.evaluation.shuffled_control import shuffled_answers, shuffled_preferences
@@ -146,13 +147,13 @@ def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def write_lines(path: Path, values: Iterable[Any]) -> None:
+def write_lines(path: Path, values: Iterable[object]) -> None:
     """Write JSON lines."""
     with path.open("wb") as stream:
         stream.writelines(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE) for value in values)
 
 
-def chat_lines(rows: Iterable[shapes.Row], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+def chat_lines(rows: Iterable[shapes.Row], counts: Counter[str]) -> Iterator[JsonObject]:
     for row in rows:
         counts["read"] += 1
         if getattr(row, "split", shapes.TRAIN) != shapes.TRAIN:
@@ -162,7 +163,7 @@ def chat_lines(rows: Iterable[shapes.Row], counts: Counter[str]) -> Iterator[dic
         yield plain(row)
 
 
-def plain(row: shapes.Row) -> dict[str, Any]:
+def plain(row: shapes.Row) -> JsonObject:
     """A row as the JSON that chat trainers read."""
     match row:
         case shapes.SftRow():
@@ -180,13 +181,13 @@ def plain(row: shapes.Row) -> dict[str, Any]:
             return {"text": row.text}
 
 
-def turns(messages: list[shapes.Message]) -> list[dict[str, Any]]:
+def turns(messages: list[shapes.Message]) -> list[JsonObject]:
     return [
         {"role": one.role, "content": one.content, **parse("tool_calls", one.tool_calls), **one.extras}
         for one in messages
     ]
 
 
-def parse(name: str, text: str | None) -> dict[str, Any]:
+def parse(name: str, text: str | None) -> dict[str, object]:
     """A column of JSON under its name; nothing where it is empty."""
     return {name: json.loads(text)} if text else {}

@@ -51,7 +51,7 @@ class FunctionKind:
         path = self.source_of(name, place)
         try:
             module = self.import_file(path) if place.endswith(".py") else importlib.import_module(place)
-            found: Callable[..., Any] = getattr(module, function)
+            found: Callable[..., object] = getattr(module, function)
         except Exception as error:
             raise self.unusable(name, f"{type(error).__name__}: {error}.") from error
         if not callable(found):
@@ -72,7 +72,7 @@ class FunctionKind:
             raise self.unusable(name, f"There is no module {module}.")
         return path
 
-    def import_file(self, path: Path) -> Any:
+    def import_file(self, path: Path) -> object:
         spec = importlib.util.spec_from_file_location(f"trainyard_{self.word}_{path.stem}", path)
         assert spec is not None, "a .py file has a loader"
         assert spec.loader is not None, "a .py file has a loader"

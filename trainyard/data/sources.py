@@ -25,6 +25,7 @@ from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.data.remote.kinds import RemoteKind, find_kind
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.nodes import DataSourceConfig, Mixture, SourceSet
@@ -125,7 +126,7 @@ def limit_of(config: DataSourceConfig, *, judged: bool) -> float | None:
 
 def mixture_facts(
     mix: Mixture, shares: Sequence[Share], distinct: int, sets: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+) -> JsonObject:
     """The account of a mixture: read = kept + dropped over all sets; a row that is taken again counts as repeated."""
     dropped: Counter[str] = Counter()
     for facts in sets.values():
@@ -246,7 +247,7 @@ class SetReading:
         )
 
 
-def jsonl_to_arrow(path: Path, folder: Path, *, deduplicate: bool = True) -> dict[str, Any]:
+def jsonl_to_arrow(path: Path, folder: Path, *, deduplicate: bool = True) -> dict[str, object]:
     """One JSON Lines file to validated, normalised and, if wanted, exactly deduplicated Arrow. Returns the balance.
 
     The rows are in a folder of `folder` that is named by their port.

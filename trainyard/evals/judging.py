@@ -25,6 +25,7 @@ from trainyard.evals.benchmarks.judged import BadReply, PairVerdict, Verdict
 from trainyard.evals.cases import Case
 from trainyard.evals.job import EvaluationJob
 from trainyard.evals.statistics import bootstrap, kappa_interval
+from trainyard.json_types import JsonObject
 from trainyard.serve.client.client import ChatClient, api_key_from
 from trainyard.settings import Settings
 from trainyard.spec.nodes import JudgeSettings
@@ -47,7 +48,7 @@ class Judge:
     quarantine: list[dict[str, str]] = field(default_factory=list)
     last: TrainyardError | None = None
 
-    async def ask(self, row: str, messages: list[dict[str, str]], schema: dict[str, Any]) -> Any:
+    async def ask(self, row: str, messages: list[dict[str, str]], schema: JsonObject) -> Any:
         """The reply's JSON; None for a call that failed, which is entered under its reason."""
         self.calls += 1
         given = self.settings
@@ -85,7 +86,7 @@ class Judge:
         reply = await self.ask(case.id, messages, judged.RUBRIC_SCHEMA)
         return None if reply is None else float(reply["score"])
 
-    def account(self) -> dict[str, Any]:
+    def account(self) -> dict[str, object]:
         """Calls, tokens, cost and failures; of no cost where no price is given."""
         usage, prices = self.client.usage(), self.settings
         tokens = ((usage["prompt_tokens"], prices.usd_per_million_prompt_tokens),
@@ -103,7 +104,7 @@ class Judge:
 
 def judge_scores(
     job: EvaluationJob, scores: Mapping[str, Any], cases: Mapping[str, Sequence[Case]], folder: Path, settings: Settings
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The child's scores with the judged lines judged. `cases` are those of each judged line, by its label.
 
     Failed calls are written to `folder`. Raises `Unavailable` when the judge fails for half of its calls, and
@@ -118,7 +119,7 @@ def judge_scores(
 
 async def judge_line(
     job: EvaluationJob, line: Mapping[str, Any], cases: Sequence[Case], folder: Path, settings: Settings
-) -> dict[str, Any]:
+) -> JsonObject:
     """A line of answers as a line of values. Raises as `judge_scores`."""
     asked = job.config.judge
     assert asked is not None, "a judged benchmark has a judge"
@@ -169,7 +170,7 @@ async def gather(judge: Judge, work: Callable[[int], Awaitable[Any]], count: int
 
 async def judge_pairs(
     judge: Judge, job: EvaluationJob, line: Mapping[str, Any], cases: Sequence[Case]
-) -> tuple[dict[str, list[float | None]], dict[str, Any]]:
+) -> tuple[dict[str, list[float | None]], JsonObject]:
     """What each participant wins against the baseline, and what is known of the judge."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
     found: dict[str, list[float | None]] = {"baseline": [0.5] * len(cases)}
@@ -196,7 +197,9 @@ async def judge_by_rubric(judge: Judge, cases: Sequence[Case], answers: Sequence
     return await judge.score(cases[at], answers[at])
 
 
-def measure_bias(verdicts: Sequence[PairVerdict], clusters: Sequence[str], job: EvaluationJob) -> dict[str, Any] | None:
+def measure_bias(
+    verdicts: Sequence[PairVerdict], clusters: Sequence[str], job: EvaluationJob
+) -> dict[str, object] | None:
     """The share of complete pairs whose verdict changes with the order, with its interval; None without any."""
     kept = [(float(one.flipped), cluster) for one, cluster in zip(verdicts, clusters, strict=True) if one.complete]
     if not kept:
@@ -209,7 +212,7 @@ def measure_bias(verdicts: Sequence[PairVerdict], clusters: Sequence[str], job: 
 
 async def measure_agreement(
     judge: Judge, job: EvaluationJob, line: Mapping[str, Any], cases: Sequence[Case]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """How often the judge prefers what the rows' labels prefer; nothing without labels."""
     labelled = [(at, case) for at, case in enumerate(cases) if case.answer is not None and case.rejected is not None]
     if not labelled:

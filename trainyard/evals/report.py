@@ -16,6 +16,7 @@ from trainyard.evals.benchmarks.table import Benchmark, benchmark
 from trainyard.evals.gate import Measured, choose_primary, judge
 from trainyard.evals.job import EvaluationJob, training_facts, version_name
 from trainyard.evals.statistics import ConfidenceInterval, Flips, bootstrap, count_flips, improvements
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.latent import Latent
 from trainyard.spec.estimate.heldout import few_rows, too_few_rows
 
@@ -52,12 +53,12 @@ def build_report(job: EvaluationJob, scores: Mapping[str, Any]) -> Report:
     }
 
 
-def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
+def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, object]], primary: str) -> list[str]:
     """What makes the verdict rest on little: few rows to train on, few rows in the primary benchmark."""
     return few_rows(*counted_rows(job, lines, primary))
 
 
-def below_floor(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
+def below_floor(job: EvaluationJob, lines: Sequence[Mapping[str, object]], primary: str) -> list[str]:
     """Why there are not enough rows for a verdict, by `least_rows`; empty where there are."""
     return too_few_rows(*counted_rows(job, lines, primary), least=job.config.least_rows)
 
@@ -196,13 +197,13 @@ def judge_note(line: Mapping[str, Any]) -> str:
     return f"{line_label(line)}: judged by {judge['model']}; {'; '.join(said)}; {tokens:,} tokens{cost}.{skipped}"
 
 
-def share_text(interval: Mapping[str, Any]) -> str:
+def share_text(interval: Mapping[str, object]) -> str:
     """`12.0% [4.0%, 20.0%]`."""
     bounds = "" if interval["low"] is None else f" [{interval['low']:.1%}, {interval['high']:.1%}]"
     return f"{interval['mean']:.1%}{bounds}"
 
 
-def training_summary(job: EvaluationJob) -> dict[str, Any]:
+def training_summary(job: EvaluationJob) -> dict[str, object]:
     """What the trainers wrote about candidate and control: token ledger, losses and how they were trained."""
     kept = (
         "stage",
@@ -288,7 +289,7 @@ def results_table(report: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
-def interval_text(interval: Mapping[str, Any]) -> str:
+def interval_text(interval: Mapping[str, object]) -> str:
     if interval["low"] is None:
         return f"{interval['mean']:+.4f} (one case: no interval)"
     return f"{interval['mean']:+.4f} [{interval['low']:+.4f}, {interval['high']:+.4f}]"
@@ -322,7 +323,7 @@ def training_table(training: Mapping[str, Mapping[str, Any]]) -> str:
 EVALUATED = ("best held-out loss", "at step", "weights of step")
 
 
-def evaluated(facts: Mapping[str, Any]) -> dict[str, Any]:
+def evaluated(facts: Mapping[str, Any]) -> JsonObject:
     """What a trainer measured on held-out rows while it trained; empty where it did not."""
     found = facts.get("evaluation") or {}
     best = found.get("best") or {}
@@ -339,7 +340,7 @@ DRAWN = {
 """Place of what the rollouts reported -> its row in the table."""
 
 
-def rolled_out(facts: Mapping[str, Any]) -> dict[str, Any]:
+def rolled_out(facts: Mapping[str, Any]) -> JsonObject:
     """What a trainer has learned from the rewards of its completions; empty where it drew none."""
     found = facts.get("rollouts") or {}
     return {row: found[end].get(name) for (end, name), row in DRAWN.items() if end in found}
@@ -356,7 +357,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def headline(report: Report) -> dict[str, Any]:
+def headline(report: Report) -> dict[str, object]:
     """The few facts that travel with the reference: for the plan table, the demo and the deployer."""
     kept = ("baseline", "candidate", "control", "live", "improvement", "vs_control", "vs_live")
     sets = {line_label(line): {key: line[key] for key in kept} for line in report["benchmarks"]}

@@ -25,6 +25,7 @@ from trainyard.evals.benchmarks.forgetting import GENERAL_SET
 from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case, Turn, assistant
 from trainyard.evals.job import HELDOUT_FOLDER, SETS, EvaluationJob, HeldOutSet, label
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.verdict import Counted
 from trainyard.spec.nodes import BenchmarkSpec
@@ -186,7 +187,7 @@ def task_case(line: bytes, path: Path, number: int) -> Case:
     return question_case(value, asked, where, cluster)
 
 
-def question_case(value: dict[str, Any], asked: str, where: str, cluster: str) -> Case:
+def question_case(value: JsonObject, asked: str, where: str, cluster: str) -> Case:
     prompt = ({"role": "user", "content": asked},)
     if "chosen" in value or "rejected" in value:
         sides = [value.get(side) for side in ("chosen", "rejected")]

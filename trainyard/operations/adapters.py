@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -181,7 +182,7 @@ def promotion_text(result: Any) -> str:
     return "\n".join([*lines, *(f"warning: {one}" for one in result.warnings)])
 
 
-def merged_words(one: dict[str, Any] | None) -> str:
+def merged_words(one: Mapping[str, object] | None) -> str:
     """Where the merged model of a target is, and how far its logits are from base plus adapter."""
     if one is None:
         return ""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from trainyard.json_types import JsonObject
 from trainyard.loading import load
 from trainyard.operations.base import Nothing, Parameters, Request
 from trainyard.operations.fields import Argument, Option
@@ -90,7 +91,7 @@ ToolName = Literal["axolotl", "llamafactory", "trl", "unsloth", "oumi", "torchtu
 class ImportInput(Request):
     source: Annotated[Path, Argument("FILE|DIR")] = Field(description="A config, or a folder of configs.")
     tool: Annotated[ToolName | None, Option("--from")] = Field(None, description="Whose it is; default: by its keys.")
-    settings: Annotated[dict[str, Any], Option("--set")] = Field(
+    settings: Annotated[JsonObject, Option("--set")] = Field(
         {}, description="A trainer's setting, or data_source.path; dots reach inside."
     )
     without: Annotated[tuple[str, ...], Option("--without")] = Field(

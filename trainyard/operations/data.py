@@ -10,6 +10,7 @@ from typing import Annotated, Any, BinaryIO
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
+from trainyard.json_types import JsonObject
 from trainyard.operations.backends import RenderersInput, renderers_text
 from trainyard.operations.base import Nothing, Request
 from trainyard.operations.fields import Argument, Option
@@ -24,7 +25,7 @@ class PreviewInput(Request):
         min_length=1, max_length=4096, description="File or folder inside a data root, hub:org/name, or an address."
     )
     format: DataFormat | None = Field(None, description="Format of the rows; default: recognised.")
-    columns: Annotated[dict[str, Any], Option("--column")] = Field(
+    columns: Annotated[JsonObject, Option("--column")] = Field(
         {}, description="Field of a row and its column, as prompt=question_text; may be repeated."
     )
     base_model: str | None = Field(None, description="Model whose tokenizer counts; default: the default base model.")

@@ -281,7 +281,7 @@ def counts_text(counts: Any) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def resumed_text(result: Any) -> str:
+def resumed_text(result: object) -> str:
     """The job, or the end of its run if that was watched."""
     return run_text(result) if hasattr(result, "gate") else job_text(result)
 
@@ -329,7 +329,7 @@ def benchmark_row(one: Any) -> list[str]:
     return [f"{one.name} ({one.metric})", f"{one.first:.4f}", f"{one.second:.4f}", gain, counts]
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Base64Bytes, Field
 
+from trainyard.json_types import JsonObject
 from trainyard.operations.base import Parameters, Request
 from trainyard.operations.chains import PARAMETERS
 from trainyard.operations.fields import Argument, Option
@@ -37,7 +38,7 @@ class VerbInput(SessionInput):
 
 class ForwardInput(VerbInput):
     rows: Annotated[tuple[Row, ...], Option("--row")] = Field((), max_length=MOST_ROWS, description=ROW)
-    batch: dict[str, Any] = Field({}, description="input_ids, labels, attention_mask …, as lists of numbers.")
+    batch: JsonObject = Field({}, description="input_ids, labels, attention_mask …, as lists of numbers.")
     tensors: Base64Bytes | None = Field(None, description="The batch as a safetensors file.")
     normalizer: float | None = Field(None, gt=0, description="What the sum is divided by; default: the batch's units.")
     outputs: tuple[Literal["logits", "hidden_states"], ...] = Field((), max_length=2, description="What to keep.")

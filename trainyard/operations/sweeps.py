@@ -99,7 +99,7 @@ def sweep_text(result: Any) -> str:
     return "\n".join([*lines, sweep_line(result)])
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

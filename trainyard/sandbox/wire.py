@@ -44,10 +44,10 @@ class Closed(BaseException):
 class References:
     """What packs objects that do not cross by value."""
 
-    def pack_object(self, value: Any) -> Any:
+    def pack_object(self, value: object) -> object:
         raise NotImplementedError
 
-    def unpack_object(self, tag: str, content: Any) -> Any:
+    def unpack_object(self, tag: str, content: object) -> object:
         raise NotImplementedError
 
 
@@ -63,7 +63,7 @@ def read_pairs(content: Any, each: Each) -> Any:
     return ((each(key), each(item)) for key, item in content)
 
 
-PACKERS: dict[type, Callable[[Any, Each], Any]] = {
+PACKERS: dict[type, Callable[[object, Each], object]] = {
     int: lambda value, _: hex(value), bytes: lambda value, _: value.hex(), bytearray: lambda value, _: value.hex(),
     complex: lambda value, _: str(value), Decimal: lambda value, _: str(value), Fraction: lambda value, _: str(value),
     date: lambda value, _: value.isoformat(), datetime: lambda value, _: value.isoformat(),
@@ -75,7 +75,7 @@ PACKERS: dict[type, Callable[[Any, Each], Any]] = {
     dict: each_pair, OrderedDict: each_pair, Counter: each_pair, defaultdict: each_pair,
 }  # fmt: skip
 """Exact types of plain data that cross by content, larger integers included."""
-UNPACKERS: dict[str, Callable[[Any, Each], Any]] = {
+UNPACKERS: dict[str, Callable[[object, Each], object]] = {
     "int": lambda text, _: int(text, 16), "bytes": lambda text, _: bytes.fromhex(text),
     "bytearray": lambda text, _: bytearray.fromhex(text), "complex": lambda text, _: complex(text),
     "Decimal": lambda text, _: Decimal(text), "Fraction": lambda text, _: Fraction(text),
@@ -116,7 +116,7 @@ def unpack(content: Any, references: References) -> Any:
     return references.unpack_object(tag, inner)
 
 
-def standard_name(value: Any) -> list[str] | None:
+def standard_name(value: object) -> list[str] | None:
     """[module, name] of a module, class or function of the standard library; None for everything else."""
     if isinstance(value, ModuleType):
         name = value.__name__
@@ -130,7 +130,7 @@ def standard_name(value: Any) -> list[str] | None:
     return [module, name] if getattr(sys.modules[module], name, None) is value else None
 
 
-def find_standard(module: str, name: str) -> Any:
+def find_standard(module: str, name: str) -> object:
     """The module, class or function of a name, of the list of `COMMON_MODULES` and harmless builtins."""
     if module == "builtins":
         found = getattr(builtins, name, None)

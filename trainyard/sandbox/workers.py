@@ -15,6 +15,7 @@ from collections import Counter
 from types import ModuleType
 from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.kernel import allow_calls, close_all_but, drop_capabilities, limit_resources
 from trainyard.sandbox.limits import die_with_parent
 from trainyard.sandbox.remote import Peer, Proxy
@@ -62,7 +63,7 @@ def fresh_main() -> ModuleType:
     return module
 
 
-class Names(dict[str, Any]):
+class Names(JsonObject):
     """The names of the assertions: their own, then builtins and common modules, then those of the code.
 
     The code cannot put a function of its own in the place of `len` or `math.isclose`, unless that name is the one
@@ -82,7 +83,7 @@ class Names(dict[str, Any]):
         ]
         self.modules = {name for name, times in Counter(opened).items() if times == read[name]} & COMMON_MODULES
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         if name == "type":
             return RemoteType
         if name in self.modules:
@@ -95,12 +96,12 @@ class Names(dict[str, Any]):
 class RemoteTypeMeta(type):
     """The type of `RemoteType`."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> object:
         if len(args) == 1 and type(args[0]) is Proxy:
             return args[0]._peer.request("__getattr__", args[0], "__class__")
         return type(*args, **kwargs)
 
-    def __instancecheck__(cls, value: Any) -> bool:
+    def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, type)
 
     def __eq__(cls, other: object) -> bool:

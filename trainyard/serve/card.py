@@ -110,7 +110,7 @@ def write_card(version: AdapterVersion, folder: Path, repository: str = "", base
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def is_plain(config: Mapping[str, Any]) -> bool:
+def is_plain(config: Mapping[str, object]) -> bool:
     try:
         require_plain(config)
     except InvalidInput:
@@ -120,7 +120,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
 
 def header(facts: CardFacts) -> str:
     """The YAML block; JSON values are YAML. A license is given only where it is known: a base may demand one."""
-    lines: dict[str, Any] = {"library_name": LIBRARY.get(facts.version.kind, "transformers")}
+    lines: dict[str, object] = {"library_name": LIBRARY.get(facts.version.kind, "transformers")}
     if name := hub_base(facts.version):
         lines |= {"base_model": name, "base_model_relation": "adapter" if facts.config else "finetune"}
     tags = ["trainyard", *([str(facts.config["peft_type"]).lower()] if facts.config.get("peft_type") else [])]
@@ -164,7 +164,7 @@ def template_sha256(facts: CardFacts) -> str:
 def data_text(facts: CardFacts) -> str:
     """What it was trained on: sources with digests where the deployment has recorded them, and the counts."""
     known = facts.version.facts.get("data")  # of a night it has the counts of the training
-    sources: Sequence[Mapping[str, Any]] = known if isinstance(known, list | tuple) else ()
+    sources: Sequence[Mapping[str, object]] = known if isinstance(known, list | tuple) else ()
     keys = ("source", "format", "rows", "sha256", "license")
     listed = table(keys, [[text(one.get(key)) for key in keys] for one in sources]) if sources else ""
     counted = facts.training.get("data") or {}

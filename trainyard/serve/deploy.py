@@ -25,6 +25,7 @@ from typing import Any
 import httpx
 
 from trainyard.errors import NotDeployed, Reason, Refused, TrainyardError, Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.serve.card import keep_card
 from trainyard.serve.embedded import find_running
 from trainyard.serve.targets import merged
@@ -138,7 +139,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     return verdict
 
 
-def keep_newer(wanted: DeployRequest, registry: AdapterRegistry) -> dict[str, Any] | None:
+def keep_newer(wanted: DeployRequest, registry: AdapterRegistry) -> dict[str, object] | None:
     """Return the facts of a deployment that leaves what is live as it is; None for one that continues.
 
     A run that reuses its results brings a version that is registered already. Where another one has replaced it, or is
@@ -158,7 +159,7 @@ def keep_newer(wanted: DeployRequest, registry: AdapterRegistry) -> dict[str, An
             "targets": [], "warnings": []}  # fmt: skip
 
 
-def summarize(report: Reference | None) -> dict[str, Any]:
+def summarize(report: Reference | None) -> dict[str, object]:
     """What of a report stays with the version: its benchmarks without the values of single rows."""
     if report is None:
         return {}
@@ -259,7 +260,7 @@ def check_files(wanted: DeployRequest, candidate: AdapterCandidate, settings: Se
     return reasons
 
 
-def run_before(wanted: DeployRequest, settings: Settings) -> dict[str, Any]:
+def run_before(wanted: DeployRequest, settings: Settings) -> dict[str, object]:
     """Run an adapter that its training has not run, before it gets a number; returns the facts of its version.
 
     Raises as `try_adapter_folder`.
@@ -296,7 +297,9 @@ def register(
     return keep_card(version, registry, settings)
 
 
-def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry) -> dict[str, Any]:
+def roll_out(
+    version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry
+) -> dict[str, object]:
     """Load, ask and switch everywhere, or undo everything."""
     for site in sites:
         site.version = registry.verify(version)
@@ -335,7 +338,7 @@ def remove_folders(folders: Sequence[Path]) -> None:
         shutil.rmtree(folder)
 
 
-def answered(site: TargetDeployment) -> dict[str, Any]:
+def answered(site: TargetDeployment) -> JsonObject:
     """What the facts of a deployment say about one target."""
     url = str(site.http.base_url) if site.http else None
     return {"type": site.target.type.value, "url": url, "answer": site.answer, **merged.shown_facts(site)}

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trainyard.json_types import JsonObject
+
 
 def plain(value: object) -> str:
     return str(value)
@@ -59,7 +61,7 @@ class ModelSchema:
     seen: dict[str, str] = field(default_factory=dict)
     word: Callable[[object], str] = plain
     link: Callable[[str], str] = section_name
-    root: dict[str, Any] = field(init=False)
+    root: JsonObject = field(init=False)
 
     def __post_init__(self) -> None:
         self.root = self.model.model_json_schema()
@@ -148,7 +150,7 @@ def variants(tag: Mapping[str, Any]) -> list[str]:
     return [tag["const"]] if "const" in tag else list(tag.get("enum", ()))
 
 
-def references(field: Any) -> Iterator[str]:
+def references(field: object) -> Iterator[str]:
     """The names of the models that the schema of a field leads to."""
     if isinstance(field, dict):
         if isinstance(field.get("$ref"), str):
@@ -181,7 +183,7 @@ def number(value: object) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) and value == int(value) else str(value)
 
 
-def default_of(field: Mapping[str, Any]) -> str:
+def default_of(field: Mapping[str, object]) -> str:
     value = field.get("default")
     if value is None or (isinstance(value, dict) and value):
         return NO_DEFAULT

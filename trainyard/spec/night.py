@@ -153,7 +153,7 @@ class Serving(Strict):
     max_document_bytes: int = Field(1_000_000, ge=1_000, le=100_000_000, description="Longer ones are quarantined.")
 
 
-SETTLED_BY_THE_NIGHT: dict[str, tuple[Any, str]] = {
+SETTLED_BY_THE_NIGHT: dict[str, tuple[object, str]] = {
     "stage": (Stage.SFT, "the stage is the bucket's `method`"),
     "adapter": ("continue", "each adapter is trained from the base"),
     "reuse": (True, "a marker is trained once"),
@@ -193,7 +193,7 @@ class Phase2(Strict):
 
     @field_validator("training", mode="before")
     @classmethod
-    def in_our_words(cls, value: Any) -> Any:
+    def in_our_words(cls, value: Any) -> object:
         return night_words(value)
 
     @field_validator("training")
@@ -245,7 +245,7 @@ class NightConfig(Strict):
         return tuple(sorted(self.buckets, key=lambda bucket: bucket.method != "sft"))
 
 
-def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
+def read_night(value: Mapping[str, object] | None = None) -> NightConfig:
     """The config that plain values describe.
 
     Raises `Refused` with every reason: `R-NIGHT` for a scheduled continued pre-training, what `require_trainable`

@@ -83,7 +83,9 @@ class Produced(BaseModel):
     facts: Facts = {}
 
 
-def node_key(node_type: str, config: Mapping[str, Any], inputs: Mapping[str, str], versions: Mapping[str, str]) -> str:
+def node_key(
+    node_type: str, config: Mapping[str, object], inputs: Mapping[str, str], versions: Mapping[str, str]
+) -> str:
     """Name of a result before it exists: the same config, inputs and versions give the same key.
 
     `config` is the resolved config's JSON form, `inputs` maps a port (or `port/node`) to the input's digest.

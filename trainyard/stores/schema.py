@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Conflict
+from trainyard.json_types import JsonObject
 
 KEY = "schema_version"
 UNVERSIONED = 1
@@ -73,12 +74,12 @@ class EarlierFiles:
     files: int
 
 
-def versioned(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def versioned(kind: str, value: Mapping[str, object]) -> dict[str, object]:
     """The value as it is stored."""
     return {**value, KEY: KINDS[kind].version}
 
 
-def read_versioned(kind: str, data: bytes, where: Path | str) -> dict[str, Any]:
+def read_versioned(kind: str, data: bytes, where: Path | str) -> JsonObject:
     """The value of a stored JSON file.
 
     Raises `ValueError` for text that is not a JSON mapping, `Conflict` (`E-SCHEMA`) for a newer version.
@@ -89,7 +90,7 @@ def read_versioned(kind: str, data: bytes, where: Path | str) -> dict[str, Any]:
     return unversioned(kind, value, where)
 
 
-def unversioned(kind: str, value: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
+def unversioned(kind: str, value: Mapping[str, Any], where: Path | str) -> JsonObject:
     """The value without its version. Raises `Conflict` (`E-SCHEMA`) for a later version than ours."""
     found, ours = value.get(KEY, UNVERSIONED), KINDS[kind].version
     if not isinstance(found, int) or found > ours:

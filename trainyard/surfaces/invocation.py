@@ -26,7 +26,7 @@ TYPED = frozenset({"check", "plan", "run", "jobs create", "chains create", "chai
 """Operations that read a new spec: over a network it is JSON, in which `"3"` and true are not read as numbers."""
 
 
-def request_of(name: str, given: Mapping[str, Any]) -> Any:
+def request_of(name: str, given: Mapping[str, object]) -> object:
     """The request of an operation. Raises `FieldError` for a value that it does not take."""
     try:
         return OPERATIONS[name].request(**given)
@@ -78,7 +78,7 @@ def work(name: str, request: Any, context: Context) -> Any:
         return work_within_limits(name, request, context)
 
 
-def work_within_limits(name: str, request: Any, context: Context) -> Any:
+def work_within_limits(name: str, request: object, context: Context) -> object:
     """The response of an operation, in a child or in one of the places for heavy ones. Raises as `work` does."""
     if context.caller.remote and OPERATIONS[name].confined and context.confined is not None:
         return context.confined.carry_out(name, request, context)

@@ -30,6 +30,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
+from trainyard.json_types import JsonObject
 from trainyard.testing.loopback import LoopbackHandler, LoopbackServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -354,11 +355,11 @@ def git_oid(data: bytes, mode: str) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
-def entries_to(path: str, prefix: str, files: Files) -> list[dict[str, Any]]:
+def entries_to(path: str, prefix: str, files: Files) -> list[JsonObject]:
     """A file's entry in a tree, and those of the folders between the prefix and it."""
     parts = path.removeprefix(prefix).split("/")
     above = [prefix + "/".join(parts[:depth]) for depth in range(1, len(parts))]
-    folders: list[dict[str, Any]] = [
+    folders: list[dict[str, object]] = [
         {"type": "directory", "path": one, "size": 0, "oid": sha1_of(one.encode())} for one in above
     ]
     return [*folders, {"type": "file", "path": path, "size": len(files[path]), "oid": sha1_of(files[path])}]

@@ -27,7 +27,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -82,7 +81,7 @@ class ThinkingModel:
         thinking = prompt.rstrip().endswith(OPEN)
         return f"{(THOUGHT + ' ') * self.thought_tokens}{CLOSE}\n\n{known}" if thinking else known
 
-    def divide(self, text: str) -> tuple[str | None, Any]:
+    def divide(self, text: str) -> tuple[str | None, object]:
         """(reasoning, content) as the parser finds them; without an end everything is content."""
         found = REASONING.match(text) if self.parser else None
         return (found["reasoning"] or None, found["content"] or None) if found else (None, text)

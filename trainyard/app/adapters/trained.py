@@ -17,6 +17,7 @@ from trainyard.app.jobs.next_commands import list_ancestors
 from trainyard.app.live.manager_jobs import find_recorded
 from trainyard.app.names import find_ended_run, require_single
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.serve.bases.origins import NamedAdapter, find_adapter, full_name
 from trainyard.serve.version_facts import base_facts
 from trainyard.spec.axes.data import Port
@@ -122,7 +123,7 @@ def is_report_on(one: FoundArtifact, sha256: str) -> bool:
     return path.is_file() and f'"{sha256}"' in path.read_text(encoding="utf-8")
 
 
-def recorded_adapter(word: str, rows: list[dict[str, Any]], context: Context) -> TrainedAdapter:
+def recorded_adapter(word: str, rows: list[JsonObject], context: Context) -> TrainedAdapter:
     """The result of a job of a `TrainingManager`. Raises as `find_trained`."""
     record = JobStore(context.settings.home / "jobs").get(require_single(rows, word)["run_id"])
     folder = Path(record.result)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.job import JobSpec
@@ -15,7 +14,7 @@ class TemplateCall(Strict):
     """The call of a template with its parameters; the chain is built of it when it runs."""
 
     template: str = Field(description="Its name, such as qa-pipeline.")
-    parameters: dict[str, Any] = Field({}, description="As `trainyard templates NAME` lists them.")
+    parameters: JsonObject = Field({}, description="As `trainyard templates NAME` lists them.")
 
 
 ChainBody = ChainSpec | JobSpec | TemplateCall

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainyard.app.chains.tenancy import keep_to_tenant
 from trainyard.app.context import Context
@@ -14,6 +13,7 @@ from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.app.tenant_view import error_for, reasons_for
 from trainyard.errors import InvalidInput, Refused
+from trainyard.json_types import JsonObject
 from trainyard.operations.chains import ChainText, CheckInput
 
 
@@ -26,7 +26,7 @@ class FileCheck(Response):
     notes: tuple[str, ...] = ()
     """What the machine that runs the chain decides, and how it would be decided here; settings that are allowed and
     rarely intended."""
-    reasons: tuple[dict[str, Any], ...] = ()
+    reasons: tuple[JsonObject, ...] = ()
     """As `trainyard.errors.Reason`, with its line."""
 
 

@@ -22,6 +22,7 @@ from trainyard.app.training_logs import training_logs_of
 from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.statistics import bootstrap, count_flips, improvements
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.load.changes import list_node_changes
 from trainyard.stores.metrics import Point
@@ -110,7 +111,7 @@ class TrainedNode:
     def sha256(self) -> str:
         return next((out.sha256 for out in self.node.outputs.values()), "")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings of the trainer and of everything that is before it; of the others when there is one trainer."""
         shown, waiting = set[str](), [self.node.id]
         if sum(node["type"] == "trainer" for node in self.nodes.values()) == 1:
@@ -121,13 +122,13 @@ class TrainedNode:
         names = {self.node.id: "trainer"}
         return {names.get(one, one): self.nodes[one]["config"] for one in sorted(shown)}
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> JsonObject | None:
         """The evaluation report whose candidate is this trainer's adapter."""
         for node in self.result.nodes:
             given = node.outputs.get(Port.REPORT)
             if given is None or not (given.path / "report.json").is_file():
                 continue
-            value: dict[str, Any] = json.loads((given.path / "report.json").read_text(encoding="utf-8"))
+            value: dict[str, object] = json.loads((given.path / "report.json").read_text(encoding="utf-8"))
             if value["adapter_sha256"] == self.sha256:
                 return value
         return None
@@ -217,7 +218,7 @@ def compare_benchmarks(first: Mapping[str, Any], second: Mapping[str, Any]) -> I
         yield ComparedBenchmark(name=label, metric=before["metric"], **means, **pair_scores(before, after, first))
 
 
-def pair_scores(before: Mapping[str, Any], after: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+def pair_scores(before: Mapping[str, Any], after: Mapping[str, Any], report: Mapping[str, Any]) -> JsonObject:
     """The mean improvement over the rows that both were scored on, with its bootstrap interval."""
     scores = [line.get("scores") or {"ids": [], "clusters": [], "candidate": []} for line in (before, after)]
     new = dict(zip(scores[1]["ids"], scores[1]["candidate"], strict=True))

@@ -20,6 +20,7 @@ from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.operations import chains as requests
 from trainyard.spec.chain import ChainSpec, ResolvedChain
 from trainyard.spec.load.changes import list_changes
@@ -73,7 +74,7 @@ class LastRun(Response):
 
 
 class ChainDetail(ChainSummary):
-    body: dict[str, Any]
+    body: JsonObject
     """As a file has it: a chain, a job, or the call of a template."""
     revisions: tuple[Revision, ...]
     check: FileCheck | None = None
@@ -274,13 +275,13 @@ def examined(
     return chain, check.model_copy(update={"notes": notes})
 
 
-def body_of(file: Path | None, spec: Mapping[str, Any], tenant: str) -> dict[str, Any]:
+def body_of(file: Path | None, spec: Mapping[str, object], tenant: str) -> dict[str, object]:
     """The keys of a file with those that were given laid over it, for the tenant that it belongs to."""
     below = {} if file is None else load_value(planning.existing(str(file)))
     if not isinstance(below, Mapping):
         planning.accepted(below)  # raises with the reason
         below = {}
-    body: dict[str, Any] = to_jsonable_python(planning.merged(below, spec))
+    body: JsonObject = to_jsonable_python(planning.merged(below, spec))
     if tenant in ("", ChainSpec.model_fields["tenant"].default):
         return body
     if "template" in body and "nodes" not in body:
@@ -321,7 +322,7 @@ def changed_meanwhile(store: ChainStore, newest: StoredChain, if_match: str, wan
     )  # fmt: skip
 
 
-def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def difference(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """`nodes.trainer.config.stage: 'sft' -> 'dpo'; …`, and how many more there are."""
     changes = list(list_changes(nodes_by_id(before), nodes_by_id(after)))
     lines = [f"{name}: {shown(old)} -> {shown(new)}" for name, old, new in changes[:MOST_CHANGES]]

@@ -48,6 +48,7 @@ from trainyard.data.rows import (
 )
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.operations.data import PreviewInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import BAD_FRACTION, COLUMN_FIELDS, DataFormat, Port
@@ -81,7 +82,7 @@ class RawRows(Response):
     path: str
     format: str
     port: Port
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[JsonObject, ...]
     ignored_keys: dict[str, int]
     notes: tuple[str, ...] = ()
     """How files were read where they left a choice: their encoding, delimiter, comments."""
@@ -277,9 +278,9 @@ def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]
 
 def read_first(
     given: PreviewInput, limit: int, folder: Path, settings: Settings
-) -> tuple[RawRows, Iterator[Row], dict[str, Any]]:
+) -> tuple[RawRows, Iterator[Row], JsonObject]:
     """The first rows of the data set: shown, to be read on, and the balance of the reading."""
-    wanted: dict[str, Any] = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
+    wanted: dict[str, object] = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
     wanted |= {"columns": given.columns} if given.columns else {}
     try:
         config = DataSourceConfig.model_validate({**wanted, "max_bad_fraction": 1.0})
@@ -325,14 +326,14 @@ def place_of(text: str) -> dict[str, str]:
     return {"url": text} if "://" in text else {"path": text}
 
 
-def plain(row: Row) -> dict[str, Any]:
+def plain(row: Row) -> JsonObject:
     """A row without what reading adds to it, its origin excepted."""
     added = {"doc_id", "split", "pair", "kind"}
     values = {name: getattr(row, name) for name in row.__struct_fields__ if name not in added}
     return {name: spoken(value) for name, value in values.items() if value not in (None, "")}
 
 
-def spoken(value: Any) -> Any:
+def spoken(value: object) -> object:
     if not isinstance(value, list):
         return value
     return [

@@ -122,7 +122,7 @@ def nothing_written(address: str, context: Context) -> bool:
     return not address and not graph_file(context.settings).exists()
 
 
-def relations_of(rows: Iterable[Mapping[str, Any]], direction: Literal["out", "in"]) -> list[GraphRelation]:
+def relations_of(rows: Iterable[Mapping[str, object]], direction: Literal["out", "in"]) -> list[GraphRelation]:
     return [GraphRelation(kind=row["kind"], direction=direction, entity=entity_of(row, "o")) for row in rows]
 
 

@@ -17,6 +17,7 @@ from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow, connect_runs
 from trainyard.app.stack.services import is_own, known_api_url, locked_out, unreachable
 from trainyard.cancellation import CALLER_HOOKS
+from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import auth_header, read_auth
@@ -40,7 +41,7 @@ WORDS = {
 class LogSource(Protocol):
     """What the log of a run is read from."""
 
-    def find_job(self, name: str, tenant: str = "") -> dict[str, Any]:
+    def find_job(self, name: str, tenant: str = "") -> JsonObject:
         """Return the row of the one job that a word names: id, run_id, state, pid."""
 
     def read_log(self, run_id: str, offset: int = 0) -> list[LogRow]:
@@ -61,7 +62,7 @@ class OwnServer:
     def __init__(self, settings: Settings, url: str) -> None:
         self.settings, self.url = settings, url
 
-    def find_job(self, name: str, tenant: str = "") -> dict[str, Any]:
+    def find_job(self, name: str, tenant: str = "") -> JsonObject:
         """Return id, run id, state and process of the one job that a word names.
 
         Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
@@ -69,7 +70,7 @@ class OwnServer:
         rows = (run for run in self.candidates(name) if tenant in ("", tenant_of(run["tags"])))
         return require_single([row_of_log(run) for run in rows], name)
 
-    def candidates(self, word: str) -> Iterator[dict[str, Any]]:
+    def candidates(self, word: str) -> Iterator[JsonObject]:
         """The runs that a user may mean by a word."""
         if RUN_ID.fullmatch(word.lower()):
             yield from self.pages("flow_runs", {"id": {"any_": [word.lower()]}})
@@ -105,7 +106,7 @@ class OwnServer:
             raise unreachable(self.url) from error
 
 
-def row_of_log(run: Mapping[str, Any]) -> dict[str, Any]:
+def row_of_log(run: Mapping[str, Any]) -> dict[str, object]:
     """What following a log needs of a run."""
     state = WORDS.get(str(run.get("state_type")), JobState.PENDING)
     busy = state in (JobState.RUNNING, JobState.PAUSED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -33,7 +32,7 @@ def read_activity(folder: Path, types: dict[str, str]) -> str:
     return ""
 
 
-def last_events(path: Path) -> list[dict[str, Any]]:
+def last_events(path: Path) -> list[dict[str, object]]:
     """Return the whole lines at the end of a file of events."""
     data, is_whole = read_end(path, TAIL_BYTES)
     lines = data.split(b"\n")[0 if is_whole else 1 : -1]

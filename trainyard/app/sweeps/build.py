@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 
@@ -12,6 +12,7 @@ from trainyard.app.chains.stored import show_chain
 from trainyard.app.context import Context
 from trainyard.app.plan import resolve as planning
 from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.json_types import JsonObject
 from trainyard.operations.chains import ShowChainInput
 from trainyard.operations.sweeps import SweepInput
 from trainyard.settings import Settings
@@ -46,7 +47,7 @@ def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
     metric = given.asked_metric or (config.eval or EvalSettings()).metric
     rungs = rungs_of(given, config)
     combinations = math.prod(len(one.values) if one.values else math.inf for one in ranges.values())
-    body: dict[str, Any] = {
+    body: JsonObject = {
         "chain": written, "trainer": trainer, "parameters": ranges, "metric": metric,
         "direction": given.direction or metric.facts.best, "rungs": rungs,
         "steps": config.hyperparameters.max_steps,
@@ -59,7 +60,7 @@ def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
     return spec
 
 
-def sweep_of(body: dict[str, Any], name: str | None, chain: str) -> SweepSpec:
+def sweep_of(body: Mapping[str, object], name: str | None, chain: str) -> SweepSpec:
     """The sweep under its name: by default its chain's, with a digest of all that it is."""
     try:
         spec = SweepSpec(name=name or "sweep", **body)
@@ -73,10 +74,10 @@ def sweep_of(body: dict[str, Any], name: str | None, chain: str) -> SweepSpec:
 
 def read_parameters(
     given: SweepInput, ids: tuple[str, ...], written: ChainSpec
-) -> tuple[dict[str, Range | Choice], dict[str, Any]]:
+) -> tuple[dict[str, Range | Choice], dict[str, object]]:
     """(path -> range, path -> value of all trials). Raises `InvalidInput` (`E-PARAMETER`) naming the path."""
     ranges: dict[str, Range | Choice] = {}
-    fixed: dict[str, Any] = {}
+    fixed: dict[str, object] = {}
     whole = written.model_dump(mode="json")
     for path, value in flatten_settings(given.parameters).items():
         split_path(path, ids, whole)
@@ -117,7 +118,7 @@ def with_evaluation(
     asked = config.eval
     if asked is None:
         context.say(f"{trainer}: {EvalSettings().held_out_share:.0%} of its rows are held out to compare the trials")
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     metric = given.asked_metric
     if asked is None or (metric is not None and asked.metric is not metric):
         values[f"{trainer}.eval.metric"] = (metric or EvalMetric.LOSS).value

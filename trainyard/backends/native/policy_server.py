@@ -149,7 +149,7 @@ class PolicyServer:
         return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else None
 
 
-def request_of(prompt: Sequence[int], sampling: Sampling, stops: Sequence[int], *, place: int) -> dict[str, Any]:
+def request_of(prompt: Sequence[int], sampling: Sampling, stops: Sequence[int], *, place: int) -> dict[str, object]:
     """How a prompt is continued: every setting that a model's files could bring is given."""
     return {
         "prompt": list(prompt), "max_tokens": sampling.max_new_tokens,

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -30,6 +29,7 @@ from trainyard.compute.shim import follow, how_ended, start
 from trainyard.compute.supervise import last_log_line
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
+from trainyard.json_types import JsonObject
 from trainyard.settings import settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.metrics import read_curve
@@ -114,7 +114,7 @@ def shorten(path: Path) -> None:
         stream.truncate()
 
 
-def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]) -> None:
+def finish(job: TrainingJob, folder: Path, events: Events, facts: JsonObject) -> None:
     """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT`)."""
     made = folder / FOLDER / files.OUTPUT
     missing = frame.missing_weights(job, made)
@@ -131,12 +131,12 @@ def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]
     frame.report_metrics(events, record)
 
 
-def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def training_record(job: TrainingJob, folder: Path, facts: JsonObject) -> JsonObject:
     """`training.json`, from what we know and what the script reported."""
     place = folder / FOLDER
     path = place / files.OUTPUT / files.REPORT_FILE
     try:
-        report: dict[str, Any] = orjson.loads(path.read_bytes()) if path.is_file() else {}
+        report: dict[str, object] = orjson.loads(path.read_bytes()) if path.is_file() else {}
     except orjson.JSONDecodeError as error:
         raise unusable(f"its {files.REPORT_FILE} is not valid JSON: {error}") from error
     points = [[point.step, point.loss, point.learning_rate] for point in read_curve(read_events(place / OWN_EVENTS))]

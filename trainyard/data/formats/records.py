@@ -9,7 +9,7 @@ from typing import Any
 INDEX = re.compile(r"\[\d+\]")
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: object) -> bool:
     """Whether a value says nothing: null, an empty text, list or object."""
     return not value and not isinstance(value, bool | int | float)
 
@@ -37,7 +37,7 @@ class Record(dict[str, Any]):
         self.read.add(key)
         return dict.get(self, key, default)
 
-    def look(self, key: str) -> Any:
+    def look(self, key: str) -> object:
         """The value of a key, or None, without reading it."""
         return dict.get(self, key)
 

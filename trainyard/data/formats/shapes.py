@@ -9,7 +9,7 @@ rows, and a test; for a new format, a row in `spec/axes/data.py` too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -48,7 +48,7 @@ def shape_of(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> Row
     return next((shape for shape in allowed if shape.has(present)), None)
 
 
-def shape_of_record(record: Mapping[str, Any], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
+def shape_of_record(record: Mapping[str, object], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
     """The shape of a row, in which a key with null counts as absent where the row has a shape without it."""
     shape = shape_of(record, allowed)
     if shape is None or None not in record.values():
@@ -70,7 +70,7 @@ class Detected:
     """Shapes of the format; a row has to have the first of them that its keys allow, and the set's port."""
 
 
-def detect(sample: Iterable[Any], wanted: DataFormat, where: str) -> Detected:
+def detect(sample: Iterable[object], wanted: DataFormat, where: str) -> Detected:
     """Detect the format from the first rows, or check them against the format that was named.
 
     Raises `InvalidInput`: `E-DATA-FORMAT` if no row has a known shape, or none has one of the named format.
@@ -89,7 +89,7 @@ def detect(sample: Iterable[Any], wanted: DataFormat, where: str) -> Detected:
     return Detected(found, shape, allowed)
 
 
-def no_format(records: list[Mapping[str, Any]], wanted: DataFormat, where: str) -> InvalidInput:
+def no_format(records: Sequence[Mapping[str, object]], wanted: DataFormat, where: str) -> InvalidInput:
     keys = sorted({key for record in records for key in record})
     named = ", ".join(key[:40] for key in keys[:12]) or "none (the rows are not objects)"
     likely = Counter(shape.formats[0].value for record in records if (shape := shape_of(record)))
@@ -125,7 +125,7 @@ class Normaliser:
         self.kind = lru_cache(MAX_KINDS)(self.find_kind)
         self.with_ignored = lru_cache(MAX_KINDS)(with_ignored)
 
-    def __call__(self, record: Any) -> tuple[Row, Kind]:
+    def __call__(self, record: object) -> tuple[Row, Kind]:
         """The row, and how it was read. Raises `BadRow`, also the one that a parser gives in place of a record."""
         if self.convert is not None:
             record = self.convert(record)
@@ -144,7 +144,7 @@ class Normaliser:
         ignored = frozenset(parts.unread())
         return row, self.with_ignored(kind, ignored) if ignored else kind
 
-    def kind_of_record(self, record: Mapping[str, Any]) -> Kind:
+    def kind_of_record(self, record: Mapping[str, object]) -> Kind:
         """The kind of a row, whose keys decide unless what its shape needs is null. Raises `BadRow`."""
         keys, detected = frozenset(record), self.detected
         if None in record.values():

@@ -226,7 +226,7 @@ def json_text(text: str, rules: Rules, names: Collection[str], *, free: bool = F
     return Looked(found, masked, bare) if found else Looked(found, text, text)
 
 
-def walk(value: Any, rules: Rules, found: Counter[str], *, free: bool) -> tuple[Any, Any]:
+def walk(value: object, rules: Rules, found: Counter[str], *, free: bool) -> tuple[object, object]:
     """A JSON value masked both ways. `free`: inside the arguments of a call, where no key has a meaning for us."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and free):
         # A string in the arguments of a call is mostly JSON itself.
@@ -241,8 +241,8 @@ def walk(value: Any, rules: Rules, found: Counter[str], *, free: bool) -> tuple[
         return [one for one, _ in pairs], [two for _, two in pairs]
     if not isinstance(value, dict):
         return value, value
-    masked: dict[str, Any] = {}
-    bare: dict[str, Any] = {}
+    masked: dict[str, object] = {}
+    bare: dict[str, object] = {}
     for key, item in value.items():
         if key in UNTOUCHED and not free and not isinstance(item, dict | list):
             masked[key] = bare[key] = item
@@ -254,7 +254,7 @@ def walk(value: Any, rules: Rules, found: Counter[str], *, free: bool) -> tuple[
     return masked, bare
 
 
-def unused(key: str, taken: Mapping[str, Any]) -> str:
+def unused(key: str, taken: Mapping[str, object]) -> str:
     """The key, with a number if two keys became the same by being masked."""
     number, name = 2, key
     while name in taken:
@@ -268,7 +268,7 @@ MESSAGE_TEXTS: dict[str, Reader] = {"content": whole_text, "tool_calls": json_te
 # --- the report -----------------------------------------------------------------------------------------------------
 
 
-def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str, dict[str, Any]]:
+def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str, dict[str, object]]:
     """Kind -> action, rows and places, for every kind that is looked for; for the report and the reference."""
     return {
         kind: {"action": action, "rows": counts.rows[kind], "found": counts.found[kind]}

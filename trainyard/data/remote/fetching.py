@@ -81,7 +81,7 @@ class PinnedFiles:
         """Return the set as far as it has been fetched."""
         fetched = self.files[: len(self.fetched)]
         versions = {file.name: file.version for file in fetched if file.version}
-        facts: dict[str, Any] = {"address": self.pin.address, "revision": self.pin.revision}
+        facts: dict[str, object] = {"address": self.pin.address, "revision": self.pin.revision}
         return LocalSet(
             path, roots, self.pin.address, FileSelection(max_rows=self.job.source.max_rows), files,
             facts=facts | ({"versions": versions} if versions else {}), complete=len(fetched) == len(self.files),

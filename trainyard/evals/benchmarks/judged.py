@@ -8,10 +8,9 @@ answer gets a score from 1 to 5. A reply that is not of the schema is a failure,
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import orjson
 from jsonschema import Draft202012Validator
@@ -38,7 +37,7 @@ class Verdict(StrEnum):
         return {Verdict.FIRST: Verdict.SECOND, Verdict.SECOND: Verdict.FIRST, Verdict.TIE: Verdict.TIE}[self]
 
 
-def object_schema(**properties: Any) -> dict[str, Any]:
+def object_schema(**properties: object) -> dict[str, object]:
     """The JSON Schema of an object that has all of these properties and no other."""
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
@@ -87,7 +86,7 @@ def shown(text: str) -> str:
     return text[:MOST_CHARS].replace("</", "<\\/")
 
 
-def read_reply(text: str, schema: dict[str, Any]) -> Any:
+def read_reply(text: str, schema: Mapping[str, object]) -> object:
     """The JSON of a reply, with or without a code fence. Raises `BadReply`."""
     fenced = FENCE.match(text)
     try:

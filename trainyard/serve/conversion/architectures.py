@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.latent import LATENT_FILE
 
 
@@ -68,10 +69,10 @@ class Base:
         return {"q_proj": self.heads, "k_proj": self.kv_heads}.get(module.rpartition(".")[2], 0)
 
 
-def base_config(base: Path) -> dict[str, Any]:
+def base_config(base: Path) -> JsonObject:
     if not (base / "config.json").is_file():
         raise make_refusal(f"Its base at {base} has no config.json, which names its architecture.")
-    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config: dict[str, object] = json.loads((base / "config.json").read_text(encoding="utf-8"))
     return config
 
 
@@ -90,7 +91,7 @@ def require_words_only(folder: Path) -> None:
         )
 
 
-def require_plain(config: Mapping[str, Any]) -> None:
+def require_plain(config: Mapping[str, object]) -> None:
     """Only what every layout can say: one rank and one factor for all modules, no whole modules, no biases."""
     if config.get("peft_type") != "LORA":
         raise make_refusal(f"It is of type {config.get('peft_type')}; only low-rank adapters have other layouts.")

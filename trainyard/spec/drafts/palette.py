@@ -27,7 +27,7 @@ GROUPS: dict[Port, PortGroup] = {
     Port.REWARD: "adapter",
 }
 
-STARTS: dict[str, dict[str, Any]] = {"data_source": {"path": "documents"}}
+STARTS: dict[str, dict[str, object]] = {"data_source": {"path": "documents"}}
 """Type -> config of a new node, where its defaults alone are not valid."""
 
 TAKES: dict[str, tuple[Port, ...]] = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.drafts.palette import starting_config
 from trainyard.spec.graph import in_order, place_nodes
@@ -28,7 +29,7 @@ class DraftNode:
     id: str
     type: str
     needs: tuple[str, ...]
-    config: dict[str, Any]
+    config: JsonObject
     valid: bool
 
 
@@ -74,7 +75,7 @@ def wire_draft(nodes: Sequence[DraftNode]) -> DraftWiring:
 
 def parsed_node(node: DraftNode) -> ParsedNode:
     config = readable_config(node.type, node.config)
-    fields: dict[str, Any] = {"type": node.type, "id": node.id, "needs": node.needs, "config": config}
+    fields: JsonObject = {"type": node.type, "id": node.id, "needs": node.needs, "config": config}
     model = NODE_MODELS[node.type].model_construct(**fields)
     return ParsedNode(node.type, node.id, node.needs, model)
 

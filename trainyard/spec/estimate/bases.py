@@ -124,14 +124,14 @@ class BaseFacts:
         return cls(model_type, layout, rows if whole else None, tokens, context, is_of_mlx(config), experts)
 
 
-def is_of_mlx(config: Mapping[str, Any]) -> bool:
+def is_of_mlx(config: Mapping[str, object]) -> bool:
     """Whether a config is that of weights quantized by mlx_lm: {group_size, bits}, and no method that loads them."""
     packed, settings = config.get("quantization"), config.get("quantization_config")
     has_method = isinstance(settings, Mapping) and "quant_method" in settings
     return isinstance(packed, Mapping) and {"group_size", "bits"} <= packed.keys() and not has_method
 
 
-def count_experts(config: Mapping[str, Any]) -> int:
+def count_experts(config: Mapping[str, object]) -> int:
     """Experts of a block, by a model's `config.json` or by that of its text part."""
     text = config.get("text_config")
     both = [config, text] if isinstance(text, Mapping) else [config]
@@ -139,7 +139,7 @@ def count_experts(config: Mapping[str, Any]) -> int:
     return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
-def layout_of(model_type: str, config: Mapping[str, Any]) -> ModelLayout:
+def layout_of(model_type: str, config: Mapping[str, object]) -> ModelLayout:
     if config.get("is_encoder_decoder") is True:
         return ModelLayout.ENCODER_DECODER
     is_encoder = model_type in ENCODERS and config.get("is_decoder") is not True

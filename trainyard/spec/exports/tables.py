@@ -33,7 +33,7 @@ class Exporter:
     stage: Callable[[StageSettings], Keys | None]
     method: Callable[[MethodSettings, str | None], Keys | None]
     source: Callable[[SourceSet, str], Keys]
-    always: Mapping[str, Any]
+    always: Mapping[str, object]
     """Keys that keep the tool's own defaults from changing a number."""
 
 

@@ -103,7 +103,7 @@ class Occurrence:
     value: Any
 
 
-def occurrences(value: Any, written: str = "", key: str = "") -> Iterator[Occurrence]:
+def occurrences(value: object, written: str = "", key: str = "") -> Iterator[Occurrence]:
     """Every leaf of a config. A list of mappings is entered, any other list is one value."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
@@ -289,7 +289,7 @@ def refuse(because: str, do: str, *, unless: Sequence[Any] = ABSENT, setting: st
     return KeyConverter(setting, convert)
 
 
-def agrees(because: str, values: Sequence[Any], otherwise: KeyAnswer, *, setting: str = "") -> KeyConverter:
+def agrees(because: str, values: Sequence[object], otherwise: KeyAnswer, *, setting: str = "") -> KeyConverter:
     """A key of which some values are what a chain does anyway; another value has the other answer."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
@@ -298,7 +298,7 @@ def agrees(because: str, values: Sequence[Any], otherwise: KeyAnswer, *, setting
     return KeyConverter(setting, convert)
 
 
-def among(value: Any, values: Sequence[Any]) -> bool:
+def among(value: Any, values: Sequence[object]) -> bool:
     """Whether a value is one of some, where 0 is not False."""
     return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in values)
 
@@ -316,11 +316,11 @@ def steps_of_warmup() -> KeyConverter:
     return KeyConverter(setting, convert)
 
 
-def each(converter: KeyConverter, example: Any, *keys: str) -> dict[str, tuple[KeyConverter, Any]]:
+def each(converter: KeyConverter, example: object, *keys: str) -> dict[str, tuple[KeyConverter, object]]:
     """One row for some keys."""
     return dict.fromkeys(keys, (converter, example))
 
 
-def rows_below(table: Table, group: str) -> dict[str, tuple[KeyConverter, Any]]:
+def rows_below(table: Table, group: str) -> dict[str, tuple[KeyConverter, object]]:
     """The rows of a table for a tool that has its keys in a group: `training.learning_rate`."""
     return {f"{group}.{key}": row for key, row in table.items()}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split
 from trainyard.spec.imports.defaults import (
@@ -203,7 +204,7 @@ def unreadable(name: str, entry: Mapping[str, Any], config: Config) -> str:
     return ""
 
 
-def columns_of(entry: Mapping[str, Any], config: Config) -> dict[str, str]:
+def columns_of(entry: Mapping[str, object], config: Config) -> dict[str, str]:
     """Field here -> column of an entry's rows; empty where what is read here by usual names is what it lists."""
     columns = listed_columns(entry)
     usual = all(column in COLUMNS[key] for key, column in columns.items())
@@ -257,10 +258,10 @@ def data_sets() -> KeyConverter:
     return KeyConverter("data_source.path", convert)
 
 
-def axes(config: Config) -> dict[str, Any]:
+def axes(config: Config) -> dict[str, object]:
     stage = STAGES.get(str(config.get("stage", "sft")), str(config.get("stage")))
     method = method_of(config)
-    settings: dict[str, Any] = {"stage.type": stage, "method.type": method}
+    settings: JsonObject = {"stage.type": stage, "method.type": method}
     bits = config.get("quantization_bit") or config.get("quant_config.quantization_bit")
     if method == "qlora" and bits == 8:
         settings["quantization"] = "int8"
@@ -284,7 +285,7 @@ def method_of(config: Config) -> str:
     return "dora" if config.get("use_dora") else "lora"
 
 
-def strategy_of(config: Config) -> dict[str, Any]:
+def strategy_of(config: Config) -> dict[str, object]:
     name = str(config.get("deepspeed") or config.get("dist_config.config_file") or "")
     level = next((strategy for part, strategy in STRATEGIES.items() if f"_{part}" in name), "")
     if level == "zero3":
@@ -321,12 +322,12 @@ def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
     return lambda config, settings: form(config) and (when is None or when(config, settings))
 
 
-def batching_of_stage(_config: Config, settings: Mapping[str, Any]) -> str:
+def batching_of_stage(_config: Config, settings: Mapping[str, object]) -> str:
     """Packing is the default of pre-training."""
     return "packed" if settings["stage.type"] == "cpt" else "padded"
 
 
-def precision_of_flags(_config: Config, settings: Mapping[str, Any]) -> str:
+def precision_of_flags(_config: Config, settings: Mapping[str, object]) -> str:
     """Without a flag the base keeps its own format, and weights that are trained whole are made fp32."""
     return "fp32" if settings["method.type"] in ("full", "freeze") else "auto"
 

@@ -42,7 +42,7 @@ PATTERN_BYTES = 256 << 20
 """Patterns cannot sleep: their processor time ends them, which a busy machine may take long to give."""
 
 
-def nested(value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def nested(value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
     """Every key of an object with its value, at any depth. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
     if depth > MAX_NESTING:
         raise InvalidInput(
@@ -57,12 +57,12 @@ def nested(value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
             yield from nested(part, depth + 1)
 
 
-def asks_for_code(config: Mapping[str, Any]) -> bool:
+def asks_for_code(config: Mapping[str, object]) -> bool:
     """Return whether `auto_map` occurs anywhere in a config; a part of a model may have its own config."""
     return any(key == "auto_map" for key, _ in nested(config))
 
 
-def check_kernels(where: str, config: Mapping[str, Any]) -> None:
+def check_kernels(where: str, config: Mapping[str, object]) -> None:
     """Refuse a config that names an attention kernel or an experts kernel of its own (`E-MODEL-INVALID`)."""
     for key, value in nested(config):
         known = ATTENTIONS if key in ATTENTION_KEYS else EXPERTS if key in EXPERT_KEYS else None
@@ -77,7 +77,7 @@ def check_kernels(where: str, config: Mapping[str, Any]) -> None:
             )
 
 
-def check_sizes(where: str, config: Mapping[str, Any], parameters: int) -> None:
+def check_sizes(where: str, config: Mapping[str, object], parameters: int) -> None:
     """Refuse sizes that the weight files cannot have: a library takes memory for the config's sizes first.
 
     `parameters` is the count in the files. Raises `InvalidInput` (`E-MODEL-INVALID`).
@@ -104,7 +104,7 @@ def absurd(where: str, what: str, why: str) -> InvalidInput:
     )  # fmt: skip
 
 
-def check_init(where: str, config: Mapping[str, Any]) -> None:
+def check_init(where: str, config: Mapping[str, object]) -> None:
     """Refuse an adapter whose loading rewrites the base (`E-ADAPTER-INVALID`)."""
     asked = config.get("init_lora_weights")
     if (isinstance(asked, (dict, list, float, int)) and not isinstance(asked, bool)) or asked not in NEUTRAL_INITS:

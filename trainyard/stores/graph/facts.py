@@ -158,7 +158,7 @@ def normalise_name(kind: str, name: str) -> str:
     return " ".join(words)
 
 
-def parse_mutation(given: Mapping[str, Any]) -> Mutation:
+def parse_mutation(given: Mapping[str, object]) -> Mutation:
     """A mutation from JSON, checked. Raises `InvalidInput` (`E-GRAPH-QUERY`) naming the field."""
     return check_mutation(to_mutation(given))
 

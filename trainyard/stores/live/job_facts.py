@@ -44,7 +44,7 @@ def trainer_facts(config: Mapping[str, Any]) -> dict[str, str]:
     return found | {"base_model": str(words.get("base_model") or "")}
 
 
-def word_of(given: Any) -> str:
+def word_of(given: object) -> str:
     """The word of a value on an axis: itself, or the `type` of its settings."""
     if isinstance(given, Mapping):
         return str(given.get("type", ""))

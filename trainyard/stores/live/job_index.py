@@ -405,7 +405,7 @@ def count_change(database: sqlite3.Connection) -> None:
     database.execute("insert into facts values (?, 1) on conflict (name) do update set value = value + 1", (CHANGES,))
 
 
-def conditions(query: JobQuery) -> tuple[str, list[Any]]:
+def conditions(query: JobQuery) -> tuple[str, list[object]]:
     """The `where` of a query and its values."""
     names = ("tenant", "state", "backend", "stage")
     exact = [(f"{name} = ?", getattr(query, name)) for name in names if getattr(query, name)]

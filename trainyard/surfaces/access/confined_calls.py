@@ -28,6 +28,7 @@ from typing import Any
 from trainyard.app.access.limits import HEAVY_S, TooMany
 from trainyard.app.context import Context
 from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.limits import KILLED_BY_TIME, die_with_parent, limit, limit_memory
 from trainyard.surfaces.invocation import work
 
@@ -142,13 +143,13 @@ class ChildCalls:
                     child.close()
 
 
-def facts_for_child(context: Context) -> dict[str, Any]:
+def facts_for_child(context: Context) -> dict[str, object]:
     """What a child needs of a context."""
     names = ("settings", "caller", "idempotency_key", "surface", "trace")
     return {name: getattr(context, name) for name in names}
 
 
-def result_of(child: ForkServerProcess, ours: Connection, name: str, context: Context) -> Any:
+def result_of(child: ForkServerProcess, ours: Connection, name: str, context: Context) -> object:
     """Report what a child says until it has the result. Raises the error that it met, or that of its limit."""
     callbacks: dict[str, Callable[[Any], None]] = {
         "say": context.say,
@@ -177,7 +178,7 @@ def result_of(child: ForkServerProcess, ours: Connection, name: str, context: Co
     raise TrainyardError(f"{name} was ended ({code}).", do="The log of the service may say why.", code="E-BUG")
 
 
-def perform(out: Connection, name: str, request: Any, given: dict[str, Any]) -> None:
+def perform(out: Connection, name: str, request: Any, given: JsonObject) -> None:
     """Carry an operation out and send what it reports; runs in the child."""
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT):

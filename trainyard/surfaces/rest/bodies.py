@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.surfaces.rest.problems import FieldProblem
 from trainyard.surfaces.rest.spool import INLINE_BYTES, UPLOADING, Body, place_for, received_body
 from trainyard.surfaces.rest.structure import USUAL, JsonLimits, require_structure
@@ -135,7 +136,7 @@ def most_bytes(model: type[BaseModel]) -> int:
     return MAX_BODY_BYTES if any(has_parts(field.annotation) for field in fields) else SMALL_BODY_BYTES
 
 
-def has_parts(annotation: Any) -> bool:
+def has_parts(annotation: object) -> bool:
     """Whether a field's type has an unknown number of values in it."""
     origin = get_origin(annotation) or annotation
     if origin in (dict, list, tuple, set, Any, bytes) or (isinstance(origin, type) and issubclass(origin, BaseModel)):
@@ -143,7 +144,7 @@ def has_parts(annotation: Any) -> bool:
     return any(has_parts(one) for one in get_args(annotation) if not isinstance(one, str))
 
 
-def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
+def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
     """A JSON object with further fields: a batch in it is not written out a second time."""
     if not fields:
         return body
@@ -156,7 +157,7 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def read_object(body: bytes, kind: str) -> dict[str, Any]:
+def read_object(body: bytes, kind: str) -> dict[str, object]:
     """A JSON object. Raises `InvalidInput` (`E-JSON`, `E-MEDIA-TYPE`)."""
     if kind != JSON_TYPE:
         raise InvalidInput(
@@ -175,7 +176,7 @@ def read_object(body: bytes, kind: str) -> dict[str, Any]:
     return found
 
 
-def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def object_of(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -183,7 +184,7 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def refuse_constant(text: str) -> Any:
+def refuse_constant(text: str) -> object:
     raise ValueError(f"{text} is not JSON")
 
 
@@ -205,7 +206,7 @@ def read_query(
     model: type[BaseModel], query: QueryParams, path: Mapping[str, Any], body: Mapping[str, Any] | None = None
 ) -> Any:
     """The request of a query. A field with a list of values may be repeated, any other may not."""
-    texts: dict[str, Any] = dict(path)
+    texts: JsonObject = dict(path)
     for name in query:
         if body and name in body:
             raise unknown_fields([name], "in the query, and is the body", "Leave it out.")
@@ -233,7 +234,7 @@ def read_query(
         raise invalid_fields(error) from error
 
 
-def as_text(value: Any) -> Any:
+def as_text(value: object) -> object:
     return value if isinstance(value, str | list | dict) else str(value)
 
 
@@ -263,7 +264,7 @@ def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
     return adapter.dump_python(value, mode="json")
 
 
-def is_repeatable(annotation: Any) -> bool:
+def is_repeatable(annotation: object) -> bool:
     if get_origin(annotation) in (Union, UnionType):
         return any(is_repeatable(one) for one in get_args(annotation))
     return get_origin(annotation) is tuple

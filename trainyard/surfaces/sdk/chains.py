@@ -18,6 +18,7 @@ from trainyard.app.chains.check import FileCheck
 from trainyard.app.plan.resolve import ChainPlan, accepted, asked
 from trainyard.app.run_records import RunResult
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.chain import ChainSpec
 from trainyard.surfaces.sdk.surface import Surface, here
 
@@ -39,9 +40,9 @@ class ChainNode:
         self.id, self.settings = id, settings
         self.needs = None if needs is None else tuple(needs)
 
-    def as_mapping(self) -> dict[str, Any]:
+    def as_mapping(self) -> JsonObject:
         """The node as a chain file has it."""
-        found: dict[str, Any] = {"type": self.type}
+        found: JsonObject = {"type": self.type}
         if self.id is not None:
             found["id"] = self.id
         if self.needs is not None:
@@ -108,7 +109,7 @@ class Chain:
         on: Surface | None = None,
     ) -> None:  # fmt: skip
         words = {"name": name, "tenant": tenant, "description": description}
-        self.given: dict[str, Any] = {key: value for key, value in words.items() if value}
+        self.given: JsonObject = {key: value for key, value in words.items() if value}
         self.given["nodes"] = [node.as_mapping() for node in nodes]
         self.on = on or here
 

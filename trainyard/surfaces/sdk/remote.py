@@ -16,6 +16,7 @@ from tenacity import Retrying
 import trainyard
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.operations.table import API
 from trainyard.proxies import exempt_loopback
 from trainyard.surfaces.sdk.events import LineSplitter, NextLine, is_event_stream
@@ -49,7 +50,7 @@ class RemoteSurface(Surface):
         self._client = client
         super().__init__(self._call)
 
-    def _call(self, name: str, fields: dict[str, Any]) -> Any:
+    def _call(self, name: str, fields: JsonObject) -> Any:
         live = open_live(name, fields)
         talk = conversation(name, fields, live.note_job if live else ignore)
         with ExitStack() as stack:

@@ -8,7 +8,7 @@ table, has the types for editors and checkers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class Surface:
     def __dir__(self) -> list[str]:
         return [attribute_of(one) for one in words_after(self._word)]
 
-    def __call__(self, **fields: Any) -> Any:
+    def __call__(self, **fields: object) -> object:
         if self._word not in OPERATIONS:
             raise TypeError(f"{self._word or 'This'} is a group of operations: {self._known()}.")
         return self._call(self._word, fields)
@@ -90,7 +90,7 @@ def attribute_of(word: str) -> str:
     return f"{name}_" if name in ("import",) else name
 
 
-def call_here(name: str, fields: dict[str, Any]) -> Any:
+def call_here(name: str, fields: Mapping[str, object]) -> object:
     """Carry out an operation in this process, with the settings of this machine. Progress is not printed; a notebook
     shows a run that is watched.
 
@@ -106,7 +106,7 @@ def call_here(name: str, fields: dict[str, Any]) -> Any:
     return result
 
 
-def checked_request(name: str, fields: dict[str, Any]) -> Any:
+def checked_request(name: str, fields: Mapping[str, object]) -> object:
     try:
         return request_of(name, fields)
     except FieldError as error:

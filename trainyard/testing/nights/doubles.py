@@ -86,7 +86,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self.clock.monotonic()
 
 
-def run_in(clock: SimulatedClock) -> Callable[[Coroutine[Any, Any, None]], None]:
+def run_in(clock: SimulatedClock) -> Callable[[Coroutine[object, object, None]], None]:
     def run(coroutine: Coroutine[Any, Any, None]) -> None:
         loop = SimulatedLoop(clock)
         try:
@@ -174,7 +174,7 @@ class SimulatedServer:
             raise Unavailable("The model server did not come up.", do="Read its log.", code="E-SERVER-START")
         self.answering = True
 
-    def warm(self, schema: Mapping[str, Any]) -> None:
+    def warm(self, schema: Mapping[str, object]) -> None:
         self.clock.sleep(2)
 
     @asynccontextmanager

@@ -25,7 +25,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -491,7 +491,9 @@ def collate(rows: list[Any], pad: int, device: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def imitation_loss(spec: dict[str, Any], model: Any, _reference: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def imitation_loss(
+    spec: Mapping[str, object], model: Any, _reference: object, batch: dict[str, torch.Tensor]
+) -> torch.Tensor:
     """Cross-entropy, summed over the labelled tokens."""
     logits_BTV = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     return cross_entropy(logits_BTV[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten(), reduction="sum")
@@ -528,7 +530,7 @@ def dpo_loss(spec: dict[str, Any], model: Any, reference: Any, batch: dict[str, 
     return -((1 - smooth) * logsigmoid(scaled) - smooth * logsigmoid(-scaled)).sum() / (1 - 2 * smooth)
 
 
-def reward_loss(spec: dict[str, Any], model: Any, _reference: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def reward_loss(spec: dict[str, Any], model: Any, _reference: object, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Bradley-Terry on the scores of chosen and rejected rows, summed over the pairs."""
     scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0].float()
     chosen, rejected = scores.chunk(2)

@@ -36,7 +36,7 @@ from trainyard.train.session.session import Session
 
 IDS, MASK, LABELS = "input_ids", "attention_mask", "labels"
 MOST_ROWS = 4096
-NO_LISTS: Mapping[str, Any] = MappingProxyType({})
+NO_LISTS: Mapping[str, object] = MappingProxyType({})
 MOST_SIDE_TENSORS = 64
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -154,7 +154,7 @@ class Encoder:
             )
         return {name: self.checked_tensor(name, value, shape, lists.get(name)) for name, value in batch.items()}
 
-    def checked_tensor(self, name: str, value: torch.Tensor, shape: torch.Size, rows: Any) -> torch.Tensor:
+    def checked_tensor(self, name: str, value: torch.Tensor, shape: torch.Size, rows: object) -> torch.Tensor:
         """Ids within the vocabulary, labels too or -100, masks and labels of the shape of the ids."""
         prefix, _, last = name.rpartition("/")
         kind = next((one for one in (IDS, LABELS, MASK, "position_ids") if last.endswith(one)), "")
@@ -234,13 +234,13 @@ def bounds_of(value: torch.Tensor, rows: Any, ignored: int | None) -> tuple[int,
     return (int(kept.min()), int(kept.max())) if kept.size else (0, 0)
 
 
-def tensor_of_lists(values: Any) -> torch.Tensor:
+def tensor_of_lists(values: object) -> torch.Tensor:
     """`torch.tensor(values)`, by numpy in half of the time."""
     found = torch.from_numpy(np.array(values))
     return found.float() if found.dtype == torch.float64 else found
 
 
-def is_ragged(values: Any) -> bool:
+def is_ragged(values: object) -> bool:
     return (
         isinstance(values, list)
         and bool(values)

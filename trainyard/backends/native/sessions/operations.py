@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded
+from trainyard.json_types import JsonObject
 
 KEPT = 1024
 """Replies that are kept, the newest."""
@@ -39,9 +40,9 @@ class SessionOperation:
     verb: str
     digest: str
     key: str = ""
-    given: dict[str, Any] = field(default_factory=dict)
+    given: JsonObject = field(default_factory=dict)
     body: bytes = b""
-    answer: dict[str, Any] | None = None
+    answer: JsonObject | None = None
     """`{"reply": …}` or `{"error": …}` once it is done; empty where a checkpoint did not keep it."""
     bytes: int = 0
     running: bool = False
@@ -83,7 +84,7 @@ class OperationQueue:
 
     # For connections
 
-    def enter(self, verb: str, given: dict[str, Any], body: bytes, seq: int | None, key: str = "") -> SessionOperation:
+    def enter(self, verb: str, given: JsonObject, body: bytes, seq: int | None, key: str = "") -> SessionOperation:
         """The operation of a call: a new one, or the one that this call repeats.
 
         Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`) and `InvalidInput`
@@ -194,7 +195,7 @@ class OperationQueue:
             found.running = True
             return found
 
-    def finish(self, one: SessionOperation, answer: dict[str, Any], size: int) -> None:
+    def finish(self, one: SessionOperation, answer: JsonObject, size: int) -> None:
         with self.changed:
             one.answer, one.bytes, one.running = answer, size, False
             self.kept_bytes += size
@@ -218,7 +219,7 @@ class OperationQueue:
         with self.changed:
             return 0.0 if self.waiting else time.monotonic() - self.last_call
 
-    def saved(self) -> dict[str, Any]:
+    def saved(self) -> JsonObject:
         """What a checkpoint keeps of the operations that are done."""
         with self.changed:
             done = [one for one in self.known.values() if one.answer is not None]
