@@ -53,43 +53,59 @@ def shown_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
 
 
-def token_row(one: Token) -> tuple[str, ...]:
-    return (one.name, one.scope.value, one.tenant or "all", shown_time(one.expires), "" if one.valid else "not valid")
+def token_row(token: Token) -> tuple[str, ...]:
+    return (
+        token.name,
+        token.scope.value,
+        token.tenant or "all",
+        shown_time(token.expires),
+        "" if token.valid else "not valid",
+    )
 
 
-def new_token_text(found: NewToken) -> str:
-    return f"{table([token_row(found)], HEADER)}\n\n{found.token}\n\nKeep it now: it is not shown again."
+def new_token_text(new_token: NewToken) -> str:
+    return f"{table([token_row(new_token)], HEADER)}\n\n{new_token.token}\n\nKeep it now: it is not shown again."
 
 
-def tokens_text(found: TokenList) -> str:
-    return table([token_row(one) for one in found.tokens], HEADER) if found.tokens else "There is no token."
+def tokens_text(token_list: TokenList) -> str:
+    return (
+        table([token_row(token) for token in token_list.tokens], HEADER) if token_list.tokens else "There is no token."
+    )
 
 
-def revoked_text(found: Token) -> str:
-    return f"{found.name} opens nothing any more."
+def revoked_text(token: Token) -> str:
+    return f"{token.name} opens nothing any more."
 
 
-def audit_text(found: AuditRows) -> str:
+def audit_text(audit_rows: AuditRows) -> str:
     rows = [
-        (shown_time(one.time), one.caller, one.tenant or "-", one.surface, one.operation, outcome_of(one), aim_of(one))
-        for one in found.entries
+        (
+            shown_time(entry.time),
+            entry.caller,
+            entry.tenant or "-",
+            entry.surface,
+            entry.operation,
+            outcome_of(entry),
+            aim_of(entry),
+        )
+        for entry in audit_rows.entries
     ]
     return table(rows, ("time (UTC)", "caller", "tenant", "surface", "operation", "outcome", "about"))
 
 
-def outcome_of(one: AuditRow) -> str:
-    return f"{one.outcome} {one.code}".strip()
+def outcome_of(audit_row: AuditRow) -> str:
+    return f"{audit_row.outcome} {audit_row.code}".strip()
 
 
-def aim_of(one: AuditRow) -> str:
-    return " ".join(f"{name}={value}" for name, value in one.targets.items())
+def aim_of(audit_row: AuditRow) -> str:
+    return " ".join(f"{name}={value}" for name, value in audit_row.targets.items())
 
 
-def audit_check_text(found: AuditCheck) -> str:
-    head = f"{found.lines:,} lines in {found.files:,} files"
-    if not found.problems:
+def audit_check_text(audit_check: AuditCheck) -> str:
+    head = f"{audit_check.lines:,} lines in {audit_check.files:,} files"
+    if not audit_check.problems:
         return f"{head}: complete and unchanged"
-    return "\n".join([f"{head}: {len(found.problems):,} problems", *found.problems])
+    return "\n".join([f"{head}: {len(audit_check.problems):,} problems", *audit_check.problems])
 
 
 READ, RUN, ADMIN = Scope

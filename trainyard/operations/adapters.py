@@ -151,8 +151,8 @@ def registered_text(result: Any) -> str:
     verdict = {True: "better", False: "not better", None: "not evaluated"}[result.better]
     state = "live" if result.live else "registered, not live"
     lines = [f"{result.version} is {state}: the adapter of {result.job}, {verdict}{run_line(result)}"]
-    lines += [f"  {one['type']}{' at ' + one['url'] if one['url'] else ''}" for one in result.targets]
-    lines += [f"warning: {one}" for one in result.warnings]
+    lines += [f"  {target['type']}{' at ' + target['url'] if target['url'] else ''}" for target in result.targets]
+    lines += [f"warning: {warning}" for warning in result.warnings]
     return "\n".join([*lines, *next_lines(result.next)])
 
 
@@ -176,17 +176,17 @@ def promotion_text(result: Any) -> str:
         return f"{result.version} is live already; nothing was changed"
     lines = [f"{result.version} is live (before: {result.previous or 'nothing'})"]
     lines += [
-        f"  {one['type']}{' at ' + one['url'] if one['url'] else ''}{merged_words(one.get('merged'))}"
-        for one in result.targets
+        f"  {target['type']}{' at ' + target['url'] if target['url'] else ''}{merged_words(target.get('merged'))}"
+        for target in result.targets
     ]
-    return "\n".join([*lines, *(f"warning: {one}" for one in result.warnings)])
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in result.warnings)])
 
 
-def merged_words(one: Mapping[str, object] | None) -> str:
+def merged_words(merged: Mapping[str, object] | None) -> str:
     """Where the merged model of a target is, and how far its logits are from base plus adapter."""
-    if one is None:
+    if merged is None:
         return ""
-    return f": {one['format']} in {one['path']}, largest difference of a logit {one['divergence']:.3g}"
+    return f": {merged['format']} in {merged['path']}, largest difference of a logit {merged['divergence']:.3g}"
 
 
 def deleted_text(result: Any) -> str:

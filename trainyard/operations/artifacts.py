@@ -73,18 +73,18 @@ def artifacts_text(result: Any) -> str:
     if not result.artifacts:
         return "no results yet"
     rows = [
-        (when_text(one.ended), one.run_id[:SHORT], one.run_name, one.node, one.port.value,
-         "" if one.rows is None else f"{one.rows:,}", f"{one.bytes:,}", state_of(one))
-        for one in result.artifacts
+        (when_text(artifact.ended), artifact.run_id[:SHORT], artifact.run_name, artifact.node, artifact.port.value,
+         "" if artifact.rows is None else f"{artifact.rows:,}", f"{artifact.bytes:,}", state_of(artifact))
+        for artifact in result.artifacts
     ]  # fmt: skip
     more = f"\nmore: --cursor {result.next}" if result.next else ""
     return table(rows, ("ended", "run", "chain", "node", "port", "rows", "bytes", "")) + more
 
 
-def state_of(one: Any) -> str:
-    if one.problem:
+def state_of(artifact: Any) -> str:
+    if artifact.problem:
         return "cannot be read"
-    return ("reused" if one.reused else "") if one.available else "removed"
+    return ("reused" if artifact.reused else "") if artifact.available else "removed"
 
 
 def rows_text(result: Any) -> str:
@@ -103,26 +103,33 @@ def evaluations_text(result: Any) -> str:
     if not result.evaluations:
         return "no evaluations yet"
     rows = [
-        (when_text(one.ended), one.run_id[:SHORT], one.run_name, one.node, verdict_of(one), one.primary,
-         interval_words(one.improvement))
-        for one in result.evaluations
-    ]  # fmt: skip
+        (
+            when_text(evaluation.ended),
+            evaluation.run_id[:SHORT],
+            evaluation.run_name,
+            evaluation.node,
+            verdict_of(evaluation),
+            evaluation.primary,
+            interval_words(evaluation.improvement),
+        )
+        for evaluation in result.evaluations
+    ]
     more = f"\nmore: --cursor {result.next}" if result.next else ""
     return table(rows, ("ended", "run", "chain", "node", "verdict", "primary", "improvement")) + more
 
 
-def verdict_of(one: Any) -> str:
-    if one.better is None:
+def verdict_of(evaluation: Any) -> str:
+    if evaluation.better is None:
         return "removed"
-    if one.few_rows:
+    if evaluation.few_rows:
         return "not enough rows to say"
-    return "better" if one.better else "not better"
+    return "better" if evaluation.better else "not better"
 
 
-def interval_words(one: Any) -> str:
-    if one is None or one.mean is None:
+def interval_words(interval: Any) -> str:
+    if interval is None or interval.mean is None:
         return ""
-    return f"{one.mean:+.4f}" + ("" if one.low is None else f" [{one.low:+.4f}, {one.high:+.4f}]")
+    return f"{interval.mean:+.4f}" + ("" if interval.low is None else f" [{interval.low:+.4f}, {interval.high:+.4f}]")
 
 
 def number_of(value: float | None) -> str:
@@ -134,10 +141,16 @@ def evaluation_text(result: Any) -> str:
     head = f"{verdict_of(result)}: adapter {result.adapter_sha256[:12]} on {result.base_model}, by {result.primary}"
     head += f", compared with {result.baseline}" + (f" and {result.live}, which is live" if result.live else "")
     rows = [
-        (f"{one.name}/{one.set}", f"{one.rows:,}", number_of(one.baseline), number_of(one.candidate),
-         interval_words(one.improvement), f"{one.flips.better} / {one.flips.worse} / {one.flips.equal}")
-        for one in result.benchmarks
-    ]  # fmt: skip
+        (
+            f"{benchmark.name}/{benchmark.set}",
+            f"{benchmark.rows:,}",
+            number_of(benchmark.baseline),
+            number_of(benchmark.candidate),
+            interval_words(benchmark.improvement),
+            f"{benchmark.flips.better} / {benchmark.flips.worse} / {benchmark.flips.equal}",
+        )
+        for benchmark in result.benchmarks
+    ]
     header = ("benchmark", "rows", "baseline", "candidate", "improvement", "better / worse / equal")
     lines = [head, table(rows, header), *result.gate.reasons, *result.gate.cautions, *result.notes]
     return "\n".join(lines)

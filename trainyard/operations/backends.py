@@ -109,19 +109,19 @@ def proof_text(result: Any) -> str:
 def backends_text(result: Any) -> str:
     """The table, then a line for each backend that cannot be used."""
     rows = []
-    for one in result.rows:
-        state = "absent" if not one.available else "ready" if one.fits else "no device"
-        rows.append((one.name.value, state, one.version or "-", one.imports, ", ".join(one.devices)))
-    notes = [f"{one.name.value}: {one.why} {one.fix}".rstrip() for one in result.rows if one.why]
+    for row in result.rows:
+        state = "absent" if not row.available else "ready" if row.fits else "no device"
+        rows.append((row.name.value, state, row.version or "-", row.imports, ", ".join(row.devices)))
+    notes = [f"{row.name.value}: {row.why} {row.fix}".rstrip() for row in result.rows if row.why]
     notes += [
-        f"{one.name.value}: installation {one.installation.state}: {one.installation.lines[-1]}"
-        for one in result.rows if one.installation and one.installation.lines
+        f"{row.name.value}: installation {row.installation.state}: {row.installation.lines[-1]}"
+        for row in result.rows if row.installation and row.installation.lines
     ]  # fmt: skip
     return "\n".join([table(rows, ("backend", "state", "version", "imports", "computes on")), *notes])
 
 
 def scripts_text(result: Any) -> str:
-    rows = [(one.name, f"{one.bytes:,}", one.sha256[:12]) for one in result.scripts]
+    rows = [(script.name, f"{script.bytes:,}", script.sha256[:12]) for script in result.scripts]
     state = "chains may run them" if result.can_run else "switched off: set allow_scripts = true in trainyard.toml"
     return f"{table(rows, ('script', 'bytes', 'sha256'))}\n{result.folder}: {state}"
 
@@ -141,7 +141,7 @@ def draft_text(result: Any) -> str:
 
 def gpus_text(result: Any) -> str:
     """One line per GPU, then the memory of each job on it."""
-    used = [f"device {one.device}: {one.text}" for one in result.devices if one.text]
+    used = [f"device {device.device}: {device.text}" for device in result.devices if device.text]
     if not result.gpus:
         return "\n".join([str(result.state), *used, *machine_lines(result.machine)])
     rows = [
@@ -158,9 +158,10 @@ def gpus_text(result: Any) -> str:
     ]
     lines = [table(rows, ("gpu", "name", "MiB used", "load", "temperature", "power", "clock"))]
     for gpu in result.gpus:
-        for one in gpu.processes:
+        for process in gpu.processes:
             lines.append(
-                f"gpu {gpu.index}: {one.job or 'no job'}, {shown(one.memory_mb, ' MiB')}, pids {list(one.pids)}"
+                f"gpu {gpu.index}: {process.job or 'no job'}, {shown(process.memory_mb, ' MiB')}, "
+                f"pids {list(process.pids)}"
             )
     versions = {"driver": result.driver_version, "CUDA": result.cuda_version}
     lines += [f"{name} {version}" for name, version in versions.items() if version]
@@ -175,7 +176,7 @@ def machine_lines(machine: Any) -> list[str]:
         f"{machine.processors} processors, load {machine.load_1:g} (1 min) {machine.load_5:g} (5 min)",
         f"memory: {machine.memory_used_mb:,} of {machine.memory_total_mb:,} MiB used",
     ]
-    return lines + [f"  {one.job}: {one.memory_mb:,} MiB, {one.processes} processes" for one in machine.jobs]
+    return lines + [f"  {job.job}: {job.memory_mb:,} MiB, {job.processes} processes" for job in machine.jobs]
 
 
 def shown(value: float | None, unit: str) -> str:

@@ -195,10 +195,10 @@ class DiffInput(StoredName):
 
 def check_text(result: Any) -> str:
     lines = []
-    for one in result.files:
-        lines += [f"{one.file}: ok, {one.nodes} nodes, digest {one.digest[:12]}"] if one.ok else []
-        lines += [f"{one.file}: {note}" for note in one.notes]
-        lines += [f"{one.file}: {reason['line']}" for reason in one.reasons]
+    for file in result.files:
+        lines += [f"{file.file}: ok, {file.nodes} nodes, digest {file.digest[:12]}"] if file.ok else []
+        lines += [f"{file.file}: {note}" for note in file.notes]
+        lines += [f"{file.file}: {reason['line']}" for reason in file.reasons]
     return "\n".join(lines)
 
 
@@ -222,7 +222,7 @@ def plan_text(result: Any) -> str:
     header = ("node", "type", "takes", "result", "rows", "tokens", "steps", "memory", "time")
     lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
     lines.append(table([plan_row(node) for node in result.nodes], header))
-    lines += [f"{one.node}: {line}" for one in result.decisions for line in one.lines()]
+    lines += [f"{decision.node}: {line}" for decision in result.decisions for line in decision.lines()]
     lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
     lines += [f"{node.id}: {choices_line(node.choices)}" for node in result.nodes if node.choices]
     lines += [f"{node.id}: {text}" for node in result.nodes for text in role_lines(node)]
@@ -248,17 +248,17 @@ def role_lines(node: Any) -> list[str]:
 
 
 def plan_row(node: Any) -> list[str]:
-    given = node.estimate
-    devices = "" if given.devices == 1 else f"{given.devices} x "
+    estimate = node.estimate
+    devices = "" if estimate.devices == 1 else f"{estimate.devices} x "
     return [
         node.id,
         node.type,
         ", ".join(source for sources in node.takes.values() for source in sources) or "-",
         "reused" if node.reused else "problem" if node.problem else "to make",
-        "?" if given.rows is None else f"{given.rows:,}",
-        "-" if given.tokens is None else f"{given.tokens:,}",
-        "-" if given.steps is None else f"{given.steps:,}",
-        "-" if given.memory_bytes is None else f"{devices}{given.memory_bytes / 2**30:.2f} GiB",
+        "?" if estimate.rows is None else f"{estimate.rows:,}",
+        "-" if estimate.tokens is None else f"{estimate.tokens:,}",
+        "-" if estimate.steps is None else f"{estimate.steps:,}",
+        "-" if estimate.memory_bytes is None else f"{devices}{estimate.memory_bytes / 2**30:.2f} GiB",
         time_cell(node),
     ]
 
@@ -276,26 +276,28 @@ def eject_text(result: Any) -> str:
 
 def import_text(result: Any) -> str:
     if result.folder:
-        lines = [line for one in result.files for line in (file_line(one), *(key_lines(one) if result.report else ()))]
+        lines = [
+            line for file in result.files for line in (file_line(file), *(key_lines(file) if result.report else ()))
+        ]
         return "\n".join([*lines, total_line(result.files)])
-    (one,) = result.files
+    (file,) = result.files
     if result.report:
-        return "\n".join([*key_lines(one), counts_text(one.counts)])
-    return f"{one.out}: {counts_text(one.counts)}" if one.out else str(one.chain).rstrip()
+        return "\n".join([*key_lines(file), counts_text(file.counts)])
+    return f"{file.out}: {counts_text(file.counts)}" if file.out else str(file.chain).rstrip()
 
 
-def file_line(one: Any) -> str:
+def file_line(file: Any) -> str:
     """`config.yaml: axolotl, 40 mapped, 9 noted, 0 refused -> chains/config.yaml`."""
-    if one.skipped:
-        return f"{one.file}: skipped: {one.problem}"
-    if not one.tool:
-        return f"{one.file}: {one.problem}"
-    end = f" -> {one.out}" if one.out else f"; {one.problem}" if one.problem else ""
-    return f"{one.file}: {one.tool}, {counts_text(one.counts)}{end}"
+    if file.skipped:
+        return f"{file.file}: skipped: {file.problem}"
+    if not file.tool:
+        return f"{file.file}: {file.problem}"
+    end = f" -> {file.out}" if file.out else f"; {file.problem}" if file.problem else ""
+    return f"{file.file}: {file.tool}, {counts_text(file.counts)}{end}"
 
 
-def key_lines(one: Any) -> list[str]:
-    rows = [(row.status.value, row.key, row.value, row.ours, f"{row.because} {row.do}".strip()) for row in one.keys]
+def key_lines(file: Any) -> list[str]:
+    rows = [(row.status.value, row.key, row.value, row.ours, f"{row.because} {row.do}".strip()) for row in file.keys]
     return [table(rows, ("", "key", "value", "here", "why"))]
 
 
@@ -304,8 +306,8 @@ def counts_text(counts: Any) -> str:
 
 
 def total_line(files: Any) -> str:
-    done = sum(bool(one.chain) for one in files)
-    skipped = sum(one.skipped for one in files)
+    done = sum(bool(file.chain) for file in files)
+    skipped = sum(file.skipped for file in files)
     return f"{done} of {len(files) - skipped} configs became chains; {skipped} files are not configs of trainings."
 
 
@@ -315,28 +317,28 @@ def export_text(result: Any) -> str:
 
 def templates_text(result: Any) -> str:
     """Every template with its nodes, or one with its parameters."""
-    rows = [(one.name, " → ".join(one.nodes), one.description) for one in result.templates]
-    parts = [part for one in result.templates for part in section_texts(one.parameters)]
+    rows = [(template.name, " → ".join(template.nodes), template.description) for template in result.templates]
+    parts = [part for template in result.templates for part in section_texts(template.parameters)]
     return "\n\n".join([table(rows, ("template", "nodes", "what it does")), *parts])
 
 
 def schema_text(result: Any) -> str:
     """The settings of a model, or where none was named, the names of all."""
-    if not any(one.rows for one in result.sections):
-        return table([(one.path, one.text) for one in result.sections], ("name", "what it is"))
+    if not any(section.rows for section in result.sections):
+        return table([(section.path, section.text) for section in result.sections], ("name", "what it is"))
     return "\n\n".join(section_texts(result.sections))
 
 
 def section_texts(sections: Sequence[Any]) -> list[str]:
     """One text for each model: its path, what it is, and a table of its settings."""
     header = ("setting", "type", "range", "default", "what it is")
-    found = []
-    for one in sections:
-        words = " ".join(one.text.split())
-        rows = [(row.name, row.type, row.limits, row.default, " ".join(row.text.split())) for row in one.rows]
-        head = paragraph(f"{one.path}: {words}" if words else one.path)
-        found.append("\n".join([head, table(rows, header)]))
-    return found
+    section_texts = []
+    for section in sections:
+        text = " ".join(section.text.split())
+        rows = [(row.name, row.type, row.limits, row.default, " ".join(row.text.split())) for row in section.rows]
+        head = paragraph(f"{section.path}: {text}" if text else section.path)
+        section_texts.append("\n".join([head, table(rows, header)]))
+    return section_texts
 
 
 # Stored chains
@@ -344,12 +346,14 @@ def section_texts(sections: Sequence[Any]) -> list[str]:
 
 def stored_chains_text(result: Any) -> str:
     rows = [
-        (one.name, one.id, str(one.revision), one.digest[:12], str(one.nodes), one.tenant, one.author)
-        for one in result.chains
+        (chain.name, chain.id, str(chain.revision), chain.digest[:12], str(chain.nodes), chain.tenant, chain.author)
+        for chain in result.chains
     ]
-    shown = table(rows, ("name", "id", "revision", "digest", "nodes", "tenant", "author")) if rows else "No chains."
+    chains_table = (
+        table(rows, ("name", "id", "revision", "digest", "nodes", "tenant", "author")) if rows else "No chains."
+    )
     rest = result.total - len(result.chains)
-    return f"{shown}\n{len(rows)} of {result.total}" if rest else shown
+    return f"{chains_table}\n{len(rows)} of {result.total}" if rest else chains_table
 
 
 def stored_chain_text(result: Any) -> str:
@@ -361,7 +365,10 @@ def stored_chain_text(result: Any) -> str:
         lines += ["It would run here now."] if result.check.ok else ["It would not run here now:"]
         lines += [reason["line"] for reason in result.check.reasons] + list(result.check.notes)
         return "\n".join(lines)
-    rows = [(str(one.revision), one.digest[:12], minute_text(one.created), one.author) for one in result.revisions]
+    rows = [
+        (str(revision.revision), revision.digest[:12], minute_text(revision.created), revision.author)
+        for revision in result.revisions
+    ]
     header = ("revision", "digest", "stored", "author")
     if result.last_run is not None:
         last = result.last_run
@@ -385,8 +392,8 @@ def deleted_chain_text(result: Any) -> str:
 
 def chain_runs_text(result: Any) -> str:
     rows = [
-        (one.name, one.id, str(one.revision), f"{one.state.value} {one.detail}".strip(), f"{one.seconds:.1f}")
-        for one in result.runs
+        (run.name, run.id, str(run.revision), f"{run.state.value} {run.detail}".strip(), f"{run.seconds:.1f}")
+        for run in result.runs
     ]
     return table(rows, ("run", "id", "revision", "state", "seconds")) if rows else f"{result.name} has no runs."
 
@@ -395,8 +402,8 @@ LONGEST_VALUE = 60
 
 
 def palette_text(result: Any) -> str:
-    rows = [(one.type, one.text) for one in result.nodes]
-    ports = [(one.port.value, one.group) for one in result.ports]
+    rows = [(node.type, node.text) for node in result.nodes]
+    ports = [(port.port.value, port.group) for port in result.ports]
     return "\n\n".join([table(rows, ("node", "what it does")), table(ports, ("port", "group"))])
 
 
@@ -408,15 +415,15 @@ def expanded_text(result: Any) -> str:
 
 def links_text(result: Any) -> str:
     rows = [
-        (f"{result.node}.{one.port.value}", one.target, "linked" if one.linked else "yes" if one.allowed else "no",
-         f"{one.code}: {one.because} Instead: {one.instead}" if one.code else "")
-        for one in result.links
+        (f"{result.node}.{link.port.value}", link.target, "linked" if link.linked else "yes" if link.allowed else "no",
+         f"{link.code}: {link.because} Instead: {link.instead}" if link.code else "")
+        for link in result.links
     ]  # fmt: skip
     return table(rows, ("from", "to", "may be linked", "why not")) if rows else f"{result.node} leads nowhere."
 
 
 def difference_text(result: Any) -> str:
-    rows = [(one.name, shown(one.before), shown(one.after)) for one in result.changes]
+    rows = [(change.name, shown(change.before), shown(change.after)) for change in result.changes]
     header = ("setting", f"revision {result.before}", f"revision {result.after}")
     return table(rows, header) if rows else f"{result.name}: the revisions do not differ."
 
@@ -428,9 +435,9 @@ def shown(value: Any) -> str:
 
 def nodes_text(result: Any) -> str:
     rows = [
-        (one.id, one.type, one.state.value, "-" if one.fraction is None else f"{one.fraction:.0%}",
-         f"{one.seconds:.1f}", short_reason(one.message))
-        for one in result.nodes
+        (node.id, node.type, node.state.value, "-" if node.fraction is None else f"{node.fraction:.0%}",
+         f"{node.seconds:.1f}", short_reason(node.message))
+        for node in result.nodes
     ]  # fmt: skip
     head = message_text(f"{result.name} ({result.id}): {result.state.value}. {result.message}")
     return "\n".join([head, table(rows, ("node", "type", "state", "done", "seconds", "result"))]) if rows else head
@@ -438,9 +445,11 @@ def nodes_text(result: Any) -> str:
 
 def node_text(result: Any) -> str:
     lines = [message_text(f"{result.id} ({result.type}): {result.state.value}.\n{result.message}".rstrip())]
-    lines += [f"{port.value}: {one.rows if one.rows is not None else '-'} rows, {one.bytes:,} bytes, {one.uri}"
-              for port, one in result.outputs.items()]  # fmt: skip
-    lines += [f"{time.strftime('%H:%M:%S', time.localtime(one.time))} {one.text}" for one in result.lines]
+    lines += [
+        f"{port.value}: {output.rows if output.rows is not None else '-'} rows, {output.bytes:,} bytes, {output.uri}"
+        for port, output in result.outputs.items()
+    ]
+    lines += [f"{time.strftime('%H:%M:%S', time.localtime(line.time))} {line.text}" for line in result.lines]
     return "\n".join(lines)
 
 

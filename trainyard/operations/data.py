@@ -103,33 +103,39 @@ def preview_text(result: Any) -> str:
     if result.refusal:
         parts.append(result.refusal)
     if result.unreadable:
-        bad = [[one.source, one.reason, cut(one.detail), cut(one.text)] for one in result.unreadable]
+        bad = [
+            [document.source, document.reason, cut(document.detail), cut(document.text)]
+            for document in result.unreadable
+        ]
         parts.append(table(bad, ("row", "reason", "detail", "text")))
     return "\n\n".join([*parts, estimate_text(result)])
 
 
 def generation_text(result: Any) -> str:
     """Return the pairs by rule: how many of those asked for, of which kinds, examples, and what a model would cost."""
-    found = result.generation
+    generation = result.generation
     parts = [
-        f"{found.found_pairs:,} pairs by rule in {found.documents:,} documents, {found.wanted_pairs:,} wanted for "
-        f"{found.wanted_rows:,} rows ({found.found_share:.0%}); about {found.trained_rows:,} rows to train on"
+        f"{generation.found_pairs:,} pairs by rule in {generation.documents:,} documents, "
+        f"{generation.wanted_pairs:,} wanted for {generation.wanted_rows:,} rows ({generation.found_share:.0%}); "
+        f"about {generation.trained_rows:,} rows to train on"
     ]
-    used = f"{found.used_sentences:,} of {found.sentences:,} sentences, items and cells are in an answer"
-    rate = f"; one pair for {found.words_per_pair:,} words" if found.words_per_pair else ""
-    parts.append(f'coverage {found.coverage:.0%}: {used}{rate}\nonly "what is it about": {found.last_resort_share:.0%}')
-    if found.kinds:
-        parts.append(table([[name, f"{count:,}"] for name, count in found.kinds.items()], ("kind", "pairs")))
-    for example in found.examples:
+    used = f"{generation.used_sentences:,} of {generation.sentences:,} sentences, items and cells are in an answer"
+    rate = f"; one pair for {generation.words_per_pair:,} words" if generation.words_per_pair else ""
+    parts.append(
+        f'coverage {generation.coverage:.0%}: {used}{rate}\nonly "what is it about": {generation.last_resort_share:.0%}'
+    )
+    if generation.kinds:
+        parts.append(table([[name, f"{count:,}"] for name, count in generation.kinds.items()], ("kind", "pairs")))
+    for example in generation.examples:
         parts.append(f"--- {example.source}, {example.kind}\nQ: {cut(example.question)}\nA: {cut(example.answer)}")
-    if found.documents_without_pairs:
-        missing = found.documents - found.documents_with_pairs
-        parts.append(f"without a pair: {missing:,} documents, {', '.join(found.documents_without_pairs[:5])}")
-    cost = found.model_cost
+    if generation.documents_without_pairs:
+        missing = generation.documents - generation.documents_with_pairs
+        parts.append(f"without a pair: {missing:,} documents, {', '.join(generation.documents_without_pairs[:5])}")
+    cost = generation.model_cost
     tokens = f"{cost.prompt_tokens:,} tokens read, {cost.reply_tokens:,} written"
     parts.append(f"with a model instead: about {cost.calls:,} calls, {tokens}; {cost.basis}")
-    if found.advice:
-        parts.append(found.advice)
+    if generation.advice:
+        parts.append(generation.advice)
     return "\n\n".join([*parts, estimate_text(result)])
 
 
@@ -154,8 +160,11 @@ def rendered_text(row: Any) -> str:
 
 
 def histogram_text(lengths: Any) -> str:
-    most = max(one.rows for one in lengths.histogram)
-    rows = [[f"<= {one.longest}", f"{one.rows:,}", "#" * round(BAR * one.rows / most)] for one in lengths.histogram]
+    most = max(bucket.rows for bucket in lengths.histogram)
+    rows = [
+        [f"<= {bucket.longest}", f"{bucket.rows:,}", "#" * round(BAR * bucket.rows / most)]
+        for bucket in lengths.histogram
+    ]
     share = f"{lengths.learned_share:.0%} of the tokens are learned"
     summary = f"mean {lengths.mean:,}, median {lengths.median:,}, longest {lengths.longest:,}; {share}"
     return f"{table(rows, ('tokens', 'rows', ''))}\n{summary}"
@@ -198,47 +207,49 @@ def exported_text(result: Any) -> str:
     return f"{result.file}: {result.lines:,} lines"
 
 
-def data_list_text(found: Any) -> str:
+def data_list_text(data_list: Any) -> str:
     """The entries of a folder, and where relative paths start."""
     rows = [
         (entry.path, "upload" if entry.uploaded else entry.kind, "" if entry.bytes is None else f"{entry.bytes:,}")
-        for entry in found.entries
+        for entry in data_list.entries
     ]
-    more = "" if found.complete else "\nThere are more: --limit shows them."
+    more = "" if data_list.complete else "\nThere are more: --limit shows them."
     listed = table(rows, ("path", "kind", "bytes")) if rows else "There is no file that a chain may read."
-    return f"{listed}{more}\n\nRelative paths start in {found.start}."
+    return f"{listed}{more}\n\nRelative paths start in {data_list.start}."
 
 
-def models_text(found: Any) -> str:
+def models_text(model_list: Any) -> str:
     """The base models of this machine."""
     rows = [
         (
-            one.name,
-            one.place,
-            "" if one.bytes is None else f"{one.bytes:,}",
-            "default" if one.name == found.default else "",
+            model.name,
+            model.place,
+            "" if model.bytes is None else f"{model.bytes:,}",
+            "default" if model.name == model_list.default else "",
         )
-        for one in found.models
+        for model in model_list.models
     ]
     return table(rows, ("name", "place", "bytes", ""))
 
 
-def uploaded_text(found: Any) -> str:
+def uploaded_text(upload: Any) -> str:
     """The name of an upload in chains, and a command that uses it."""
-    state = "kept" if found.is_new else "there already"
-    return f"{found.path}: {found.bytes:,} bytes, {state}\n\nNext: trainyard data preview {shlex.quote(found.path)}"
+    state = "kept" if upload.is_new else "there already"
+    return f"{upload.path}: {upload.bytes:,} bytes, {state}\n\nNext: trainyard data preview {shlex.quote(upload.path)}"
 
 
-def deleted_upload_text(found: Any) -> str:
-    return f"{found.name}: removed, {found.files:,} {'file' if found.files == 1 else 'files'}, {found.bytes:,} bytes"
+def deleted_upload_text(upload: Any) -> str:
+    return (
+        f"{upload.name}: removed, {upload.files:,} {'file' if upload.files == 1 else 'files'}, {upload.bytes:,} bytes"
+    )
 
 
-def columns_text(found: Any) -> str:
+def columns_text(file: Any) -> str:
     """The columns with an example of each, and the fields that they may be mapped to."""
-    if not found.columns:
-        return f"{found.path} has no columns: its rows are documents or lines of text."
-    rows = [[column.name, cut(column.example)] for column in found.columns]
-    return f"{table(rows, ('column', 'first value'))}\n\nfields: {', '.join(found.fields)}"
+    if not file.columns:
+        return f"{file.path} has no columns: its rows are documents or lines of text."
+    rows = [[column.name, cut(column.example)] for column in file.columns]
+    return f"{table(rows, ('column', 'first value'))}\n\nfields: {', '.join(file.fields)}"
 
 
 READ, RUN, ADMIN = Scope

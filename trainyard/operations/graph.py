@@ -51,22 +51,22 @@ class NeighborsInput(Request):
 def entities_text(result: Any) -> str:
     if not result.entities:
         return "no such entity"
-    rows = [(one.kind, one.name, one.tenant, one.key) for one in result.entities]
+    rows = [(entity.kind, entity.name, entity.tenant, entity.key) for entity in result.entities]
     more = "" if result.next_offset is None else f"\nmore: --offset {result.next_offset}"
     return table(rows, ("kind", "name", "tenant", "key")) + more
 
 
 def neighbors_text(result: Any) -> str:
     """The entity, its relations as arrows, and the documents that name it."""
-    one = result.entity
-    facts = "".join(f"\n  {name}: {value}" for name, value in one.attributes.items())
+    entity = result.entity
+    facts = "".join(f"\n  {name}: {value}" for name, value in entity.attributes.items())
     arrows = {"out": "-{}->", "in": "<-{}-"}
     lines = [
         f"  {arrows[each.direction].format(each.kind)} {each.entity.name} ({each.entity.kind}, {each.entity.key})"
         for each in result.relations
     ]
     lines += [f"  in {each.stream}: {', '.join(each.names)}" for each in result.documents]
-    return "\n".join([f"{one.name} ({one.kind}){facts}", *lines, *(["  …"] if result.more else [])])
+    return "\n".join([f"{entity.name} ({entity.kind}){facts}", *lines, *(["  …"] if result.more else [])])
 
 
 READ, RUN, ADMIN = Scope

@@ -177,14 +177,14 @@ def job_detail_text(result: Any) -> str:
     lines += [f"{result.run_id}: its run in Prefect, and its folder below runs", result.url]
     lines += [f"group: {result.group}"] if result.group else []
     lines += [f"note: {result.note}"] if result.note else []
-    for one in result.trainings:
-        rate = "" if one.learning_rate is None else f", learning rate {one.learning_rate:.3g}"
-        loss = "" if one.loss is None else f", loss {one.loss:.4f}"
-        kept = f", checkpoints: {', '.join(one.checkpoints)}" if one.checkpoints else ""
-        lines.append(f"{one.node}: step {one.step} of {one.total_steps or '?'}{loss}{rate}{kept}")
-        lines.append(f"{one.node}: {one.folder}")
-    lines += [f"{one.node}: warning: {one.text}" for one in result.divergence]
-    lines += [left_text(one) for one in result.left]
+    for training in result.trainings:
+        rate = "" if training.learning_rate is None else f", learning rate {training.learning_rate:.3g}"
+        loss = "" if training.loss is None else f", loss {training.loss:.4f}"
+        checkpoints = f", checkpoints: {', '.join(training.checkpoints)}" if training.checkpoints else ""
+        lines.append(f"{training.node}: step {training.step} of {training.total_steps or '?'}{loss}{rate}{checkpoints}")
+        lines.append(f"{training.node}: {training.folder}")
+    lines += [f"{event.node}: warning: {event.text}" for event in result.divergence]
+    lines += [left_text(unfinished) for unfinished in result.left]
     return "\n".join([*lines, *node_table(result.nodes), *next_lines(result.next), *age_line(result.as_of)])
 
 
@@ -219,38 +219,50 @@ SOMETIMES = (
 def metrics_text(result: Any) -> str:
     """Format every step, a table per trainer, for other programs to read; with what only some trainers measure."""
     if result.plot:
-        return "\n\n".join(draw_curves({one.node: one.points}) for one in result.trainings if one.points)
+        return "\n\n".join(
+            draw_curves({training.node: training.points}) for training in result.trainings if training.points
+        )
     parts = []
-    for one in result.trainings:
+    for training in result.trainings:
         names = ["loss", "learning_rate"]
-        names += [name for name in SOMETIMES if any(getattr(point, name) is not None for point in one.points)]
-        steps = [(point.step, [getattr(point, name) for name in names]) for point in one.points]
+        names += [name for name in SOMETIMES if any(getattr(point, name) is not None for point in training.points)]
+        steps = [(point.step, [getattr(point, name) for name in names]) for point in training.points]
         rows = [(str(step), *("-" if v is None else f"{v:.6g}" for v in values)) for step, values in steps]
-        parts.append(f"{one.node}\n{table(rows, ('step', *names))}")
+        parts.append(f"{training.node}\n{table(rows, ('step', *names))}")
     return "\n".join(parts)
 
 
 def checkpoints_text(result: Any) -> str:
     """The checkpoints as a table."""
     rows = [
-        [one.node, one.name, str(one.step), f"{one.bytes:,}", "-" if one.metric is None else f"{one.metric:.4f}",
-         one.sha256[:12] or "no manifest"]
-        for one in result.checkpoints
-    ]  # fmt: skip
+        [
+            checkpoint.node,
+            checkpoint.name,
+            str(checkpoint.step),
+            f"{checkpoint.bytes:,}",
+            "-" if checkpoint.metric is None else f"{checkpoint.metric:.4f}",
+            checkpoint.sha256[:12] or "no manifest",
+        ]
+        for checkpoint in result.checkpoints
+    ]
     return table(rows, ("trainer", "checkpoint", "step", "bytes", "metric", "sha256")) if rows else "no checkpoints"
 
 
 def verified_text(result: Any) -> str:
     """One line for each checkpoint that was read."""
-    lines = [f"{one.node} {one.name}: {one.damage or 'whole'}" for one in result.checkpoints]
+    lines = [
+        f"{checkpoint.node} {checkpoint.name}: {checkpoint.damage or 'whole'}" for checkpoint in result.checkpoints
+    ]
     return "\n".join(lines) or "no checkpoints"
 
 
 def samples_text(result: Any) -> str:
     """The answers of each evaluation, the newest first."""
     parts = [
-        "\n".join([f"{one.node}, step {one.step}", *(f"> {own.prompt}\n{own.answer}" for own in one.samples)])
-        for one in result.rounds
+        "\n".join(
+            [f"{round.node}, step {round.step}", *(f"> {sample.prompt}\n{sample.answer}" for sample in round.samples)]
+        )
+        for round in result.rounds
     ]
     return "\n\n".join(parts) or "no samples: set eval.samples of a trainer"
 
@@ -258,22 +270,29 @@ def samples_text(result: Any) -> str:
 def provenance_text(result: Any) -> str:
     """Where results come from: a table of what was read and one of what was made, then a paragraph per trainer."""
     lines = [f"chain {result.chain} {result.digest}" if result.digest else "it has not begun"]
-    read = [(one.source, one.format, str(one.rows), one.sha256[:12]) for one in result.data]
+    read = [(source.source, source.format, str(source.rows), source.sha256[:12]) for source in result.data]
     lines += [table(read, ("source", "format", "rows", "sha256"))] if read else []
-    made = [
-        (one.node, one.port, str(one.rows), one.sha256[:12] or "gone", one.key[:12], "reused" if one.reused else "made")
-        for one in result.results
+    outputs = [
+        (
+            output.node,
+            output.port,
+            str(output.rows),
+            output.sha256[:12] or "gone",
+            output.key[:12],
+            "reused" if output.reused else "made",
+        )
+        for output in result.results
     ]
-    lines += [table(made, ("node", "port", "rows", "sha256", "key", "result"))] if made else []
-    for one in result.trainings:
-        lines.append(f"{one.node}: " + ", ".join(f"{name} {value}" for name, value in one.words.items()))
-        lines += [f"  tokens: {counts_text(one.tokens)}"] if one.tokens else []
-        lines += [f"  rows: {counts_text(one.rows)}"] if one.rows else []
-        versions = ", ".join(f"{name} {own}" for name, own in one.versions.items())
+    lines += [table(outputs, ("node", "port", "rows", "sha256", "key", "result"))] if outputs else []
+    for training in result.trainings:
+        lines.append(f"{training.node}: " + ", ".join(f"{name} {value}" for name, value in training.words.items()))
+        lines += [f"  tokens: {counts_text(training.tokens)}"] if training.tokens else []
+        lines += [f"  rows: {counts_text(training.rows)}"] if training.rows else []
+        versions = ", ".join(f"{name} {version}" for name, version in training.versions.items())
         lines += [f"  versions: {versions}"] if versions else []
-        steps = [f"{own.sha256[:12]} {own.stage} {own.method}".rstrip() for own in one.lineage]
+        steps = [f"{adapter.sha256[:12]} {adapter.stage} {adapter.method}".rstrip() for adapter in training.lineage]
         lines += [f"  lineage: {' → '.join(steps)}"] if steps else []
-        lines += [f"  registered as {', '.join(one.registered)}"] if one.registered else []
+        lines += [f"  registered as {', '.join(training.registered)}"] if training.registered else []
     return "\n".join(lines)
 
 
@@ -289,26 +308,28 @@ def resumed_text(result: object) -> str:
 def comparison_text(result: Any) -> str:
     """Settings that differ, then of two trainings metrics, benchmarks, answers and, if wanted, the curves."""
     if not result.sides:
-        rows = [[one.name, *map(cell, one.values)] for one in result.settings]
+        rows = [[setting.name, *map(cell, setting.values)] for setting in result.settings]
         settings = table(rows, ("setting", *result.jobs)) if rows else "their settings are the same"
         return f"{settings}\n\n{result.left_out}"
     first, second = names = side_names(result.sides)
-    sides = [[name, one.name, one.state, one.adapter_sha256] for name, one in zip(names, result.sides, strict=True)]
+    sides = [[name, side.name, side.state, side.adapter_sha256] for name, side in zip(names, result.sides, strict=True)]
     parts = [table(sides, ("training", "run", "state", "adapter"))]
-    rows = [[one.name, *map(cell, one.values)] for one in result.settings]
+    rows = [[setting.name, *map(cell, setting.values)] for setting in result.settings]
     parts.append(table(rows, ("setting", first, second)) if rows else "No setting differs.")
-    parts.append(table([[one.name, cell(one.first), cell(one.second)] for one in result.metrics],
+    parts.append(table([[metric.name, cell(metric.first), cell(metric.second)] for metric in result.metrics],
                        ("metric", first, second)))  # fmt: skip
     if result.benchmarks:
-        parts.append(table([benchmark_row(one) for one in result.benchmarks],
+        parts.append(table([benchmark_row(benchmark) for benchmark in result.benchmarks],
                            ("benchmark", first, second, "improvement", "better / worse / rows")))  # fmt: skip
     else:
         parts.append("No benchmark is in the reports of both.")
-    for one in result.samples:
-        parts.append(f"prompt: {one.prompt}\nright answer: {one.gold}\n{first}: {one.first}\n{second}: {one.second}")
-    drawn = {name: side.curve for name, side in zip(names, result.sides, strict=True) if side.curve}
+    for sample in result.samples:
+        parts.append(
+            f"prompt: {sample.prompt}\nright answer: {sample.gold}\n{first}: {sample.first}\n{second}: {sample.second}"
+        )
+    curves = {name: side.curve for name, side in zip(names, result.sides, strict=True) if side.curve}
     if result.plot:
-        parts.append(draw_curves(drawn) if drawn else "Neither has a curve: their trainings ran elsewhere.")
+        parts.append(draw_curves(curves) if curves else "Neither has a curve: their trainings ran elsewhere.")
     return "\n\n".join(parts)
 
 
@@ -322,11 +343,11 @@ def side_names(sides: Sequence[Any]) -> list[str]:
     return [f"{side.run[:8]}/{side.trainer}" for side in sides]
 
 
-def benchmark_row(one: Any) -> list[str]:
-    interval = "" if one.low is None else f" [{one.low:+.4f}, {one.high:+.4f}]"
-    gain = "not paired: other rows" if one.improvement is None else f"{one.improvement:+.4f}{interval}"
-    counts = f"{one.better} / {one.worse} / {one.rows}"
-    return [f"{one.name} ({one.metric})", f"{one.first:.4f}", f"{one.second:.4f}", gain, counts]
+def benchmark_row(benchmark: Any) -> list[str]:
+    interval = "" if benchmark.low is None else f" [{benchmark.low:+.4f}, {benchmark.high:+.4f}]"
+    gain = "not paired: other rows" if benchmark.improvement is None else f"{benchmark.improvement:+.4f}{interval}"
+    counts = f"{benchmark.better} / {benchmark.worse} / {benchmark.rows}"
+    return [f"{benchmark.name} ({benchmark.metric})", f"{benchmark.first:.4f}", f"{benchmark.second:.4f}", gain, counts]
 
 
 def cell(value: object) -> str:

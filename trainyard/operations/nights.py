@@ -85,36 +85,36 @@ def night_text(report: NightReport) -> str:
     return markdown(report).rstrip()
 
 
-def simulated_text(found: Simulated) -> str:
+def simulated_text(simulated: Simulated) -> str:
     """The seed first, the count of invariants last; between them each violation, and the line that replays it."""
-    inject = f", with {found.inject} injected" if found.inject else ""
-    rate = found.nights / found.seconds if found.seconds else 0.0
-    head = f"seed {found.seed}: {found.nights:,} nights in {found.attempts:,} attempts, "
-    head += f"{found.seconds:g} s ({rate:.0f} nights/s){inject}"
-    lines = violation_lines(found.violations, found.failed, REPLAY, found.inject)
-    return "\n".join([head, *lines, found.last_line])
+    inject = f", with {simulated.inject} injected" if simulated.inject else ""
+    rate = simulated.nights / simulated.seconds if simulated.seconds else 0.0
+    head = f"seed {simulated.seed}: {simulated.nights:,} nights in {simulated.attempts:,} attempts, "
+    head += f"{simulated.seconds:g} s ({rate:.0f} nights/s){inject}"
+    lines = violation_lines(simulated.violations, simulated.failed, REPLAY, simulated.inject)
+    return "\n".join([head, *lines, simulated.last_line])
 
 
-def status_text(found: NightStatus) -> str:
-    lines = [*found.nights] or ["No night yet."]
-    return "\n".join([*lines, *(f"{state:<10} {name}" for name, state in found.markers.items())])
+def status_text(night_status: NightStatus) -> str:
+    lines = [*night_status.nights] or ["No night yet."]
+    return "\n".join([*lines, *(f"{state:<10} {name}" for name, state in night_status.markers.items())])
 
 
-def added_text(found: Added) -> str:
+def added_text(added: Added) -> str:
     """What a corpus has got, and what was left out."""
-    lines = [f"{found.bucket}: {found.added:,} added, {found.there:,} there already ({found.file})"]
-    if found.skipped:
-        reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in found.skipped.items())
-        lines.append(f"{sum(found.skipped.values()):,} of {found.commits:,} commits skipped: {reasons}")
+    lines = [f"{added.bucket}: {added.added:,} added, {added.there:,} there already ({added.file})"]
+    if added.skipped:
+        reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in added.skipped.items())
+        lines.append(f"{sum(added.skipped.values()):,} of {added.commits:,} commits skipped: {reasons}")
     return "\n".join(lines)
 
 
-def corpora_text(found: CorpusStatus) -> str:
+def corpora_text(corpus_status: CorpusStatus) -> str:
     """A line for each bucket: what it has, and how many tuples are missing for a training."""
     rows = [
-        (one.bucket, one.method, one.role, f"{one.valid:,}", f"{one.threshold:,}", f"{one.invalid:,}",
-         f"{one.duplicates:,}", f"{max(0, one.threshold - one.valid):,}")
-        for one in found.buckets
+        (bucket.bucket, bucket.method, bucket.role, f"{bucket.valid:,}", f"{bucket.threshold:,}", f"{bucket.invalid:,}",
+         f"{bucket.duplicates:,}", f"{max(0, bucket.threshold - bucket.valid):,}")
+        for bucket in corpus_status.buckets
     ]  # fmt: skip
     return table(rows, ("bucket", "method", "role", "valid", "threshold", "invalid", "duplicates", "missing"))
 
@@ -123,7 +123,7 @@ def nights_text(result: Any) -> str:
     """A line for each night."""
     if not result.nights:
         return "no night yet"
-    return "\n".join(f"{one.tenant}/{one.night}  {one.state:<10} {one.headline}" for one in result.nights)
+    return "\n".join(f"{night.tenant}/{night.night}  {night.state:<10} {night.headline}" for night in result.nights)
 
 
 def night_detail_text(result: Any) -> str:

@@ -127,15 +127,15 @@ MOST_CHARS = 60
 def sessions_text(result: Any) -> str:
     rows = [
         [
-            one.id,
-            one.name,
-            one.state.value,
-            str(one.stage.value),
-            number(one.global_step),
-            number(one.op_seq),
-            one.detail[:MOST_CHARS],
+            session.id,
+            session.name,
+            session.state.value,
+            str(session.stage.value),
+            number(session.global_step),
+            number(session.op_seq),
+            session.detail[:MOST_CHARS],
         ]
-        for one in result.sessions
+        for session in result.sessions
     ]
     return table(rows, ("id", "name", "state", "stage", "step", "op", "detail")) if rows else "no sessions yet"
 
@@ -172,7 +172,7 @@ def completions_text(result: Any) -> str:
     """What was generated, one completion after another."""
     if not result.completions:
         return reply_text(result)
-    return "\n".join(f"[{one.prompt}] {one.text}" for one in result.completions)
+    return "\n".join(f"[{completion.prompt}] {completion.text}" for completion in result.completions)
 
 
 def output_text(result: Any) -> str:

@@ -64,7 +64,7 @@ def up_text(result: Any) -> str:
         *([("login", f"the text in {result.auth_file}")] if result.auth_file else []),
         ("dashboard", f"{result.service_url}/dashboard; `trainyard dashboard` logs a browser in"),
         ("REST API", f"{result.service_url}/api/v1"),
-        *(("beyond loopback", one) for one in result.exposed_urls),
+        *(("beyond loopback", url) for url in result.exposed_urls),
         ("worker", f"pid {result.worker_pid}"),
         ("watchdog", f"pid {result.watchdog_pid}"),
         ("model server", result.embedded_url or "-"),
@@ -83,27 +83,28 @@ def down_text(result: Any) -> str:
 
 def doctor_text(result: Any) -> str:
     rows = [
-        (("ok" if one.ok else "PROBLEM") if not one.note else "note", one.name, one.detail) for one in result.checks
+        (("ok" if check.ok else "PROBLEM") if not check.note else "note", check.name, check.detail)
+        for check in result.checks
     ]
-    remedies = [f"{one.name}: {one.do}" for one in result.checks if not (one.ok or one.note)]
+    remedies = [f"{check.name}: {check.do}" for check in result.checks if not (check.ok or check.note)]
     return "\n".join([table(rows, ("", "what", "found")), *remedies])
 
 
 def settings_text(result: Any) -> str:
     """What differs from its default first; the value as in JSON."""
     rows = [
-        (one.name, json.dumps(one.value, ensure_ascii=False), one.source)
-        for one in sorted(result.settings, key=lambda one: one.source == "default")
+        (setting.name, json.dumps(setting.value, ensure_ascii=False), setting.source)
+        for setting in sorted(result.settings, key=lambda setting: setting.source == "default")
     ]
     return f"{table(rows, ('setting', 'value', 'from'))}\nfile: {result.file}"
 
 
 def migration_text(result: Any) -> str:
     verb = "would be renamed" if result.dry_run else "renamed"
-    lines = [f"{verb}: {one.before} -> {one.now}" for one in result.folders]
+    lines = [f"{verb}: {folder.before} -> {folder.now}" for folder in result.folders]
     lines += [
-        f"read as written: {one.files:,} of kind {one.kind}, schema version {one.version} (now {one.now})"
-        for one in result.earlier
+        f"read as written: {kind.files:,} of kind {kind.kind}, schema version {kind.version} (now {kind.now})"
+        for kind in result.earlier
     ]
     return "\n".join(lines) or "nothing was written by an earlier version in another form"
 
@@ -111,16 +112,16 @@ def migration_text(result: Any) -> str:
 def gc_text(result: Any) -> str:
     """What goes, largest first within its kind, and a sum for each kind."""
     verb = "would be removed" if result.dry_run else "removed"
-    items = sorted(result.items, key=lambda one: -one.bytes)
-    kinds = dict.fromkeys(one.kind for one in result.items)
+    items = sorted(result.items, key=lambda item: -item.bytes)
+    kinds = dict.fromkeys(item.kind for item in result.items)
     rows = [
-        (kind, str(one.path), f"{one.bytes:,}", f"{one.age_days:.0f}", one.because)
+        (kind, str(item.path), f"{item.bytes:,}", f"{item.age_days:.0f}", item.because)
         for kind in kinds
-        for one in items
-        if one.kind is kind
+        for item in items
+        if item.kind is kind
     ]
     lines = [table(rows, ("kind", "path", "bytes", "days", "why"))] if rows else []
-    counts = ", ".join(f"{sum(one.kind is kind for one in items)} {kind}" for kind in kinds)
+    counts = ", ".join(f"{sum(item.kind is kind for item in items)} {kind}" for kind in kinds)
     lines.append(f"{verb}: {result.bytes:,} bytes ({counts})" if rows else f"nothing is older than {result.days} days")
     if result.open_runs:
         names = ", ".join(name[:8] for name in result.open_runs)
@@ -138,8 +139,8 @@ def backup_text(result: Any) -> str:
 
 def restored_text(result: Any) -> str:
     when = datetime.fromtimestamp(result.made, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    made = f"made {when} by Trainyard {result.version}"
-    lines = [f"{result.home}: {result.files:,} files, {result.bytes:,} bytes, {made}"]
+    origin = f"made {when} by Trainyard {result.version}"
+    lines = [f"{result.home}: {result.files:,} files, {result.bytes:,} bytes, {origin}"]
     if result.tokens:
         lines.append(f"its {result.tokens:,} access tokens are valid here now: `trainyard tokens list`")
     if result.settings:
@@ -159,10 +160,11 @@ def demo_text(result: DemoResult) -> str:
         f"{'loss per answer token':<18}{'rows':>6}{'base':>8}{'control':>9}{'tuned':>8}"
         f"   {'base - tuned [95 %]':<26}control - tuned [95 %]",
     ]
-    for one in result.sets:
+    for row_set in result.sets:
         lines.append(
-            f"{one.name.replace('_', ' '):<18}{one.rows:>6}{one.base:>8.3f}{one.control:>9.3f}{one.tuned:>8.3f}"
-            f"   {one.base_minus_tuned!s:<26}{one.control_minus_tuned!s}"
+            f"{row_set.name.replace('_', ' '):<18}{row_set.rows:>6}{row_set.base:>8.3f}{row_set.control:>9.3f}"
+            f"{row_set.tuned:>8.3f}"
+            f"   {row_set.base_minus_tuned!s:<26}{row_set.control_minus_tuned!s}"
         )
     quotes = result.quotes
     lines += [
@@ -185,8 +187,8 @@ def demo_text(result: DemoResult) -> str:
     return "\n".join(lines)
 
 
-def one_line(given: str) -> str:
-    flat = " ".join(given.split())
+def one_line(text: str) -> str:
+    flat = " ".join(text.split())
     return flat if len(flat) <= 160 else flat[:159] + "…"
 
 

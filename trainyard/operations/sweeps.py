@@ -55,12 +55,12 @@ class SweepInput(SweptChain):
 
     @field_validator("metric")
     @classmethod
-    def is_measured(cls, given: str | None) -> str | None:
+    def is_measured(cls, metric: str | None) -> str | None:
         """Refuse a metric that no evaluation during training has."""
-        known = [f"eval_{metric.value}" for metric in EvalMetric]
-        if given is not None and given not in known and f"eval_{given}" not in known:
-            raise ValueError(f"{given!r} is not a metric of an evaluation during training: {', '.join(known)}")
-        return given
+        metrics = [f"eval_{item.value}" for item in EvalMetric]
+        if metric is not None and metric not in metrics and f"eval_{metric}" not in metrics:
+            raise ValueError(f"{metric!r} is not a metric of an evaluation during training: {', '.join(metrics)}")
+        return metric
 
     @property
     def asked_metric(self) -> EvalMetric | None:
@@ -84,14 +84,14 @@ def sweep_text(result: Any) -> str:
         return str(result.best_chain).rstrip()
     paths = sorted({path for trial in result.trials for path in trial.params})
     rows = []
-    for one in result.trials:
-        measured = [step for step in result.rungs if step in one.found]
+    for trial in result.trials:
+        measured = [step for step in result.rungs if step in trial.found]
         rung = f"{measured[-1]}" if measured else "-"
-        last = one.value if one.value is not None else one.found.get(measured[-1]) if measured else None
-        values = [short(one.params[path]) for path in paths]
-        mark = " *" if result.best is not None and one.number == result.best.number else ""
-        state = f"{one.state.value}{mark}" + (f": {one.code}" if one.code else "")
-        rows.append([str(one.number), *values, rung, str(one.steps), "-" if last is None else f"{last:.4f}", state])
+        last = trial.value if trial.value is not None else trial.found.get(measured[-1]) if measured else None
+        values = [short(trial.params[path]) for path in paths]
+        mark = " *" if result.best is not None and trial.number == result.best.number else ""
+        state = f"{trial.state.value}{mark}" + (f": {trial.code}" if trial.code else "")
+        rows.append([str(trial.number), *values, rung, str(trial.steps), "-" if last is None else f"{last:.4f}", state])
     header = ("trial", *(path.rpartition(".")[2] for path in paths), "rung", "steps", result.metric, "state")
     lines = [table(rows, header)] if rows else []
     if result.plot and rows:
@@ -107,7 +107,7 @@ def sweep_line(result: Any) -> str:
     """One sweep in one line."""
     share = f" ({result.num_steps / result.num_whole_steps:.0%} of whole trainings)" if result.num_whole_steps else ""
     best = f", best {result.metric} {result.best.value:.4f} (trial {result.best.number})" if result.best else ""
-    over = sum(one.state.is_over for one in result.trials)
+    over = sum(trial.state.is_over for trial in result.trials)
     state = "running" if result.is_running else "done" if over == result.num_trials else "not running"
     count = f"{len(result.trials)} of {result.num_trials} trials"
     return f"{result.name}: {state}, {count}, {result.num_steps:,} steps{share}{best}"
@@ -120,9 +120,9 @@ def sweeps_text(result: Any) -> str:
 def draw_trials(result: Any) -> str:
     """The metric of every trial by step: where curves end, trials were stopped."""
     curves = {}
-    for one in result.trials:
-        points = dict(one.found) | ({one.steps: one.value} if one.value is not None else {})
-        curves[str(one.number)] = sorted(points.items())
+    for trial in result.trials:
+        points = dict(trial.found) | ({trial.steps: trial.value} if trial.value is not None else {})
+        curves[str(trial.number)] = sorted(points.items())
     return draw_lines(curves, x="step", y=result.metric)
 
 

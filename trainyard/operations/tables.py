@@ -70,19 +70,19 @@ def total_width(widths: Sequence[int]) -> int:
 
 def fit_table(rows: Sequence[Sequence[str]], header: Sequence[str], columns: int) -> str:
     """Wrap texts; where that is not enough leave columns out; where that is not enough, write a block for each row."""
-    shown, left_out = [*range(len(header))], []
+    visible, left_out = [*range(len(header))], []
     widths = natural_widths(rows, header)
-    least = [least_width(header[at], [row[at] for row in rows], widths[at]) for at in shown]
+    least = [least_width(header[at], [row[at] for row in rows], widths[at]) for at in visible]
     for name in SPARE:
-        if total_width([least[at] for at in shown]) <= columns or len(shown) == 1:
+        if total_width([least[at] for at in visible]) <= columns or len(visible) == 1:
             break
-        dropped = [at for at in shown[1:] if header[at] == name]
+        dropped = [at for at in visible[1:] if header[at] == name]
         left_out += [header[at] for at in dropped]
-        shown = [at for at in shown if at not in dropped]
-    if total_width([least[at] for at in shown]) > columns:
+        visible = [at for at in visible if at not in dropped]
+    if total_width([least[at] for at in visible]) > columns:
         return blocks(rows, header, columns)
-    fitted = shrink([widths[at] for at in shown], [least[at] for at in shown], columns)
-    text = draw([[row[at] for at in shown] for row in rows], [header[at] for at in shown], fitted)
+    fitted = shrink([widths[at] for at in visible], [least[at] for at in visible], columns)
+    text = draw([[row[at] for at in visible] for row in rows], [header[at] for at in visible], fitted)
     return f"{text}\n(left out for the width: {', '.join(left_out)})" if left_out else text
 
 
@@ -122,11 +122,11 @@ def draw(rows: Sequence[Sequence[str]], header: Sequence[str], widths: Sequence[
 def blocks(rows: Sequence[Sequence[str]], header: Sequence[str], columns: int) -> str:
     """Return a block for each row: a line for each cell that has a text, the heading before it."""
     names = max(map(cell_width, header))
-    found = []
+    blocks = []
     for row in rows:
         lines = []
         for name, cell in zip(header, row, strict=True):
             room = max(columns - names - GAP, LEAST, cell_width(cell) if name in WHOLE else 0)
             lines += [draw([], [name, cell], [names, min(room, max(cell_width(cell), 1))])] if cell else []
-        found.append("\n".join(lines))
-    return "\n\n".join(found)
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)

@@ -29,18 +29,18 @@ def draw_curves(curves: Mapping[str, Sequence[Any]]) -> str:
     canvas.x_ticks_fkt, canvas.y_ticks_fkt = lambda low, _: f"{low:.0f}", lambda low, _: f"{low:.4g}"
     steps = [point.step for points in curves.values() for point in points]
     canvas.set_x_limits(min_=min(steps), max_=max(*steps, min(steps) + 1))
-    found: list[float] = []
+    values: list[float] = []
     for (line, mark), (name, points) in zip(MARKS, curves.items(), strict=False):
         for field, draw, marker in (("loss", canvas.plot, line), ("eval_loss", canvas.scatter, mark)):
             pairs = [(point.step, getattr(point, field)) for point in points]
             pairs = [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
             if pairs:
                 x, y = zip(*pairs, strict=True)
-                found += y
+                values += y
                 draw(x, y, label=f"{name} {field}", marker=marker)
-    if not found:
+    if not values:
         return f"{', '.join(curves)}: no finite losses yet"
-    fit_height(canvas, found)
+    fit_height(canvas, values)
     return str(canvas.show(legend=True))
 
 
@@ -56,10 +56,10 @@ def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y
     canvas.width, canvas.height = min(WIDEST, shutil.get_terminal_size().columns) - TICKS - 4, HEIGHT
     canvas.with_colors, canvas.x_label, canvas.y_label = sys.stdout.isatty(), x, y
     canvas.x_ticks_fkt, canvas.y_ticks_fkt = lambda low, _: f"{low:.0f}", lambda low, _: f"{low:.4g}"
-    found = {name: [pair for pair in pairs if math.isfinite(pair[1])] for name, pairs in curves.items()}
-    if values := [value for pairs in found.values() for _, value in pairs]:
+    finite = {name: [pair for pair in pairs if math.isfinite(pair[1])] for name, pairs in curves.items()}
+    if values := [value for pairs in finite.values() for _, value in pairs]:
         fit_height(canvas, values)
-    for name, pairs in found.items():
+    for name, pairs in finite.items():
         if pairs:
             xs, ys = zip(*pairs, strict=True)
             canvas.plot(xs, ys, label=name)
@@ -102,11 +102,11 @@ def error_lines(text: str) -> list[str]:
     error = OF_NODE.fullmatch(text)
     if error is None:
         return [text]
-    what, _, rest = text.partition(" Why: ")
+    problem, _, rest = text.partition(" Why: ")
     why, _, do = rest.partition(" Do: ")
     if not rest:
-        what, _, do = text.partition(" Do: ")
-    return [what, *([f"  {why}"] if why else []), *([f"  Do: {do}"] if do else [])]
+        problem, _, do = text.partition(" Do: ")
+    return [problem, *([f"  {why}"] if why else []), *([f"  Do: {do}"] if do else [])]
 
 
 def next_lines(commands: Sequence[str]) -> list[str]:

@@ -155,22 +155,22 @@ def main() -> None:
     for name, help_text in (("host", "also"), ("tls-cert", "PEM"), ("tls-key", "PEM"), ("behind-proxy", "address")):
         parser.add_argument(f"--{name}", default="", help=help_text)
     parser.add_argument("--allow-host", action="append", default=[])
-    given = parser.parse_args()
+    args = parser.parse_args()
     server = get_current_settings().server
-    if server.api.auth_string is None and not given.no_auth:
+    if server.api.auth_string is None and not args.no_auth:
         parser.error("PREFECT_SERVER_API_AUTH_STRING is not set")
-    names = tuple(given.allow_host)
-    chosen = Exposure(given.host or HOST, given.tls_cert, given.tls_key, given.behind_proxy, names)
-    certificate = require_safe(chosen, everybody=given.no_auth)
+    names = tuple(args.allow_host)
+    exposure = Exposure(args.host or HOST, args.tls_cert, args.tls_key, args.behind_proxy, names)
+    certificate = require_safe(exposure, everybody=args.no_auth)
     origins = filter(None, server.api.cors_allowed_origins.split(","))
     secret = server.api.auth_string
     prefect = GuardedDocument(create_app(final=True), secret.get_secret_value() if secret is not None else None)
     counted = CountedCredentials(prefect, WrongCredentials(settings().api_failed_logins))
-    app: ASGIApp = Guard(counted, origins, as_prefect_answers, names=names_for(chosen, certificate))
+    app: ASGIApp = Guard(counted, origins, as_prefect_answers, names=names_for(exposure, certificate))
     config = uvicorn.Config(
-        BehindProxy(app, chosen.behind_proxy) if chosen.behind_proxy else app,
+        BehindProxy(app, exposure.behind_proxy) if exposure.behind_proxy else app,
         host=HOST,
-        port=given.port,
+        port=args.port,
         http=BoundedProtocol,
         timeout_keep_alive=server.api.keepalive_timeout,
         ws_ping_interval=server.api.websocket_ping_interval,
@@ -179,7 +179,7 @@ def main() -> None:
         proxy_headers=False,
     )
     with contextlib.ExitStack() as sockets:
-        exposed = [sockets.enter_context(one) for one in bind_exposed(chosen, given.port)]
+        exposed = [sockets.enter_context(socket_) for socket_ in bind_exposed(exposure, args.port)]
         run_servers(uvicorn.Server(config), None, exposed, certificate)
 
 

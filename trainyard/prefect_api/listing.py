@@ -35,10 +35,10 @@ SLACK_S = 3600.0
 """By how much a run may be due before it was created: clocks differ, and a client may name an earlier time."""
 
 
-def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **wanted: Any) -> Iterator[Any]:
+def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **filters: Any) -> Iterator[Any]:
     """Every row of a query from the `offset`-th on, read page by page."""
     while True:
-        page = read(limit=PAGE, offset=offset, **wanted)
+        page = read(limit=PAGE, offset=offset, **filters)
         yield from page
         if len(page) < PAGE:
             return
@@ -47,10 +47,10 @@ def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **wanted: Any) ->
 
 def jobs_of(prefect: SyncPrefectClient, *tags: str) -> Iterator[FlowRun]:
     """Every run with a trainer that has these tags, too, the newest first."""
-    wanted = FlowRunFilter.model_validate({"tags": {"all_": [JOB_TAG, *tags]}})
+    run_filter = FlowRunFilter.model_validate({"tags": {"all_": [JOB_TAG, *tags]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
-    found = paged(prefect.read_flow_runs, flow_run_filter=wanted, sort=newest)
-    return (run for run in found if not is_upcoming(run))
+    runs = paged(prefect.read_flow_runs, flow_run_filter=run_filter, sort=newest)
+    return (run for run in runs if not is_upcoming(run))
 
 
 def is_upcoming(run: FlowRun) -> bool:
@@ -66,28 +66,28 @@ def select_jobs(query: JobQuery, runs: Path) -> JobPage:
     The server orders by the time when a run is due, which is not before it was created: of a page from then on, no job
     is newer than the last one that was found.
     """
-    found: list[JsonObject] = []
+    rows: list[JsonObject] = []
     with client() as prefect:
         for run in jobs_of(prefect):
             due = stamp(run.expected_start_time)
-            if len(found) > query.limit and due is not None and due < (found[-1]["created"] or 0.0) - SLACK_S:
+            if len(rows) > query.limit and due is not None and due < (rows[-1]["created"] or 0.0) - SLACK_S:
                 break
             row = row_of(run, str(prefect.api_url))
             row = row if row["backend"] else with_chain_facts(row, runs / row["run_id"])
             if query.accepts(row):
-                found = sorted([*found, row], key=place_of, reverse=True)[: query.limit + 1]
-    return page_of(found, query.limit)
+                rows = sorted([*rows, row], key=place_of, reverse=True)[: query.limit + 1]
+    return page_of(rows, query.limit)
 
 
 def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[JsonObject]:
     """The runs with a tag, the newest first, and whether each has ended."""
-    wanted = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
+    run_filter = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
     with client() as prefect:
-        found = islice(paged(prefect.read_flow_runs, offset, flow_run_filter=wanted, sort=newest), limit)
+        runs = islice(paged(prefect.read_flow_runs, offset, flow_run_filter=run_filter, sort=newest), limit)
         return [
             {**row_of(run, str(prefect.api_url)), "ended": run.state is not None and run.state.is_final()}
-            for run in found
+            for run in runs
         ]
 
 
@@ -97,9 +97,9 @@ def select_ended(run_ids: Iterable[str]) -> set[str]:
     ended: set[str] = set()
     with client() as prefect:
         for start in range(0, len(ids), PAGE):
-            wanted = FlowRunFilter.model_validate({"id": {"any_": ids[start : start + PAGE]}})
-            found = prefect.read_flow_runs(flow_run_filter=wanted, limit=PAGE)
-            ended |= {str(run.id) for run in found if run.state is not None and run.state.is_final()}
+            run_filter = FlowRunFilter.model_validate({"id": {"any_": ids[start : start + PAGE]}})
+            runs = prefect.read_flow_runs(flow_run_filter=run_filter, limit=PAGE)
+            ended |= {str(run.id) for run in runs if run.state is not None and run.state.is_final()}
     return ended
 
 
@@ -109,16 +109,16 @@ def find_job(name: str, tenant: str = "") -> JsonObject:
     Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
     """
     with client() as prefect:
-        found = [row for run in candidates(prefect, name) if belongs(row := row_of(run, str(prefect.api_url)), tenant)]
-    return require_single(found, name)
+        rows = [row for run in candidates(prefect, name) if belongs(row := row_of(run, str(prefect.api_url)), tenant)]
+    return require_single(rows, name)
 
 
 def deployment_of(run_id: str) -> str:
     """The deployment that a run was started by: `qa-pipeline/local`; empty where that is not there any more."""
     with client() as prefect:
         run = prefect.read_flow_run(UUID(run_id))
-        wanted = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
-        flow = prefect.read_flows(flow_run_filter=wanted, limit=1)
+        run_filter = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
+        flow = prefect.read_flows(flow_run_filter=run_filter, limit=1)
         if run.deployment_id is None or not flow:
             return ""
         try:
@@ -175,8 +175,8 @@ def stamp(when: datetime | None) -> float | None:
 
 def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[LogRow]:
     """The run's log lines from the `offset`-th on, in order, at most so many: {time, level, text}."""
-    wanted = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
+    log_filter = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
     with client() as prefect:
-        every = paged(prefect.read_logs, offset, log_filter=wanted, sort=LogSort.TIMESTAMP_ASC)
+        every = paged(prefect.read_logs, offset, log_filter=log_filter, sort=LogSort.TIMESTAMP_ASC)
         lines = islice(every, most)
-        return [LogRow(time=one.timestamp.timestamp(), level=one.level, text=text_of(one.message)) for one in lines]
+        return [LogRow(time=line.timestamp.timestamp(), level=line.level, text=text_of(line.message)) for line in lines]

@@ -32,10 +32,12 @@ def night_slot(settings: Settings, *, run: str, window_s: float) -> Iterator[flo
             if error.code != "E-DEVICE-BUSY":
                 raise
             device = device_numbers()[0]
-            who, taken = holder(slot_lock(settings, device)), limit_name(device)
+            slot_holder, name = holder(slot_lock(settings, device)), limit_name(device)
             raise Conflict(
                 f"The night did not begin: device {device} was in use for its whole window of {window_s:,.0f} s.",
-                why=f"It is in use by {who}." if who else f"The server's limit {taken} is taken by another host.",
+                why=f"It is in use by {slot_holder}."
+                if slot_holder
+                else f"The server's limit {name} is taken by another host.",
                 do="Wait for that run or cancel it, then `trainyard nightly run`; the documents and markers wait.",
                 code="E-DEVICE-BUSY",
             ) from None

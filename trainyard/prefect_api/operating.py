@@ -158,11 +158,17 @@ def wait_for_worker(prefect: SyncPrefectClient, run: FlowRun) -> None:
     """
     while run.state is not None and run.state.type is StateType.CANCELLED:
         states = sorted(prefect.read_flow_run_states(run.id), key=lambda state: state.timestamp)
-        asked = next((one.timestamp for one in reversed(states) if one.type is StateType.CANCELLING), None)
+        canceled_at = next((state.timestamp for state in reversed(states) if state.type is StateType.CANCELLING), None)
         worker_wrote = any(
-            one.message and one.message.startswith(WORKERS_WORD) for one in states if asked and one.timestamp > asked
+            state.message and state.message.startswith(WORKERS_WORD)
+            for state in states
+            if canceled_at and state.timestamp > canceled_at
         )
-        if asked is None or worker_wrote or datetime.now(UTC) - run.state.timestamp > timedelta(seconds=LEAVING_S):
+        if (
+            canceled_at is None
+            or worker_wrote
+            or datetime.now(UTC) - run.state.timestamp > timedelta(seconds=LEAVING_S)
+        ):
             return
         time.sleep(0.3)
         run = read_run(prefect, str(run.id))
@@ -218,8 +224,8 @@ def never_started(settings: Settings, worker_name: str) -> list[FlowRun]:
     leaves a run that nobody starts. No other worker takes it: Pending means that somebody has.
     """
     limit = datetime.now(UTC) - STARTING
-    found = [run for run in runs_of_pool(settings, [StateType.PENDING]) if run.state and run.state.timestamp < limit]
-    return [run for run in found if run.labels.get(WORKER_LABEL, worker_name) == worker_name and not process_of(run)]
+    runs = [run for run in runs_of_pool(settings, [StateType.PENDING]) if run.state and run.state.timestamp < limit]
+    return [run for run in runs if run.labels.get(WORKER_LABEL, worker_name) == worker_name and not process_of(run)]
 
 
 def schedule_again(run: FlowRun) -> None:
@@ -231,18 +237,18 @@ def schedule_again(run: FlowRun) -> None:
 
 def runs_in(settings: Settings, worker_name: str, states: list[StateType], *, recent: bool = False) -> list[FlowRun]:
     """Runs of this host that are in one of the states; with `recent`, only those that started lately."""
-    found = runs_of_pool(settings, states, recent=recent)
-    return [run for run in found if run.labels.get(WORKER_LABEL) == worker_name]
+    runs = runs_of_pool(settings, states, recent=recent)
+    return [run for run in runs if run.labels.get(WORKER_LABEL) == worker_name]
 
 
 def runs_of_pool(settings: Settings, states: list[StateType], *, recent: bool = False) -> list[FlowRun]:
     """Runs of the work pool, on any host, that are in one of the states."""
-    wanted: dict[str, object] = {"state": {"type": {"any_": states}}}
+    run_filter: dict[str, object] = {"state": {"type": {"any_": states}}}
     if recent:
-        wanted["start_time"] = {"after_": datetime.now(UTC) - RECENT}
+        run_filter["start_time"] = {"after_": datetime.now(UTC) - RECENT}
     pool = WorkPoolFilter.model_validate({"name": {"any_": [settings.work_pool]}})
     with client() as prefect:
-        return prefect.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted), work_pool_filter=pool)
+        return prefect.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(run_filter), work_pool_filter=pool)
 
 
 def write_end_state(run: FlowRun, settings: Settings) -> None:

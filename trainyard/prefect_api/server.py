@@ -82,10 +82,10 @@ def client() -> Iterator[SyncPrefectClient]:
                 do="Set PREFECT_API_AUTH_STRING to those of that server.",
                 code="E-AUTH",
             ) from error
-        own = load_settings()
-        if error.response.is_server_error and lacking_space(own.prefect_home, LEAST_DATABASE_BYTES):
+        current = load_settings()
+        if error.response.is_server_error and lacking_space(current.prefect_home, LEAST_DATABASE_BYTES):
             raise LimitExceeded(
-                f"The Prefect server could not write its database: the disk of {own.prefect_home} is full.",
+                f"The Prefect server could not write its database: the disk of {current.prefect_home} is full.",
                 why=f"It answered {error.response.status_code}.",
                 do="Free space there and repeat the command; the server needs no restart.",
                 code="E-DISK-FULL",
@@ -177,16 +177,22 @@ def gpu_automation() -> Automation:
     )
 
 
-def ensure_automations(wanted: Iterable[Automation]) -> None:
+def ensure_automations(automations: Iterable[Automation]) -> None:
     """Write the automations that are not there, replace those of an older release, and remove outdated ones."""
     with client() as prefect:
-        known = {one["name"]: one for one in prefect.request("POST", "/automations/filter", json={}).json()}
-        for name in OUTDATED & known.keys():
-            prefect.request("DELETE", "/automations/{id}", path_params={"id": known[name]["id"]})
-        for one in wanted:
-            body, found = one.model_dump(mode="json", exclude={"id", "owner_resource"}), known.get(one.name)
-            if found is None:
+        existing = {
+            automation["name"]: automation
+            for automation in prefect.request("POST", "/automations/filter", json={}).json()
+        }
+        for name in OUTDATED & existing.keys():
+            prefect.request("DELETE", "/automations/{id}", path_params={"id": existing[name]["id"]})
+        for automation in automations:
+            body, current = (
+                automation.model_dump(mode="json", exclude={"id", "owner_resource"}),
+                existing.get(automation.name),
+            )
+            if current is None:
                 prefect.request("POST", "/automations/", json=body)
-            elif set(found["trigger"].get("expect") or ()) != set(body["trigger"]["expect"]):
-                kept = {**body, "enabled": found["enabled"]}
-                prefect.request("PUT", "/automations/{id}", path_params={"id": found["id"]}, json=kept)
+            elif set(current["trigger"].get("expect") or ()) != set(body["trigger"]["expect"]):
+                updated = {**body, "enabled": current["enabled"]}
+                prefect.request("PUT", "/automations/{id}", path_params={"id": current["id"]}, json=updated)

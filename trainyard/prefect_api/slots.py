@@ -109,12 +109,12 @@ def free_unheld_slots(settings: Settings) -> list[int]:
 @contextmanager
 def given_back(slot: AbstractContextManager[None]) -> Iterator[None]:
     """Take the slot; a failure to give it back does not fail the work that was done in it."""
-    taken = ExitStack()
-    taken.enter_context(slot)
+    leases = ExitStack()
+    leases.enter_context(slot)
     try:
         yield
     finally:
         try:
-            taken.close()
+            leases.close()
         except (httpx.HTTPError, PrefectHTTPStatusError) as error:
             logger.warning("The device's limit could not be given back; its lease expires: %s", error)

@@ -84,10 +84,10 @@ def completed(result: RunResult, **data: Any) -> State[Any]:
     return state
 
 
-def preempted(words: str, *, after_s: float) -> State[object]:
+def preempted(reason: str, *, after_s: float) -> State[object]:
     """Return the state of a run that is continued automatically after some seconds."""
     when = datetime.now(UTC) + timedelta(seconds=after_s)
-    message = f"Its machine was taken back; it continues automatically. {words}".strip()
+    message = f"Its machine was taken back; it continues automatically. {reason}".strip()
     state: State[object] = Scheduled(name=PREEMPTED, scheduled_time=when, message=message)
     return state
 

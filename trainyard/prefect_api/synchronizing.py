@@ -55,9 +55,9 @@ class Synchronizer:
     def run(self, stop: Event) -> None:
         """Synchronise each second until `stop` is set. A server that is away is asked again; that is said once."""
         while not stop.is_set():
-            begun = time.monotonic()
+            started_s = time.monotonic()
             self.attempt()
-            stop.wait(max(0.1, EVERY_S - (time.monotonic() - begun)))
+            stop.wait(max(0.1, EVERY_S - (time.monotonic() - started_s)))
 
     def attempt(self) -> bool:
         """Synchronise once; return whether Prefect answered and the index was written."""
@@ -89,11 +89,11 @@ class Synchronizer:
     def read_whole(self, at: float) -> None:
         """Read every job; remove those that Prefect no longer has."""
         self.keep_open()
-        before, known = self.index.runs(), set[str]()
+        before, seen = self.index.runs(), set[str]()
         for page in self.pages({}, PAGE_TIMEOUT_S):
             self.write(page, at)
-            known |= {str(run.id) for run in page}
-        self.read_missing(before - known, at)
+            seen |= {str(run.id) for run in page}
+        self.read_missing(before - seen, at)
 
     def keep_open(self) -> None:
         if self.keeper is not None:
@@ -105,24 +105,24 @@ class Synchronizer:
         before = self.index.open_runs()
         since = datetime.fromtimestamp(at - RECENT_S, UTC).isoformat()
         until = datetime.fromtimestamp(at + RECENT_S, UTC).isoformat()
-        asked = ({"state": {"type": {"any_": OPEN}}}, {"expected_start_time": {"after_": since, "before_": until}})
-        found = {str(run.id): run for wanted in asked for page in self.pages(wanted) for run in page}
-        self.write(found.values(), at)
-        self.read_missing(before - found.keys(), at)
+        filters = ({"state": {"type": {"any_": OPEN}}}, {"expected_start_time": {"after_": since, "before_": until}})
+        runs = {str(run.id): run for run_filter in filters for page in self.pages(run_filter) for run in page}
+        self.write(runs.values(), at)
+        self.read_missing(before - runs.keys(), at)
 
     def read_missing(self, run_ids: set[str], at: float) -> None:
         """Read the jobs that a query did not find; remove those that Prefect no longer has."""
-        wanted = sorted(run_ids)
-        for start in range(0, len(wanted), PAGE):
-            some = wanted[start : start + PAGE]
-            found = [run for page in self.pages({"id": {"any_": some}}) for run in page]
-            self.write(found, at)
-            if gone := set(some) - {str(run.id) for run in found}:
-                self.index.remove(gone, at)
+        ids = sorted(run_ids)
+        for start in range(0, len(ids), PAGE):
+            some = ids[start : start + PAGE]
+            runs = [run for page in self.pages({"id": {"any_": some}}) for run in page]
+            self.write(runs, at)
+            if missing := set(some) - {str(run.id) for run in runs}:
+                self.index.remove(missing, at)
 
-    def pages(self, wanted: JsonObject, timeout_s: float = ASK_TIMEOUT_S) -> Iterator[list[FlowRun]]:
+    def pages(self, run_filter: JsonObject, timeout_s: float = ASK_TIMEOUT_S) -> Iterator[list[FlowRun]]:
         """Every job of a filter, page by page."""
-        where = {"tags": {"all_": [JOB_TAG]}, **wanted}
+        where = {"tags": {"all_": [JOB_TAG]}, **run_filter}
         offset = 0
         while True:
             body = {"flow_runs": where, "limit": PAGE, "offset": offset, "sort": "ID_DESC"}
@@ -135,8 +135,8 @@ class Synchronizer:
 
     def write(self, runs: Iterable[FlowRun], at: float) -> None:
         rows = [row_of(run, self.api_url) for run in runs]
-        known = self.index.rows_of(row["run_id"] for row in rows)
-        self.index.put([self.complete(row, known.get(row["run_id"])) for row in rows], at)
+        existing = self.index.rows_of(row["run_id"] for row in rows)
+        self.index.put([self.complete(row, existing.get(row["run_id"])) for row in rows], at)
 
     def complete(self, row: Row, before: Row | None) -> Row:
         """The row with what its files say; that of a job which had ended before is taken from its row."""

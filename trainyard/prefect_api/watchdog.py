@@ -65,9 +65,9 @@ class Watchdog:
             return [*done, f"the server does not answer: {error}"]
 
     def settle_dead(self) -> list[str]:
-        gone = dead_runs(self.settings, worker_name(self.settings), WATCHED)
+        unfinished = dead_runs(self.settings, worker_name(self.settings), WATCHED)
         # Without the number of a process nothing can be said about it.
-        dead = {(str(run.id), str(run.infrastructure_pid)): run for run in gone if run.infrastructure_pid}
+        dead = {(str(run.id), str(run.infrastructure_pid)): run for run in unfinished if run.infrastructure_pid}
         certain = [run for key, run in dead.items() if key in self.suspects]
         self.suspects = set(dead)
         for run in certain:
@@ -76,15 +76,15 @@ class Watchdog:
 
     def schedule_unstarted(self) -> list[str]:
         """Runs that a worker took and did not start before it, or the server, was killed."""
-        found = never_started(self.settings, worker_name(self.settings))
-        for run in found:
+        stuck = never_started(self.settings, worker_name(self.settings))
+        for run in stuck:
             schedule_again(run)
-        return [f"the run {run.id} ({run.name}) was taken and never started; it is scheduled again" for run in found]
+        return [f"the run {run.id} ({run.name}) was taken and never started; it is scheduled again" for run in stuck]
 
     def correct_automation(self) -> list[str]:
         """Runs that the automation marked as crashed and whose process works, or had finished everything."""
-        found = runs_in(self.settings, worker_name(self.settings), [StateType.CRASHED], recent=True)
-        marked = [run for run in found if run.state and (run.state.message or "").startswith(NO_HEARTBEAT)]
+        crashed = runs_in(self.settings, worker_name(self.settings), [StateType.CRASHED], recent=True)
+        marked = [run for run in crashed if run.state and (run.state.message or "").startswith(NO_HEARTBEAT)]
         living = [run for run in marked if process_of(run)]
         results = {run.id: read_result(self.settings.runs / str(run.id)) for run in marked if run not in living}
         finished = [run for run in marked if (ended := results.get(run.id)) is not None and ended.succeeded]
@@ -96,8 +96,8 @@ class Watchdog:
                 prefect.set_flow_run_state(run.id, state, force=True)
         for run in finished:
             write_end_state(run, self.settings)
-        said = [f"the run {run.id} ({run.name}) was marked as crashed and works" for run in living]
-        return said + [f"the run {run.id} ({run.name}) was marked as crashed and had finished" for run in finished]
+        messages = [f"the run {run.id} ({run.name}) was marked as crashed and works" for run in living]
+        return messages + [f"the run {run.id} ({run.name}) was marked as crashed and had finished" for run in finished]
 
 
 def main() -> None:

@@ -79,8 +79,8 @@ def start_run(
 
 def require_same(run: FlowRun, parameters: Mapping[str, object]) -> None:
     """Refuse another request under a key that was used before. Raises `Conflict` (`E-CONFLICT`)."""
-    given = to_jsonable_python(dict(parameters))
-    if any(run.parameters.get(name) != value for name, value in given.items()):
+    parameters_json = to_jsonable_python(dict(parameters))
+    if any(run.parameters.get(name) != value for name, value in parameters_json.items()):
         raise Conflict(
             f"The idempotency key belongs to the run {run.name}, which was started with other parameters.",
             do="Use a new key for a new run.",
@@ -88,19 +88,19 @@ def require_same(run: FlowRun, parameters: Mapping[str, object]) -> None:
         )
 
 
-def free_name(prefect: SyncPrefectClient, wanted: str) -> str:
+def free_name(prefect: SyncPrefectClient, name: str) -> str:
     """The name, or the name with the first number above those of the runs that have it: `guide-1f2e3d4c-2`."""
-    like = FlowRunFilter.model_validate({"name": {"like_": wanted}})
-    found = prefect.read_flow_runs(flow_run_filter=like, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
-    numbered = re.compile(rf"{re.escape(wanted)}(?:-(\d+))?")
-    numbers = [int(match[1] or 1) for run in found if (match := numbered.fullmatch(run.name))]
-    return f"{wanted}-{max(numbers) + 1}" if numbers else wanted
+    like = FlowRunFilter.model_validate({"name": {"like_": name}})
+    runs = prefect.read_flow_runs(flow_run_filter=like, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
+    numbered = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
+    numbers = [int(match[1] or 1) for run in runs if (match := numbered.fullmatch(run.name))]
+    return f"{name}-{max(numbers) + 1}" if numbers else name
 
 
 def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
     url = run_url(str(prefect.api_url), run.id)
-    own = name_run(str(run.id), run.tags)
-    return RunResult(id=own, run_id=str(run.id), name=run.name, state=JobState.PENDING, message=message, url=url)
+    run_name = name_run(str(run.id), run.tags)
+    return RunResult(id=run_name, run_id=str(run.id), name=run.name, state=JobState.PENDING, message=message, url=url)
 
 
 def continue_run(run_id: str) -> RunResult:
@@ -111,10 +111,10 @@ def continue_run(run_id: str) -> RunResult:
     with client() as prefect:
         run = read_run(prefect, run_id)
         if run.state is not None and not run.state.is_final():
-            own = name_run(run_id, run.tags)
+            run_name = name_run(run_id, run.tags)
             raise Conflict(
                 f"The run {run.name} has not ended: it is {run.state.name}.",
-                do=f"Continue a paused run by `trainyard jobs resume {own}`; watch or cancel any other.",
+                do=f"Continue a paused run by `trainyard jobs resume {run_name}`; watch or cancel any other.",
                 code="E-JOB-STATE",
             )
         prefect.set_flow_run_state(run.id, Scheduled(name="Resuming", message="continued"), force=True)
@@ -126,10 +126,12 @@ def find_deployment(prefect: SyncPrefectClient, name: str) -> DeploymentResponse
         return prefect.read_deployment_by_name(name)
     except (ObjectNotFound, ValueError) as error:
         flows = {flow.id: flow.name for flow in prefect.read_flows()}
-        known = sorted(f"{flows.get(one.flow_id, '?')}/{one.name}" for one in prefect.read_deployments())
+        deployments = sorted(
+            f"{flows.get(deployment.flow_id, '?')}/{deployment.name}" for deployment in prefect.read_deployments()
+        )
         raise NotFound(
             f"There is no deployment {name!r} on this server.",
-            why=f"It has: {', '.join(known) or 'none'}.",
+            why=f"It has: {', '.join(deployments) or 'none'}.",
             do="Correct the name, or run `trainyard up`, which writes the deployments of prefect.yaml.",
             code="E-NOT-FOUND",
         ) from error
@@ -159,11 +161,11 @@ def watch(run_id: str, *, settings: Settings, on_progress: OnProgress = ignore, 
     folder = settings.runs / run_id
     events = RunRecord(folder).follow()
     state_due, last = 0.0, ""
-    started, begun = time.monotonic(), time.time()
+    started, began = time.monotonic(), time.time()
     with client() as prefect:
         while True:
             report_progress(events, since, on_progress)
-            if time.monotonic() >= state_due or wrote_result(folder, begun):
+            if time.monotonic() >= state_due or wrote_result(folder, began):
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
                 waits = run_state(run.state)[0] is JobState.PENDING and time.monotonic() - started > NO_WORKER_AFTER_S
@@ -197,8 +199,8 @@ def worker_runs(prefect: SyncPrefectClient, settings: Settings) -> bool:
         workers = prefect.read_workers_for_work_pool(settings.work_pool)
     except ObjectNotFound:
         return False
-    own = worker_name(settings)
-    return any(worker.status is WorkerStatus.ONLINE and worker.name != own for worker in workers)
+    own_worker = worker_name(settings)
+    return any(worker.status is WorkerStatus.ONLINE and worker.name != own_worker for worker in workers)
 
 
 def report_state(run: FlowRun, last: str, on_progress: OnProgress, *, alone: bool) -> str:
@@ -214,9 +216,9 @@ def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResu
     word, detail = run_state(run.state)
     message = (run.state.message if run.state else "") or detail
     seconds = run.total_run_time.total_seconds()
-    own = read_result(folder)
-    if own is not None and not waits_for_trainer(run.state):
-        named = own.id or name_run(str(run.id), run.tags)
+    result = read_result(folder)
+    if result is not None and not waits_for_trainer(run.state):
+        named = result.id or name_run(str(run.id), run.tags)
         update = {
             "id": named,
             "state": word,
@@ -224,7 +226,7 @@ def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResu
             "message": message,
             "url": run_url(str(prefect.api_url), run.id),
         }
-        return own.model_copy(update=update)
+        return result.model_copy(update=update)
     return RunResult(
         id=name_run(str(run.id), run.tags),
         run_id=str(run.id),
@@ -242,7 +244,7 @@ def node_results(prefect: SyncPrefectClient, run_id: UUID) -> list[NodeResult]:
     """Nodes from Prefect's task runs, the newest of each name: a resumed run leaves rows of earlier attempts."""
     newest: dict[str, TaskRun] = {}
     task_runs = prefect.read_task_runs(flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run_id]}}))
-    for task_run in sorted(task_runs, key=lambda one: one.created or one.expected_start_time):  # type: ignore[arg-type,return-value]
+    for task_run in sorted(task_runs, key=lambda run: run.created or run.expected_start_time):  # type: ignore[arg-type,return-value]
         newest[task_run.name] = task_run
     return [
         NodeResult(

@@ -91,25 +91,30 @@ def ensure_alerts(settings: Settings) -> None:
     """
     with client() as prefect:
         blocks = [find_block(prefect, name) for name in settings.alerts]
-        known = {one["name"]: one for one in prefect.request("POST", "/automations/filter", json={}).json()}
-        ours = {name: one for name, one in known.items() if name.startswith(PREFIX)}
-        wanted = {one.name: one for one in automations(settings.work_pool, blocks)}
-        for name in ours.keys() - wanted.keys():
-            prefect.request("DELETE", "/automations/{id}", path_params={"id": ours[name]["id"]})
-        for name, one in wanted.items():
-            body = one.model_dump(mode="json", exclude={"id", "owner_resource"})
-            if (found := ours.get(name)) is None:
+        automations_by_name = {
+            automation["name"]: automation
+            for automation in prefect.request("POST", "/automations/filter", json={}).json()
+        }
+        own_automations = {
+            name: automation for name, automation in automations_by_name.items() if name.startswith(PREFIX)
+        }
+        desired = {automation.name: automation for automation in automations(settings.work_pool, blocks)}
+        for name in own_automations.keys() - desired.keys():
+            prefect.request("DELETE", "/automations/{id}", path_params={"id": own_automations[name]["id"]})
+        for name, automation in desired.items():
+            body = automation.model_dump(mode="json", exclude={"id", "owner_resource"})
+            if (current := own_automations.get(name)) is None:
                 prefect.request("POST", "/automations/", json=body)
                 continue
-            kept = {**body, "enabled": found["enabled"]}
-            prefect.request("PUT", "/automations/{id}", path_params={"id": found["id"]}, json=kept)
+            updated = {**body, "enabled": current["enabled"]}
+            prefect.request("PUT", "/automations/{id}", path_params={"id": current["id"]}, json=updated)
 
 
 def find_block(prefect: SyncPrefectClient, name: str) -> BlockDocument:
     """Return the block document `TYPE/NAME`. Raises `InvalidInput` (`E-SETTINGS`)."""
     kind, _, document = name.partition("/")
     try:
-        found = prefect.read_block_document_by_name(document, kind, include_secrets=False)
+        block = prefect.read_block_document_by_name(document, kind, include_secrets=False)
     except ObjectNotFound as error:
         raise InvalidInput(
             f"The setting alerts names the block {name}, which this Prefect server does not have.",
@@ -117,7 +122,7 @@ def find_block(prefect: SyncPrefectClient, name: str) -> BlockDocument:
             "`trainyard up`; or take it out of the setting.",
             code="E-SETTINGS",
         ) from error
-    capabilities = found.block_schema.capabilities if found.block_schema else []
+    capabilities = block.block_schema.capabilities if block.block_schema else []
     if kind != WEBHOOK and NOTIFY not in capabilities:
         raise InvalidInput(
             f"The block {name} cannot send an alert.",
@@ -125,7 +130,7 @@ def find_block(prefect: SyncPrefectClient, name: str) -> BlockDocument:
             do="Name one of the types webhook, sendgrid-email, slack-webhook, or another that notifies.",
             code="E-SETTINGS",
         )
-    return found
+    return block
 
 
 def automations(pool: str, blocks: list[BlockDocument]) -> Iterator[Automation]:

@@ -22,10 +22,10 @@ class DiskWatch:
 
     def look(self) -> list[str]:
         """Send the event if space has become low; return its sentence. Raises what the server's client raises."""
-        found = lacking_space(self.settings.home, self.settings.min_free_mb * BYTES_PER_MIB)
-        if found is None:
+        lacking = lacking_space(self.settings.home, self.settings.min_free_mb * BYTES_PER_MIB)
+        if lacking is None:
             self.low = False
-        if found is None or self.low:
+        if lacking is None or self.low:
             return []
         event: dict[str, object] = {
             "id": str(uuid4()),
@@ -35,9 +35,9 @@ class DiskWatch:
                 "prefect.resource.id": f"trainyard.home.{self.settings.home}",
                 "prefect.resource.name": str(self.settings.home),
             },
-            "payload": {"message": found.what},
+            "payload": {"message": lacking.what},
         }
         with client() as prefect:
             prefect.request("POST", "/events", json=[event])
         self.low = True
-        return [found.what]
+        return [lacking.what]

@@ -28,7 +28,7 @@ class GpuWatch:
     def look(self) -> list[str]:
         """Send the event of each GPU that has become nearly full. Raises what the server's client raises."""
         threshold = self.settings.gpu_memory_alert_percent
-        said = []
+        messages = []
         for gpu in self.monitor.read().gpus if threshold else ():
             percent = 100 * gpu.memory_used_mb / max(1, gpu.memory_total_mb)
             if percent < threshold - RELIEVED_PERCENT:
@@ -38,8 +38,8 @@ class GpuWatch:
                 with client() as prefect:
                     prefect.request("POST", "/events", json=[self.event(gpu, message)])
                 self.pressed.add(gpu.index)
-                said.append(message)
-        return said
+                messages.append(message)
+        return messages
 
     def event(self, gpu: GpuReading, message: str) -> JsonObject:
         return {

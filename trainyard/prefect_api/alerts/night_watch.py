@@ -73,7 +73,7 @@ def scheduled(prefect: SyncPrefectClient) -> Iterator[tuple[DeploymentResponse, 
     """Yield the deployments of the night with an active schedule, and its zone."""
     flow = FlowFilter.model_validate({"name": {"any_": [FLOW]}})
     for deployment in prefect.read_deployments(flow_filter=flow):
-        awake = [one.schedule for one in deployment.schedules if one.active]
+        awake = [schedule.schedule for schedule in deployment.schedules if schedule.active]
         if awake and not deployment.paused:
             yield deployment, getattr(awake[0], "timezone", None) or "UTC"
 
