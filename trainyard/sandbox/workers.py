@@ -15,7 +15,6 @@ from collections import Counter
 from types import ModuleType
 from typing import Any
 
-from trainyard.json_types import JsonObject
 from trainyard.sandbox.kernel import allow_calls, close_all_but, drop_capabilities, limit_resources
 from trainyard.sandbox.limits import die_with_parent
 from trainyard.sandbox.remote import Peer, Proxy
@@ -63,7 +62,7 @@ def fresh_main() -> ModuleType:
     return module
 
 
-class Names(JsonObject):
+class Names(dict[str, Any]):
     """The names of the assertions: their own, then builtins and common modules, then those of the code.
 
     The code cannot put a function of its own in the place of `len` or `math.isclose`, unless that name is the one
