@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from trainyard.json_types import JsonMapping, JsonObject
+
 Item = TypeVar("Item")
 
 
@@ -119,7 +121,7 @@ def ended_on_leaving(end: Callable[[], None]) -> Iterator[None]:
 
 def run_process(argv: Sequence[str], *, timeout_s: float, environment: Mapping[str, str]) -> bytes:
     """What a process prints; it ends with its caller. Raises `OSError`, `subprocess.SubprocessError`, `CallerLeft`."""
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: JsonObject = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, env=environment, **pipes) as process, ended_on_leaving(process.kill):
         try:
             printed, said = process.communicate(timeout=timeout_s)
@@ -138,7 +140,7 @@ def watch_request(request: Any) -> None:
         return
     departure.require_caller()
 
-    def note_connection(event: str, info: Mapping[str, Any]) -> None:
+    def note_connection(event: str, info: JsonMapping) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             departure.on_leaving(ending_of(info["return_value"].get_extra_info("socket")))
         elif event.endswith(".failed"):  # so that a client which tries again does not

@@ -17,9 +17,10 @@ Errors are picklable, because they cross process boundaries (Prefect, supervised
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from trainyard.json_types import JsonMapping
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def _rebuild(kind: type[TrainyardError], what: str, why: str, do: str, code: str
     return kind(what, why=why, do=do, code=code)
 
 
-def from_fields(fields: Mapping[str, Any]) -> TrainyardError:
+def from_fields(fields: JsonMapping) -> TrainyardError:
     """The error that a child left as {kind, code, what, why, do} or {reasons}, as an exception of its own class."""
     if fields.get("reasons"):
         return Refused([Reason(**reason) for reason in fields["reasons"]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from trainyard.app.artifacts.lookup import FoundArtifact
 from trainyard.app.context import Context
 from trainyard.app.names import find_artifact, find_run
 from trainyard.app.responses import Response
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.artifacts import EvaluationInput, EvaluationsInput
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry
@@ -181,7 +180,7 @@ def show_evaluation(given: EvaluationInput, context: Context) -> Evaluation:
         raise damaged(path, f"It is not a report of this version: {error}") from error
 
 
-def own_fields(model: type[Response], given: Mapping[str, Any]) -> Any:
+def own_fields(model: type[Response], given: JsonMapping) -> Any:
     """A response of the fields that it has; a report has more, such as the score of each row."""
     return model.model_validate({name: value for name, value in given.items() if name in model.model_fields})
 

@@ -28,7 +28,7 @@ from trainyard.compute import events as event_files
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, EventTail, EventWriter
 from trainyard.errors import NOT_BETTER, NotDeployed
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL, JobState
@@ -107,7 +107,7 @@ def is_closed_gate(facts: Mapping[str, object]) -> bool:
     return facts.get("deployed") is False and bool(facts.get("reasons"))
 
 
-def closed_gate_line(facts: Mapping[str, Any]) -> str:
+def closed_gate_line(facts: JsonMapping) -> str:
     """Return the verdict of a closed gate, with the number of checks that failed where they decided."""
     if facts["verdict"] != NOT_BETTER:
         return str(facts["verdict"])

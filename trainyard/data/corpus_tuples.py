@@ -10,6 +10,7 @@ from typing import Any
 
 from trainyard.data.limited.requests import MOST_CHARS
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 
 TURN_KEYS = ("role", "content")
 EMPTY: tuple[object, ...] = (None, "", [], {})
@@ -52,7 +53,7 @@ def apprenticeship(value: Mapping[str, object]) -> Value:
     return {"prompt": asked, "shadow": shadow, "verdict": verdict}
 
 
-def text(value: Mapping[str, Any], key: str) -> str:
+def text(value: JsonMapping, key: str) -> str:
     found = value.get(key)
     if not isinstance(found, str) or not found.strip():
         raise bad(f"`{key}` is not a string" if key in value else f"`{key}` is missing")

@@ -25,7 +25,7 @@ from trainyard.evals.benchmarks.judged import BadReply, PairVerdict, Verdict
 from trainyard.evals.cases import Case
 from trainyard.evals.job import EvaluationJob
 from trainyard.evals.statistics import bootstrap, kappa_interval
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.client.client import ChatClient, api_key_from
 from trainyard.settings import Settings
 from trainyard.spec.nodes import JudgeSettings
@@ -103,7 +103,7 @@ class Judge:
 
 
 def judge_scores(
-    job: EvaluationJob, scores: Mapping[str, Any], cases: Mapping[str, Sequence[Case]], folder: Path, settings: Settings
+    job: EvaluationJob, scores: JsonMapping, cases: Mapping[str, Sequence[Case]], folder: Path, settings: Settings
 ) -> dict[str, object]:
     """The child's scores with the judged lines judged. `cases` are those of each judged line, by its label.
 
@@ -118,7 +118,7 @@ def judge_scores(
 
 
 async def judge_line(
-    job: EvaluationJob, line: Mapping[str, Any], cases: Sequence[Case], folder: Path, settings: Settings
+    job: EvaluationJob, line: JsonMapping, cases: Sequence[Case], folder: Path, settings: Settings
 ) -> JsonObject:
     """A line of answers as a line of values. Raises as `judge_scores`."""
     asked = job.config.judge
@@ -169,7 +169,7 @@ async def gather(judge: Judge, work: Callable[[int], Awaitable[Any]], count: int
 
 
 async def judge_pairs(
-    judge: Judge, job: EvaluationJob, line: Mapping[str, Any], cases: Sequence[Case]
+    judge: Judge, job: EvaluationJob, line: JsonMapping, cases: Sequence[Case]
 ) -> tuple[dict[str, list[float | None]], JsonObject]:
     """What each participant wins against the baseline, and what is known of the judge."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
@@ -211,7 +211,7 @@ def measure_bias(
 
 
 async def measure_agreement(
-    judge: Judge, job: EvaluationJob, line: Mapping[str, Any], cases: Sequence[Case]
+    judge: Judge, job: EvaluationJob, line: JsonMapping, cases: Sequence[Case]
 ) -> dict[str, object]:
     """How often the judge prefers what the rows' labels prefer; nothing without labels."""
     labelled = [(at, case) for at, case in enumerate(cases) if case.answer is not None and case.rejected is not None]
@@ -235,11 +235,11 @@ async def measure_agreement(
     return {"agreement": {"pairs": len(counts), "accuracy": accuracy, "kappa": kappa}}
 
 
-def text_of(turn: Mapping[str, Any] | None) -> str:
+def text_of(turn: JsonMapping | None) -> str:
     return str((turn or {}).get("content") or "")
 
 
-async def judge_rubric(judge: Judge, line: Mapping[str, Any], cases: Sequence[Case]) -> dict[str, list[float | None]]:
+async def judge_rubric(judge: Judge, line: JsonMapping, cases: Sequence[Case]) -> dict[str, list[float | None]]:
     """The score of each participant's answers."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
     return {
@@ -269,7 +269,7 @@ def require_answered(judge: Judge) -> None:
     )
 
 
-def no_verdict_error(judge: Judge, facts: Mapping[str, Any]) -> TrainyardError:
+def no_verdict_error(judge: Judge, facts: JsonMapping) -> TrainyardError:
     bias = facts.get("position_bias") or {}
     return TrainyardError(
         f"No verdict of the judge {judge.client.model} can be used.",

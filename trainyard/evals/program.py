@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import peft
 import torch
@@ -25,7 +24,7 @@ from trainyard.evals.job import SCORES_FILE, EvaluationJob, label, listed_benchm
 from trainyard.evals.model import HuggingFaceModel, load_participants, pick_device
 from trainyard.evals.reward_model import load_reward_participants
 from trainyard.evals.tasks import cases_of, gold_of
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.nodes import BenchmarkSpec
 from trainyard.stores.whole import write_json_durably
 
@@ -52,9 +51,7 @@ def main(folder: Path, events: Events) -> None:
     write_json_durably(folder / SCORES_FILE, {"benchmarks": scored, "samples": samples, "facts": facts})
 
 
-def score_line(
-    line: BenchmarkSpec, cases: list[Case], participants: Mapping[str, Any], job: EvaluationJob
-) -> JsonObject:
+def score_line(line: BenchmarkSpec, cases: list[Case], participants: JsonMapping, job: EvaluationJob) -> JsonObject:
     """One benchmark on one set: each participant's value per row, and what was left out, counted."""
     score = benchmark(line.name).score
     if score is None:
@@ -82,7 +79,7 @@ def score_line(
     }
 
 
-def count_refusals(cases: Sequence[Case], participants: Mapping[str, Any]) -> dict[str, int]:
+def count_refusals(cases: Sequence[Case], participants: JsonMapping) -> dict[str, int]:
     """Words of the chat template -> rows that it refuses with them, the most frequent first."""
     words = {
         case.id: model.refused[case.id] for case in cases for model in participants.values() if case.id in model.refused

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.serve.conversion.architectures import ARCHITECTURES, require_plain
 from trainyard.serve.targets.ollama import go_template
 from trainyard.serve.trial import find_base_folder, read_object
@@ -36,8 +37,8 @@ class CardFacts:
     """What a card is made of."""
 
     version: AdapterVersion
-    training: Mapping[str, Any]
-    config: Mapping[str, Any]
+    training: JsonMapping
+    config: JsonMapping
     """PEFT's; empty for a whole model."""
     base: str
     """What the snippets load: the Hub's name of the base, or a word for its folder."""
@@ -152,7 +153,7 @@ def training_text(facts: CardFacts) -> str:
     return table(("setting", "value"), [(key, text(value)) for key, value in rows if value not in (None, "")])
 
 
-def losses(training: Mapping[str, Any]) -> str:
+def losses(training: JsonMapping) -> str:
     ends = [training.get("loss_at_start"), training.get("loss_at_end")]
     return " → ".join(text(end) for end in ends) if all(end is not None for end in ends) else ""
 
@@ -178,7 +179,7 @@ def data_text(facts: CardFacts) -> str:
 
 def evaluation_text(facts: CardFacts) -> str:
     """Each benchmark with the interval of its improvement, and the verdict."""
-    verdict: Mapping[str, Any] = facts.version.facts.get("gate") or {}
+    verdict: JsonMapping = facts.version.facts.get("gate") or {}
     report = check_facts(facts.version.facts, facts.version.name).report or VersionReport()
     if not verdict:
         return "It was not evaluated."

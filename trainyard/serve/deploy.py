@@ -17,15 +17,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from trainyard.errors import NotDeployed, Reason, Refused, TrainyardError, Unavailable
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.card import keep_card
 from trainyard.serve.embedded import find_running
 from trainyard.serve.targets import merged
@@ -57,11 +56,11 @@ class DeployRequest:
     config: DeployerConfig
     path: Path
     adapter: Reference
-    verdict: Mapping[str, Any]
+    verdict: JsonMapping
     """The report's gate, with its adapter's digest; empty when nothing evaluated it."""
     tenant: str
     run_key: str
-    report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    report: JsonMapping = dataclasses.field(default_factory=dict)
     """The means and intervals of its benchmarks, for a model card."""
 
     @property
@@ -104,7 +103,7 @@ def deploy(
     return Produced(outputs={}, facts=facts)
 
 
-def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -> Mapping[str, Any]:
+def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -> JsonMapping:
     """The verdict of the report on this very adapter; raises when it forbids the deployment."""
     if report is None:
         if config.unevaluated:
@@ -117,7 +116,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
         because = f"the report is about {value['adapter_sha256'][:12]}, the adapter is {adapter.sha256[:12]}."
         instead = "connect the deployer to the adapter that was evaluated."
         raise Refused([Reason("R-EVALUATION", None, "needs", because, instead)])
-    verdict: Mapping[str, Any] = value["gate"]
+    verdict: JsonMapping = value["gate"]
     if verdict.get("few_rows") and config.few_rows == "allow" and verdict.get("better_on_few"):
         return verdict
     if verdict.get("few_rows") and config.few_rows != "allow":

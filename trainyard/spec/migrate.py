@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from pydantic_core import PydanticCustomError
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.axis import AxisValue, Variant
 from trainyard.spec.axes.methods import ADAPTER_PROFILES, METHOD_SETTINGS, Method
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
@@ -124,7 +124,7 @@ def night_words(body: Any) -> object:
 # Settings that moved into their stage or method
 
 
-def move_settings(stored: Mapping[str, Any]) -> dict[str, object]:
+def move_settings(stored: JsonMapping) -> dict[str, object]:
     """The same with the settings of the groups of earlier versions inside their stage and method.
 
     One that does not belong there is dropped where it has its default, as a stored spec writes it out. Raises
@@ -165,7 +165,7 @@ def move_setting(settings: JsonObject, old: str, value: Any) -> None:
         raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", args)
 
 
-def variant_of(settings: Mapping[str, Any], axis: str) -> dict[str, object]:
+def variant_of(settings: JsonMapping, axis: str) -> dict[str, object]:
     """What is written of an axis, as a mapping with a `type`."""
     variant = settings.get(axis) or USUAL[axis]
     variant = variant.model_dump(exclude_unset=True) if isinstance(variant, Variant) else variant
@@ -179,7 +179,7 @@ def readers_of(old: str) -> dict[AxisValue, type[Variant]]:
     return {value: VARIANTS[axis][value] for value in types if name in VARIANTS[axis][value].model_fields}
 
 
-def is_default(settings: Mapping[str, Any], old: str, value: object) -> bool:
+def is_default(settings: JsonMapping, old: str, value: object) -> bool:
     """Whether a setting is as an earlier version left it or wrote it out."""
     group, _, name = old.partition(".")
     usual = [next(iter(readers_of(old).values())).model_fields[MOVED[old].partition(".")[2]].default]
@@ -190,12 +190,12 @@ def is_default(settings: Mapping[str, Any], old: str, value: object) -> bool:
     return (tuple(value) if isinstance(value, list) else value) in usual
 
 
-def spell_out(settings: Mapping[str, Any]) -> JsonObject:
+def spell_out(settings: JsonMapping) -> JsonObject:
     """The same with every stage and method as a mapping with its `type`."""
     return {**settings, **{axis: variant_of(settings, axis) for axis in VARIANTS.keys() & settings.keys()}}
 
 
-def in_groups(config: Mapping[str, Any]) -> dict[str, object]:
+def in_groups(config: JsonMapping) -> dict[str, object]:
     """A complete config with the settings in the groups of earlier versions, which is what scripts read.
 
     Settings of another stage or method have their default there, but for one that has none.
@@ -229,7 +229,7 @@ def list_deprecated(value: object, where: str = "") -> Iterator[str]:
             yield from list_deprecated(item, f"{where}{at}.")
 
 
-def renamed(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, object]:
+def renamed(settings: JsonMapping, names: Mapping[str, str]) -> dict[str, object]:
     """The same with our names, but for a key whose own name is settings as well."""
     return {names.get(key, key) if names.get(key) not in settings else key: value for key, value in settings.items()}
 

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.axis import Strict, left_out
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
@@ -337,7 +338,7 @@ def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
     return list({(reason.code, reason.field, reason.because): reason for reason in placed}.values())
 
 
-def scheduled_pretraining(value: Mapping[str, Any]) -> list[Reason]:
+def scheduled_pretraining(value: JsonMapping) -> list[Reason]:
     """A reason for each place that asks for the cpt stage: a new base takes weeks, and a person decides about it."""
     buckets, phase2 = value.get("buckets"), value.get("phase2")
     training = phase2.get("training") if isinstance(phase2, Mapping) else None

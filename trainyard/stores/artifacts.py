@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, NotFound
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.stores import whole
@@ -229,7 +230,7 @@ def remove_work_folder(store: ArtifactStore, folder: Path) -> None:
 
 
 def reference(
-    final: Path, temporary: Path, port: Port, part: ProducedSet, files: Mapping[str, Mapping[str, Any]]
+    final: Path, temporary: Path, port: Port, part: ProducedSet, files: Mapping[str, JsonMapping]
 ) -> Reference:
     """The reference of one port's sub-folder, from the digests of its files."""
     prefix = f"{part.folder}/" if part.folder else ""

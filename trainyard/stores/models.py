@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.latent import LATENT_FILE
@@ -267,7 +267,7 @@ def without_duplicates(pairs: Sequence[tuple[str, object]]) -> dict[str, object]
     return found
 
 
-def check_tiling(path: Path, header: Mapping[str, Any], data_bytes: int) -> None:
+def check_tiling(path: Path, header: JsonMapping, data_bytes: int) -> None:
     """Each byte of the data belongs to exactly one tensor, and each tensor has the bytes that its shape needs."""
     spans = []
     for name, entry in header.items():

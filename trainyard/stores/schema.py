@@ -17,10 +17,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import Conflict
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 
 KEY = "schema_version"
 UNVERSIONED = 1
@@ -90,7 +89,7 @@ def read_versioned(kind: str, data: bytes, where: Path | str) -> JsonObject:
     return unversioned(kind, value, where)
 
 
-def unversioned(kind: str, value: Mapping[str, Any], where: Path | str) -> JsonObject:
+def unversioned(kind: str, value: JsonMapping, where: Path | str) -> JsonObject:
     """The value without its version. Raises `Conflict` (`E-SCHEMA`) for a later version than ours."""
     found, ours = value.get(KEY, UNVERSIONED), KINDS[kind].version
     if not isinstance(found, int) or found > ours:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import optuna
@@ -18,6 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as State
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import new_file
 from trainyard.sweeps.asha import Trial, TrialState
 from trainyard.sweeps.spec import Choice, Range, Scalar, SweepSpec
@@ -109,7 +109,7 @@ class SweepStudy:
         )
         return self.trials()[-1]
 
-    def draw(self, before: list[FrozenTrial]) -> dict[str, Any]:
+    def draw(self, before: list[FrozenTrial]) -> JsonObject:
         """The values of the next trial.
 
         The sampler sees a copy of the study in which paused trials are pruned ones: Optuna learns nothing from a
@@ -173,7 +173,7 @@ def as_seen(one: FrozenTrial) -> FrozenTrial:
 
 def read_trial(one: FrozenTrial) -> Trial:
     """Optuna's trial in our words."""
-    attributes: Mapping[str, Any] = one.user_attrs
+    attributes: JsonMapping = one.user_attrs
     target, code = attributes.get(TARGET), str(attributes.get(CODE, ""))
     state = STATES.get(one.state, TrialState.RUNNING)
     if state is TrialState.RUNNING and target in one.intermediate_values:

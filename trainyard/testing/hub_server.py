@@ -30,7 +30,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.testing.loopback import LoopbackHandler, LoopbackServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -332,7 +332,7 @@ class HubHandler(LoopbackHandler):
         url = f"{self.server.url}/{name}/commit/{self.server.heads[folder]}"
         return self.send(200, {"success": True, "commitOid": self.server.heads[folder], "commitUrl": url})
 
-    def apply(self, folder: Path, key: str, value: Mapping[str, Any]) -> None:
+    def apply(self, folder: Path, key: str, value: JsonMapping) -> None:
         if key == "deletedFile":
             (folder / value["path"]).unlink()
         elif key in ("file", "lfsFile"):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from trainyard.app.adapters.trained import TrainedAdapter, find_trained
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.adapters import RegisterInput
 from trainyard.serve.deploy import (
     DeployRequest,
@@ -69,7 +68,7 @@ def register_job(given: RegisterInput, context: Context) -> Registered:
     with registry.deploying(trained.tenant, role):
         refuse(check_files(request, candidate, settings))
         version = register(request, registry, candidate, settings)
-        facts: Mapping[str, Any] = {}
+        facts: JsonMapping = {}
         if given.promote:
             facts = roll_out_version(version, registry, settings, action="promote", targets=targets)
         live = registry.live(version.tenant, version.role).version == version.version

@@ -6,7 +6,6 @@ one; `WORD/TRAINER` names one trainer of several. Nothing but the runs' folders 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from trainyard.app.jobs.next_commands import list_ancestors
 from trainyard.app.live.manager_jobs import find_recorded
 from trainyard.app.names import find_ended_run, require_single
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.bases.origins import NamedAdapter, find_adapter, full_name
 from trainyard.serve.version_facts import base_facts
 from trainyard.spec.axes.data import Port
@@ -94,7 +93,7 @@ def choose_trainer(trained: list[FoundArtifact], run: RunFolder, node: str, word
 
     Raises `NotFound` (`E-NODE`) where there is none, `InvalidInput` (`E-NODE`) where several are left.
     """
-    nodes: dict[str, Mapping[str, Any]] = {
+    nodes: dict[str, JsonMapping] = {
         str(one["id"]): one for one in run.chain.get("nodes") or () if isinstance(one, dict)
     }
     if node:

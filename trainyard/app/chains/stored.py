@@ -20,7 +20,7 @@ from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import chains as requests
 from trainyard.spec.chain import ChainSpec, ResolvedChain
 from trainyard.spec.load.changes import list_changes
@@ -154,7 +154,7 @@ def find_last_run(chain: StoredChain, context: Context) -> LastRun | None:
         return None
 
 
-def last_of(chain: StoredChain, rows: Iterable[Mapping[str, Any]]) -> LastRun | None:
+def last_of(chain: StoredChain, rows: Iterable[JsonMapping]) -> LastRun | None:
     """The first of some rows that is a run of the chain."""
     own = (row for row in rows if chain.id in row["tags"])
     return next((LastRun(id=row["id"], state=row["state"], revision=revision_of(row["tags"])) for row in own), None)

@@ -11,12 +11,12 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jinja2.exceptions import TemplateError
@@ -48,7 +48,7 @@ from trainyard.data.rows import (
 )
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.data import PreviewInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import BAD_FRACTION, COLUMN_FIELDS, DataFormat, Port
@@ -224,7 +224,7 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
     )
 
 
-def find_refusal(facts: Mapping[str, Any], lengths: Lengths) -> str:
+def find_refusal(facts: JsonMapping, lengths: Lengths) -> str:
     """Say that a run would refuse rows of which too many are bad, or refused by the template."""
     bad, read = int(facts.get("quarantined", 0)), int(facts["read"])
     if read and (bad / read > BAD_FRACTION or bad == read):

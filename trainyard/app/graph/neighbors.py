@@ -6,7 +6,7 @@ Every statement is one that reads, with values as parameters; a tenant sees noth
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
@@ -15,6 +15,7 @@ from trainyard.app.context import Context
 from trainyard.app.graph.access import graph_in_turn
 from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.json_types import JsonMapping
 from trainyard.operations.graph import EntitiesInput, NeighborsInput
 from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.facts import ENTITY_KINDS
@@ -126,7 +127,7 @@ def relations_of(rows: Iterable[Mapping[str, object]], direction: Literal["out",
     return [GraphRelation(kind=row["kind"], direction=direction, entity=entity_of(row, "o")) for row in rows]
 
 
-def entity_of(row: Mapping[str, Any], name: str) -> GraphEntity:
+def entity_of(row: JsonMapping, name: str) -> GraphEntity:
     """The entity that a row has under the name of a variable."""
     values = {key: row[f"{name}_{key}"] for key in ("key", "tenant", "kind", "name")}
     return GraphEntity(**values, attributes=orjson.loads(row[f"{name}_attributes"] or "{}"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -15,7 +14,7 @@ from trainyard.app.run_records import NodeResult, NodeState, read_chain, read_ev
 from trainyard.app.secrets import known_secrets, redact_lines
 from trainyard.compute.events import Event
 from trainyard.errors import NotFound
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode, Source
@@ -162,7 +161,7 @@ def ends_of(folder: Path, row: Mapping[str, object]) -> dict[str, NodeResult]:
 
 
 def node_now(
-    node: ResolvedNode, events: list[Event], end: NodeResult | None, row: Mapping[str, Any], store: ArtifactStore
+    node: ResolvedNode, events: list[Event], end: NodeResult | None, row: JsonMapping, store: ArtifactStore
 ) -> RunNode:
     stated = [event for event in events if event["event"] in STATES]
     state = state_now(STATES[stated[-1]["event"]] if stated else NodeState.PENDING, row["state"])

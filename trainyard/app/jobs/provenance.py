@@ -24,7 +24,7 @@ from trainyard.app.run_records import data_sources
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.backends.results import TRAINING_FILE
 from trainyard.compute.child import EVENTS_FILE
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.metrics import number, select_since
@@ -147,13 +147,13 @@ def trainings_from(
         yield origin_of(node, read_record(one, store) if one else {}, begun.get(node), names)
 
 
-def plain(given: Mapping[str, Any]) -> JsonObject:
+def plain(given: JsonMapping) -> JsonObject:
     """The fields that are known."""
     return {name: value for name, value in given.items() if value is not None}
 
 
 def result_of(one: FoundArtifact, run: RunFolder) -> KeptResult:
-    own: Mapping[str, Any] = next((node for node in run.chain.get("nodes") or () if node.get("id") == one.node), {})
+    own: JsonMapping = next((node for node in run.chain.get("nodes") or () if node.get("id") == one.node), {})
     reference = one.reference
     return KeptResult(
         node=one.node, type=str(own.get("type") or ""), port=one.port.value, key=one.key, reused=one.reused,
@@ -174,9 +174,7 @@ def read_record(one: FoundArtifact, store: Any) -> dict[str, object]:
     return value
 
 
-def origin_of(
-    node: str, record: Mapping[str, Any], work: TrainingLogs | None, registered: tuple[str, ...]
-) -> TrainingOrigin:
+def origin_of(node: str, record: JsonMapping, work: TrainingLogs | None, registered: tuple[str, ...]) -> TrainingOrigin:
     """A trainer by its record; before its end by the ledger in its events."""
     data = record.get("data") or (read_ledger(work) if work else {})
     hyper = record.get("hyperparameters") or {}

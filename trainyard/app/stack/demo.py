@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -24,7 +23,7 @@ from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
 from trainyard.app.stack.stack import up
 from trainyard.errors import TrainyardError
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.base import Nothing
 from trainyard.operations.chains import RunInput
 from trainyard.operations.stack import UpInput
@@ -198,7 +197,7 @@ def read_json(path: Path) -> JsonObject:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def set_result(row: Mapping[str, Any]) -> SetResult:
+def set_result(row: JsonMapping) -> SetResult:
     return SetResult(
         name=row["set"],
         rows=row["rows"],

@@ -6,13 +6,11 @@ Every default of axolotl that changes a number is set. Axolotl lets a misspelt k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainyard.backends.job import TrainingJob
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.methods import LowRankSettings, Method
 from trainyard.spec.axes.stages import DpoSettings, KtoSettings, Stage
@@ -170,7 +168,7 @@ def reward(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
 STAGES = {Stage.SFT: sft, Stage.DPO: dpo, Stage.KTO: kto, Stage.REWARD: reward}
 
 
-def row_of(stage: Stage, given: Mapping[str, Any]) -> JsonObject | None:
+def row_of(stage: Stage, given: JsonMapping) -> JsonObject | None:
     """A row of the plan as the stage's `type` reads it; None where axolotl has no form for it.
 
     Its reward format is one question with an optional system turn.

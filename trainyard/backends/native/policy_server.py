@@ -11,7 +11,7 @@ the training computes its own, from which ratios are taken, and reports the mean
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ import httpx
 from transformers import AutoConfig
 
 from trainyard.errors import Unavailable
+from trainyard.json_types import JsonMapping
 from trainyard.serve import vllm
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import Release, ServerProfile, VllmEngine
@@ -125,14 +126,14 @@ class PolicyServer:
             list(pool.map(ask, places, places.values()))
         return [found[at] for at in range(len(prompts))]
 
-    def generated(self, choice: Mapping[str, Any], stops: Sequence[int]) -> Generated:
+    def generated(self, choice: JsonMapping, stops: Sequence[int]) -> Generated:
         """A choice of the server as what a session generates."""
         ids, logprobs = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
         ended = bool(ids) and ids[-1] in stops
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return Generated(ids, text, logprobs, logprobs, StopReason.END if ended else StopReason.LENGTH)
 
-    def post(self, path: str, body: Any = None, params: Mapping[str, Any] | None = None) -> Any:
+    def post(self, path: str, body: Any = None, params: JsonMapping | None = None) -> Any:
         """Ask the server. Raises `Unavailable` (`E-SERVER-UNREACHABLE`) with its words."""
         try:
             reply = httpx.post(f"{self.server.url}{path}", json=body, params=params, timeout=CALL_S, trust_env=False)

@@ -36,7 +36,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import NativeRun, assemble, set_determinism
 from trainyard.backends.native.program import resume, save_checkpoint
 from trainyard.data.rows import ROWS_FILE, LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device, Precision
@@ -91,7 +91,7 @@ class Variation:
     method: Method
     stage_settings: Mapping[str, object] = field(default_factory=dict)
     method_settings: Mapping[str, object] = field(default_factory=dict)
-    trainer: Mapping[str, Any] = field(default_factory=dict)
+    trainer: JsonMapping = field(default_factory=dict)
 
 
 LATENT: Mapping[str, Mapping[str, object]] = {

@@ -12,13 +12,12 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from trainyard.cancellation import ended_on_leaving, ending_of
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, TrainyardError, from_fields
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 
 MAGIC = b"TYS1"
 LENGTHS = struct.Struct("!4sIQ")
@@ -104,7 +103,7 @@ def error_header(error: TrainyardError) -> dict[str, object]:
     return {"error": {"kind": type(error).__name__, **error.as_dict()}}
 
 
-def ask(path: str, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float | None = None) -> JsonObject:
+def ask(path: str, header: JsonMapping, body: bytes = b"", *, timeout_s: float | None = None) -> JsonObject:
     """Return the reply to one call; a caller who leaves ends it.
 
     Raises the error of the session, and `Conflict` (`E-SESSION-STATE`) if nobody answers.

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from trainyard.data.formats import preferences, prompted, supervised
 from trainyard.data.formats.converters import RowConverter
@@ -22,6 +21,7 @@ from trainyard.data.formats.supervised import Keys, RowShape
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.data import DataFormat, Port
 
 MAX_KINDS = 1000
@@ -135,7 +135,7 @@ class Normaliser:
             raise BadRow("not_an_object", "the row is not a JSON object")
         return self.read(record, self.kind_of_record(record))
 
-    def read(self, record: Mapping[str, Any], kind: Kind) -> tuple[Row, Kind]:
+    def read(self, record: JsonMapping, kind: Kind) -> tuple[Row, Kind]:
         """The row of a record whose kind is known by its keys. Raises `BadRow`."""
         if kind.media:
             refuse_media(record, kind.media)

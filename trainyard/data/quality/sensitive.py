@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,6 +26,7 @@ from trainyard.data.quality.blocks import MESSAGE_COLUMNS, Block, values
 from trainyard.data.quality.detectors import Detector, detectors
 from trainyard.data.quality.sieve import RowFilter, SensitiveCounts
 from trainyard.data.rows import MESSAGE, MESSAGES, join_turns
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import SensitiveRules
 
@@ -279,7 +279,7 @@ def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str
 OUTCOMES = {"count": "left as they are", "mask": "masked", "quarantine": "quarantined with their rows"}
 
 
-def sensitive_sentences(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def sensitive_sentences(facts: Mapping[str, JsonMapping]) -> list[str]:
     """One sentence for each kind that was found."""
     names = {kind: row.name for kind, row in detectors(()).items()}
     return [

@@ -17,7 +17,7 @@ from jinja2.exceptions import TemplateError
 
 from trainyard.data.renderers.contract import Tools, Turn
 from trainyard.data.renderers.turns import read_arguments
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 
 SYSTEM, TURN, CALLS, RESULT, TOOLS, SCHEMA = "system", "turn", "tool_calls", "tool_result", "tools", "tool_schema"
 REASONING, NAME = "reasoning_content", "name"
@@ -222,6 +222,6 @@ def mark_turn(turn: Turn, number: int) -> Turn:
     return marked
 
 
-def mark_call(call: Mapping[str, Any], mark: str, with_arguments: bool) -> JsonObject:
+def mark_call(call: JsonMapping, mark: str, with_arguments: bool) -> JsonObject:
     function = {"name": f"mf{mark}", "arguments": {f"mk{mark}": f"mv{mark}"} if with_arguments else {}}
     return {**call, "function": function} if "function" in call else {**call, **function}

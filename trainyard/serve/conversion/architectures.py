@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import InvalidInput
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.latent import LATENT_FILE
 
 
@@ -54,7 +53,7 @@ class Base:
     kv_heads: int
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Base:
+    def of(cls, config: JsonMapping) -> Base:
         kind = str(config.get("model_type"))
         if kind not in ARCHITECTURES:
             raise make_refusal(f"Its base is of type {kind}; known are {', '.join(ARCHITECTURES)}.")

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from trainyard.json_types import JsonMapping
 from trainyard.serve.extraction.records import FAMILY, GIVEN, WHOLE, Record, first_and_last, plain
 
 MOST_NODES, MOST_DEPTH = 20_000, 8
@@ -169,7 +170,7 @@ def is_object(value: object) -> bool:
     return isinstance(value, dict) or value in (None, "")
 
 
-def name_of(fields: Mapping[str, Any]) -> str:
+def name_of(fields: JsonMapping) -> str:
     """Return the name of an object by its plain labels: a whole one, or a first and a last one; empty without."""
     inside = next((fields[key] for key in WHOLE if isinstance(fields.get(key), str | dict)), "")
     whole = first_and_last(inside) if isinstance(inside, dict) else inside.strip()

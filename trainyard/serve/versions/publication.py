@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Reason, Refused, TrainyardError
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.card import keep_card
 from trainyard.serve.trial import TrialRun, read_object, try_adapter_folder
 from trainyard.serve.version_facts import base_facts, check_facts, public_base
@@ -170,7 +170,7 @@ def register_pulled(
     fetch: Callable[[str, Path], object],
     *,
     source: str,
-    origin: Mapping[str, Any],
+    origin: JsonMapping,
     to: Destination,
 ) -> AdapterVersion:
     """Fetch the files of a publication, verify them and register them; twice gives the same version.

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeGuard
+from typing import TypeGuard
+
+from trainyard.json_types import JsonMapping
 
 
 class ModelLayout(StrEnum):
@@ -68,7 +70,7 @@ class ContextFacts:
         return self.positions - drawn_tokens
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ContextFacts:
+    def from_config(cls, config: JsonMapping) -> ContextFacts:
         inner = config.get("text_config")
         text = inner if isinstance(inner, Mapping) else config
         positions = next((text[key] for key in POSITION_KEYS if is_count(text.get(key))), None)
@@ -83,7 +85,7 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def window_of(text: Mapping[str, Any]) -> int | None:
+def window_of(text: JsonMapping) -> int | None:
     """The sliding window of a base without a layer that sees everything."""
     window, layers = text.get("sliding_window"), text.get("layer_types")
     if not is_count(window) or text.get("use_sliding_window") is False:
@@ -115,7 +117,7 @@ class BaseFacts:
     """Experts of a block; 0 for a dense model."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], tokens: int | None = None) -> BaseFacts:
+    def from_config(cls, config: JsonMapping, tokens: int | None = None) -> BaseFacts:
         """The facts in a model's `config.json`."""
         model_type, rows = str(config.get("model_type", "")), config.get("vocab_size")
         whole = isinstance(rows, int) and "text_config" not in config

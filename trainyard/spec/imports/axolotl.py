@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.axolotl_defaults import DEFAULTS
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
@@ -202,7 +202,7 @@ def data_sets(config: Config) -> list[DataPlace]:
     return sets or ([DataPlace(single, "text")] if isinstance(single, str) else [])
 
 
-def place_of(entry: Mapping[str, Any]) -> DataPlace:
+def place_of(entry: JsonMapping) -> DataPlace:
     files = entry.get("data_files") or ()
     files = (files,) if isinstance(files, str) else tuple(file for file in files if isinstance(file, str))
     if entry["path"] in ("json", "csv", "parquet", "text", "arrow") and files:
@@ -233,7 +233,7 @@ def columns_of(entry: Mapping[str, object], *, paired: bool) -> dict[str, str]:
     return {} if usual else {"messages": messages, **answers, **added}
 
 
-def own_columns(kind: Mapping[str, Any]) -> dict[str, str]:
+def own_columns(kind: JsonMapping) -> dict[str, str]:
     """The columns of a prompt text of the config's own, with Axolotl's names for those that it leaves out."""
     columns = {field: kind[key] for key, field in OWN_FIELDS.items() if isinstance(kind.get(key), str)}
     if "chosen" in columns or "rejected" in columns:

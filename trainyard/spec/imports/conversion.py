@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trainyard.errors import InvalidInput, Reason, Refused
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.methods import METHOD_SETTINGS
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 from trainyard.spec.chain import ChainSpec
@@ -79,7 +79,7 @@ class Imported:
     tool: str
     keys: tuple[KeyResult, ...]
     chain: ChainSpec | None
-    value: Mapping[str, Any]
+    value: JsonMapping
     """The chain as it is written."""
     notes: tuple[str, ...]
     defaults: tuple[KeyResult, ...] = ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.axes.stages import Stage
 
@@ -83,7 +83,7 @@ def first_rows(split: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: Mapping[str, Any]) -> JsonObject:
+def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: JsonMapping) -> JsonObject:
     """The config of a data source that reads the places; what `given` says of it wins.
 
     Raises `ValueError` where there is no place, or none that is above all of them.

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from trainyard.json_types import JsonMapping
+
 Read = Callable[[Any], Any]
 ABSENT: tuple[Any, ...] = (None, False, "", (), [], {})
 """Values by which configs say that a feature is off."""
@@ -41,7 +43,7 @@ class KeyAnswer:
     """What a chain makes of one key."""
 
     status: KeyStatus
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: JsonMapping = field(default_factory=dict)
     because: str = ""
     do: str = ""
     code: str = "E-IMPORT-KEY"
@@ -51,9 +53,9 @@ class KeyAnswer:
 class Config:
     """A config of a tool: its value as read, and the settings that were given by `--set`."""
 
-    value: Mapping[str, Any]
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    data_sets: Mapping[str, Any] | None = None
+    value: JsonMapping
+    overrides: JsonMapping = field(default_factory=dict)
+    data_sets: JsonMapping | None = None
     """Name -> entry of the tool's own list of data sets; None where there is no such file."""
     family: str | None = None
     """`model_type` of the base, where its folder is here."""
@@ -73,7 +75,7 @@ class Config:
         count = self.overrides.get("launch.processes", 1)
         return count if isinstance(count, int) else 1
 
-    def listed(self, key: str) -> list[Mapping[str, Any]]:
+    def listed(self, key: str) -> list[JsonMapping]:
         """The mappings in the list at a key."""
         entries = self.get(key, [])
         return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
@@ -169,11 +171,11 @@ def describe(value: Any) -> str:
 # Answers
 
 
-def mapped(settings: Mapping[str, Any] | None = None, because: str = "") -> KeyAnswer:
+def mapped(settings: JsonMapping | None = None, because: str = "") -> KeyAnswer:
     return KeyAnswer(KeyStatus.MAPPED, settings or {}, because)
 
 
-def noted(because: str, settings: Mapping[str, Any] | None = None) -> KeyAnswer:
+def noted(because: str, settings: JsonMapping | None = None) -> KeyAnswer:
     return KeyAnswer(KeyStatus.NOTED, settings or {}, because)
 
 

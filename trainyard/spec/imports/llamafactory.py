@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split
 from trainyard.spec.imports.defaults import (
@@ -170,7 +170,7 @@ def data_names(config: Config) -> list[DataPlace]:
     ]  # fmt: skip
 
 
-def listed_place(entry: Mapping[str, Any], folder: str, most: int | None) -> DataPlace:
+def listed_place(entry: JsonMapping, folder: str, most: int | None) -> DataPlace:
     """The data set of an entry of `dataset_info.json`."""
     samples = entry.get("num_samples")
     rows = min((count for count in (samples, most) if isinstance(count, int)), default=None)
@@ -188,7 +188,7 @@ def place_of(name: str, folder: str, most: int | None) -> DataPlace:
     return DataPlace(folder or "data", files=(f"{name}.*", f"{name}/*"), max_rows=most, local=True)
 
 
-def unreadable(name: str, entry: Mapping[str, Any], config: Config) -> str:
+def unreadable(name: str, entry: JsonMapping, config: Config) -> str:
     """Why an entry of `dataset_info.json` is not a set that a data source here reads; empty if it is."""
     elsewhere = next((key for key in ELSEWHERE if entry.get(key)), "")
     if elsewhere or not (entry.get("hf_hub_url") or entry.get("file_name")):
@@ -215,7 +215,7 @@ def columns_of(entry: Mapping[str, object], config: Config) -> dict[str, str]:
     return {FIELDS[key]: column for key, column in columns.items()}
 
 
-def listed_columns(entry: Mapping[str, Any]) -> dict[str, str]:
+def listed_columns(entry: JsonMapping) -> dict[str, str]:
     """What a column is for -> the column, of those that LLaMA-Factory reads."""
     alpaca = entry.get("formatting", "alpaca") == "alpaca"
     usual = (
@@ -225,7 +225,7 @@ def listed_columns(entry: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(column) for key, column in columns if column is not None and key in FIELDS}
 
 
-def unlisted_keys(entry: Mapping[str, Any]) -> list[str]:
+def unlisted_keys(entry: JsonMapping) -> list[str]:
     """The keys of an entry's rows that would be read here and are not there."""
     listed = set(listed_columns(entry).values())
     columns = UNLISTED.get(str(entry.get("formatting", "alpaca")), frozenset())

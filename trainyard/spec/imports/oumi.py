@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.defaults import (
@@ -186,7 +186,7 @@ def is_pretraining(config: Config) -> bool:
     return bool(names) and bool(packs) and all(any(word in name for word in TEXT_SETS) for name in names)
 
 
-def strategy_of(config: Config, settings: Mapping[str, Any]) -> JsonObject:
+def strategy_of(config: Config, settings: JsonMapping) -> JsonObject:
     if config.get("fsdp.enable_fsdp"):
         full = settings["stage.type"] == "sft" and settings["method.type"] == "full"
         return {"launch.strategy": "fsdp", "backend": "trl"} if full else {"launch.strategy": "fsdp_hybrid"}
@@ -200,7 +200,7 @@ def data_sets(config: Config) -> list[DataPlace]:
     return [data_set for entry in config.listed("data.train.datasets") if (data_set := place_of(entry))]
 
 
-def place_of(entry: Mapping[str, Any]) -> DataPlace | None:
+def place_of(entry: JsonMapping) -> DataPlace | None:
     local, inner = entry.get("dataset_path"), entry.get("dataset_kwargs")
     columns = columns_of(inner if isinstance(inner, Mapping) else {})
     if isinstance(local, str):

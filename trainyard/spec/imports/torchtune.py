@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.defaults import (
@@ -140,7 +140,7 @@ def optimizer() -> KeyConverter:
     )
 
 
-def by_last_part(setting: str, names: Mapping[str, Any]) -> KeyConverter:
+def by_last_part(setting: str, names: JsonMapping) -> KeyConverter:
     plain = word(setting, {name.lower(): ours_word for name, ours_word in names.items()})
     return KeyConverter(
         setting, lambda value, config: plain.convert(None if value is None else last_part(value), config)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.defaults import (
@@ -281,7 +281,7 @@ def data_sets(config: Config) -> list[DataPlace]:
     return [replace(item, format="text").with_columns({"text": column}) for item in sets] if column else sets
 
 
-def files_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
+def files_of(entry: JsonMapping) -> tuple[str, ...]:
     files = entry.get("data_files") or ()
     return (files,) if isinstance(files, str) else tuple(file for file in files if isinstance(file, str))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.axis import Variant
 
 ABSENT = object()
@@ -16,7 +16,7 @@ Change = tuple[str, Any, Any]
 """(name, value before, value after); None where there is none."""
 
 
-def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> JsonObject:
+def flatten_settings(settings: JsonMapping, prefix: str = "") -> JsonObject:
     """Return nested settings as `group.name` -> value."""
     flat: JsonObject = {}
     for name, value in settings.items():

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trainyard.errors import Reason
+from trainyard.json_types import JsonMapping
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.other_tools import word_reasons
 from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
@@ -205,7 +206,7 @@ def check_crowded(value: object) -> list[Reason]:
     return []
 
 
-def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[str]) -> Reason:
+def reason_of(detail: JsonMapping, model: type[BaseModel], ids: Sequence[str]) -> Reason:
     loc = tuple(detail["loc"])
     node, path = None, loc
     if len(loc) > 1 and loc[0] == "nodes" and isinstance(loc[1], int):
@@ -242,7 +243,7 @@ def without_tags(path: Sequence[object]) -> list[object]:
     return [part for at, part in enumerate(path) if at not in listed | single]
 
 
-def unknown_type(node: str | None, field: str, detail: Mapping[str, Any]) -> Reason:
+def unknown_type(node: str | None, field: str, detail: JsonMapping) -> Reason:
     """A node or a variant of a setting that is not there; without a type pydantic does not say which variants are."""
     value, allowed = detail.get("input"), NODE_TYPES
     kind = value.get("type") if isinstance(value, Mapping) else None
@@ -255,7 +256,7 @@ def unknown_type(node: str | None, field: str, detail: Mapping[str, Any]) -> Rea
     return Reason("E-SPEC-TYPE", node, f"{field}.type".lstrip("."), because, instead)
 
 
-def instead_of(detail: Mapping[str, Any]) -> str:
+def instead_of(detail: JsonMapping) -> str:
     """What to write, from the kind of error and its bounds."""
     kind, context, value = detail["type"], detail.get("ctx") or {}, detail.get("input")
     if "instead" in context:

@@ -31,7 +31,7 @@ from typing import Any
 
 from trainyard.cancellation import while_caller_waits
 from trainyard.errors import Corrupt
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 
 MAX_FILE_BYTES = 16 << 20
@@ -91,7 +91,7 @@ class AuditLog:
     def head(self) -> Path:
         return self.folder / "head.json"
 
-    def append(self, entry: Mapping[str, Any], *, flush: bool = False) -> None:
+    def append(self, entry: JsonMapping, *, flush: bool = False) -> None:
         """Add a line. Raises on the disk: `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`)."""
         with translate_os_errors("The audit log was not written"):
             self.keep_private()
@@ -247,7 +247,7 @@ def verify_log(folder: Path) -> LogVerification:
     return LogVerification(len(files), count, first, seq, tuple(problems))
 
 
-def digest_without_hash(value: Mapping[str, Any]) -> str:
+def digest_without_hash(value: JsonMapping) -> str:
     return hashlib.sha256(canonical({key: one for key, one in value.items() if key != "hash"})).hexdigest()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.sandbox.children import ChildEnded, LineChild
 from trainyard.sandbox.limits import ChildLimits
 from trainyard.spec.estimate.shape import ModelShape
@@ -117,7 +118,7 @@ def check_init(where: str, config: Mapping[str, object]) -> None:
         )
 
 
-def patterns(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def patterns(config: JsonMapping) -> list[tuple[str, str, str]]:
     """The regular expressions of an adapter's config as PEFT 0.20 makes them: (field, pattern, how it is matched).
 
     Raises `InvalidInput` (`E-ADAPTER-INVALID`) for a field of another type.
@@ -144,7 +145,7 @@ def texts(name: str, values: Any) -> list[str]:
     return list(values)
 
 
-def check_patterns(where: str, config: Mapping[str, Any], modules: Iterable[str]) -> None:
+def check_patterns(where: str, config: JsonMapping, modules: Iterable[str]) -> None:
     """Match an adapter's patterns with the names of modules, as PEFT will, in a child with a limit of time and memory.
 
     Plain names, which every adapter of this product has, need no child. Raises `InvalidInput` (`E-ADAPTER-INVALID`).

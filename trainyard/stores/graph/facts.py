@@ -12,9 +12,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 
 ENTITY_KINDS = ("person", "company", "project", "account", "location")
 RELATION_KINDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -163,7 +163,7 @@ def parse_mutation(given: Mapping[str, object]) -> Mutation:
     return check_mutation(to_mutation(given))
 
 
-def to_mutation(given: Mapping[str, Any]) -> Mutation:
+def to_mutation(given: JsonMapping) -> Mutation:
     """A mutation from JSON that was checked before it became JSON."""
     try:
         entities = tuple(Entity(**one) for one in given.get("entities", ()))

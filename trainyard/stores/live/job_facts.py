@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import orjson
 
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.training import TrainingSettings
@@ -24,7 +24,7 @@ WORDS = (*AXES, "backend", "base_model")
 DEFAULTS = {name: TrainingSettings.model_fields[name].default for name in (*AXES, "backend")}
 
 
-def read_facts(tags: Iterable[str], parameters: Mapping[str, Any]) -> dict[str, str]:
+def read_facts(tags: Iterable[str], parameters: JsonMapping) -> dict[str, str]:
     """{tenant, stage, method, backend, base_model} by a run's tags and parameters; empty where they do not say."""
     chain = parameters.get("spec")
     chain = chain.get("chain", chain) if isinstance(chain, Mapping) else None
@@ -34,7 +34,7 @@ def read_facts(tags: Iterable[str], parameters: Mapping[str, Any]) -> dict[str, 
     return {"tenant": tenant_of(tags) or str(given.get("tenant") or DEFAULT_TENANT), **facts}
 
 
-def trainer_facts(config: Mapping[str, Any]) -> dict[str, str]:
+def trainer_facts(config: JsonMapping) -> dict[str, str]:
     """The four words of a trainer's settings, in any of their spellings; unset ones as their defaults."""
     try:
         words = spell_out(job_words(config))
@@ -51,7 +51,7 @@ def word_of(given: object) -> str:
     return str(getattr(given, "type", given)) if isinstance(given, Strict) else str(getattr(given, "value", given))
 
 
-def chain_facts(chain: Mapping[str, Any]) -> dict[str, str]:
+def chain_facts(chain: JsonMapping) -> dict[str, str]:
     """The four words of a chain's last trainer; empty without one."""
     nodes = chain.get("nodes")
     found = [one for one in nodes if isinstance(one, Mapping) and one.get("type") == "trainer"] if nodes else []

@@ -15,7 +15,7 @@ import binascii
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import GROUP_TAG, SWEEP_TAG, group_of, is_named, name_patterns
 
@@ -86,7 +87,7 @@ class JobQuery:
     after: tuple[float, str] | None = None
     """(created, run id) of the last job of the page before."""
 
-    def accepts(self, row: Mapping[str, Any]) -> bool:
+    def accepts(self, row: JsonMapping) -> bool:
         """Whether a row is one of those, wherever it is in their order."""
         exact = {name: getattr(self, name) for name in ("tenant", "backend", "stage") if getattr(self, name)}
         return (
@@ -112,7 +113,7 @@ def page_of(rows: Sequence[Row], limit: int) -> JobPage:
     return JobPage(list(rows[:limit]), write_cursor(place_of(rows[limit - 1])) if more else "")
 
 
-def place_of(row: Mapping[str, Any]) -> tuple[float, str]:
+def place_of(row: JsonMapping) -> tuple[float, str]:
     """Where a job is in the order of lists: when it was created, then its run. Neither ever changes."""
     return row["created"] or 0.0, row["run_id"]
 
@@ -136,7 +137,7 @@ def read_cursor(cursor: str) -> tuple[float, str]:
         ) from error
 
 
-def text_of(row: Mapping[str, Any]) -> str:
+def text_of(row: JsonMapping) -> str:
     words = [*(str(row.get(name) or "") for name in TEXTS), *row.get("tags", ())]
     return "\n".join(words).lower()
 

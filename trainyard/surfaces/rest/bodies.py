@@ -20,7 +20,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from trainyard.errors import InvalidInput
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.surfaces.rest.problems import FieldProblem
 from trainyard.surfaces.rest.spool import INLINE_BYTES, UPLOADING, Body, place_for, received_body
 from trainyard.surfaces.rest.structure import USUAL, JsonLimits, require_structure
@@ -107,7 +107,7 @@ async def read_upload(
 
 def decode_request(
     model: type[BaseModel],
-    path: Mapping[str, Any],
+    path: JsonMapping,
     received: Body,
     *,
     kind: str,
@@ -202,9 +202,7 @@ def depth_within(value: Any, left: int) -> None:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
-def read_query(
-    model: type[BaseModel], query: QueryParams, path: Mapping[str, Any], body: Mapping[str, Any] | None = None
-) -> Any:
+def read_query(model: type[BaseModel], query: QueryParams, path: JsonMapping, body: JsonMapping | None = None) -> Any:
     """The request of a query. A field with a list of values may be repeated, any other may not."""
     texts: JsonObject = dict(path)
     for name in query:

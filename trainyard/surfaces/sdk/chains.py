@@ -8,7 +8,7 @@ Nodes are data: a chain is written as the file that means the same (`to_yaml`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from trainyard.app.chains.check import FileCheck
 from trainyard.app.plan.resolve import ChainPlan, accepted, asked
 from trainyard.app.run_records import RunResult
 from trainyard.errors import InvalidInput
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.chain import ChainSpec
 from trainyard.surfaces.sdk.surface import Surface, here
 
@@ -114,7 +114,7 @@ class Chain:
         self.on = on or here
 
     @classmethod
-    def of(cls, source: str | Path | Mapping[str, Any], *, on: Surface | None = None, **parameters: Any) -> Chain:
+    def of(cls, source: str | Path | JsonMapping, *, on: Surface | None = None, **parameters: Any) -> Chain:
         """The chain of a file, of a template with parameters, or of a mapping. Raises `NotFound`, `Refused`."""
         target = str(source) if isinstance(source, Path) else source
         chain = cls((), on=on)

@@ -29,7 +29,7 @@ from trainyard.app.plan import resolve as planning
 from trainyard.app.run_records import RunResult
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.table import OPERATIONS, Scope, route_of
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
@@ -79,7 +79,7 @@ Heard = httpx.Response | str | None
 Talk: TypeAlias = Generator[Step, Heard, Any]
 
 
-def conversation(name: str, fields: Mapping[str, Any], note: Callable[[Any], None] = ignore) -> Talk:
+def conversation(name: str, fields: JsonMapping, note: Callable[[Any], None] = ignore) -> Talk:
     """Everything that a call of an operation takes; returns its response. `note` gets each state of a watched job.
 
     Raises the errors of the operation, and `Unavailable` (`E-SERVER-UNREACHABLE`) where nothing answers.
@@ -93,7 +93,7 @@ def conversation(name: str, fields: Mapping[str, Any], note: Callable[[Any], Non
     return (yield from follow(started, note)) if watch else started
 
 
-def ask(name: str, fields: Mapping[str, Any]) -> Talk:
+def ask(name: str, fields: JsonMapping) -> Talk:
     response = yield from send(exchange_of(name, checked_request(name, dict(fields))))
     return response_of(name, response)
 

@@ -27,6 +27,7 @@ from trainyard.data.quarantine import BadRow
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import PreferenceRow, TextRow, chosen_side
 from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.json_types import JsonMapping
 from trainyard.serve.prompt_fields import find_hidden_field
 from trainyard.serve.protocol import ApiError, ChatRequest, parse
 from trainyard.spec.axes.data import DataFormat, Port
@@ -60,7 +61,7 @@ class Encoder:
     def pad_id(self) -> int:
         return int(self.session.engine.tokenizer.pad_token_id)
 
-    def batch(self, given: Mapping[str, Any], body: bytes) -> Batch:
+    def batch(self, given: JsonMapping, body: bytes) -> Batch:
         """The batch of a `forward`: of exactly one of rows, batch and tensors. Raises `InvalidInput` (`E-STEP`)."""
         named = [
             name
@@ -121,7 +122,7 @@ class Encoder:
             code="E-DATA-FORMAT",
         )
 
-    def from_lists(self, lists: Mapping[str, Any]) -> Batch:
+    def from_lists(self, lists: JsonMapping) -> Batch:
         """Lists of numbers as tensors; ragged rows are filled up on the right, and masked."""
         if IDS not in lists:
             raise invalid(f"has no {IDS}")
@@ -139,7 +140,7 @@ class Encoder:
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise invalid(f"has a {name} that is not a list of numbers: {error}") from error
 
-    def checked(self, batch: Batch, lists: Mapping[str, Any] = NO_LISTS) -> Batch:
+    def checked(self, batch: Batch, lists: JsonMapping = NO_LISTS) -> Batch:
         """The batch, if the model can take it. `lists` are what its tensors were made of."""
         if IDS not in batch:
             raise invalid(f"has no {IDS}")
@@ -189,7 +190,7 @@ class Encoder:
             )
         return found
 
-    def prompt(self, one: Mapping[str, Any], *, ask: bool) -> list[int]:
+    def prompt(self, one: JsonMapping, *, ask: bool) -> list[int]:
         if "tokens" in one:
             ids = [int(token) for token in one["tokens"]]
             if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
@@ -199,7 +200,7 @@ class Encoder:
             return self.renderer.ids(str(one["text"]))
         return self.renderer.ids(self.conversation(one, ask=ask))
 
-    def conversation(self, given: Mapping[str, Any], *, ask: bool) -> str:
+    def conversation(self, given: JsonMapping, *, ask: bool) -> str:
         """The text of a conversation, which contains each of its fields, as the model server takes them."""
         body = {"model": "session", **{name: given[name] for name in ("messages", "tools") if name in given}}
         try:

@@ -15,14 +15,12 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 
 KEPT = 1024
 """Replies that are kept, the newest."""
@@ -54,7 +52,7 @@ class SessionOperation:
         return "failed" if "error" in self.answer else "done"
 
 
-def digest_of(verb: str, given: Mapping[str, Any], body: bytes) -> str:
+def digest_of(verb: str, given: JsonMapping, body: bytes) -> str:
     hasher = hashlib.sha256(orjson.dumps([verb, given], option=orjson.OPT_SORT_KEYS))
     hasher.update(body)
     return hasher.hexdigest()
@@ -63,7 +61,7 @@ def digest_of(verb: str, given: Mapping[str, Any], body: bytes) -> str:
 class OperationQueue:
     """Entered by the threads of connections, carried out by the main thread, one after another."""
 
-    def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, saved: JsonMapping | None = None) -> None:
         self.known: OrderedDict[int, SessionOperation] = OrderedDict()
         self.keyed: dict[str, SessionOperation] = {}
         self.waiting: deque[SessionOperation] = deque()

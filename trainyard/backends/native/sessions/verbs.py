@@ -14,7 +14,7 @@ from typing import Any
 from trainyard.backends.native.sessions.batches import Encoder
 from trainyard.backends.sessions.records import SAVED_FOLDER
 from trainyard.errors import Conflict, InvalidInput
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import write_folder
 from trainyard.train.checkpoint.snapshot import digest_of, require_name
 from trainyard.train.contracts import Sampling
@@ -46,7 +46,7 @@ class SessionSide:
 Verb = Callable[[SessionSide, Mapping[str, Any], bytes], dict[str, Any]]
 
 
-def forward(side: SessionSide, given: Mapping[str, Any], body: bytes) -> JsonObject:
+def forward(side: SessionSide, given: JsonMapping, body: bytes) -> JsonObject:
     batch = side.encoder.batch(given, body)
     outputs = tuple(given.get("outputs") or ())
     try:
@@ -70,7 +70,7 @@ def forward(side: SessionSide, given: Mapping[str, Any], body: bytes) -> JsonObj
     }
 
 
-def backward(side: SessionSide, given: Mapping[str, Any], _: bytes) -> JsonObject:
+def backward(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
     found = side.session.backward(
         given["forward_id"], scale=given.get("scale", 1.0), measure=given.get("measure", True)
     )
@@ -78,7 +78,7 @@ def backward(side: SessionSide, given: Mapping[str, Any], _: bytes) -> JsonObjec
     return {"accumulated": found.accumulated, "grad_norm": norm, "overflow": found.overflow}
 
 
-def step(side: SessionSide, given: Mapping[str, Any], _: bytes) -> JsonObject:
+def step(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
     names = ("max_grad_norm", "learning_rate", "metric")
     found = side.session.step(**{name: given.get(name) for name in names})
     return {
@@ -94,7 +94,7 @@ def zero_grad(side: SessionSide, _given: Mapping[str, object], _: bytes) -> dict
     return {}
 
 
-def generate(side: SessionSide, given: Mapping[str, Any], _: bytes) -> JsonObject:
+def generate(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
     """Each prompt `samples` times, next to each other; all are drawn together by one generator."""
     samples = int(given.get("samples") or 1)
     prompts = side.encoder.prompts(given["prompts"], ask=True)
@@ -115,12 +115,12 @@ def generate(side: SessionSide, given: Mapping[str, Any], _: bytes) -> JsonObjec
     }
 
 
-def logprobs(side: SessionSide, given: Mapping[str, Any], _: bytes) -> dict[str, object]:
+def logprobs(side: SessionSide, given: JsonMapping, _: bytes) -> dict[str, object]:
     rows = side.encoder.prompts(given["rows"], ask=False)
     return {"ids": rows, "logprobs": side.session.logprobs(rows)}
 
 
-def save(side: SessionSide, given: Mapping[str, Any], _: bytes) -> JsonObject:
+def save(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
     if given.get("kind") == "result":
         return save_result(side, given["name"])
     found = side.session.save(given["name"], kind=given.get("kind", "full"))
@@ -137,7 +137,7 @@ def save_result(side: SessionSide, name: str) -> JsonObject:
     return {"name": name, "kind": "result", "sha256": digest_of(target), "path": str(target)}
 
 
-def load(side: SessionSide, given: Mapping[str, Any], _: bytes) -> JsonObject:
+def load(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
     found = side.session.load(given["name"], optimizer=given.get("optimizer", True))
     return {name: found[name] for name in ("name", "sha256")}
 
