@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import LimitExceeded, TrainyardError
-from trainyard.json_types import JsonMapping, JsonObject
+from trainyard.json_types import JsonObject
 from trainyard.serve import protocol
 from trainyard.serve.inference import Generation, ModelRunner, Step, TokenLogprob, Worker
 from trainyard.serve.prompt_fields import find_hidden_field
