@@ -32,11 +32,13 @@ $(STAMP): constraints.txt pyproject.toml
 	@$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" 2> >(grep -v '^WARNING: Location' >&2)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' 2> >(grep -v '^WARNING: Location' >&2)
 	@$(BIN)/python -m pip check
+	@$(BIN)/python -m tools.docs >/dev/null
 	@touch $@
 
 check: setup ## Style, types, import arrows and budgets
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.docs types
 	$(BIN)/mypy trainyard flows nodes tasks
 	$(BIN)/lint-imports
 	$(PYTEST) -q -n 2 -m 'not slow and not network' tests/architecture
@@ -45,6 +47,7 @@ test: setup ## The daily tests but those of `make check` (about six minutes on t
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(foreach folder,architecture browser flows gpu integration,--ignore=tests/$(folder)) -m 'not integration and not $(APART)'
 
 test-integration: setup ## What starts servers, flows or many processes, and a short form of every benchmark (about nine minutes)
+	@$(BIN)/python -m pip install --quiet --requirement benchmarks/requirements.txt --constraint constraints.txt 2> >(grep -v '^WARNING: Location' >&2)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'integration and not $(APART)' tests/flows tests/integration $$(grep -rl --include='test_*.py' 'mark\.integration' tests/attacks tests/unit)
 
 test-fast: setup ## The unit tests without torch, servers and child processes (a minute on two cores)
@@ -110,16 +113,16 @@ endif
 
 docs: reference ## Build the manual as a searchable site in build/site
 	$(PYTEST) -q tests/architecture/test_docs.py tests/architecture/test_reference.py
-	$(BIN)/python -m docs.generator.mermaid
+	$(BIN)/python -m tools.docs.mermaid
 	$(BIN)/zensical build --strict
-	$(BIN)/python -m docs.generator.offline build/site
+	$(BIN)/python -m tools.docs.offline build/site
 
 web: setup ## Build the dashboard from web/ into trainyard/surfaces/web (needs node and npm)
-	$(BIN)/python -m docs.generator.openapi build/openapi.json
+	$(BIN)/python -m tools.docs.openapi build/openapi.json
 	cd web && npm ci --no-audit --no-fund && npm run types && npm run build
 
-reference: setup ## Write the pages of docs/reference from the tables in the code
-	$(BIN)/python -m docs.generator
+reference: setup ## Build docs/reference, the types of the SDK and what agents read from the tables in the code
+	$(BIN)/python -m tools.docs
 
 sbom: setup ## Write the bill of materials (sbom.cdx.json) from constraints.txt
 	$(BIN)/python -m tools.dependencies bill

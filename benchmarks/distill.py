@@ -7,7 +7,7 @@ by stage sft from the rows, one by stage distill (GKD) from the teacher. Measure
 token, on held-out rows and on what the student itself writes, where imitation alone was never corrected.
 
 The students have 16 rows: a teacher knows more than so few rows say. With 128 rows of this toy imitation was nearer
-after the same steps (docs/log.md).
+after the same steps (docs/dev/log.md).
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def run_once(spec: ChainSpec, settings: Settings, folder: Path) -> float:
         run=folder.name,
     )
     produced = train_within_memory(
-        job, folder / "out", wanted=always_run, on_event=lambda event: None, settings=settings
+        job, folder / "out", desired_state=always_run, on_event=lambda event: None, settings=settings
     )
     return float(produced.facts["time"]["seconds"])
 

@@ -13,6 +13,7 @@ judged where the profile is right.
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import subprocess
@@ -33,7 +34,7 @@ from trainyard.testing.scripted_server import Exchange, ScriptedServer, ok
 SLOTS, TOKENS_PER_S, PREFILL_S = 8, 125.0, 0.05
 LEAST_NAMES, MOST_NAMES, TOKENS_A_NAME, TOKENS_AROUND = 3, 9, 12, 10
 SECONDS_A_DOCUMENT = PREFILL_S + (TOKENS_AROUND + TOKENS_A_NAME * (LEAST_NAMES + MOST_NAMES) / 2) / TOKENS_PER_S
-BUDGET_S, DOCUMENTS, MOST_WRONG = size(15, 5), size(600, 100), 0.15
+BUDGET_S, DOCUMENTS, MOST_WRONG = size(15, 8), size(600, 100), 0.15
 NAMES = re.compile(r"^- (?P<name>Person [0-9]+)$", re.MULTILINE)
 CASES = {
     "profile right": (SECONDS_A_DOCUMENT, SLOTS),
@@ -109,7 +110,7 @@ def one_phase(home: Path, url: str, guess: float, in_flight: int, seed: int) -> 
 
 
 def wrong_by(predicted: int | None, done: int) -> float:
-    return abs((predicted or 0) / done - 1.0)
+    return abs((predicted or 0) / done - 1.0) if done else math.inf
 
 
 def main() -> int:

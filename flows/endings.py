@@ -62,20 +62,20 @@ async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, u
     Raises Prefect's `Pause`, which leaves the run's state on the server unchanged.
     """
     state = await server_state(run_id)
-    words = "; ".join(f"{node.id}: {node.message}" for node in nodes if node.state is NodeState.CANCELED)
+    text = "; ".join(f"{node.id}: {node.message}" for node in nodes if node.state is NodeState.CANCELED)
     ending: State[Any]
     if state is None:
-        ending = Crashed(message=f"The server did not answer when the run was stopped. {words}")
+        ending = Crashed(message=f"The server did not answer when the run was stopped. {text}")
         go(ending, unfinished)
     elif state.type in (StateType.CANCELLING, StateType.CANCELLED):
-        ending = Cancelled(message=words)
+        ending = Cancelled(message=text)
     elif state.type is not StateType.RUNNING:
         ending = state  # paused, or already resumed by somebody: it is not this process's any more
         go(ending, unfinished)
     elif made_no_progress(record.folder):
-        ending = Crashed(message=f"Stopped from outside again and again without a further step. {words}")
+        ending = Crashed(message=f"Stopped from outside again and again without a further step. {text}")
     else:
-        ending = await schedule_again(run_id, words)
+        ending = await schedule_again(run_id, text)
         go(ending, unfinished)
     if unfinished:
         await set_state(run_id, ending)
@@ -114,8 +114,8 @@ async def server_back(run_id: str) -> None:
         await asyncio.sleep(1.0)
 
 
-async def schedule_again(run_id: str, words: str) -> State[Any]:
-    state = preempted(words, after_s=CONTINUE_AFTER_S)
+async def schedule_again(run_id: str, message: str) -> State[Any]:
+    state = preempted(message, after_s=CONTINUE_AFTER_S)
     await set_state(run_id, state)
     return state
 

@@ -23,8 +23,8 @@ def template_flow(name: str) -> Callable[[Callable[..., Any]], Flow[..., Any]]:
     def decorate(body: Callable[..., Any]) -> Flow[..., Any]:
         arguments = "\n".join(f"    {field}: {explained(info)}" for field, info in fields.items())
         body.__doc__ = f"{body.__doc__}\n\nArgs:\n{arguments}"
-        given = [parameter(field, info) for field, info in fields.items()]
-        vars(body)["__signature__"] = inspect.signature(body).replace(parameters=given)
+        parameters = [parameter(field, info) for field, info in fields.items()]
+        vars(body)["__signature__"] = inspect.signature(body).replace(parameters=parameters)
         return flow(name=name, task_runner=task_runner(), **FLOW)(body)
 
     return decorate

@@ -41,12 +41,18 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
         config: Streams, budgets, buckets, and which model reads.
     """
     keep_files_private()
-    own = at_home(settings().model_copy(update={"tenant": config.tenant}))
+    tenant_settings = at_home(settings().model_copy(update={"tenant": config.tenant}))
     run = config.window.date_of(flow_run.scheduled_start_time.timestamp())
     try:
         require_trainable(config)  # a form makes the config without `read_night`
-        with night_slot(own, run=str(flow_run.id), window_s=config.window.window_s) as since:
-            world = make_night_deps(config, own, say=get_run_logger().info, locked=True, unfit=unfit_words(config, own))
+        with night_slot(tenant_settings, run=str(flow_run.id), window_s=config.window.window_s) as since:
+            world = make_night_deps(
+                config,
+                tenant_settings,
+                say=get_run_logger().info,
+                locked=True,
+                unfit=unfit_words(config, tenant_settings),
+            )
             night = begin(config, world, run, since)
             with kept_service():
                 report = carry_out(night) if night else skipped(config, run, "this night is done already")

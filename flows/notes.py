@@ -105,12 +105,12 @@ class RunProgress:
 
     async def show(self, text: str = "") -> None:
         percent = self.percent()
-        words = text or self.now or "starting"
+        description = text or self.now or "starting"
         if self.artifact is None:
             key = f"{self.chain.name}-progress"
-            self.artifact = await acreate_progress_artifact(percent, key=key, description=words)
+            self.artifact = await acreate_progress_artifact(percent, key=key, description=description)
         else:
-            await aupdate_progress_artifact(self.artifact, percent, description=words)
+            await aupdate_progress_artifact(self.artifact, percent, description=description)
 
 
 async def publish_report(result: RunResult, folder: Path) -> None:
@@ -146,8 +146,8 @@ def cell(node: NodeResult) -> str:
 def evaluator_reports(nodes: Sequence[NodeResult]) -> str:
     texts = []
     for node in nodes:
-        given = node.outputs.get(Port.REPORT)
-        if given is not None and node.state is not NodeState.FAILED and (given.path / "report.md").is_file():
-            text, picture = ((given.path / name).read_text(encoding="utf-8") for name in ("report.md", CURVES_FILE))
+        report = node.outputs.get(Port.REPORT)
+        if report is not None and node.state is not NodeState.FAILED and (report.path / "report.md").is_file():
+            text, picture = ((report.path / name).read_text(encoding="utf-8") for name in ("report.md", CURVES_FILE))
             texts.append(text.replace(f"({CURVES_FILE})", f"({data_address(picture)})"))
     return "\n\n".join(["", *texts])

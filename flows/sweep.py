@@ -72,13 +72,17 @@ async def run_sweep(spec: SweepSpec, chain: ResolvedChain) -> State[dict[str, An
     os.environ[RUN_VARIABLE] = run.run_id
     record = RunRecord(Path(run.folder))
     record.begin(chain.model_dump(mode="json"))
-    known = find_record(settings(), spec.name)
-    if known is None or known.run_id != run.run_id:
-        known = SweepRecord(spec=spec, run_id=run.run_id, created=known.created if known else started)
-        write_record(settings(), known)
+    sweep_record = find_record(settings(), spec.name)
+    if sweep_record is None or sweep_record.run_id != run.run_id:
+        sweep_record = SweepRecord(
+            spec=spec, run_id=run.run_id, created=sweep_record.created if sweep_record else started
+        )
+        write_record(settings(), sweep_record)
     with sweep_lock(settings(), spec.name, run.run_id), interruptible():
         await quietly(tag_run(spec))
-        run = replace(run, continues=f"{spec.name}-{known.created}")  # a sweep whose run is gone gets another one
+        run = replace(
+            run, continues=f"{spec.name}-{sweep_record.created}"
+        )  # a sweep whose run is gone gets another one
         trials = Trials(spec, chain, run, record, SweepStudy(sweep_folder(settings(), spec.name), spec))
         await trials.run_all()
         result = trials.result(time.time() - started)
@@ -100,8 +104,14 @@ async def tag_run(spec: SweepSpec) -> None:
 async def publish(spec: SweepSpec, trials: list[Trial]) -> None:
     """Write the trials as a table of the run's page."""
     rows = [
-        {"trial": one.number, **one.params, "steps": one.steps, spec.metric.value: one.value, "state": one.state.value}
-        for one in trials
+        {
+            "trial": trial.number,
+            **trial.params,
+            "steps": trial.steps,
+            spec.metric.value: trial.value,
+            "state": trial.state.value,
+        }
+        for trial in trials
     ]
     await acreate_table_artifact(rows, key=f"sweep-{spec.name}", description=f"Trials of {spec.name}")
 
@@ -138,10 +148,10 @@ class Trials:
             if not running:
                 break
             ended, _ = await asyncio.wait(running, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-            for one in ended:
-                ending = one.result()
+            for task in ended:
+                ending = task.result()
                 self.stopping = self.stopping or (ending.message or "stopped" if ending.state is None else "")
-                self.schedule.enter(running.pop(one), ending)
+                self.schedule.enter(running.pop(task), ending)
             interrupted_at = interrupted_at or (time.monotonic() if INTERRUPTED.is_set() else None)
             if interrupted_at is not None and time.monotonic() - interrupted_at > INTERRUPT_GRACE_S:
                 self.unfinished = bool(running)
@@ -184,15 +194,15 @@ class Trials:
             return SegmentEnd(TrialState.COMPLETED, steps=int(output.facts["steps"]), value=value)
         if state.name == AT_RUNG:
             assert segment.until is not None, "only a segment with a rung stops there"
-            log = next(one for one in training_logs_of(self.record.folder) if one.node == name)
+            log = next(entry for entry in training_logs_of(self.record.folder) if entry.node == name)
             value = measured_at(log.folder, segment.until, self.spec.metric)
             return SegmentEnd(TrialState.PAUSED, steps=segment.until, value=value)
-        states = [(one, state_of(futures[one])) for one in part.order]
-        stops = [(one, found) for one, found in states if found.type is StateType.CANCELLED]
+        states = [(node, state_of(futures[node])) for node in part.order]
+        stops = [(node, ending) for node, ending in states if ending.type is StateType.CANCELLED]
         if stops:
             return SegmentEnd(None, message=stops[0][1].message or "stopped")
-        failed, found = next((one, found) for one, found in states if node_state(found) is NodeState.FAILED)
-        code, message = self.code_of(failed), found.message or f"it ended as {found.name}"
+        failed, ending = next((node, ending) for node, ending in states if node_state(ending) is NodeState.FAILED)
+        code, message = self.code_of(failed), ending.message or f"it ended as {ending.name}"
         refused = code.startswith("R-")
         return SegmentEnd(TrialState.REFUSED if refused else TrialState.FAILED, code=code, message=message)
 
@@ -210,9 +220,9 @@ class Trials:
         best = find_best_text(self.spec, trials)
         nodes = tuple(self.node_result(trial) for trial in trials)
         is_done = not self.stopping and bool(best)
-        failed = next((one for one in trials if one.state in (TrialState.FAILED, TrialState.REFUSED)), None)
+        failed = next((trial for trial in trials if trial.state in (TrialState.FAILED, TrialState.REFUSED)), None)
         why = f" Trial {failed.number}: {failed.message}" if failed else ""
-        counts = f"{len(trials)} trials, {sum(one.steps for one in trials):,} steps."
+        counts = f"{len(trials)} trials, {sum(trial.steps for trial in trials):,} steps."
         return RunResult(
             id=self.run.id, run_id=self.run.run_id, name=str(flow_run.name),
             chain=self.chain.name, digest=self.chain.digest,
@@ -248,10 +258,10 @@ def find_best_text(spec: SweepSpec, trials: list[Trial]) -> str:
 
 def trial_part(chain: ResolvedChain, trainer: str, name: str) -> ResolvedChain:
     """The nodes that a trial needs; its trainer has the name of the trial."""
-    wanted = needed_nodes(chain, trainer)
-    nodes = tuple(chain.node(one) for one in wanted)
+    needed = needed_nodes(chain, trainer)
+    nodes = tuple(chain.node(node_id) for node_id in needed)
     named = tuple(node.model_copy(update={"id": name}) if node.id == trainer else node for node in nodes)
-    order = tuple(name if one == trainer else one for one in wanted)
+    order = tuple(name if node_id == trainer else node_id for node_id in needed)
     return ResolvedChain.model_construct(
         name=chain.name, tenant=chain.tenant, nodes=named, order=order, digest=chain.digest
     )

@@ -94,8 +94,14 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
     try:
         chain = resolved(spec, settings(), read_chain(settings().runs / str(flow_run.id)))
         # What Trainyard's own surfaces started was read there.
-        own = any(tag.startswith(TENANT_TAG) for tag in flow_run.tags)
-        waits = refuse_or_wait(chain, settings(), is_job=is_job, allows=lambda _: own or few_rows(), read_data=not own)
+        from_trainyard = any(tag.startswith(TENANT_TAG) for tag in flow_run.tags)
+        waits = refuse_or_wait(
+            chain,
+            settings(),
+            is_job=is_job,
+            allows=lambda _: from_trainyard or few_rows(),
+            read_data=not from_trainyard,
+        )
     except TrainyardError as error:
         return Failed(message=str(error))
     if waits:
@@ -152,14 +158,14 @@ async def all_done(futures: list[Future], progress: RunProgress) -> None:
 
     for future in futures:
         future.add_done_callback(on_done)
-    shown, interrupted_at = time.monotonic(), None
+    reported_at, interrupted_at = time.monotonic(), None
     while not await ended_within(ended, POLL_S):
         if INTERRUPTED.is_set():
             interrupted_at = interrupted_at or time.monotonic()
             if time.monotonic() - interrupted_at > INTERRUPT_GRACE_S:
                 return
-        elif time.monotonic() - shown >= PROGRESS_EVERY_S:
-            shown = time.monotonic()
+        elif time.monotonic() - reported_at >= PROGRESS_EVERY_S:
+            reported_at = time.monotonic()
             await quietly(progress.show())
 
 
@@ -244,8 +250,8 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
         before |= {name for name, _ in run.floor.waits.get(node_id, ())} if run.floor else set()
         named = table[node.type].with_options(name=node_id, task_run_name=node_id)
         upstream = {earlier: futures[earlier] for earlier in chain.order if earlier in before}
-        own = replace(run, refresh=True) if node_id in again else run
-        future = named.submit(node, upstream, own)
+        node_run = replace(run, refresh=True) if node_id in again else run
+        future = named.submit(node, upstream, node_run)
         assert isinstance(future, PrefectConcurrentFuture), "flows here run their nodes in threads"
         futures[node_id] = future
     return futures
@@ -253,13 +259,13 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
 
 def refreshed_nodes(chain: ResolvedChain, tags: Iterable[str]) -> set[str]:
     """The nodes that a tag `refresh-from:NODE` names, and all after them."""
-    found = {tag.removeprefix(REFRESH_FROM) for tag in tags if tag.startswith(REFRESH_FROM)}
+    names = {tag.removeprefix(REFRESH_FROM) for tag in tags if tag.startswith(REFRESH_FROM)}
     for node_id in chain.order:
         node = chain.node(node_id)
         before = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
-        if before & found:
-            found.add(node_id)
-    return found
+        if before & names:
+            names.add(node_id)
+    return names
 
 
 async def conclude(
@@ -268,10 +274,12 @@ async def conclude(
     """Collect every node's end in one result, written next to the run's events."""
     spans = node_seconds(record.folder)
     types = {node.id: node.type for node in chain.nodes}
-    given = {one: {"id": one, "type": types[one], "seconds": spans.get(one, 0.0)} for one in chain.order}
+    fields = {
+        node_id: {"id": node_id, "type": types[node_id], "seconds": spans.get(node_id, 0.0)} for node_id in chain.order
+    }
     why = {event["node"]: str(event["message"]) for event in read_events(record.folder) if event["event"] == "stopped"}
-    states = {one: state_of(futures[one], why.get(one, "")) for one in chain.order}
-    nodes = tuple([await node_result(given[one], states[one]) for one in chain.order])
+    states = {node_id: state_of(futures[node_id], why.get(node_id, "")) for node_id in chain.order}
+    nodes = tuple([await node_result(fields[node_id], states[node_id]) for node_id in chain.order])
     for node in nodes:
         if node.state is NodeState.SKIPPED:
             record.emit(node.id, "skipped", message=node.message)
@@ -307,17 +315,17 @@ def node_seconds(folder: Path) -> dict[str, float]:
     return spans
 
 
-async def node_result(given: dict[str, Any], state: State[Any]) -> NodeResult:
+async def node_result(fields: dict[str, Any], state: State[Any]) -> NodeResult:
     """Return Prefect's state of one node in Trainyard's words: a node that was `NotReady` was skipped."""
     word, message = node_state(state), state.message or ""
     if word.succeeded:
         output: NodeOutput = await state.aresult()
-        return NodeResult(**given, state=word, message=message, outputs=output.outputs, facts=output.facts)
+        return NodeResult(**fields, state=word, message=message, outputs=output.outputs, facts=output.facts)
     if word is NodeState.SKIPPED:
-        own = message if state.name == SKIPPED else ""  # Prefect's words for `NotReady` name an id that nobody knows
-        return NodeResult(**given, state=word, message=own or "a node before it did not finish")
+        reason = message if state.name == SKIPPED else ""  # Prefect's words for `NotReady` name an id that nobody knows
+        return NodeResult(**fields, state=word, message=reason or "a node before it did not finish")
     word = word if word is NodeState.CANCELED else NodeState.FAILED
-    return NodeResult(**given, state=word, message=message or f"it ended as {state.name}")
+    return NodeResult(**fields, state=word, message=message or f"it ended as {state.name}")
 
 
 def closed_gate(chain: ResolvedChain, nodes: tuple[NodeResult, ...]) -> ClosedGate | None:
@@ -336,13 +344,17 @@ def verdict(nodes: tuple[NodeResult, ...], run: str, gate: ClosedGate | None = N
     skipped = [node.id for node in nodes if node.state is NodeState.SKIPPED]
     if gate is not None and not failed:
         lines = [f"Not deployed: {gate.line}.", *(f"- {reason}" for reason in gate.reasons)]
-        lines += [f"{node.id}: {one['text']}." for node in nodes for one in node.facts.get("divergence") or ()]
+        lines += [
+            f"{node.id}: {divergence['text']}." for node in nodes for divergence in node.facts.get("divergence") or ()
+        ]
         lines += [f"Skipped because of that: {', '.join(skipped)}."] if skipped else []
         show = f"`trainyard evaluations show {run} {gate.evaluator}` has every check. " if gate.evaluator else ""
         return "\n".join([*lines, f"{show}{gate.do}".rstrip()])
     if not failed and not skipped:
         reused = sum(node.state is NodeState.REUSED for node in nodes)
-        messages = [f"{node.id}: {one['text']}" for node in nodes for one in node.facts.get("divergence") or ()]
+        messages = [
+            f"{node.id}: {divergence['text']}" for node in nodes for divergence in node.facts.get("divergence") or ()
+        ]
         messages += [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
         count = f"{len(nodes)} nodes finished" + (f", {reused} of them reused" if reused else "")
         return "; ".join([count, *messages]) + "."
@@ -356,7 +368,7 @@ def verdict(nodes: tuple[NodeResult, ...], run: str, gate: ClosedGate | None = N
 
 def failed_name(futures: Futures) -> str:
     """Name of the state of a failed run: a training whose time was used up says so for its run."""
-    return BUDGET_EXCEEDED if any(state_of(one).name == BUDGET_EXCEEDED for one in futures.values()) else "Failed"
+    return BUDGET_EXCEEDED if any(state_of(future).name == BUDGET_EXCEEDED for future in futures.values()) else "Failed"
 
 
 def final_state(result: RunResult, *, name: str = "Failed") -> State[dict[str, Any]]:

@@ -48,7 +48,7 @@ def prepare(context: NodeContext) -> Make:
         context.say(f"a reward model chooses among {config.best_of} answers to each question")
         return choose_best(
             produced, folder, reward_model, threads=training_threads(context.settings.threads), seed=config.seed,
-            wanted=context.wanted, on_event=context.on_event,
+            desired_state=context.desired_state, on_event=context.on_event,
         )  # fmt: skip
 
     return make

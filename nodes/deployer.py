@@ -27,8 +27,8 @@ def deployer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[Node
 def prepare(context: NodeContext) -> Make:
     adapter = context.needed(Port.ADAPTER, Port.MODEL)
     report = context.first(Port.REPORT)
-    known = data_sources(context.record.folder, context.settings.artifacts)
-    adapter = adapter.model_copy(update={"facts": {**adapter.facts, "sources": known}})
+    sources = data_sources(context.record.folder, context.settings.artifacts)
+    adapter = adapter.model_copy(update={"facts": {**adapter.facts, "sources": sources}})
     config = context.config(DeployerConfig)
     # The same adapter deployed in the same way twice is one version, whichever run asks.
     run_key = digest({"adapter": adapter.sha256, "config": config.model_dump(mode="json")})
@@ -43,8 +43,8 @@ def prepare(context: NodeContext) -> Make:
             tenant=context.run.tenant,
             run_key=run_key,
         )
-        if kept := produced.facts.get("kept"):
-            context.say(f"{kept}. Nothing was switched.", logging.WARNING)
+        if message := produced.facts.get("kept"):
+            context.say(f"{message}. Nothing was switched.", logging.WARNING)
         return produced
 
     return make

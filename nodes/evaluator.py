@@ -29,7 +29,7 @@ def evaluator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[Nod
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:
     first, run = device_numbers()[:1], context.run.run_id
-    return device_slots(context.settings, run=run, among=first, wanted=context.wanted, on_wait=context.note_wait)
+    return device_slots(context.settings, run=run, among=first, wanted=context.desired_state, on_wait=context.note_wait)
 
 
 def prepare(context: NodeContext) -> Make:
@@ -47,7 +47,9 @@ def prepare(context: NodeContext) -> Make:
     )  # fmt: skip
 
     def make(folder: Path) -> Produced:
-        return evaluate(job, folder, wanted=context.wanted, on_event=context.on_event, settings=context.settings)
+        return evaluate(
+            job, folder, desired_state=context.desired_state, on_event=context.on_event, settings=context.settings
+        )
 
     return make
 

@@ -98,7 +98,7 @@ class NodeContext:
     """What the nodes before it gave."""
 
     @property
-    def wanted(self) -> Callable[[], DesiredState]:
+    def desired_state(self) -> Callable[[], DesiredState]:
         """Whether the run should continue, for the supervisors of its children; shared by all nodes of the run."""
         return wanted_of(self.run.run_id)
 
@@ -171,8 +171,8 @@ class NodeContext:
 
     def needed(self, *ports: Port) -> Reference:
         """Like `first`, for an input without which the node cannot work."""
-        found = self.first(*ports)
-        if found is None:
+        reference = self.first(*ports)
+        if reference is None:
             names = " or ".join(port.value for port in ports)
             raise InvalidInput(
                 f"The node {self.node.id!r} got no {names}.",
@@ -181,7 +181,7 @@ class NodeContext:
                 do=f"Give the data source a set that fills {names}, or name the format.",
                 code="E-NODE",
             )
-        return found
+        return reference
 
     def first(self, *ports: Port) -> Reference | None:
         """The nearest reference on the first of these ports that has one."""
@@ -219,8 +219,8 @@ def carry_out_node(
     try:
         output = reuse_or_make(context, prepare, slot)
         event = "reused" if output.reused else "finished"
-        words = summary(node.type, output)
-        context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output), message=words)
+        message = summary(node.type, output)
+        context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output), message=message)
     except NotDeployed as error:
         return not_deployed_state(context, error)
     except TrainyardError as error:
@@ -229,7 +229,7 @@ def carry_out_node(
         context.note_failure(error)
         return Failed(message=str(error))
     name = "Cached" if output.reused else "Completed"
-    return Completed(name=name, message=("reused: " if output.reused else "") + words, data=output)
+    return Completed(name=name, message=("reused: " if output.reused else "") + message, data=output)
 
 
 def not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOutput]:
@@ -243,9 +243,9 @@ def not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOu
     }
     key = content_key(context.node, context.inputs, context.settings, context.run.run_id)
     output = NodeOutput(key=key, outputs={}, facts=facts)
-    words = summary(context.node.type, output)
-    context.record.emit(context.node.id, "finished", key=key, facts=facts, rows={}, message=words)
-    return Completed(name=NOT_DEPLOYED, message=words, data=output)
+    message = summary(context.node.type, output)
+    context.record.emit(context.node.id, "finished", key=key, facts=facts, rows={}, message=message)
+    return Completed(name=NOT_DEPLOYED, message=message, data=output)
 
 
 def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutput]:
@@ -257,7 +257,7 @@ def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutp
         return Failed(name=BUDGET_EXCEEDED, message=message)
     if reason not in STOPPED_NAMES:
         # Another process stopped the child, or the node is not a trainer: the run's own state says why.
-        reason = context.wanted().value
+        reason = context.desired_state().value
     reason = reason if reason in STOPPED_NAMES else DesiredState.PREEMPT.value
     context.record.emit(context.node.id, "stopped", message=error.what, reason=reason)
     return Cancelled(name=STOPPED_NAMES[reason], message=error.what)
@@ -266,18 +266,20 @@ def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutp
 def open_context(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> NodeContext:
     """The node's surroundings, with its inputs picked out of the outputs of the nodes before it."""
     inputs = gather(node, upstream)
-    own = settings().for_tenant(run.tenant)
+    tenant_settings = settings().for_tenant(run.tenant)
     left = tuple(sorted({port.value for output in upstream.values() for port in output.outputs}))
-    return NodeContext(node, inputs, run, own, RunRecord(Path(run.folder)), get_run_logger(), left, upstream=upstream)
+    return NodeContext(
+        node, inputs, run, tenant_settings, RunRecord(Path(run.folder)), get_run_logger(), left, upstream=upstream
+    )
 
 
 def gather(node: ResolvedNode, upstream: Mapping[str, NodeOutput]) -> dict[Port, list[Reference]]:
     """Port -> references, in the order of the resolved edges (nearest first)."""
-    found: dict[Port, list[Reference]] = {}
+    inputs: dict[Port, list[Reference]] = {}
     for port, sources in node.inputs.items():
         references = [upstream[source.node_id].outputs.get(source.port) for source in sources]
-        found[port] = [reference for reference in references if reference is not None]
-    return found
+        inputs[port] = [reference for reference in references if reference is not None]
+    return inputs
 
 
 def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOutput:
@@ -287,19 +289,19 @@ def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOut
     pin_data(context)
     key = content_key(context.node, context.inputs, context.settings, context.run.run_id)
     again = context.run.refresh and key not in made_here(context)
-    found = None if again else store.find(key)
-    if found is not None:
-        return found
-    if context.wanted() is not DesiredState.RUN:
+    output = None if again else store.find(key)
+    if output is not None:
+        return output
+    if context.desired_state() is not DesiredState.RUN:
         raise TrainyardError("The run was stopped before the node began.", code=STOPPED)
     context.begin(key)
     with slot(context):
         context.end_wait()
         # Another run may have made the same result while this one waited for the slot.
-        found = None if again else store.find(key)
-        if found is None:
-            found = store.produce(key, prepare(context), replace=again)
-    return found
+        output = None if again else store.find(key)
+        if output is None:
+            output = store.produce(key, prepare(context), replace=again)
+    return output
 
 
 def fetch_models(context: NodeContext) -> None:

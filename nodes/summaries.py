@@ -19,12 +19,14 @@ def summary(node_type: str, output: NodeOutput) -> str:
 
 def rows_of(output: NodeOutput) -> dict[str, int]:
     """Port -> rows, where a port has rows."""
-    return {port.value: given.rows for port, given in output.outputs.items() if given.rows is not None}
+    return {port.value: reference.rows for port, reference in output.outputs.items() if reference.rows is not None}
 
 
 def balances(output: NodeOutput) -> str:
     """What each port kept of what was read, and where the rest is: `78 of 120 sft (20 held out, 22 too long)`."""
-    lines = [balance(port.value, given.rows, output.facts.get(port.value)) for port, given in output.outputs.items()]
+    lines = [
+        balance(port.value, reference.rows, output.facts.get(port.value)) for port, reference in output.outputs.items()
+    ]
     return "; ".join(lines) or "done"
 
 
@@ -42,16 +44,16 @@ def best_answers(facts: Mapping[str, Any]) -> str:
     return f"; the best of {facts['best_of']} answers, mean reward {means['first']:.3f} to {means['best']:.3f}"
 
 
-def balance(port: str, kept: int | None, facts: Mapping[str, Any] | None) -> str:
+def balance(port: str, rows: int | None, facts: Mapping[str, Any] | None) -> str:
     facts = facts or {}
     rest = {"held_out": sum((facts.get("heldout") or {}).values()), **(facts.get("dropped") or {})}
-    words = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in rest.items() if count)
+    rest_text = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in rest.items() if count)
     noticed = [
         f"{match['found']:,} {kind.replace('_', ' ')} {DONE[match['action']]}"
         for kind, match in (facts.get("sensitive") or {}).items()
         if match["found"] and match["action"] in DONE
     ]
-    line = f"{kept or 0:,} of {facts['read']:,} {port} ({words})" if words else f"{kept or 0:,} {port}"
+    line = f"{rows or 0:,} of {facts['read']:,} {port} ({rest_text})" if rest_text else f"{rows or 0:,} {port}"
     return ", ".join([line, *noticed])
 
 
@@ -70,9 +72,9 @@ def training(output: NodeOutput) -> str:
     best = (facts.get("evaluation") or {}).get("best")
     held_out = f", best held-out loss {best['loss']:.3f} at step {best['step']}" if best else ""
     losses += held_out + (f", {evaluated}" if evaluated else "")
-    losses += drawn(facts.get("rollouts") or {}) + spent(facts.get("time") or {})
+    losses += describe_rollouts(facts.get("rollouts") or {}) + spent(facts.get("time") or {})
     lost = lost_rows(facts.get("data") or {})
-    diverged = "".join(f"; {one['text']}" for one in facts.get("divergence") or ())
+    diverged = "".join(f"; {divergence['text']}" for divergence in facts.get("divergence") or ())
     steps = facts.get("steps", "?")
     return f"{port} after {steps} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}{lost}{diverged}"
 
@@ -92,15 +94,15 @@ def lost_rows(data: Mapping[str, Any]) -> str:
     if not lost:
         return cut_line
     refusals = sorted((data.get("refused") or {}).items(), key=lambda item: -item[1]["rows"])[:MOST_REASONS]
-    words = {"dropped_template": f" ({'; '.join(text for text, _ in refusals)})"} if refusals else {}
+    suffixes = {"dropped_template": f" ({'; '.join(text for text, _ in refusals)})"} if refusals else {}
     reasons = [
-        f"{count:,} {LOST.get(name, name.removeprefix('dropped_').replace('_', ' '))}{words.get(name, '')}"
+        f"{count:,} {LOST.get(name, name.removeprefix('dropped_').replace('_', ' '))}{suffixes.get(name, '')}"
         for name, count in lost.items()
     ]
     return f"{cut_line}; {sum(lost.values()):,} of {rows.get('read', 0):,} rows left out: {', '.join(reasons)}"
 
 
-def drawn(rollouts: Mapping[str, Any]) -> str:
+def describe_rollouts(rollouts: Mapping[str, Any]) -> str:
     """What completions were worth at the start and at the end, and how far the policy is from its start."""
     if not rollouts:
         return ""
@@ -132,11 +134,13 @@ def evaluation(output: NodeOutput) -> str:
 
 
 def deployment(output: NodeOutput) -> str:
-    parts = [one["merged"] for one in output.facts.get("targets") or () if one.get("merged")]
-    merged = [f"; merged as {one['format']}, largest difference of a logit {one['divergence']:.3g}" for one in parts]
-    if kept := output.facts.get("kept"):
+    parts = [target["merged"] for target in output.facts.get("targets") or () if target.get("merged")]
+    merged = [
+        f"; merged as {model['format']}, largest difference of a logit {model['divergence']:.3g}" for model in parts
+    ]
+    if message := output.facts.get("kept"):
         promote = f"trainyard adapters promote {output.facts['version']}"
-        return f"{kept}; to make it live: {promote}"
+        return f"{message}; to make it live: {promote}"
     return f"{output.facts.get('version', 'the adapter')} is live{''.join(dict.fromkeys(merged))}"
 
 

@@ -41,7 +41,9 @@ def slot(context: NodeContext) -> Iterator[None]:
     settings, run = context.settings, context.run.run_id
     count = context.config(TrainerConfig).launch.processes
     turn = turn_lock(turn_folder(job_of(context), settings))
-    with device_slots(settings, count, run=run, turn=turn, wanted=context.wanted, on_wait=context.note_wait) as devices:
+    with device_slots(
+        settings, count, run=run, turn=turn, wanted=context.desired_state, on_wait=context.note_wait
+    ) as devices:
         context.devices.extend(devices)
         yield
 
@@ -55,7 +57,7 @@ def prepare(context: NodeContext) -> Make:
         work = work_folder(job, context.settings)
         context.record.emit(context.node.id, "job", digest=job.digest, folder=str(work))
         return train_within_memory(
-            job, folder, wanted=context.wanted, on_event=context.on_event, settings=context.settings
+            job, folder, desired_state=context.desired_state, on_event=context.on_event, settings=context.settings
         )
 
     return make
@@ -71,8 +73,10 @@ def require_same(context: NodeContext, job: TrainingJob) -> None:
     if not earlier or earlier[-1]["digest"] == job.digest:
         return
     before = Path(earlier[-1]["folder"])
-    known = job_in(before)
-    if known is not None and known.digest == job.digest:  # an earlier version named the same job by another digest
+    earlier_job = job_in(before)
+    if (
+        earlier_job is not None and earlier_job.digest == job.digest
+    ):  # an earlier version named the same job by another digest
         return
     changes = "; ".join(changed_since(before, job)) or "what it trains on"
     if not any((before / CHECKPOINT_FOLDER).glob("*")):
@@ -123,8 +127,8 @@ def rows_judged(context: NodeContext, job: TrainingJob) -> tuple[Port, Path] | N
         port, folder = next(iter(job.data.items()))
         return port, Path(folder)
     outputs = ((context.upstream.get(name), port) for name, port in floor.waits.get(context.node.id, ()))
-    found = (output.outputs[port] for output, port in outputs if output is not None and port in output.outputs)
-    reference = next(found, None)
+    references = (output.outputs[port] for output, port in outputs if output is not None and port in output.outputs)
+    reference = next(references, None)
     return None if reference is None else (reference.kind, Path(open_reference(reference)))
 
 

@@ -44,15 +44,15 @@ def prepare(context: NodeContext) -> Make:
         for port in ROW_PORTS:
             for source in context.inputs.get(port, [])[:1]:
                 open_reference(source)
-                made = validate(
+                produced = validate(
                     config, source, folder, tokens=tokens, documents=folder_of_documents, report=context.report
                 )
-                for warning in (*made.facts["warnings"], *made.facts["cautions"]):
+                for warning in (*produced.facts["warnings"], *produced.facts["cautions"]):
                     context.say(f"{port.value}: {warning}", logging.WARNING)
-                for line in sensitive_sentences(made.facts["sensitive"]):
+                for line in sensitive_sentences(produced.facts["sensitive"]):
                     context.say(f"{port.value}: {line}", logging.WARNING)
-                outputs |= made.outputs
-                facts |= {port.value: made.facts}
+                outputs |= produced.outputs
+                facts |= {port.value: produced.facts}
         return Produced(outputs=outputs, facts=facts)
 
     return make

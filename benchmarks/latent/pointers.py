@@ -20,7 +20,7 @@ from trainyard.train.contracts import Encoded, Head
 SYMBOLS, HOPS = 8, 4
 COT_STEPS, STAGE_STEPS, CONTROL_STEPS = 300, 100, 1500
 COCONUT: dict[str, Any] = {"type": "coconut", "max_stage": HOPS - 1, "epochs_per_stage": 1, "markers": False}
-"""Without markers each stage takes 100 steps; with them stage 1 was not learned (docs/log.md)."""
+"""Without markers each stage takes 100 steps; with them stage 1 was not learned (docs/dev/log.md)."""
 
 
 def draw(dice: random.Random) -> Encoded:

@@ -74,22 +74,24 @@ def run_on_device(session_id: str, run_id: str, note: Any) -> Outcome:
 
     Raises `TrainingStopped` for a run that is stopped while it waits.
     """
-    own, wanted = settings(), wanted_by(run_id)
-    record, folder = read_record(own, session_id), folder_of_session(own, session_id)
-    lock = job_lock(own, folder, run=run_id, give_up=lambda: wanted() is not DesiredState.RUN)
-    with unless_stopped(lock, wanted, "The run was stopped while another one has the session."):
+    run_settings, desired_state = settings(), wanted_by(run_id)
+    record, folder = read_record(run_settings, session_id), folder_of_session(run_settings, session_id)
+    lock = job_lock(run_settings, folder, run=run_id, give_up=lambda: desired_state() is not DesiredState.RUN)
+    with unless_stopped(lock, desired_state, "The run was stopped while another one has the session."):
         write_status(folder, SessionState.PENDING, "waiting for the device", run_id)
 
         def note_wait(wait: Wait) -> None:
-            write_status(folder, SessionState.PENDING, describe_wait(wait, own, record.tenant).text, run_id)
+            write_status(folder, SessionState.PENDING, describe_wait(wait, run_settings, record.tenant).text, run_id)
 
         try:
-            with device_slots(own, 1, run=run_id, wanted=wanted, on_wait=note_wait) as devices:
-                base = record.config.base_model or own.default_base_model
-                if resolve_model(base, own).path is None:
+            with device_slots(run_settings, 1, run=run_id, wanted=desired_state, on_wait=note_wait) as devices:
+                base = record.config.base_model or run_settings.default_base_model
+                if resolve_model(base, run_settings).path is None:
                     write_status(folder, SessionState.PENDING, f"downloading {base}", run_id)
-                    download_model(base, own)
-                return run_session(record, own, devices=devices, run=run_id, wanted=wanted, on_event=note)
+                    download_model(base, run_settings)
+                return run_session(
+                    record, run_settings, devices=devices, run=run_id, desired_state=desired_state, on_event=note
+                )
         except TrainingStopped as stopped:
             write_status(folder, SessionState.ENDED, stopped.reason, run_id)
             raise
@@ -98,14 +100,14 @@ def run_on_device(session_id: str, run_id: str, note: Any) -> Outcome:
             raise
 
 
-async def stop(run_id: str, reason: str, words: str) -> State[Any]:
+async def stop(run_id: str, reason: str, message: str) -> State[Any]:
     """The state of a run that was cancelled; one that was paused or preempted leaves its state to who did it.
 
     Raises Prefect's `Pause`.
     """
     if reason == DesiredState.PREEMPT:
-        raise Pause(state=await schedule_again(run_id, words))
-    found = await server_state(run_id)
-    if reason == DesiredState.PAUSE and found is not None and found.type is StateType.PAUSED:
-        raise Pause(state=found)
-    return Cancelled(message=words)
+        raise Pause(state=await schedule_again(run_id, message))
+    state = await server_state(run_id)
+    if reason == DesiredState.PAUSE and state is not None and state.type is StateType.PAUSED:
+        raise Pause(state=state)
+    return Cancelled(message=message)

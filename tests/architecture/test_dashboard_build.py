@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.generator.screenshots import FOLDER, PAGES
 from tests.architecture.test_budgets import REPOSITORY
+from tools.docs.screenshots import FOLDER, PAGES
 
 WEB, BUILD = REPOSITORY / "web", REPOSITORY / "trainyard" / "surfaces" / "web"
 BUDGET_BYTES = 400_000
@@ -79,7 +79,7 @@ def test_the_build_is_that_of_its_sources(node_programs: Path, tmp_path: Path) -
 
 def test_the_types_are_those_of_the_api(node_programs: Path, tmp_path: Path) -> None:
     document, types = tmp_path / "openapi.json", tmp_path / "schema.d.ts"
-    subprocess.run([sys.executable, "-m", "docs.generator.openapi", str(document)], cwd=REPOSITORY, check=True)
+    subprocess.run([sys.executable, "-m", "tools.docs.openapi", str(document)], cwd=REPOSITORY, check=True)
     argv = [str(node_programs / "openapi-typescript"), str(document), "-o", str(types)]
     subprocess.run([*argv, "--root-types", "--root-types-no-schema-prefix"], cwd=WEB, check=True, capture_output=True)
     assert types.read_text(encoding="utf-8") == (WEB / "src" / "api" / "schema.d.ts").read_text(encoding="utf-8")

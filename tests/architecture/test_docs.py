@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from docs.generator.agents import AGENTS, LLMS, SKILL
-from docs.generator.mermaid import SCRIPT, VERSION
-from docs.generator.offline import loads_from_elsewhere
 from tests.architecture.test_budgets import REPOSITORY, sources
+from tools.docs.agents import AGENTS, LLMS, SKILL
+from tools.docs.mermaid import SCRIPT, VERSION
+from tools.docs.offline import loads_from_elsewhere
+from tools.docs.pages import FOLDER, pages
 from trainyard.operations.table import OPERATIONS
 from trainyard.spec.compat.table import ROWS
 from trainyard.surfaces.cli.main import OperationCommand, Place, app, parameters_of
@@ -25,11 +26,12 @@ from trainyard.surfaces.cli.main import OperationCommand, Place, app, parameters
 DOCS = REPOSITORY / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 PAGES = [*sorted(DOCS.glob("*.md")), *GUIDES]
-REFERENCE = sorted((DOCS / "reference").glob("*.md"))
+REFERENCE = sorted(FOLDER / name for name in pages())
+"""Built by `make reference`, not committed."""
 FOR_AGENTS = [AGENTS, SKILL, LLMS]
 READER_PAGES = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *FOR_AGENTS]
-LOOSE_PAGES = {"glossary", "log"}
-"""Pages without a command: a table of words, and dated results."""
+LOOSE_PAGES = {"glossary"}
+"""A page without a command: a table of words."""
 CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")
 COMMAND = re.compile(r"(?:^ *|`)trainyard ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -54,9 +56,18 @@ def product_codes() -> set[str]:
     return written | {row.code for row in ROWS}
 
 
+def read_page(page: Path) -> str:
+    """Return the text of a page; those of docs/reference are built."""
+    return pages()[page.name] if page.parent == FOLDER else page.read_text(encoding="utf-8")
+
+
+def page_exists(page: Path) -> bool:
+    return page.name in pages() if page.parent == FOLDER else page.exists()
+
+
 def prose(page: Path) -> str:
     """A page without its blocks of code."""
-    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+    return BLOCK.sub("", read_page(page))
 
 
 def anchors(page: Path) -> set[str]:
@@ -112,8 +123,8 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target, fragment in LINK.findall(prose(page)):
         if "://" in target:
             continue
-        place = page.parent / target if target else page
-        if not place.exists() or (fragment and place.suffix == ".md" and fragment not in anchors(place)):
+        place = (page.parent / target).resolve() if target else page
+        if not page_exists(place) or (fragment and place.suffix == ".md" and fragment not in anchors(place)):
             missing.append(f"{target}#{fragment}" if fragment else target)
     assert not missing
 

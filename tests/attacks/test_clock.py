@@ -84,7 +84,7 @@ def test_nothing_is_lost(process: psutil.Process, seconds: int, tmp_path: Path) 
         assert owner_alive(owner) is True
         assert str(holder(here.services / "cpu-0.lock")) == f"process {os.getpid()} of run one"
         tree.refresh()
-        assert psutil.Process(pid) in tree.known
+        assert psutil.Process(pid) in tree.processes
         assert Sweeper(here.home, grace_s=0.0).look() == []
         assert stop(here, "sleeper", grace_s=5), "`down` finds it"
     assert running(here, "sleeper") is None

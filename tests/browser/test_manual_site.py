@@ -12,8 +12,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from docs.generator.offline import loads_from_elsewhere
 from tests.architecture.test_budgets import REPOSITORY
+from tools.docs.offline import loads_from_elsewhere
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.network, pytest.mark.timeout(600)]
 SITE = REPOSITORY / "build" / "site"
@@ -27,7 +27,7 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Where the built site answers."""
-    for argv in (["docs.generator.mermaid"], ["zensical", "build", "--strict"]):
+    for argv in (["tools.docs.mermaid"], ["zensical", "build", "--strict"]):
         subprocess.run([sys.executable, "-m", *argv], cwd=REPOSITORY, check=True, capture_output=True)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(SITE))) as server:
         thread = threading.Thread(target=server.serve_forever)

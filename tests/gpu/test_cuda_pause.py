@@ -66,7 +66,7 @@ def run_child(job: TrainingJob, folder: Path, watcher: Watcher) -> Outcome:
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
     return supervise(
         command(job, BACKEND.target, folder), folder, env={**environment(job), "PYTHONPATH": path},
-        wanted=watcher.wanted, on_event=watcher.on_event, budget_s=LIMIT_S, poll_s=0.1,
+        desired_state=watcher.wanted, on_event=watcher.on_event, budget_s=LIMIT_S, poll_s=0.1,
     )  # fmt: skip
 
 

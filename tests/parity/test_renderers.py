@@ -18,7 +18,7 @@ from trainyard.data.renderers.spans import REFUSALS
 from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.verify import toy_tokenizer
 
-OWN = {name: text for spec in RENDERERS.values() for name, text in spec.own.items()}
+OWN = {name: text for spec in RENDERERS.values() for name, text in spec.own_templates.items()}
 TEMPLATES = sorted({*list_shipped(), *OWN})
 MASKED = [name for name in list_shipped() if name.endswith("_training")]
 
@@ -52,7 +52,7 @@ def renderer(name: str) -> Renderer:
 
 
 def applied(found: Renderer, turns: list[Turn], **options: Any) -> Any:
-    return found.tokenizer.apply_chat_template(found.taken(turns), **options)
+    return found.tokenizer.apply_chat_template(found.adapt_turns(turns), **options)
 
 
 def test_trl_ships_the_templates_that_this_was_written_for() -> None:

@@ -67,7 +67,7 @@ def encoded(family: str, given: SftRow) -> dict[str, list[int]]:
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_the_ids_are_those_of_apply_chat_template(family: str, spelling: str) -> None:
     tokenizer = renderer(family).tokenizer
-    theirs = tokenizer.apply_chat_template(renderer(family).taken(TURNS), tools=TOOLS, return_dict=False)
+    theirs = tokenizer.apply_chat_template(renderer(family).adapt_turns(TURNS), tools=TOOLS, return_dict=False)
     ours = encoded(family, row(spelling))["input_ids"]
     assert theirs[: len(ours)] == ours
     assert not tokenizer.decode(theirs[len(ours) :]).strip()  # only a line break may follow the last stop token

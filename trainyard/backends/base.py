@@ -73,17 +73,17 @@ BACKENDS: dict[BackendName, str] = {name: f"trainyard.backends.{name.value}.back
 
 def load(name: BackendName, settings: Settings | None = None) -> Program:
     """The program of that name. Raises `Unavailable` (`R-BACKEND-MISSING`) with what to do."""
-    found = probe(name, settings)
-    if not found.available:
-        what = f"The backend {name.value!r} is not available."
-        raise Unavailable(what, why=found.why, do=found.fix, code=found.code)
+    probe_result = probe(name, settings)
+    if not probe_result.available:
+        message = f"The backend {name.value!r} is not available."
+        raise Unavailable(message, why=probe_result.why, do=probe_result.fix, code=probe_result.code)
     return cast(Program, importlib.import_module(BACKENDS[name]).BACKEND)
 
 
 def probe(name: BackendName, settings: Settings | None = None) -> Probe:
     """Whether a backend can be used here; never raises."""
-    found = importlib.util.find_spec(BACKENDS[name])
-    if found is None or found.origin is None:  # no folder, or one without a module
+    module = importlib.util.find_spec(BACKENDS[name])
+    if module is None or module.origin is None:  # no folder, or one without a module
         return Probe(False, why=f"This installation has no module for {name.value}.", fix="Install trainyard again.")
     return cast(Program, importlib.import_module(BACKENDS[name]).BACKEND).probe(settings)
 
@@ -106,8 +106,8 @@ def turn_folder(job: TrainingJob, settings: Settings) -> Path:
 def check(job: TrainingJob, settings: Settings) -> Program:
     """The program that would run the job. Raises `Unavailable` or `Refused`, with all reasons."""
     program = load(job.config.backend, settings)
-    if found := program.reasons(job):
-        raise Refused(found)
+    if reasons := program.reasons(job):
+        raise Refused(reasons)
     return program
 
 
@@ -115,7 +115,7 @@ def run_training(
     job: TrainingJob,
     folder: Path,
     *,
-    wanted: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = always_run,
     on_event: Callable[[Event], None] = ignore,
     settings: Settings,
     budget_s: float | None = None,
@@ -124,30 +124,30 @@ def run_training(
 ) -> Produced:
     """Train in a supervised child and move what it made to `folder/adapter` or `folder/model`.
 
-    `budget_s` defaults to the job's own budget. `wanted` and `on_event` are called on this thread, which must live as
-    long as the child. Raises `Unavailable` (no such backend here), `Refused` (the backend cannot run this job),
+    `budget_s` defaults to the job's own budget. `desired_state` and `on_event` are called on this thread, which must
+    live as long as the child. Raises `Unavailable` (no such backend here), `Refused` (the backend cannot run this job),
     `TrainingStopped` (asked to; a checkpoint is kept), and the child's own error otherwise.
     """
-    program, place = check(job, settings), work_folder(job, settings)  # what is refused leaves no file behind
-    lock = job_lock(settings, place, run=job.run, give_up=lambda: wanted() is not DesiredState.RUN)
-    with unless_stopped(lock, wanted, "The training was stopped while the same one was running elsewhere."):
-        if earlier := adopt_earlier_work(place, job, settings):
-            on_event({"event": "adopted_work", "earlier": earlier.name, "work": place.name})
-        place.mkdir(parents=True, exist_ok=True)
-        write_json_durably(place / SPEC_FILE, job.model_dump(mode="json"))
-        program.prepare(job, place)
-        attempts, listener = count_starts(place), Listener(on_event, job, place)
+    program, work = check(job, settings), work_folder(job, settings)  # what is refused leaves no file behind
+    lock = job_lock(settings, work, run=job.run, give_up=lambda: desired_state() is not DesiredState.RUN)
+    with unless_stopped(lock, desired_state, "The training was stopped while the same one was running elsewhere."):
+        if earlier := adopt_earlier_work(work, job, settings):
+            on_event({"event": "adopted_work", "earlier": earlier.name, "work": work.name})
+        work.mkdir(parents=True, exist_ok=True)
+        write_json_durably(work / SPEC_FILE, job.model_dump(mode="json"))
+        program.prepare(job, work)
+        attempts, listener = count_starts(work), Listener(on_event, job, work)
         outcome = supervise(
-            program.command(job, place),
-            place,
+            program.command(job, work),
+            work,
             env=program.environment(job),
-            wanted=wanted,
+            desired_state=desired_state,
             on_event=listener,
             budget_s=budget_s or job.config.budget_s,
             grace_s=grace_s,
             poll_s=poll_s,
         )
         if outcome.status is not Status.DONE:
-            raise make_failure(outcome, listener, place)
+            raise make_failure(outcome, listener, work)
         version = probe(job.config.backend, settings).version
-        return collect_result(job, place, folder, listener, attempts=attempts, version=version)
+        return collect_result(job, work, folder, listener, attempts=attempts, version=version)

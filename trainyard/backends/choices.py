@@ -119,10 +119,10 @@ class MachineChoices(Strict):
 
     def lines(self) -> dict[str, str]:
         """Return each choice with its reason, for a plan."""
-        found = {"device": self.device.value}
+        choices = {"device": self.device.value}
         if self.precision is not Precision.AUTO:
-            found["precision"] = f"{self.precision} ({self.precision_why})"
-        return found | ({"threads": str(self.threads)} if self.threads else {})
+            choices["precision"] = f"{self.precision} ({self.precision_why})"
+        return choices | ({"threads": str(self.threads)} if self.threads else {})
 
 
 def decide_choices(config: TrainerConfig, base: Path | None, settings: Settings) -> MachineChoices:
@@ -137,8 +137,8 @@ def decide_choices(config: TrainerConfig, base: Path | None, settings: Settings)
 def keep_choices(config: TrainerConfig, base: Path | None, settings: Settings) -> MachineChoices:
     """Return the same, and keep them for every later training with the same facts. Raises as `decide_choices`."""
     facts = machine_facts(config, base, settings)
-    kept = read_choices(facts, settings)
-    return kept if kept is not None else write_choices(facts, choose(config, base, facts), settings)
+    choices = read_choices(facts, settings)
+    return choices if choices is not None else write_choices(facts, choose(config, base, facts), settings)
 
 
 def decide_evaluation(settings: Settings) -> MachineChoices:
@@ -150,18 +150,18 @@ def decide_evaluation(settings: Settings) -> MachineChoices:
 def keep_evaluation(settings: Settings) -> MachineChoices:
     """Return the same, and keep them for every later evaluation with the same facts."""
     facts = evaluation_facts(settings)
-    kept = read_choices(facts, settings)
-    return kept if kept is not None else write_choices(facts, choose_evaluation(facts), settings)
+    choices = read_choices(facts, settings)
+    return choices if choices is not None else write_choices(facts, choose_evaluation(facts), settings)
 
 
-def write_choices(facts: Mapping[str, object], chosen: MachineChoices, settings: Settings) -> MachineChoices:
+def write_choices(facts: Mapping[str, object], choices: MachineChoices, settings: Settings) -> MachineChoices:
     """Keep a decision under its facts, and return it."""
     path = choices_file(facts, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.stem}.{os.getpid()}.{get_ident()}.tmp")  # a chain's trainers start in threads
-    write_json_durably(draft, versioned("choices", {"facts": facts, "chosen": chosen.model_dump(mode="json")}))
+    write_json_durably(draft, versioned("choices", {"facts": facts, "chosen": choices.model_dump(mode="json")}))
     draft.replace(path)
-    return chosen
+    return choices
 
 
 def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) -> dict[str, object]:

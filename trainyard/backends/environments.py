@@ -103,9 +103,9 @@ def external_of(name: Installable) -> External | None:
 
 def described(name: Installable) -> External:
     """The same of one that has an environment."""
-    found = external_of(name)
-    assert found is not None, name
-    return found
+    external = external_of(name)
+    assert external is not None, name
+    return external
 
 
 def envs(settings: Settings | None = None) -> Path:
@@ -114,8 +114,8 @@ def envs(settings: Settings | None = None) -> Path:
 
 def folder(name: Installable, settings: Settings | None = None) -> Path:
     """Where the environment of a backend is, or would be: the operator's own, else `TRAINYARD_HOME/envs/NAME`."""
-    given = (settings or current_settings()).backend_envs.get(name.value)
-    return given.expanduser().absolute() if given else envs(settings) / name.value
+    path = (settings or current_settings()).backend_envs.get(name.value)
+    return path.expanduser().absolute() if path else envs(settings) / name.value
 
 
 def is_named(name: Installable, settings: Settings | None = None) -> bool:
@@ -158,10 +158,10 @@ def site_packages(environment: Path) -> list[Path]:
 
 def distributions(environment: Path) -> dict[str, str]:
     """Distribution -> version of an environment, read from the names of its `dist-info` folders."""
-    found = (path.name.removesuffix(".dist-info") for site in site_packages(environment)
+    stems = (path.name.removesuffix(".dist-info") for site in site_packages(environment)
              for path in site.glob("*.dist-info"))  # fmt: skip
     return {
-        str(canonicalize_name(name)): version for name, _, version in (one.rpartition("-") for one in found) if name
+        str(canonicalize_name(name)): version for name, _, version in (stem.rpartition("-") for stem in stems) if name
     }
 
 
@@ -175,7 +175,10 @@ def pins(name: Installable) -> dict[str, str]:
     path = REQUIREMENTS.get(name)
     if path is None or not path.is_file():
         return {}
-    return {str(canonicalize_name(one)): version for one, version in PIN.findall(path.read_text(encoding="utf-8"))}
+    return {
+        str(canonicalize_name(distribution)): version
+        for distribution, version in PIN.findall(path.read_text(encoding="utf-8"))
+    }
 
 
 def requirements_digest(name: Installable) -> str:
@@ -184,20 +187,20 @@ def requirements_digest(name: Installable) -> str:
 
 def probe(name: Installable, settings: Settings | None = None) -> Probe:
     """Whether an external trainer is installed in the right version. Reads files only; a failed import test counts."""
-    place, fix = folder(name, settings), repair_hint(name, settings)
+    environment, fix = folder(name, settings), repair_hint(name, settings)
     versions = list_installed(name, settings)
-    external, wanted = described(name), pins(name)
+    external, requirements = described(name), pins(name)
     version = versions.get(external.distribution, "")
-    if not (place / "bin" / "python").exists():
-        return Probe(False, why=f"{name.value} is not installed: there is no environment at {place}.", fix=fix)
+    if not (environment / "bin" / "python").exists():
+        return Probe(False, why=f"{name.value} is not installed: there is no environment at {environment}.", fix=fix)
     if not version:
-        return Probe(False, why=f"The environment at {place} has no {external.distribution}.", fix=fix)
-    if not fits(version, wanted.get(external.distribution, version), exactly=not is_named(name, settings)):
-        why = f"{external.distribution} {version} is installed; {wanted[external.distribution]} is what we drive."
+        return Probe(False, why=f"The environment at {environment} has no {external.distribution}.", fix=fix)
+    if not fits(version, requirements.get(external.distribution, version), exactly=not is_named(name, settings)):
+        why = f"{external.distribution} {version} is installed; {requirements[external.distribution]} is what we drive."
         return Probe(False, version=version, why=why, fix=fix)
-    known = read_last_health(name, settings)
-    if known is not None and not known.ok:
-        return Probe(False, version=version, why=known.why, fix=fix)
+    last_health = read_last_health(name, settings)
+    if last_health is not None and not last_health.ok:
+        return Probe(False, version=version, why=last_health.why, fix=fix)
     return Probe(True, version=version)
 
 
@@ -216,9 +219,9 @@ def health_file(name: Installable, settings: Settings | None = None) -> Path:
 
 def key(name: Installable, settings: Settings | None = None) -> str:
     """Names what the import test looked at: the environment, the versions in it and the test."""
-    place = folder(name, settings)
-    changed = [path.stat().st_mtime_ns for path in site_packages(place)]
-    text = orjson.dumps([str(place.resolve()), changed, list_installed(name, settings), described(name).imports])
+    environment = folder(name, settings)
+    changed = [path.stat().st_mtime_ns for path in site_packages(environment)]
+    text = orjson.dumps([str(environment.resolve()), changed, list_installed(name, settings), described(name).imports])
     return hashlib.sha256(text).hexdigest()
 
 
@@ -228,8 +231,8 @@ def read_last_health(name: Installable, settings: Settings | None = None) -> Hea
     if not path.is_file():
         return None
     try:
-        known = orjson.loads(path.read_bytes())
-        return Health(**known["health"]) if known["key"] == key(name, settings) else None
+        record = orjson.loads(path.read_bytes())
+        return Health(**record["health"]) if record["key"] == key(name, settings) else None
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None  # another version of us wrote it; the test is repeated
 
@@ -237,9 +240,9 @@ def read_last_health(name: Installable, settings: Settings | None = None) -> Hea
 def health(name: Installable, settings: Settings | None = None, *, refresh: bool = False) -> Health:
     """Import the trainer once in its own interpreter and remember the result until the environment changes."""
     looked = probe(name, settings)
-    known = read_last_health(name, settings)
-    if known is not None and not refresh:
-        return known
+    last_health = read_last_health(name, settings)
+    if last_health is not None and not refresh:
+        return last_health
     if not looked.version:
         return Health(False, why=looked.why, fix=looked.fix)
     result = import_test(name, folder(name, settings), looked.version, repair_hint(name, settings))
@@ -270,8 +273,8 @@ def import_test(name: Installable, environment: Path, version: str, fix: str) ->
     seconds = round(time.monotonic() - started, 2)
     if ran.returncode == 0:
         return Health(True, version, seconds=seconds)
-    said = ran.stderr.strip().splitlines()
-    last = said[-1][:300] if said else f"exit code {ran.returncode}"
+    error_lines = ran.stderr.strip().splitlines()
+    last = error_lines[-1][:300] if error_lines else f"exit code {ran.returncode}"
     return Health(False, version, f"It does not import: {last}", fix, seconds)
 
 

@@ -72,8 +72,10 @@ def read_job(folder: Path) -> TrainingJob:
 
 def lock_devices(job: TrainingJob, folder: Path, events: Events, device: str) -> AbstractContextManager[None]:
     """Lock the devices of a job, and its work folder, while the block runs. Raises `Conflict` (`E-DEVICE-BUSY`)."""
-    places, give_up = Path(job.locks), events.stop_requested
-    return device_locks(places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up)
+    locks_folder, give_up = Path(job.locks), events.stop_requested
+    return device_locks(
+        locks_folder, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up
+    )
 
 
 @contextmanager
@@ -126,19 +128,19 @@ def decide_precision(
     returns rank 0's value.
     """
     path = folder / DECISIONS_FILE
-    known = share(orjson.loads(path.read_bytes()) if path.exists() else {})
-    if "precision" not in known:
+    decisions = share(orjson.loads(path.read_bytes()) if path.exists() else {})
+    if "precision" not in decisions:
         choice = precision_of(job, device)
-        known = share({**known, "precision": choice.precision.value, "why": choice.why})
-        write_json_durably(path, known)
-    return PrecisionChoice(Precision(known["precision"]), known["why"])
+        decisions = share({**decisions, "precision": choice.precision.value, "why": choice.why})
+        write_json_durably(path, decisions)
+    return PrecisionChoice(Precision(decisions["precision"]), decisions["why"])
 
 
 def precision_of(job: TrainingJob, device: str) -> PrecisionChoice:
     """Return the precision that the job carries for this device, or that its facts give. Raises `E-DEVICE`."""
-    chosen, requested = job.choices, job.config.hyperparameters.precision
-    if chosen is not None and chosen.device is accelerator_of(device) and chosen.precision is not Precision.AUTO:
-        return PrecisionChoice(chosen.precision, chosen.precision_why)
+    choices, requested = job.choices, job.config.hyperparameters.precision
+    if choices is not None and choices.device is accelerator_of(device) and choices.precision is not Precision.AUTO:
+        return PrecisionChoice(choices.precision, choices.precision_why)
     path = Path(job.base) / "config.json"
     config = orjson.loads(path.read_bytes()) if path.is_file() else {}
     return choose_precision(requested, device, native=native_bf16(device), hidden=hidden_size(config))
@@ -156,8 +158,8 @@ def require_finite_weights(model: Any) -> None:
     """Raise `E-NON-FINITE` naming the first trained tensor with NaN or infinity; of a sharded one, its part."""
     torch = load("torch")
     for name, parameter in model.named_parameters():
-        own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        if parameter.requires_grad and not torch.isfinite(own).all():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if parameter.requires_grad and not torch.isfinite(local).all():
             raise TrainyardError(**nonfinite_weights(name))
 
 
@@ -173,9 +175,9 @@ def sum_bits(model: Any) -> dict[str, int]:
     decisive = {name: value for name, value in policy.items() if not FIRST_FACTOR.search(name)}
     sums = {}
     for name, value in (decisive or policy).items():
-        own = (value.to_local() if hasattr(value, "to_local") else value).detach().contiguous()
-        integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[own.element_size()]
-        sums[name] = int(own.view(integer).sum(dtype=torch.int64))
+        local = (value.to_local() if hasattr(value, "to_local") else value).detach().contiguous()
+        integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[local.element_size()]
+        sums[name] = int(local.view(integer).sum(dtype=torch.int64))
     return sums
 
 
@@ -251,9 +253,9 @@ def require_changed_files(job: TrainingJob, target: Path) -> None:
     try:
         changed = has_changed(path, earlier if earlier is not None and earlier.is_file() else None)
     except ValueError as error:
-        what = f"The adapter that the training has left cannot be read: {path.name} is not a safetensors file."
+        message = f"The adapter that the training has left cannot be read: {path.name} is not a safetensors file."
         raise TrainyardError(
-            what, why=str(error), do="Look into child.log, and train again.", code="E-PROGRAM"
+            message, why=str(error), do="Look into child.log, and train again.", code="E-PROGRAM"
         ) from error
     if not changed:
         raise TrainyardError(**unchanged_weights("The adapter that was written changes nothing of what it began with."))

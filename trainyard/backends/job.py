@@ -34,7 +34,7 @@ class TeacherServer(BaseModel):
     base_url: str
     model: str
     api_key_env: str | None = None
-    private_hosts: tuple[str, ...] | None = Field(None, exclude_if=lambda given: given is None)
+    private_hosts: tuple[str, ...] | None = Field(None, exclude_if=lambda value: value is None)
     """Names that may lead to an address inside this network, where a chain gives the address; None: every name."""
 
 
@@ -43,13 +43,13 @@ class OtherModels(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    teacher: str | TeacherServer | None = Field(None, exclude_if=lambda given: given is None)
+    teacher: str | TeacherServer | None = Field(None, exclude_if=lambda value: value is None)
     """The frozen model that a distillation imitates: its folder, its name on the Hub, or where it answers."""
-    teacher_sha256: str = Field("", exclude_if=lambda given: not given)
-    reward_model: str | None = Field(None, exclude_if=lambda given: given is None)
+    teacher_sha256: str = Field("", exclude_if=lambda value: not value)
+    reward_model: str | None = Field(None, exclude_if=lambda value: value is None)
     """Folder of the reward model whose scores a stage reads: an adapter, or a whole model."""
-    reward_sha256: str = Field("", exclude_if=lambda given: not given)
-    judges: dict[str, TeacherServer] = Field({}, exclude_if=lambda given: not given)
+    reward_sha256: str = Field("", exclude_if=lambda value: not value)
+    judges: dict[str, TeacherServer] = Field({}, exclude_if=lambda value: not value)
     """What a reward's judge is known by -> where it answers."""
 
 
@@ -67,7 +67,7 @@ class JobMachine(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     threads: int = 1
-    choices: MachineChoices | None = Field(None, exclude_if=lambda chosen: chosen is None)
+    choices: MachineChoices | None = Field(None, exclude_if=lambda value: value is None)
     """What this machine decides for the training; a part of its content key."""
     locks: str
     """Folder of the device locks."""
@@ -86,16 +86,16 @@ class TrainingJob(JobData, JobMachine):
     """Digest of the base's files; an adapter trained on other bytes is refused."""
     adapter: str | None = None
     """Folder of the earlier adapter that `config.adapter` speaks of."""
-    environment: str | None = Field(None, exclude_if=lambda given: given is None)
+    environment: str | None = Field(None, exclude_if=lambda value: value is None)
     """`FILE.py:function` or `module:function` that answers a policy between its turns, where that is the operator's."""
-    environment_sha256: str = Field("", exclude_if=lambda given: not given)
+    environment_sha256: str = Field("", exclude_if=lambda value: not value)
     parents: tuple[str, ...] = ()
     """Digests of the earlier adapter's or model's references."""
     run: str = ""
-    tenant: str = Field("", exclude_if=lambda given: not given)
+    tenant: str = Field("", exclude_if=lambda value: not value)
     """Whose training it is; empty for one that belongs to no run of a tenant."""
     node: str = ""
-    continues: str = Field("", exclude_if=lambda given: not given)
+    continues: str = Field("", exclude_if=lambda value: not value)
     """Run or sweep whose work it continues: of a job that was retried the first one; empty for its own run's."""
     until: int | None = None
     """Step after which this execution saves and stops; the same job continues from there. None: its last step."""
@@ -124,10 +124,10 @@ class TrainingJob(JobData, JobMachine):
         Where things lie is left out, what they contain is in. With `reuse: false` each run's job is another one.
         """
         content = self.model_dump(mode="json", exclude=PLACES)
-        places = {} if self.base_sha256 else {"base": self.base}
+        base = {} if self.base_sha256 else {"base": self.base}
         data = {} if self.data_sha256 else {"data": {port.value: path for port, path in self.data.items()}}
-        own = {} if self.config.reuse else {"run": self.run}
-        return digest({**content, **places, **data, **own, "adapter": bool(self.adapter)})
+        run = {} if self.config.reuse else {"run": self.run}
+        return digest({**content, **base, **data, **run, "adapter": bool(self.adapter)})
 
     @property
     def work_name(self) -> str:
@@ -135,8 +135,8 @@ class TrainingJob(JobData, JobMachine):
         of another run or tenant begins with none.
         """
         run = self.continues or self.run
-        own = {"run": run, "tenant": self.tenant} if run or self.tenant else {}
-        return (digest({"job": self.digest, **own}) if own else self.digest)[:32]
+        owner = {"run": run, "tenant": self.tenant} if run or self.tenant else {}
+        return (digest({"job": self.digest, **owner}) if owner else self.digest)[:32]
 
     @property
     def turn_name(self) -> str:
@@ -158,7 +158,7 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: obje
     if config.stage.teacher_server is not None:
         inputs["teacher"] = server_at(config.stage.teacher_server, settings)
     if config.stage.judges:
-        inputs["judges"] = {one.server: judge_at(one, settings) for one in config.stage.judges}
+        inputs["judges"] = {judge.server: judge_at(judge, settings) for judge in config.stage.judges}
     if (name := config.stage.environment_function) is not None:
         inputs["environment"] = ENVIRONMENT.find_reference(name, settings.environments)
         inputs["environment_sha256"] = ENVIRONMENT.digest(name, settings.environments)
@@ -175,15 +175,15 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: obje
 
 def server_at(endpoint: str, settings: Settings) -> TeacherServer:
     """An endpoint of the settings."""
-    found = settings.endpoint(endpoint)
-    return TeacherServer(base_url=found.base_url, model=found.model or endpoint, api_key_env=found.api_key_env)
+    server = settings.endpoint(endpoint)
+    return TeacherServer(base_url=server.base_url, model=server.model or endpoint, api_key_env=server.api_key_env)
 
 
 def judge_at(reward: JudgeReward, settings: Settings) -> TeacherServer:
     """Where the judge of a reward answers: at an endpoint of the settings, or at an address without a key."""
     if reward.endpoint is not None:
-        found = server_at(reward.endpoint, settings)
-        return found.model_copy(update={"model": reward.model or found.model})
+        server = server_at(reward.endpoint, settings)
+        return server.model_copy(update={"model": reward.model or server.model})
     assert reward.base_url is not None, "the spec has either an endpoint or an address"
     assert reward.model is not None, "asked for with an address"
     return TeacherServer(base_url=reward.base_url, model=reward.model, private_hosts=settings.private_hosts)
@@ -194,8 +194,8 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
     parts = urlsplit(config.engine.mirror or "")
     if parts.scheme != "file" or parts.netloc or not parts.path or parts.path.startswith("/"):
         return config
-    place = (folder / unquote(parts.path)).resolve().as_uri()
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"mirror": place})})
+    address = (folder / unquote(parts.path)).resolve().as_uri()
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"mirror": address})})
 
 
 def mirror_address(job: TrainingJob) -> str | None:
@@ -272,20 +272,20 @@ def work_folders_of_earlier_versions(
             yield spec.parent, today
 
 
-def adopt_earlier_work(place: Path, job: TrainingJob, settings: Settings) -> Path | None:
-    """Give the work folder of an earlier version the name `place`, if there is one; returns what it was called.
+def adopt_earlier_work(folder: Path, job: TrainingJob, settings: Settings) -> Path | None:
+    """Give the work folder of an earlier version the name `folder`, if there is one; returns what it was called.
 
     Raises `Conflict` while a process of that version works there.
     """
 
     def complete(earlier: TrainingJob) -> TrainingJob:
-        own = {"tenant": earlier.tenant or job.tenant, "continues": job.continues}
-        return earlier.model_copy(update=own) if earlier.run == job.run else earlier
+        changes = {"tenant": earlier.tenant or job.tenant, "continues": job.continues}
+        return earlier.model_copy(update=changes) if earlier.run == job.run else earlier
 
-    if place.exists():
+    if folder.exists():
         return None
-    for earlier, today in work_folders_of_earlier_versions(place.parent, complete):
-        if today == place:
+    for earlier, today in work_folders_of_earlier_versions(folder.parent, complete):
+        if today == folder:
             return rename_work_folder(earlier, today, settings)
     return None
 

@@ -38,16 +38,16 @@ def command(job: TrainingJob, target: str, folder: Path) -> list[str]:
     return [*supervisor, str(folder), str(launch.processes), "--", *argv]
 
 
-def torchrun(python: str, processes: int, program: list[str], place: Path) -> list[str]:
-    """torchrun, with its rendezvous in a file of `place`, a folder that is new for each start."""
+def torchrun(python: str, processes: int, program: list[str], folder: Path) -> list[str]:
+    """torchrun, with its rendezvous in a file of `folder`, a folder that is new for each start."""
     return [
         python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={processes}",
-        "--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint={place / RENDEZVOUS}",
+        "--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint={folder / RENDEZVOUS}",
         "--rdzv-conf=store_type=file", f"--local-addr={LOOPBACK}", "-m", *program,
     ]  # fmt: skip
 
 
-def accelerate(python: str, processes: int, program: list[str], _place: Path) -> list[str]:
+def accelerate(python: str, processes: int, program: list[str], _folder: Path) -> list[str]:
     """`accelerate launch`, which is torchrun with settings in the environment.
 
     `--multi_gpu` means more than one process on this machine; the program decides whether they compute on GPUs.
@@ -103,7 +103,7 @@ def environment(job: TrainingJob) -> dict[str, str]:
     if settings().may_mirror(job.config.engine.mirror or ""):
         variables |= cloud_variables()
     servers = [*([job.teacher_server] if job.teacher_server else []), *job.judges.values()]
-    variables |= {name: os.environ[name] for one in servers if (name := one.api_key_env) and name in os.environ}
+    variables |= {name: os.environ[name] for server in servers if (name := server.api_key_env) and name in os.environ}
     if job.config.launch.processes > 1:
         variables |= distributed_variables(job)
     # The visible devices of the job, in the notation of the variable that is set; any other choice is kept.
@@ -112,5 +112,5 @@ def environment(job: TrainingJob) -> dict[str, str]:
     if HIDING_VARIABLE not in os.environ:
         variables[HIDING_VARIABLE] = ",".join(map(str, numbers))
     elif set(numbers) <= set(named := visible_devices()):
-        variables[HIDING_VARIABLE] = ",".join(named[one] for one in numbers)
+        variables[HIDING_VARIABLE] = ",".join(named[number] for number in numbers)
     return variables

@@ -22,8 +22,8 @@ def read_architecture(base: Path | None) -> dict[str, object]:
     path = base / "config.json" if base else None
     if path is None or not path.is_file():
         return {}
-    found: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-    return {name: value for name, value in found.items() if name not in UNLIKE}
+    config: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+    return {name: value for name, value in config.items() if name not in UNLIKE}
 
 
 def device_name(device: Device) -> str:
@@ -43,8 +43,8 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Versions of the packages that a training computes with."""
-    found = {}
+    package_versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            package_versions[name] = version(name)
+    return package_versions

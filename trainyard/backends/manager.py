@@ -54,9 +54,9 @@ ENDS = {"pause": states.PAUSED, "budget": states.PAUSED, "cancel": states.CANCEL
 """Why a training stopped -> its state; any other reason is a preemption."""
 
 
-def marker_only(found: Probe) -> str:
+def marker_only(probe_result: Probe) -> str:
     """Why a job that is recorded does not run."""
-    return f"{MARKER_ONLY}: {found.why} {found.fix}".strip()
+    return f"{MARKER_ONLY}: {probe_result.why} {probe_result.fix}".strip()
 
 
 def events_file(work: Path) -> Path:
@@ -87,7 +87,7 @@ class Running:
     options: Options
     on_change: Callable[[Running], None]
     status: states.JobStatus = field(default_factory=states.JobStatus)
-    wanted: DesiredState = DesiredState.RUN
+    desired: DesiredState = DesiredState.RUN
     produced: Produced | None = None
     error: BaseException | None = None
     changing: Lock = field(default_factory=Lock)
@@ -102,22 +102,22 @@ class Running:
         with self.changing:
             if not self.over.is_set():
                 raise Conflict(f"The job is {self.status.state} and running.", do="Wait.", code="E-JOB-STATE")
-            found = probe(self.job.config.backend, self.settings)
-            self.change(states.PENDING, WAITING if found.available else marker_only(found))
-            if found.available:
-                self.wanted, self.error = DesiredState.RUN, None
+            probe_result = probe(self.job.config.backend, self.settings)
+            self.change(states.PENDING, WAITING if probe_result.available else marker_only(probe_result))
+            if probe_result.available:
+                self.desired, self.error = DesiredState.RUN, None
                 self.over.clear()
                 Thread(target=self.run, name=f"training-{self.job.digest[:8]}", daemon=True).start()
 
-    def ask(self, wanted: DesiredState) -> None:
+    def ask(self, desired: DesiredState) -> None:
         """Let it save and end; a cancel is not taken back by a later pause. Raises `Conflict` (`E-JOB-STATE`)."""
         with self.changing:
-            states.check_transition(self.status.state, STOPS[wanted])
+            states.check_transition(self.status.state, STOPS[desired])
             if self.over.is_set():
-                self.change(STOPS[wanted], wanted.value)
-            elif self.wanted is not DesiredState.CANCEL:
-                self.wanted = wanted
-                self.change(self.status.state, DETAILS[wanted])
+                self.change(STOPS[desired], desired.value)
+            elif self.desired is not DesiredState.CANCEL:
+                self.desired = desired
+                self.change(self.status.state, DETAILS[desired])
 
     def run(self) -> None:
         """The life of the training; its end is in its status, whatever it was."""
@@ -147,20 +147,20 @@ class Running:
             len(devices),
             run=self.folder.name,
             among=devices,
-            patience=Patience(give_up=lambda: self.wanted is not DesiredState.RUN),
+            patience=Patience(give_up=lambda: self.desired is not DesiredState.RUN),
         )
-        with unless_stopped(claim, self.get_wanted, "The job was stopped before its first step."):
+        with unless_stopped(claim, self.get_desired, "The job was stopped before its first step."):
             return train_within_memory(
                 self.job,
                 self.folder,
-                wanted=self.get_wanted,
+                desired_state=self.get_desired,
                 on_event=self.note,
                 settings=self.settings,
                 train=partial(run_training, **asdict(self.options)),
             )
 
-    def get_wanted(self) -> DesiredState:
-        return self.wanted
+    def get_desired(self) -> DesiredState:
+        return self.desired
 
     def note(self, event: Event) -> None:
         with self.changing:

@@ -49,7 +49,7 @@ def train_within_memory(
     job: TrainingJob,
     folder: Path,
     *,
-    wanted: Callable[[], DesiredState],
+    desired_state: Callable[[], DesiredState],
     on_event: Callable[[Event], None],
     settings: Settings,
     train: Callable[..., Produced] = run_training,
@@ -65,7 +65,9 @@ def train_within_memory(
         kills = kernel_kills()
         try:
             clock = TrainingClock(current, settings, on_event)
-            produced = clock.stop(train(current, folder, wanted=wanted, on_event=clock, settings=settings))
+            produced = clock.stop(
+                train(current, folder, desired_state=desired_state, on_event=clock, settings=settings)
+            )
             break
         except TrainyardError as error:
             log = read_tail(work_folder(current, settings) / LOG_FILE)
@@ -160,7 +162,7 @@ def noted(produced: Produced, job: TrainingJob, smaller: TrainingJob, folder: Pa
 
 def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
     """Return the error with numbers: what the job takes by estimate, what there is, and what would take less."""
-    device, available = place(job.config)
+    device, available = find_device_memory(job.config)
     shape = shape_of(job.base)
     lines = advice(shape, job.config, device, available) if shape else []
     do = "; ".join(lines) or f"Lower max_length{', or set gradient_checkpointing: true' * recomputes(job.config)}"
@@ -186,9 +188,9 @@ def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: 
     return [need, *(f"`{name}` takes {total / GIB:.2f} GiB" for total, name in less)]
 
 
-def place(config: TrainerConfig) -> tuple[Device, int]:
+def find_device_memory(config: TrainerConfig) -> tuple[Device, int]:
     """Where it trains, and the bytes that are there."""
-    gpu = next((one for one in devices_here() if one.facts.is_gpu), None)
+    gpu = next((device for device in devices_here() if device.facts.is_gpu), None)
     if gpu is not None and config.device is not Device.CPU and (memory := device_memory(gpu)):
         return gpu, memory
     return Device.CPU, psutil.virtual_memory().available

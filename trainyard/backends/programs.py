@@ -38,12 +38,12 @@ class ExternalProgram:
 
     def reasons(self, job: TrainingJob) -> list[Reason]:
         """Every reason why the backend of a job cannot carry it out, but for what only its program can know."""
-        found = backend_reasons(job.config, job.node or None)
+        reasons = backend_reasons(job.config, job.node or None)
         if job.adapter is not None and job.config.adapter == "continue" and not job.config.method.facts.adapter:
             because = f"Method {job.config.method} trains whole weights and cannot continue an adapter."
             instead = "Use the method of the earlier trainer."
-            found.append(Reason("R-ADAPTER", job.node or None, "config.method", because, instead))
-        return found
+            reasons.append(Reason("R-ADAPTER", job.node or None, "config.method", because, instead))
+        return reasons
 
     def command(self, _job: TrainingJob, folder: Path) -> list[str]:
         """The supervised child runs in our interpreter, and starts the tool's own below it."""

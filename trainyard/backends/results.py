@@ -74,16 +74,16 @@ class TrainingStopped(TrainyardError):
 
 @contextmanager
 def unless_stopped(
-    claim: AbstractContextManager[Claimed], wanted: Callable[[], DesiredState], what: str
+    claim: AbstractContextManager[Claimed], desired_state: Callable[[], DesiredState], message: str
 ) -> Iterator[Claimed]:
     """Enter a claim; one that is given up because the run was stopped meanwhile raises `TrainingStopped`."""
     with ExitStack() as stack:
         try:
             claimed = stack.enter_context(claim)
         except Conflict:
-            if wanted() is DesiredState.RUN:
+            if desired_state() is DesiredState.RUN:
                 raise
-            raise TrainingStopped(what, why=wanted().value, do="Resume it: nothing was lost.") from None
+            raise TrainingStopped(message, why=desired_state().value, do="Resume it: nothing was lost.") from None
         yield claimed
 
 
@@ -99,21 +99,21 @@ class Listener:
     on_event: Callable[[Event], None]
     job: TrainingJob
     work: Path
-    begun: Event = field(default_factory=dict)
+    begin_event: Event = field(default_factory=dict)
     stopped: Event = field(default_factory=dict)
     watch: DivergenceWatch | None = None
     """None before the training begins, and for one whose losses are not comparable."""
 
     def __call__(self, event: Event) -> None:
         if event["event"] == "begin":
-            self.begun, self.watch = event, watch_from(self.job, self.work)
+            self.begin_event, self.watch = event, watch_from(self.job, self.work)
         if event["event"] == "stopped":
             self.stopped = event
         self.on_event(event)
         if event["event"] == "progress" and self.watch is not None:
             step, loss, held_out = (number(event.get(name)) for name in ("step", "loss", "eval_loss"))
-            for found in self.watch.on_step(int(step or 0), loss, held_out, norm_of(event)):
-                self.on_event({"event": "divergence", "text": found.text, "divergence": found.as_dict()})
+            for divergence in self.watch.on_step(int(step or 0), loss, held_out, norm_of(event)):
+                self.on_event({"event": "divergence", "text": divergence.text, "divergence": divergence.as_dict()})
 
 
 def has_comparable_losses(job: TrainingJob) -> bool:
@@ -159,8 +159,8 @@ def divergence_of(job: TrainingJob, training: JsonMapping, work: Path) -> dict[s
     if not has_comparable_losses(job):
         return {}
     evaluations = (training.get("evaluation") or {}).get("found") or ()
-    found = judge_training(training["losses"], evaluations, takes_best=takes_best(job), norms=read_norms(work))
-    return {"divergence": [one.as_dict() for one in found]} if found else {}
+    divergences = judge_training(training["losses"], evaluations, takes_best=takes_best(job), norms=read_norms(work))
+    return {"divergence": [divergence.as_dict() for divergence in divergences]} if divergences else {}
 
 
 def count_starts(work: Path) -> int:
@@ -203,16 +203,16 @@ def collect_result(
     `attempts` counts earlier starts of the same job; `version` is the trainer's own version string.
     """
     port = job.output
-    made = work / RESULT_FOLDER / port.value
-    known = {"tool_version": version, "log_head": log_head(work / LOG_FILE)}
-    training = {**known, **json.loads((made / TRAINING_FILE).read_text(encoding="utf-8"))}
+    output = work / RESULT_FOLDER / port.value
+    header = {"tool_version": version, "log_head": log_head(work / LOG_FILE)}
+    training = {**header, **json.loads((output / TRAINING_FILE).read_text(encoding="utf-8"))}
     ends = smoothed_losses(training["losses"])
     divergence = divergence_of(job, training, work)
     training |= ends | divergence
-    write_json_durably(made / TRAINING_FILE, training)
+    write_json_durably(output / TRAINING_FILE, training)
     target = folder / port.value
     folder.mkdir(parents=True, exist_ok=True)
-    move(made, target)
+    move(output, target)
     keep_best_checkpoints(job, work)
     for name in (RESULT_FOLDER, CHECKPOINT_FOLDER):
         shutil.rmtree(work / name, ignore_errors=True)
@@ -220,11 +220,13 @@ def collect_result(
         (work / name).unlink(missing_ok=True)
     facts = {name: training[name] for name in KEPT_FACTS} | ends | divergence
     facts |= {"backend": job.config.backend.value, "tool_version": version}
-    facts |= {"attempts": attempts + 1, "restarted_from": listener.begun.get("restarted_from")}
+    facts |= {"attempts": attempts + 1, "restarted_from": listener.begin_event.get("restarted_from")}
     if "evaluation" in training:
-        found = training["evaluation"]
-        facts["evaluation"] = {name: value for name, value in found.items() if name != "found"}
-        facts["eval_loss"] = next((one["loss"] for one in found["found"] if one["step"] == found["result_step"]), None)
+        evaluation = training["evaluation"]
+        facts["evaluation"] = {name: value for name, value in evaluation.items() if name != "found"}
+        facts["eval_loss"] = next(
+            (point["loss"] for point in evaluation["found"] if point["step"] == evaluation["result_step"]), None
+        )
     if "rollouts" in training:
         facts["rollouts"] = {name: value for name, value in training["rollouts"].items() if name != "found"}
     if job.config.control:
@@ -234,23 +236,23 @@ def collect_result(
 
 def keep_best_checkpoints(job: TrainingJob, work: Path) -> None:
     """Move the best checkpoints to a folder that outlives the training, where `eval.keep_best` asks for several."""
-    asked = job.config.eval
+    evaluation = job.config.eval
     shutil.rmtree(work / BEST_FOLDER, ignore_errors=True)
-    if asked is None or not asked.best_outlive:
+    if evaluation is None or not evaluation.best_outlive:
         return
-    found = {step: path for path, step in checkpoints(work / CHECKPOINT_FOLDER)}
-    measured = {step: metric for step, path in found.items() if (metric := metric_of(path)) is not None}
+    paths = {step: path for path, step in checkpoints(work / CHECKPOINT_FOLDER)}
+    measured = {step: metric for step, path in paths.items() if (metric := metric_of(path)) is not None}
     (work / BEST_FOLDER).mkdir()
-    for step in list_best(measured, choose_by(asked.metric))[: asked.keep_best]:
-        found[step].rename(work / BEST_FOLDER / found[step].name)
+    for step in list_best(measured, choose_by(evaluation.metric))[: evaluation.keep_best]:
+        paths[step].rename(work / BEST_FOLDER / paths[step].name)
 
 
 def early_stop_text(facts: JsonMapping) -> str:
     """`stopped early at step 60, best at step 40`; empty for a training that took all of its steps."""
-    found = facts.get("evaluation") or {}
-    if not found.get("stopped_early"):
+    evaluation = facts.get("evaluation") or {}
+    if not evaluation.get("stopped_early"):
         return ""
-    return f"stopped early at step {facts['steps']}, best at step {found['best_step']}"
+    return f"stopped early at step {facts['steps']}, best at step {evaluation['best_step']}"
 
 
 def smoothed_losses(losses: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -282,16 +284,16 @@ def move(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
 
 
-def log_restart(begun: Path, found: FoundCheckpoint, events: Events) -> dict[str, int] | str | None:
+def log_restart(marker: Path, checkpoint: FoundCheckpoint, events: Events) -> dict[str, int] | str | None:
     """Log what a restart resumes from: None for a first start, {step} of the checkpoint, or "zero" without one.
 
-    `begun` is the file that an attempt leaves when it begins.
+    `marker` is the file that an attempt leaves when it begins.
     """
-    for sentence in found.quarantined:
+    for sentence in checkpoint.quarantined:
         events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
-    if found.path is None and not begun.exists():
+    if checkpoint.path is None and not marker.exists():
         return None
-    text = f"continues from the checkpoint of step {found.step}" if found.path else "starts again from zero"
+    text = f"continues from the checkpoint of step {checkpoint.step}" if checkpoint.path else "starts again from zero"
     print(f"restart: {text}", flush=True)
-    events.emit("restart", step=found.step, text=f"The trainer was started before and {text}.")
-    return {"step": found.step} if found.path else "zero"
+    events.emit("restart", step=checkpoint.step, text=f"The trainer was started before and {text}.")
+    return {"step": checkpoint.step} if checkpoint.path else "zero"

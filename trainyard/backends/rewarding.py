@@ -52,11 +52,13 @@ def judge_scorer(job: TrainingJob) -> JudgeScorer:
     """The judges of a job. The HTTP client is loaded then: a bare machine with a card does not have it."""
     from trainyard.serve.client.replies import JudgeServer
 
-    keys = {name: os.environ.get(one.api_key_env) if one.api_key_env else None for name, one in job.judges.items()}
+    keys = {
+        name: os.environ.get(judge.api_key_env) if judge.api_key_env else None for name, judge in job.judges.items()
+    }
     return JudgeScorer(
         {
-            name: JudgeServer(one.base_url, one.model, keys[name], private_hosts=one.private_hosts)
-            for name, one in job.judges.items()
+            name: JudgeServer(judge.base_url, judge.model, keys[name], private_hosts=judge.private_hosts)
+            for name, judge in job.judges.items()
         }
     )
 

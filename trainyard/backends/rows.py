@@ -48,11 +48,11 @@ def rows_of(job: TrainingJob) -> Iterable[Any]:
     The split of those that are held out for evaluation is `evaluation`. Raises `InvalidInput` (`E-DATA-EMPTY`) where a
     share leaves none.
     """
-    asked, seed = job.config.eval, job.config.hyperparameters.seed
-    if asked is None or not asked.held_out_share:
+    evaluation, seed = job.config.eval, job.config.hyperparameters.seed
+    if evaluation is None or not evaluation.held_out_share:
         return stage_rows(job)
     training = (row for row in map(plain_text, stage_rows(job)) if row.split == shapes.TRAIN)
-    held_out = first_rows((row_order(row, seed) for row in training), asked.held_out_share, asked.max_rows)
+    held_out = first_rows((row_order(row, seed) for row in training), evaluation.held_out_share, evaluation.max_rows)
     if not held_out:
         raise InvalidInput(
             "No row can be held out for evaluation.",
@@ -74,16 +74,18 @@ def evaluation_rows(job: TrainingJob) -> list[Any]:
 
     Raises `InvalidInput` (`E-DATA-EMPTY`) for a set that the data set does not have.
     """
-    asked, seed = job.config.eval, job.config.hyperparameters.seed
-    if asked is None:
+    evaluation, seed = job.config.eval, job.config.hyperparameters.seed
+    if evaluation is None:
         return []
     rows = (
-        held_out_set(job, asked.set) if asked.set else (row for row in rows_of(job) if row.split == shapes.EVALUATION)
+        held_out_set(job, evaluation.set)
+        if evaluation.set
+        else (row for row in rows_of(job) if row.split == shapes.EVALUATION)
     )
-    found = heapq.nsmallest(asked.max_rows, rows, key=lambda row: row_order(row, seed))
-    for row in found:
+    held_out = heapq.nsmallest(evaluation.max_rows, rows, key=lambda row: row_order(row, seed))
+    for row in held_out:
         row.split = shapes.TRAIN  # what is encoded
-    return found
+    return held_out
 
 
 def held_out_set(job: TrainingJob, name: str) -> Iterable[Any]:
@@ -172,8 +174,8 @@ def plain(row: shapes.Row) -> JsonObject:
             sides = {name: turns(getattr(row, name)) for name in ("prompt", "chosen", "rejected")}
             return {**sides, **parse("tools", row.tools)}
         case shapes.LabelledRow():
-            said = {"prompt": turns(row.prompt), "completion": turns(row.completion), "label": row.label}
-            return {**said, **parse("tools", row.tools)}
+            fields = {"prompt": turns(row.prompt), "completion": turns(row.completion), "label": row.label}
+            return {**fields, **parse("tools", row.tools)}
         case shapes.PromptRow():
             answer = {"answer": row.answer} if row.answer else {}
             return {"prompt": turns(row.prompt), **answer, **parse("tools", row.tools)}
@@ -183,8 +185,8 @@ def plain(row: shapes.Row) -> JsonObject:
 
 def turns(messages: list[shapes.Message]) -> list[JsonObject]:
     return [
-        {"role": one.role, "content": one.content, **parse("tool_calls", one.tool_calls), **one.extras}
-        for one in messages
+        {"role": message.role, "content": message.content, **parse("tool_calls", message.tool_calls), **message.extras}
+        for message in messages
     ]
 
 

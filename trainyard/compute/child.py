@@ -114,13 +114,13 @@ def tie_to_parent() -> int | None:
 
     The variable that names the parent is taken out of the environment: it is not true for this process's own children.
     """
-    given = os.environ.pop(PARENT_VARIABLE, None)
-    if given is None:
+    parent_pid = os.environ.pop(PARENT_VARIABLE, None)
+    if parent_pid is None:
         return None
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if orphaned(int(given)):  # it died between the fork and the line above
+    if orphaned(int(parent_pid)):  # it died between the fork and the line above
         raise SystemExit(STOPPED_EXIT)
-    return int(given)
+    return int(parent_pid)
 
 
 def faultpoint(name: str) -> None:
@@ -128,11 +128,11 @@ def faultpoint(name: str) -> None:
 
     For tests of what survives a crash; without the variable it is a lookup.
     """
-    wanted = os.environ.get(FAULT_VARIABLE)
-    if wanted is None or wanted.partition("#")[0] != name:
+    fault = os.environ.get(FAULT_VARIABLE)
+    if fault is None or fault.partition("#")[0] != name:
         return
     _passes[name] += 1
-    if _passes[name] == int(wanted.partition("#")[2] or 1):
+    if _passes[name] == int(fault.partition("#")[2] or 1):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -114,8 +114,8 @@ def devices_here() -> tuple[Device, ...]:
 def devices_of(system: str, machine: str, *, has_gpu: bool, has_amd: bool = False) -> tuple[Device, ...]:
     """NVML sees NVIDIA's GPUs, the kernel AMD's; a Mac with a processor of Apple's has MPS; a CPU is everywhere."""
     has_mps = (system, machine) == ("darwin", "arm64")
-    found = {Device.CUDA: has_gpu, Device.ROCM: has_amd, Device.MPS: has_mps, Device.CPU: True}
-    return tuple(device for device, present in found.items() if present)
+    devices = {Device.CUDA: has_gpu, Device.ROCM: has_amd, Device.MPS: has_mps, Device.CPU: True}
+    return tuple(device for device, present in devices.items() if present)
 
 
 def read_amd_memory(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> tuple[int, ...]:
@@ -124,13 +124,13 @@ def read_amd_memory(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> 
     Source: include/uapi/linux/kfd_sysfs.h of Linux. A GPU of which torch's build knows nothing, such as one in a
     processor, is listed too: it counts only where torch is a build for ROCm.
     """
-    found = []
+    sizes = []
     for node in sorted(nodes.glob("*")):
         banks = [read_properties(path) for path in node.glob("mem_banks/*/properties")]
-        own = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in VIDEO_MEMORY)
-        if read_properties(node / "properties").get("simd_count", 0) > 0 and own > 0:
-            found.append(own)
-    return tuple(found)
+        size = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in VIDEO_MEMORY)
+        if read_properties(node / "properties").get("simd_count", 0) > 0 and size > 0:
+            sizes.append(size)
+    return tuple(sizes)
 
 
 def read_properties(path: Path) -> dict[str, int]:
@@ -177,11 +177,11 @@ def container_memory(path: Path = Path("/sys/fs/cgroup/memory.max")) -> int | No
 
 def visible_devices() -> dict[int, str]:
     """NVML's number -> how `CUDA_VISIBLE_DEVICES` names it; empty if it is not set, hides all, or names slices."""
-    given = [word.strip() for word in os.environ.get(HIDING_VARIABLE, "").split(",") if word.strip()]
-    if all(word.isdigit() for word in given):
-        return {int(word): word for word in given}
-    indices = {word: [gpu.index for gpu in read_gpus().gpus if gpu.uuid.startswith(word)] for word in given}
-    return {found[0]: word for word, found in indices.items()} if all(indices.values()) else {}
+    entries = [word.strip() for word in os.environ.get(HIDING_VARIABLE, "").split(",") if word.strip()]
+    if all(word.isdigit() for word in entries):
+        return {int(word): word for word in entries}
+    indices = {word: [gpu.index for gpu in read_gpus().gpus if gpu.uuid.startswith(word)] for word in entries}
+    return {matches[0]: word for word, matches in indices.items()} if all(indices.values()) else {}
 
 
 def utilization(pynvml: Any, handle: object) -> int | None:
@@ -207,6 +207,6 @@ def cgroup_cores(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
     return None if quota == "max" else max(1, -(-int(quota) // int(period)))
 
 
-def training_threads(asked: int) -> int:
+def training_threads(threads: int) -> int:
     """Threads of a CPU training child: what was asked for, or one per physical core when that is 0."""
-    return asked or physical_cores()
+    return threads or physical_cores()

@@ -73,14 +73,17 @@ def raise_for_exit(code: int, folder: Path, size: int, events: child.Events) -> 
 
 def cause(notes: dict[int, JsonObject], folder: Path, size: int) -> TrainyardError:
     """Return why a distributed run failed: the error of the first process with a reason of its own."""
-    failures = sorted((one for one in notes.values() if one["status"] == "failed"), key=lambda one: float(one["time"]))
-    for one in failures:
-        if not one["lost"]:
-            return from_fields(one["error"])
-    gone = [rank for rank, one in sorted(notes.items()) if one["status"] == "running"]
-    if gone:
+    failures = sorted(
+        (note for note in notes.values() if note["status"] == "failed"), key=lambda note: float(note["time"])
+    )
+    for note in failures:
+        if not note["lost"]:
+            return from_fields(note["error"])
+    ranks = [rank for rank, note in sorted(notes.items()) if note["status"] == "running"]
+    if ranks:
         return TrainyardError(
-            f"Process {gone[0]} of {size} that trained together was ended from outside (pid {notes[gone[0]]['pid']}).",
+            f"Process {ranks[0]} of {size} that trained together was ended from outside "
+            f"(pid {notes[ranks[0]]['pid']}).",
             why="It left no error: somebody killed it, or the system did for lack of memory. The others were ended.",
             do="Start the same run again: it continues from its last checkpoint. For lack of memory, lower batch_size.",
             code="E-RANK-LOST",

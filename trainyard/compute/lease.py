@@ -139,10 +139,10 @@ def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: Give
                     code="E-DEVICE-BUSY",
                 )
             time.sleep(POLL_S)
-        mine = Holder(os.getpid(), process_start(), run, time.time())
+        holder = Holder(os.getpid(), process_start(), run, time.time())
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, orjson.dumps(asdict(mine)), 0)
-        yield mine
+        os.pwrite(descriptor, orjson.dumps(asdict(holder)), 0)
+        yield holder
     finally:
         os.close(descriptor)  # which frees the lock
 
@@ -162,8 +162,8 @@ def first_lock(
     """
     with ExitStack() as locks:
         while True:
-            asked = paths()
-            for path in asked:
+            candidates = paths()
+            for path in candidates:
                 try:
                     locks.enter_context(device_lock(path, run=run))
                 except Conflict:
@@ -172,13 +172,13 @@ def first_lock(
                     continue
                 yield path
                 return
-            if not asked and give_up():
+            if not candidates and give_up():
                 raise Conflict(
                     "Every device is promised to a run that waits longer.", do="Wait for that run, or cancel it.",
                     code="E-DEVICE-BUSY",
                 )  # fmt: skip
             on_wait()
-            time.sleep(POLL_S if len(asked) <= 1 else LOOK_EVERY_S)
+            time.sleep(POLL_S if len(candidates) <= 1 else LOOK_EVERY_S)
 
 
 @dataclass(frozen=True)
@@ -235,31 +235,31 @@ def claim_devices(
         return patience.give_up() or time.monotonic() >= deadline
 
     numbers = sorted(among if among is not None else device_numbers())
-    taken: list[int] = []
+    claimed: list[int] = []
     with ExitStack() as locks:
         if turn is not None:
             with take_ticket(settings, [turn], run=run, reason=TURN) as ticket:
                 note = WaitReport(settings, ticket, patience.on_wait)
                 locks.enter_context(first_lock(lambda: [turn], run=run, give_up=late, on_wait=note))
         for left in range(min(count, len(numbers)), 0, -1):
-            above = [number for number in numbers if not taken or number > taken[-1]]
+            above = [number for number in numbers if not claimed or number > claimed[-1]]
             eligible = above[: len(above) - left + 1]
-            with take_ticket(settings, [slot_lock(settings, one) for one in eligible], run=run) as ticket:
+            with take_ticket(settings, [slot_lock(settings, candidate) for candidate in eligible], run=run) as ticket:
                 note, free = WaitReport(settings, ticket, patience.on_wait), partial(slots, settings, eligible, ticket)
                 slot = locks.enter_context(first_lock(free, run=run, give_up=late, on_wait=note))
-            number = next(one for one in eligible if slot_lock(settings, one) == slot)
+            number = next(candidate for candidate in eligible if slot_lock(settings, candidate) == slot)
             with take_ticket(settings, (), run=run, reason=LIMIT):
                 locks.enter_context(limit(number, late))
-            wait_until_empty(number, ours=lambda: own_services(settings), give_up=patience.give_up)
-            taken.append(number)
-        yield tuple(taken)
+            wait_until_empty(number, own_pids=lambda: own_services(settings), give_up=patience.give_up)
+            claimed.append(number)
+        yield tuple(claimed)
 
 
 def find_wait(waiter: Waiter, waiters: Sequence[Waiter]) -> Wait:
     """Return what one of these waiters waits for."""
     holders = (holder(Path(lock)) for lock in waiter.locks)
     position = 1 + len(waiters_before(waiter, waiters))
-    return Wait(waiter.reason, waiter.since, next((one for one in holders if one is not None), None), position)
+    return Wait(waiter.reason, waiter.since, next((owner for owner in holders if owner is not None), None), position)
 
 
 class WaitReport:
@@ -281,8 +281,8 @@ def slots(settings: Settings, numbers: Sequence[int], waiter: Waiter) -> list[Pa
     not promised to an earlier waiter."""
     free = list(numbers)
     if len(numbers) > 1:
-        readings, ours = read_gpus(), own_services(settings)
-        free = [number for number in numbers if not occupants(number, readings, ours)] or free
+        readings, own_pids = read_gpus(), own_services(settings)
+        free = [number for number in numbers if not occupants(number, readings, own_pids)] or free
     before = waiters_before(waiter, list_waiters(settings))
     return without_promised([slot_lock(settings, number) for number in free], before)
 
@@ -320,7 +320,7 @@ def wait_until_empty(
     index: int,
     *,
     read: Callable[[], GpuReadings] = read_gpus,
-    ours: Callable[[], frozenset[int]] = frozenset,
+    own_pids: Callable[[], frozenset[int]] = frozenset,
     wait_s: float = 60.0,
     give_up: GiveUp = never,
 ) -> None:
@@ -330,10 +330,10 @@ def wait_until_empty(
     while, and other programs ignore the lock. Raises `Conflict` (`E-DEVICE-OCCUPIED`) after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
-    while found := occupants(index, read(), ours()):
+    while occupant := occupants(index, read(), own_pids()):
         if time.monotonic() >= deadline or give_up():
             raise Conflict(
-                f"The device cuda:{index} is in use by {found}.",
+                f"The device cuda:{index} is in use by {occupant}.",
                 why="Its memory would not suffice for both, and a training would end in the middle.",
                 do="End that program, or choose another device by CUDA_VISIBLE_DEVICES.",
                 code="E-DEVICE-OCCUPIED",
@@ -341,13 +341,13 @@ def wait_until_empty(
         time.sleep(LOOK_EVERY_S)
 
 
-def occupants(index: int, readings: GpuReadings, ours: frozenset[int]) -> str:
+def occupants(index: int, readings: GpuReadings, own_pids: frozenset[int]) -> str:
     """Return which processes compute on a GPU, in words; empty if none does, or if there is no such GPU."""
     gpu = next((gpu for gpu in readings.gpus if gpu.index == index), None)
     if gpu is None:
         return ""
-    others = [pid for pid in gpu.processes if pid not in ours and pid != os.getpid()]
-    if others:
-        return "process " + ", ".join(map(str, others))
+    pids = [pid for pid in gpu.processes if pid not in own_pids and pid != os.getpid()]
+    if pids:
+        return "process " + ", ".join(map(str, pids))
     unseen = not gpu.processes and gpu.memory_used_mb > OCCUPIED_MEMORY_MB
     return f"an unknown process that uses {gpu.memory_used_mb:,} MB of its memory" if unseen else ""

@@ -45,8 +45,8 @@ def temporary_folder(home: Path) -> Path:
 def unused_temporary(home: Path, *, young_s: float = YOUNG_S) -> list[Path]:
     """The folders that killed flows of this home have left."""
     folder, now = temporary_folder(home), time.time()
-    found = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_dir() and not path.is_symlink()]
-    old = [path for path in found if now - path.stat().st_mtime >= young_s]
+    folders = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_dir() and not path.is_symlink()]
+    old = [path for path in folders if now - path.stat().st_mtime >= young_s]
     used = used_paths() if old else []
     return [path for path in old if not any(str(path) in text for text in used)]
 

@@ -32,10 +32,10 @@ def orphans(home: Path) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         try:
             environment = process.environ()
-            parent, given = environment.get(PARENT_VARIABLE), environment.get(HOME_VARIABLE)
-            if parent is None or (Path(given).expanduser().absolute() if given else default_home()) != home:
+            parent, home_value = environment.get(PARENT_VARIABLE), environment.get(HOME_VARIABLE)
+            if parent is None or (Path(home_value).expanduser().absolute() if home_value else default_home()) != home:
                 continue
-            if int(parent) not in [one.pid for one in process.parents()] and alive(process):
+            if int(parent) not in [ancestor.pid for ancestor in process.parents()] and alive(process):
                 yield process
         except (psutil.Error, ValueError, OSError):
             continue  # somebody else's process, or one that ended while we looked

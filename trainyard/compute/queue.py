@@ -94,7 +94,7 @@ def is_kept(path: Path) -> bool:
 
 def waiters_before(waiter: Waiter, waiters: Sequence[Waiter]) -> list[Waiter]:
     """Return the waiters that are earlier in the queue for one of the same locks."""
-    return [one for one in waiters if one.ticket < waiter.ticket and set(one.locks) & set(waiter.locks)]
+    return [other for other in waiters if other.ticket < waiter.ticket and set(other.locks) & set(waiter.locks)]
 
 
 def without_promised(locks: Sequence[Path], before: Collection[Waiter]) -> list[Path]:

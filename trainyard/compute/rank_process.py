@@ -38,9 +38,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def write_note(folder: Path, rank: int, status: str, **fields: object) -> None:
     """Write this process's status, so that a reader sees all of it or nothing."""
-    place = folder / RANKS_FOLDER
-    place.mkdir(exist_ok=True)
-    write_json_durably(place / f"{rank}.json", {"status": status, "pid": os.getpid(), "time": time.time(), **fields})
+    ranks_folder = folder / RANKS_FOLDER
+    ranks_folder.mkdir(exist_ok=True)
+    write_json_durably(
+        ranks_folder / f"{rank}.json", {"status": status, "pid": os.getpid(), "time": time.time(), **fields}
+    )
 
 
 def read_notes(folder: Path) -> dict[int, JsonObject]:
@@ -51,9 +53,11 @@ def read_notes(folder: Path) -> dict[int, JsonObject]:
 def failed(folder: Path, rank: int, error: BaseException) -> None:
     """Note why this process fails; `lost` when it only noticed that another one is gone."""
     traceback.print_exc()
-    known = error if isinstance(error, TrainyardError) else child.crash_error(error)
+    trainyard_error = error if isinstance(error, TrainyardError) else child.crash_error(error)
     lost = not isinstance(error, TrainyardError) and any(word in str(error) for word in LOST)
-    write_note(folder, rank, "failed", lost=lost, error={"kind": type(known).__name__, **known.as_dict()})
+    write_note(
+        folder, rank, "failed", lost=lost, error={"kind": type(trainyard_error).__name__, **trainyard_error.as_dict()}
+    )
 
 
 def running(pid: int) -> bool:
@@ -66,9 +70,9 @@ def running(pid: int) -> bool:
 
 def main(target: str, where: str) -> None:
     rank, folder = int(os.environ["RANK"]), Path(where)
-    own = folder / child.EVENTS_FILE if rank == LEADER else folder / RANKS_FOLDER / f"{rank}.events.jsonl"
+    events_file = folder / child.EVENTS_FILE if rank == LEADER else folder / RANKS_FOLDER / f"{rank}.events.jsonl"
     parent = os.getppid()
-    events = child.Events(own, parent)
+    events = child.Events(events_file, parent)
     for number in STOP_SIGNALS:
         signal.signal(number, events.request_stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the launcher was started with them blocked

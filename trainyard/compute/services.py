@@ -86,7 +86,7 @@ class Service:
         process = self.process()
         with suppress(psutil.NoSuchProcess):
             if process is not None:
-                return frozenset(one.pid for one in (process, *process.children(recursive=True)))
+                return frozenset(member.pid for member in (process, *process.children(recursive=True)))
         return frozenset()
 
     def answers(self, timeout_s: float = ANSWER_S) -> bool:
@@ -118,8 +118,8 @@ def record_path(settings: Settings, name: str) -> Path:
 def read_fields(path: Path, kind: type[Kept]) -> Kept | None:
     """What `write_record` wrote; None without a readable file. Fields of other versions are ignored."""
     try:
-        given, names = read_versioned("service", path.read_bytes(), path), {field.name for field in fields(kind)}
-        return kind(**{name: value for name, value in given.items() if name in names})
+        record, names = read_versioned("service", path.read_bytes(), path), {field.name for field in fields(kind)}
+        return kind(**{name: value for name, value in record.items() if name in names})
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
         return None
 
@@ -190,7 +190,7 @@ def rotate_log(log: Path, keep: int = KEPT_LOGS) -> None:
             newer.replace(older)
 
 
-def await_ready(service: Service, what: str, start_s: float, record: Path | None = None) -> Service:
+def await_ready(service: Service, name: str, start_s: float, record: Path | None = None) -> Service:
     """Return a service that was just spawned when it answers `/health`; with `record`, as it recorded itself there.
 
     Raises `Unavailable` (`E-SERVER-START`) with the last line of its log if it ends or is late; it is ended then.
@@ -198,8 +198,8 @@ def await_ready(service: Service, what: str, start_s: float, record: Path | None
     child = LAUNCHED[service.pid]
 
     def answering() -> bool:
-        own = find_service(record) if record is not None else service
-        return own is not None and own.pid == service.pid and own.answers()
+        current = find_service(record) if record is not None else service
+        return current is not None and current.pid == service.pid and current.answers()
 
     def ended() -> str:
         status = child.poll()
@@ -207,7 +207,7 @@ def await_ready(service: Service, what: str, start_s: float, record: Path | None
 
     if problem := wait_until(answering, ended, start_s):
         end_service(service)
-        raise not_started(what, problem, Path(service.log))
+        raise not_started(name, problem, Path(service.log))
     return service if record is None else read_record(record) or service
 
 
@@ -225,10 +225,10 @@ def wait_until(ready: Callable[[], bool], ended: Callable[[], str], timeout_s: f
         time.sleep(POLL_S)
 
 
-def not_started(what: str, how: str, log: Path, *, why: str = "", do: str = "") -> Unavailable:
+def not_started(name: str, how: str, log: Path, *, why: str = "", do: str = "") -> Unavailable:
     """Return `E-SERVER-START`: the one error of every service that does not start."""
     return Unavailable(
-        f"{what} {how}.",
+        f"{name} {how}.",
         why=why or last_line(log) or "Its log is empty.",
         do=f"Read {log}{do}.",
         code="E-SERVER-START",
@@ -263,7 +263,7 @@ def end_service(service: Service | None, grace_s: float = STOP_S) -> bool:
         if grace_s:
             process.terminate()
     deadline = time.monotonic() + grace_s
-    while any(map(alive, tree.known)) and time.monotonic() < deadline:
+    while any(map(alive, tree.processes)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     tree.end()
     if (child := LAUNCHED.pop(process.pid, None)) is not None:
@@ -332,7 +332,7 @@ class SupervisedService:
             [*shim, *argv],
             self.folder,
             env=env,
-            wanted=lambda: DesiredState.CANCEL if self.ending.is_set() else DesiredState.RUN,
+            desired_state=lambda: DesiredState.CANCEL if self.ending.is_set() else DesiredState.RUN,
             on_event=self.write_started,
             grace_s=self.grace_s + KILL_S,
             poll_s=POLL_S,
@@ -354,14 +354,14 @@ class SupervisedService:
         error = outcome.error or {}
         return str(error.get("why") or error.get("what") or f"It stopped with exit code {outcome.exit_code}.")
 
-    def await_ready(self, what: str, url: str, timeout_s: float, do: str) -> None:
+    def await_ready(self, name: str, url: str, timeout_s: float, do: str) -> None:
         """Return when `url` answers `/health`. Raises `Unavailable` (`E-SERVER-START`); it keeps running then."""
 
         def ended() -> str:
             return "ended before it was ready" if self.why_ended() else ""
 
         if problem := wait_until(lambda: is_healthy(url), ended, timeout_s):
-            raise not_started(what, problem, self.folder / LOG_FILE, why=self.why_ended(), do=do)
+            raise not_started(name, problem, self.folder / LOG_FILE, why=self.why_ended(), do=do)
 
     def end(self) -> None:
         """End its process tree; twice does no more. Raises `TrainyardError` (`E-SERVER-STOP`)."""

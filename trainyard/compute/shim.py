@@ -63,10 +63,10 @@ def follow(
     process: subprocess.Popen[bytes], events: child.Events, ask: Callable[[], bool], watch: Callable[[], None]
 ) -> int:
     """Return a program's exit code. `ask` forwards a stop request until it returns True; `watch` runs at each poll."""
-    asked = False
+    forwarded = False
     while not ended(process, POLL_S):
-        if events.stop_requested() and not asked:
-            asked = ask()
+        if events.stop_requested() and not forwarded:
+            forwarded = ask()
         watch()
     watch()
     return process.returncode
@@ -96,8 +96,8 @@ def main(where: str, grace_s: str, _border: str, *argv: str) -> None:
 
         code = follow(process, events, ask, enforce)
         if code == child.STOPPED_EXIT or (events.stop_requested() and code != 0):
-            said = "asked to stop" if events.stop_requested() else "the program stopped"
-            raise child.Stopped(said, program_exit=code)
+            reason = "asked to stop" if events.stop_requested() else "the program stopped"
+            raise child.Stopped(reason, program_exit=code)
         if code != 0:
             raise TrainyardError(
                 f"{os.path.basename(argv[0])} {how_ended(code)}.",

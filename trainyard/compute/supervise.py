@@ -83,20 +83,20 @@ class ProcessTree:
     """A process and everything that descends from it, remembered by pid and start time."""
 
     def __init__(self, pid: int) -> None:
-        self.known: set[psutil.Process] = set()
+        self.processes: set[psutil.Process] = set()
         self._refreshed = 0.0
         try:
-            self.known.add(psutil.Process(pid))
+            self.processes.add(psutil.Process(pid))
         except psutil.NoSuchProcess:
-            self.known = set()  # it was gone before we could look
+            self.processes = set()  # it was gone before we could look
 
     def refresh(self, every_s: float = 0.0) -> None:
         """Note new descendants; costs about a millisecond per hundred processes of the machine."""
         if time.monotonic() - self._refreshed < every_s:
             return
-        for process in list(self.known):
+        for process in list(self.processes):
             try:
-                self.known.update(process.children(recursive=True))
+                self.processes.update(process.children(recursive=True))
             except psutil.NoSuchProcess:
                 continue  # its own children are known from an earlier look
         self._refreshed = time.monotonic()
@@ -105,7 +105,7 @@ class ProcessTree:
         """SIGKILL everything that is still running, until nothing is."""
         for _ in range(child.MOST_KILLS):
             self.refresh()
-            living = [process for process in self.known if child.alive(process)]
+            living = [process for process in self.processes if child.alive(process)]
             if not living:
                 return
             child.kill(living)
@@ -121,10 +121,10 @@ class StopRequest:
     reason: str = ""
     kill_at: float | None = None
 
-    def update(self, wanted: DesiredState, process: subprocess.Popen[bytes]) -> None:
+    def update(self, desired: DesiredState, process: subprocess.Popen[bytes]) -> None:
         """Ask once, by SIGTERM to the child alone; a later cancel replaces the reason of a pause."""
         over = self.budget_s is not None and time.monotonic() - self.started > self.budget_s
-        reason = wanted.value if wanted is not DesiredState.RUN else "budget" if over else ""
+        reason = desired.value if desired is not DesiredState.RUN else "budget" if over else ""
         if reason and not self.reason:
             self.kill_at = time.monotonic() + self.grace_s
             process.send_signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ def supervise(
     folder: Path,
     *,
     env: Mapping[str, str] | None = None,
-    wanted: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = always_run,
     on_event: Callable[[Event], None] = ignore,
     budget_s: float | None = None,
     grace_s: float = 300,
@@ -150,11 +150,11 @@ def supervise(
     """Run a program to its end under the contract of `trainyard.compute.child`.
 
     `folder` contains `spec.json`; events, log and error appear in it. `env` is set on top of what a child inherits
-    (`trainyard.inherited`). `wanted` is asked at every poll; PAUSE, CANCEL, PREEMPT and the end of `budget_s` all lead
-    to one SIGTERM, and after `grace_s` seconds to SIGKILL of the tree. `on_event` receives each event in order, on the
-    calling thread.
+    (`trainyard.inherited`). `desired_state` is called at every poll; PAUSE, CANCEL, PREEMPT and the end of `budget_s`
+    all lead to one SIGTERM, and after `grace_s` seconds to SIGKILL of the tree. `on_event` receives each event in
+    order, on the calling thread.
 
-    Returns the outcome; raises only what `wanted` or `on_event` raise, after the child has been ended.
+    Returns the outcome; raises only what `desired_state` or `on_event` raise, after the child has been ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / child.ERROR_FILE).unlink(missing_ok=True)
@@ -173,19 +173,19 @@ def supervise(
             for event in tail.read():
                 hand_on(event)
             tree.refresh(every_s=TREE_REFRESH_S)
-            stop.update(wanted(), process)
+            stop.update(desired_state(), process)
             if stop.grace_over:
                 tree.end()
         for event in tail.read_rest():
             hand_on(event)
-    said = str(last[0].get("reason", "")) if last else ""
-    return outcome(process.returncode, stop, said, folder, killed_for_memory=kernel_kills() > kills)
+    reason = str(last[0].get("reason", "")) if last else ""
+    return outcome(process.returncode, stop, reason, folder, killed_for_memory=kernel_kills() > kills)
 
 
 def kernel_kills(files: tuple[Path, ...] = (VMSTAT, CGROUP_EVENTS)) -> int:
     """How often the kernel killed a process for memory since it started: its counter, and that of our cgroup."""
     lines = [line.split() for path in files if path.is_file() for line in path.read_text().splitlines()]
-    return sum(int(words[1]) for words in lines if words[:1] == ["oom_kill"])
+    return sum(int(fields[1]) for fields in lines if fields[:1] == ["oom_kill"])
 
 
 @contextmanager
@@ -221,16 +221,18 @@ def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     return True
 
 
-def outcome(exit_code: int, stop: StopRequest, said: str, folder: Path, *, killed_for_memory: bool = False) -> Outcome:
+def outcome(
+    exit_code: int, stop: StopRequest, reason: str, folder: Path, *, killed_for_memory: bool = False
+) -> Outcome:
     """Give the exit code its meaning."""
     seconds = time.monotonic() - stop.started
     if exit_code == 0:
         return Outcome(Status.DONE, 0, "", None, seconds)
     if exit_code == child.STOPPED_EXIT:
-        return Outcome(Status.STOPPED, exit_code, stop.reason or said, None, seconds)
+        return Outcome(Status.STOPPED, exit_code, stop.reason or reason, None, seconds)
     if stop.reason and exit_code in (-signal.SIGTERM, -signal.SIGKILL):
         return Outcome(Status.STOPPED, exit_code, stop.reason, None, seconds, killed=exit_code == -signal.SIGKILL)
-    return Outcome(Status.FAILED, exit_code, said, read_error(folder, exit_code, killed_for_memory), seconds)
+    return Outcome(Status.FAILED, exit_code, reason, read_error(folder, exit_code, killed_for_memory), seconds)
 
 
 def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[str, object]:
@@ -254,8 +256,8 @@ def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[st
     return plain_error("E-CRASH", f"The program ended with exit code {exit_code}.", last_log_line(folder))
 
 
-def plain_error(code: str, what: str, why: str) -> dict[str, object]:
-    return {"kind": "TrainyardError", "code": code, "what": what, "why": why, "do": f"Read {child.LOG_FILE}."}
+def plain_error(code: str, message: str, why: str) -> dict[str, object]:
+    return {"kind": "TrainyardError", "code": code, "what": message, "why": why, "do": f"Read {child.LOG_FILE}."}
 
 
 def last_log_line(folder: Path) -> str:

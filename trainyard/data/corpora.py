@@ -64,11 +64,11 @@ class BucketReading:
 
     @property
     def digests(self) -> frozenset[str]:
-        return frozenset(one.digest for one in self.tuples)
+        return frozenset(example.digest for example in self.tuples)
 
     def new_since(self, trained: frozenset[str]) -> int:
         """How many tuples no completed training has had."""
-        return sum(one.digest not in trained for one in self.tuples)
+        return sum(example.digest not in trained for example in self.tuples)
 
 
 @dataclass(frozen=True)
@@ -99,22 +99,22 @@ class Corpora:
     def add_lines(self, bucket: str, method: str, data: bytes) -> tuple[int, int]:
         """`add` for a file with one JSON object a line."""
         numbered = self.numbered_tuples(data, method)
-        return self.append(bucket, method, [checked(one, f"line {number}: ") for number, one in numbered])
+        return self.append(bucket, method, [checked(entry, f"line {number}: ") for number, entry in numbered])
 
-    def append(self, bucket: str, method: str, given: Sequence[CorpusTuple]) -> tuple[int, int]:
+    def append(self, bucket: str, method: str, tuples: Sequence[CorpusTuple]) -> tuple[int, int]:
         """Append tuples that are not there yet; returns (added, those that were there already)."""
         with translate_os_errors("The corpus was not written"):
             make_folders(self.files, self.root)
             with self.files.locked(self.root / f".{bucket}.lock"):
-                known = set(self.read(bucket, method).digests)
-                new = {one.digest: one for one in given if one.digest not in known}
+                digests = set(self.read(bucket, method).digests)
+                new = {example.digest: example for example in tuples if example.digest not in digests}
                 if new:
                     self.end_torn_line(bucket)
-                    lines = b"".join(orjson.dumps(one.value) + b"\n" for one in new.values())
+                    lines = b"".join(orjson.dumps(example.value) + b"\n" for example in new.values())
                     self.files.append(self.file(bucket), lines)
                     self.files.fsync(self.file(bucket))
                     self.files.fsync_folder(self.root)
-        return len(new), len(given) - len(new)
+        return len(new), len(tuples) - len(new)
 
     def end_torn_line(self, bucket: str) -> None:
         """A line that a crash cut off must not swallow the next one."""
@@ -127,35 +127,35 @@ class Corpora:
         path = self.file(bucket)
         if not self.files.exists(path):
             return BucketReading(())
-        found: dict[str, CorpusTuple] = {}
+        by_digest: dict[str, CorpusTuple] = {}
         invalid: list[Invalid] = []
         duplicates = 0
-        for number, one in self.numbered_tuples(self.files.read(path), method):
-            if isinstance(one, str):
-                invalid.append(Invalid(number, one))
+        for number, entry in self.numbered_tuples(self.files.read(path), method):
+            if isinstance(entry, str):
+                invalid.append(Invalid(number, entry))
                 continue
-            duplicates += one.digest in found
-            found.setdefault(one.digest, one)
-        return BucketReading(tuple(found.values()), tuple(invalid), duplicates)
+            duplicates += entry.digest in by_digest
+            by_digest.setdefault(entry.digest, entry)
+        return BucketReading(tuple(by_digest.values()), tuple(invalid), duplicates)
 
     def numbered_tuples(self, data: bytes, method: str) -> list[tuple[int, CorpusTuple | str]]:
         """(number, tuple) of each line that is not blank, or why it is none."""
         lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
         short = [ParseItem(line, method) for _, line in lines if len(line) <= MOST_LINE_BYTES]
-        parsed = iter([one.unreadable or with_digest(one.value) for one in self.parse(short)])
+        parsed = iter([item.unreadable or with_digest(item.value) for item in self.parse(short)])
         too_long = f"the line has {{:,}} bytes; at most {MOST_LINE_BYTES:,} are read"
         sized = ((number, len(line)) for number, line in lines)
         return [(number, next(parsed) if n <= MOST_LINE_BYTES else too_long.format(n)) for number, n in sized]
 
     def snapshot(self, bucket: str, reading: BucketReading) -> CorpusSnapshot:
         """Keep the valid tuples under their digest; the same tuples give the same snapshot."""
-        data = b"".join(canonical_json(one.value) + b"\n" for one in reading.tuples)
+        data = b"".join(canonical_json(example.value) + b"\n" for example in reading.tuples)
         sha256 = hashlib.sha256(data).hexdigest()
         return CorpusSnapshot(sha256, len(reading.tuples), self.keep(bucket, sha256, data))
 
     def keep(self, bucket: str, sha256: str, data: bytes) -> Path:
         """Keep a snapshot, which may come from elsewhere, after a check of its digest. Raises `Corrupt`."""
-        path = self.place(bucket, sha256)
+        path = self.snapshot_file(bucket, sha256)
         verified(path, data, sha256)
         with translate_os_errors("The snapshot was not written"):
             make_folders(self.files, path.parent)
@@ -165,12 +165,12 @@ class Corpora:
                 verified(path, self.files.read(path), sha256)
         return path
 
-    def place(self, bucket: str, sha256: str) -> Path:
+    def snapshot_file(self, bucket: str, sha256: str) -> Path:
         return self.root / "snapshots" / bucket / f"{sha256}.jsonl"
 
     def bytes_of(self, bucket: str, sha256: str) -> bytes:
         """A snapshot's bytes, verified. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
-        path = self.place(bucket, sha256)
+        path = self.snapshot_file(bucket, sha256)
         if not self.files.exists(path):
             raise NotFound(
                 f"There is no snapshot {sha256[:12]} of the bucket {bucket}.",
@@ -181,7 +181,7 @@ class Corpora:
 
     def open(self, bucket: str, method: str, sha256: str) -> list[CorpusTuple]:
         """The tuples of a snapshot."""
-        return [checked(one) for _, one in self.numbered_tuples(self.bytes_of(bucket, sha256), method)]
+        return [checked(entry) for _, entry in self.numbered_tuples(self.bytes_of(bucket, sha256), method)]
 
 
 def verified(path: Path, data: bytes, sha256: str) -> bytes:
@@ -199,11 +199,11 @@ def with_digest(value: Value) -> CorpusTuple:
     return CorpusTuple(hashlib.sha256(canonical_json(value)).hexdigest(), value)
 
 
-def checked(one: CorpusTuple | str, where: str = "") -> CorpusTuple:
+def checked(entry: CorpusTuple | str, where: str = "") -> CorpusTuple:
     """Raises `InvalidInput` (`E-CORPUS`) for a line that is not a tuple."""
-    if isinstance(one, str):
-        raise bad(f"{where}{one}")
-    return one
+    if isinstance(entry, str):
+        raise bad(f"{where}{entry}")
+    return entry
 
 
 def tuple_of(value: object, method: str) -> CorpusTuple:
@@ -216,23 +216,23 @@ def tuple_of(value: object, method: str) -> CorpusTuple:
 
 def rows_of(tuples: Iterable[CorpusTuple], method: str, most_chars: int = MOST_CHARS) -> Iterator[Row]:
     """The tuples as rows that a trainer reads."""
-    for one in tuples:
-        yield sft_row(one, most_chars) if method == "sft" else preference_row(one)
+    for example in tuples:
+        yield sft_row(example, most_chars) if method == "sft" else preference_row(example)
 
 
-def sft_row(one: CorpusTuple, most_chars: int = MOST_CHARS) -> SftRow:
+def sft_row(example: CorpusTuple, most_chars: int = MOST_CHARS) -> SftRow:
     """A commit as a question and its answer. A diff that is too long is cut at a line's end: the answer comes last in
     the row, and a trainer that cuts the row would cut it off."""
-    given = one.value
-    if "messages" in given:
-        messages = [Message(turn["role"], turn["content"]) for turn in given["messages"]]
+    value = example.value
+    if "messages" in value:
+        messages = [Message(turn["role"], turn["content"]) for turn in value["messages"]]
     else:
         # What is the same in every row comes first, so that a served prompt of this shape is a prefix that is cached.
-        brief = f"\n\nReview brief:\n{given['brief']}" if "brief" in given else ""
-        room = max(LEAST_DIFF_CHARS, most_chars - len(ASK) - len(brief) - len(given["message"]))
-        asked = f"{ASK}{brief}\n\n{cut(given['diff'], room)}"
-        messages = [Message("user", asked), Message("assistant", given["message"])]
-    return SftRow(messages, one.digest[:16], one.digest[:16])
+        brief = f"\n\nReview brief:\n{value['brief']}" if "brief" in value else ""
+        room = max(LEAST_DIFF_CHARS, most_chars - len(ASK) - len(brief) - len(value["message"]))
+        question = f"{ASK}{brief}\n\n{cut(value['diff'], room)}"
+        messages = [Message("user", question), Message("assistant", value["message"])]
+    return SftRow(messages, example.digest[:16], example.digest[:16])
 
 
 def cut(diff: str, most_chars: int) -> str:
@@ -243,12 +243,12 @@ def cut(diff: str, most_chars: int) -> str:
     return f"{head[: head.rfind(chr(10))] if chr(10) in head else head}\n…"
 
 
-def preference_row(one: CorpusTuple) -> PreferenceRow:
-    given = one.value
-    prompt = given["prompt"]
-    asked = [Message("user", prompt)] if isinstance(prompt, str) else [Message(**turn) for turn in prompt]
-    chosen, rejected = [Message("assistant", given["verdict"])], [Message("assistant", given["shadow"])]
-    return PreferenceRow(asked, chosen, rejected, one.digest[:16], one.digest[:16])
+def preference_row(example: CorpusTuple) -> PreferenceRow:
+    value = example.value
+    prompt = value["prompt"]
+    question = [Message("user", prompt)] if isinstance(prompt, str) else [Message(**turn) for turn in prompt]
+    chosen, rejected = [Message("assistant", value["verdict"])], [Message("assistant", value["shadow"])]
+    return PreferenceRow(question, chosen, rejected, example.digest[:16], example.digest[:16])
 
 
 def held_out(tuples: list[CorpusTuple], share: float) -> tuple[list[CorpusTuple], list[CorpusTuple]]:
@@ -260,8 +260,10 @@ def held_out(tuples: list[CorpusTuple], share: float) -> tuple[list[CorpusTuple]
     if share == 0:
         return tuples, []
     count = max(min(MIN_HELD_OUT, len(tuples) // 3), int(share * len(tuples)))
-    apart = {one.digest for one in sorted(tuples, key=lambda one: one.digest)[:count]}
-    return [one for one in tuples if one.digest not in apart], [one for one in tuples if one.digest in apart]
+    apart = {example.digest for example in sorted(tuples, key=lambda example: example.digest)[:count]}
+    return [example for example in tuples if example.digest not in apart], [
+        example for example in tuples if example.digest in apart
+    ]
 
 
 def write_training_set(
@@ -273,6 +275,6 @@ def write_training_set(
     """
     train, apart = held_out(tuples, share)
     chars = CHARS_PER_TOKEN * max_length
-    kept = write_rows(folder / ROWS_FILE, BUCKET_PORTS[method], rows_of(train, method, chars))
+    count = write_rows(folder / ROWS_FILE, BUCKET_PORTS[method], rows_of(train, method, chars))
     aside = write_rows(folder / HELDOUT_FILE, BUCKET_PORTS[method], rows_of(apart, method, chars)) if apart else 0
-    return {"train": kept, "heldout": aside}
+    return {"train": count, "heldout": aside}

@@ -49,26 +49,26 @@ def apprenticeship(value: Mapping[str, object]) -> Value:
     if shadow == verdict:
         raise bad("shadow and verdict are the same text, so there is nothing to prefer")
     prompt = value.get("prompt")
-    asked = turns(prompt, "prompt") if isinstance(prompt, list) else text(value, "prompt")
-    return {"prompt": asked, "shadow": shadow, "verdict": verdict}
+    question = turns(prompt, "prompt") if isinstance(prompt, list) else text(value, "prompt")
+    return {"prompt": question, "shadow": shadow, "verdict": verdict}
 
 
 def text(value: JsonMapping, key: str) -> str:
-    found = value.get(key)
-    if not isinstance(found, str) or not found.strip():
+    content = value.get(key)
+    if not isinstance(content, str) or not content.strip():
         raise bad(f"`{key}` is not a string" if key in value else f"`{key}` is missing")
-    if len(found) > MOST_CHARS:
-        raise bad(f"`{key}` has {len(found):,} characters; at most {MOST_CHARS:,} are read")
-    if "\ud800" <= max(found) <= "\udfff":
+    if len(content) > MOST_CHARS:
+        raise bad(f"`{key}` has {len(content):,} characters; at most {MOST_CHARS:,} are read")
+    if "\ud800" <= max(content) <= "\udfff":
         raise bad(f"`{key}` contains an unpaired surrogate")
-    return found.strip()
+    return content.strip()
 
 
 def turns(value: Any, key: str) -> list[Value]:
     if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
         raise bad(f"`{key}` is not a list of messages")
     unread = sorted(
-        {name for turn in value for name, given in turn.items() if name not in TURN_KEYS and given not in EMPTY}
+        {name for turn in value for name, content in turn.items() if name not in TURN_KEYS and content not in EMPTY}
     )
     if unread:
         raise bad(f"`{key}` has turns with {', '.join(unread)[:200]}, and only role and content are read")

@@ -47,16 +47,16 @@ class FunctionKind:
 
     def load(self, name: str, reference: str) -> Callable[..., Any]:
         """Import the module and return its function. Raises `InvalidInput` (`code`)."""
-        place, _, function = reference.rpartition(":")
-        path = self.source_of(name, place)
+        source, _, function = reference.rpartition(":")
+        path = self.source_of(name, source)
         try:
-            module = self.import_file(path) if place.endswith(".py") else importlib.import_module(place)
-            found: Callable[..., object] = getattr(module, function)
+            module = self.import_file(path) if source.endswith(".py") else importlib.import_module(source)
+            target: Callable[..., Any] = getattr(module, function)
         except Exception as error:
             raise self.unusable(name, f"{type(error).__name__}: {error}.") from error
-        if not callable(found):
-            raise self.unusable(name, f"{function} of {place} is not a function.")
-        return found
+        if not callable(target):
+            raise self.unusable(name, f"{function} of {source} is not a function.")
+        return target
 
     def source_of(self, name: str, module: str) -> Path:
         """The file of a module. Raises `InvalidInput` (`code`) if there is none."""

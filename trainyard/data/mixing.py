@@ -30,7 +30,7 @@ class Share:
     weight: float
     available: int
     """Good rows that were read."""
-    taken: int
+    count: int
     """Rows of the mixture that come from it, each as often as it was taken."""
     most: int
     """Rows that it could give: `available` times `max_epochs`."""
@@ -38,9 +38,9 @@ class Share:
     @property
     def facts(self) -> JsonObject:
         return {
-            "weight": self.weight, "available": self.available, "rows": self.taken,
-            "epochs": round(self.taken / self.available, 4) if self.available else 0.0,
-            "exhausted": self.taken == self.most,
+            "weight": self.weight, "available": self.available, "rows": self.count,
+            "epochs": round(self.count / self.available, 4) if self.available else 0.0,
+            "exhausted": self.count == self.most,
         }  # fmt: skip
 
 
@@ -50,24 +50,24 @@ def share_rows(mix: Mixture, available: Mapping[str, int]) -> list[Share]:
     With `exhausted: stop` all sets keep their proportion, and the mixture ends where the first set has no more rows.
     With `continue` such a set gives all it has, and the others share the rest by their weights.
     """
-    weights = {name: one.weight for name, one in mix.sets.items()}
-    most = {name: available[name] * one.max_epochs for name, one in mix.sets.items()}
+    weights = {name: source.weight for name, source in mix.sets.items()}
+    most = {name: available[name] * source.max_epochs for name, source in mix.sets.items()}
     whole = sum(weights.values())
     total = sum(most.values()) if mix.rows is None else min(mix.rows, sum(most.values()))
     if mix.exhausted == "stop":
         total = min(total, *(math.floor(most[name] * whole / weights[name] * (1 + 1e-12)) for name in weights))
-    taken: dict[str, int] = {}
+    counts: dict[str, int] = {}
     left = dict(weights)
     while left:  # those that have too few rows give all; the others share what is left
-        rest, sum_left = total - sum(taken.values()), sum(left.values())
+        rest, sum_left = total - sum(counts.values()), sum(left.values())
         short = [name for name, weight in left.items() if most[name] < math.floor(rest * weight / sum_left)]
         for name in short:
-            taken[name] = most[name]
+            counts[name] = most[name]
             del left[name]
         if not short:
-            taken |= round_shares({name: rest * weight / sum_left for name, weight in left.items()}, rest, most)
+            counts |= round_shares({name: rest * weight / sum_left for name, weight in left.items()}, rest, most)
             break
-    return [Share(name, weights[name], available[name], taken[name], most[name]) for name in weights]
+    return [Share(name, weights[name], available[name], counts[name], most[name]) for name in weights]
 
 
 def round_shares(exact: Mapping[str, float], total: int, most: Mapping[str, int]) -> dict[str, int]:
@@ -86,19 +86,19 @@ def draw_rows(shares: Sequence[Share], seed: int) -> tuple[np.ndarray, np.ndarra
 
     Each set gives whole epochs in a new order each, then a part of one.
     """
-    places, rows = [], []
+    set_numbers, rows = [], []
     for number, share in enumerate(shares):
-        drawn = np.random.default_rng((seed, number))
-        epochs = math.ceil(share.taken / max(1, share.available))
-        orders = [drawn.permutation(share.available) for _ in range(epochs)]
-        rows.append(np.concatenate([*orders, np.empty(0, np.int64)])[: share.taken].astype(np.int64))
-        places.append(np.full(share.taken, number, np.int32))
+        generator = np.random.default_rng((seed, number))
+        epochs = math.ceil(share.count / max(1, share.available))
+        orders = [generator.permutation(share.available) for _ in range(epochs)]
+        rows.append(np.concatenate([*orders, np.empty(0, np.int64)])[: share.count].astype(np.int64))
+        set_numbers.append(np.full(share.count, number, np.int32))
     order = np.random.default_rng((seed, len(shares))).permutation(sum(map(len, rows)))
     # The order in which sets take turns is drawn; each set's own order is the drawn one of its epochs.
-    turns = np.concatenate(places)[order]
+    turns = np.concatenate(set_numbers)[order]
     mixed = np.empty(len(turns), np.int64)
-    for number, own in enumerate(rows):
-        mixed[turns == number] = own
+    for number, set_rows in enumerate(rows):
+        mixed[turns == number] = set_rows
     return turns, mixed
 
 
@@ -112,12 +112,12 @@ def write_mixture(mix: Mixture, folders: Mapping[str, Path], port: Port, target:
     turns, rows = draw_rows(shares, mix.seed)
     starts = np.cumsum([0, *(table.num_rows for table in tables.values())])
     together = pa.concat_tables(tables.values())
-    chosen = starts[turns] + rows
+    indices = starts[turns] + rows
     target.mkdir(parents=True)
     with ipc.new_file(target / ROWS_FILE, SCHEMAS[port]) as writer:
-        for batch in taken_batches(together, chosen, turns, [share.name for share in shares]):
+        for batch in select_batches(together, indices, turns, [share.name for share in shares]):
             writer.write_table(batch)
-    return shares, len(np.unique(chosen))
+    return shares, len(np.unique(indices))
 
 
 def open_rows(path: Path) -> pa.Table:
@@ -125,15 +125,15 @@ def open_rows(path: Path) -> pa.Table:
     return ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
-def taken_batches(table: pa.Table, chosen: np.ndarray, turns: np.ndarray, names: Sequence[str]) -> Iterator[pa.Table]:
+def select_batches(table: pa.Table, indices: np.ndarray, turns: np.ndarray, names: Sequence[str]) -> Iterator[pa.Table]:
     """The chosen rows, with the name of their set in front of their source."""
-    known = pa.array(names, pa.string())
-    place = table.schema.get_field_index("source")
-    for first in range(0, len(chosen), BATCH_ROWS):
-        piece = table.take(pa.array(chosen[first : first + BATCH_ROWS])).combine_chunks()
-        prefix = known.take(pa.array(turns[first : first + BATCH_ROWS]))
+    set_names = pa.array(names, pa.string())
+    column = table.schema.get_field_index("source")
+    for first in range(0, len(indices), BATCH_ROWS):
+        piece = table.take(pa.array(indices[first : first + BATCH_ROWS])).combine_chunks()
+        prefix = set_names.take(pa.array(turns[first : first + BATCH_ROWS]))
         source = pc.binary_join_element_wise(prefix, piece.column("source"), "/")
-        yield piece.set_column(place, table.schema.field(place), source)
+        yield piece.set_column(column, table.schema.field(column), source)
 
 
 def count_by_set(sources: pa.Array, names: Sequence[str]) -> dict[str, np.ndarray]:

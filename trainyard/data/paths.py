@@ -57,20 +57,28 @@ def data_roots(settings: Settings, tenant: str | None = None) -> tuple[Path, ...
 
     For another tenant than that of the settings the working folder is the tenant's root.
     """
-    own = settings.for_tenant(tenant or "")
-    return tuple(dict.fromkeys((own.working_folder, own.tenant_folder(own.tenant), *own.data_roots)))
+    tenant_settings = settings.for_tenant(tenant or "")
+    return tuple(
+        dict.fromkeys(
+            (
+                tenant_settings.working_folder,
+                tenant_settings.tenant_folder(tenant_settings.tenant),
+                *tenant_settings.data_roots,
+            )
+        )
+    )
 
 
-def is_inside(place: Path, roots: Iterable[Path]) -> bool:
+def is_inside(path: Path, roots: Iterable[Path]) -> bool:
     """Whether a path without links lies in one of the roots, and in the home only where the root does, too."""
-    containing = [root for root in map(real_root, roots) if place.is_relative_to(root)]
+    containing = [root for root in map(real_root, roots) if path.is_relative_to(root)]
     home = real_root(home_from_environment())
-    return any(root.is_relative_to(home) for root in containing) or bool(containing and not place.is_relative_to(home))
+    return any(root.is_relative_to(home) for root in containing) or bool(containing and not path.is_relative_to(home))
 
 
-def why_closed(place: Path) -> str:
+def why_closed(path: Path) -> str:
     """Why `is_inside` says no."""
-    if place.is_relative_to(real_root(home_from_environment())):
+    if path.is_relative_to(real_root(home_from_environment())):
         return "in TRAINYARD_HOME, of which a chain reads the folder of its tenant alone"
     return "outside of the data roots"
 
@@ -89,15 +97,15 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
     real_roots = [root.expanduser().resolve() for root in roots]
     try:
         candidates = [(root / text).resolve() for root in real_roots]
-        contained = [place for place in candidates if is_inside(place, real_roots)]
-        existing = next((place for place in contained if place.exists()), None)
+        contained = [candidate for candidate in candidates if is_inside(candidate, real_roots)]
+        existing = next((candidate for candidate in contained if candidate.exists()), None)
     except UNFOLLOWED as error:
         raise refuse_path(text, roots, field, f"cannot be followed: {why_not(error)}") from error
     if not contained:
         raise refuse_path(text, roots, field, f"leads to {candidates[0]}, {why_closed(candidates[0])}", candidates[0])
     if existing is None:
         raise NotFound(
-            f"There is no file or folder {shown(text)}.",
+            f"There is no file or folder {quote_path(text)}.",
             why=f"It was looked for in {', '.join(map(str, real_roots))}.",
             do=did_you_mean(
                 nearest_paths(text, real_roots), f"Correct the path, or write the whole path. {WHERE_RELATIVE}"
@@ -107,7 +115,7 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
     return existing
 
 
-def shown(text: str) -> str:
+def quote_path(text: str) -> str:
     """A path for a message, no longer than a line."""
     return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…")
 
@@ -119,17 +127,17 @@ def why_not(error: Exception) -> str:
     return "its links lead round in a circle" if isinstance(error, RuntimeError) else "it has no name in a file system"
 
 
-def refuse_path(text: str, roots: Sequence[Path], field: str, because: str, place: Path | None = None) -> Refused:
-    """The refusal of a path; `place` is where it leads, if that is a folder or a file that an operator may allow."""
+def refuse_path(text: str, roots: Sequence[Path], field: str, because: str, target: Path | None = None) -> Refused:
+    """The refusal of a path; `target` is where it leads, if that is a folder or a file that an operator may allow."""
     instead = f"Use a path inside {', '.join(map(str, roots))}"
-    folder = place if place is None or place.is_dir() else place.parent
+    folder = target if target is None or target.is_dir() else target.parent
     if folder is not None and folder != Path(folder.anchor):
         # Only this refusal reads the settings; a reading process starts twice as fast without them.
         from trainyard.settings import settings, settings_file
 
-        own, file = settings(), settings_file()
-        instead += f", or write the line `{own.data_roots_line(folder)}` into {file}"
-    return Refused([Reason("R-PATH-ROOT", None, field, f"The path {shown(text)} {because}.", f"{instead}.")])
+        line, file = settings().data_roots_line(folder), settings_file()
+        instead += f", or write the line `{line}` into {file}"
+    return Refused([Reason("R-PATH-ROOT", None, field, f"The path {quote_path(text)} {because}.", f"{instead}.")])
 
 
 def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
@@ -179,5 +187,5 @@ def may_have_been_linked_by_others(folder: Path) -> bool:
     with contextlib.suppress(OSError):  # a system without the switch protects nothing
         if PROTECTED_LINKS.read_text(encoding="ascii").strip() == "1":
             return False
-    own = folder.stat()
-    return own.st_uid != os.geteuid() or bool(own.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    status = folder.stat()
+    return status.st_uid != os.geteuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))

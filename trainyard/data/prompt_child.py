@@ -63,9 +63,9 @@ def answer(environment: ImmutableSandboxedEnvironment, prompt: str, variables: J
     except (MemoryError, RecursionError, OverflowError) as fault:
         return limit_error(f"it ran into {type(fault).__name__}").as_dict()
     except Exception as fault:
-        code, what = next((code, what) for kind, code, what in FAULTS if isinstance(fault, kind))
+        code, message = next((code, message) for kind, code, message in FAULTS if isinstance(fault, kind))
         line = f"Line {fault.lineno}: " if isinstance(fault, TemplateSyntaxError) else ""
-        return InvalidInput(what, why=f"{line}{str(fault)[:500]}".rstrip(".") + ".", do=DO, code=code).as_dict()
+        return InvalidInput(message, why=f"{line}{str(fault)[:500]}".rstrip(".") + ".", do=DO, code=code).as_dict()
 
 
 def open_prompt(setup: dict[str, str]) -> tuple[Reply, Answer]:

@@ -34,7 +34,7 @@ class Balance:
     """What happened to every row that was read: read = kept + the sum of dropped."""
 
     read: int = 0
-    kept: int = 0
+    kept_rows: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> rows: the quarantined ones by their reason, and `duplicate`."""
     skipped: Counter[str] = field(default_factory=Counter)
@@ -52,10 +52,10 @@ class Balance:
             self.ignored_keys[name[:100]] += rows
 
     def as_dict(self) -> dict[str, object]:
-        assert self.read == self.kept + sum(self.dropped.values()), "the balance of a reading does not add up"
+        assert self.read == self.kept_rows + sum(self.dropped.values()), "the balance of a reading does not add up"
         return {
             "read": self.read,
-            "kept": self.kept,
+            "kept": self.kept_rows,
             "dropped": {reason: count for reason, count in sorted(self.dropped.items()) if count},
             "quarantined": self.bad,
             "duplicates": self.dropped["duplicate"],

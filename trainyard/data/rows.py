@@ -156,7 +156,7 @@ def to_batch(rows: list[Row], port: Port) -> pa.RecordBatch:
             offsets = [0, *itertools.accumulate(map(len, values))]
             turns = list(itertools.chain.from_iterable(values))
             texts = (list(map(operator.attrgetter(name), turns)) for name in Message.__struct_fields__)
-            columns.append(join_turns(offsets, [pa.array(one, pa.string()) for one in texts]))
+            columns.append(join_turns(offsets, [pa.array(contents, pa.string()) for contents in texts]))
         else:
             columns.append(pa.array(values, column.type))
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMAS[port])

@@ -58,8 +58,8 @@ def read_source(
     sets = list(config.sets.items()) if config.sets else [(None, config.single())]
     outputs: dict[Port, ProducedSet] = {}
     with reading_service() as service:
-        for number, (named, given) in enumerate(sets):
-            reading = SetReading(given, named, limit_of(config, judged=judged), settings, limits or Limits())
+        for number, (named, source) in enumerate(sets):
+            reading = SetReading(source, named, limit_of(config, judged=judged), settings, limits or Limits())
 
             def progress(fraction: float, text: str, number: int = number) -> None:
                 report((number + fraction) / len(sets), text)
@@ -85,8 +85,8 @@ def read_mixture(
     """
     parts: dict[str, tuple[Port, ProducedSet]] = {}
     with reading_service() as service:
-        for number, (name, given) in enumerate(mix.sets.items()):
-            reading = SetReading(given, mix.port, limit_of(config, judged=judged), settings, limits)
+        for number, (name, source) in enumerate(mix.sets.items()):
+            reading = SetReading(source, mix.port, limit_of(config, judged=judged), settings, limits)
 
             def progress(fraction: float, text: str, number: int = number, name: str = name) -> None:
                 report((number + fraction) / len(mix.sets) * 0.9, f"{name}: {text}")
@@ -106,13 +106,13 @@ def read_mixture(
     target = folder / port.value
     shares, distinct = write_mixture(mix, folders, port, target)
     with (target / QUARANTINE_FILE).open("wb") as quarantine:
-        for place in folders.values():
-            quarantine.write((place / QUARANTINE_FILE).read_bytes())
+        for set_folder in folders.values():
+            quarantine.write((set_folder / QUARANTINE_FILE).read_bytes())
     facts = mixture_facts(mix, shares, distinct, {name: part.facts for name, (_, part) in parts.items()})
     (target / REPORT_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
     for name in folders:
         shutil.rmtree(folder / f".{name}")
-    rows = sum(share.taken for share in shares)
+    rows = sum(share.count for share in shares)
     report(1.0, f"{rows} rows of {len(shares)} sets as {port.value}")
     part = ProducedSet(folder=port.value, rows=rows, facts=facts)
     return Produced(outputs={port: part}, facts={port.value: facts})
@@ -128,7 +128,7 @@ def mixture_facts(mix: Mixture, shares: Sequence[Share], distinct: int, sets: Ma
     dropped: Counter[str] = Counter()
     for facts in sets.values():
         dropped.update(facts["dropped"])
-    read, rows = sum(facts["read"] for facts in sets.values()), sum(share.taken for share in shares)
+    read, rows = sum(facts["read"] for facts in sets.values()), sum(share.count for share in shares)
     dropped["not_drawn"] = read - sum(dropped.values()) - distinct
     return {
         "format": "mixture", "read": read, "kept": distinct, "repeated": rows - distinct,
@@ -143,7 +143,7 @@ def mixture_facts(mix: Mixture, shares: Sequence[Share], distinct: int, sets: Ma
 class SetReading:
     """One set being read."""
 
-    given: SourceSet
+    source: SourceSet
     named: Port | None
     max_bad_fraction: float | None
     settings: Settings
@@ -155,7 +155,7 @@ class SetReading:
         scratch = folder / f".{self.named or 'set'}"
         scratch.mkdir(parents=True)
         try:
-            kind = find_kind(self.given)
+            kind = find_kind(self.source)
             if kind is None:
                 result = service.read_set(self.request(folder, self.find_local()), report)
             else:
@@ -166,57 +166,58 @@ class SetReading:
         self.judge(result, balance, target)
         facts = {"format": result.format.value, **result.facts, **balance.as_dict()}
         (target / REPORT_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
-        report(1.0, f"{result.name}: {balance.kept} of {balance.read} rows kept as {result.port.value}")
-        return result.port, ProducedSet(folder=result.port.value, rows=balance.kept, facts=facts)
+        report(1.0, f"{result.name}: {balance.kept_rows} of {balance.read} rows kept as {result.port.value}")
+        return result.port, ProducedSet(folder=result.port.value, rows=balance.kept_rows, facts=facts)
 
     def read_remote(
         self, kind: RemoteKind, scratch: Path, folder: Path, service: ReadingService, report: Report
     ) -> SetReadResult:
         """Fetch and read a remote set: all its files, or with `max_rows` more and more until there are enough rows."""
         job = FetchJob(
-            self.given, self.settings, scratch, self.limits, lambda fraction, text: report(fraction / 2, text)
+            self.source, self.settings, scratch, self.limits, lambda fraction, text: report(fraction / 2, text)
         )
         for fetched in kind.fetch(job):
             request = self.request(folder, fetched)
             result = service.read_set(request, lambda fraction, text: report(0.5 + fraction / 2, text))
-            if fetched.complete or result.balance.read - result.balance.bad >= (self.given.max_rows or 0):
+            if fetched.complete or result.balance.read - result.balance.bad >= (self.source.max_rows or 0):
                 result.facts |= fetched.facts
                 return result
             shutil.rmtree(folder / result.port.value)
         raise AssertionError("the last set that a kind fetches is complete")
 
     @property
-    def wanted(self) -> DataFormat:
+    def data_format(self) -> DataFormat:
         """The format; a set that is named by a port of texts or documents has it unsaid."""
-        named = self.given.format is DataFormat.AUTO and self.named in AS_NAMED
-        return AS_NAMED[self.named] if named and self.named is not None else self.given.format
+        named = self.source.format is DataFormat.AUTO and self.named in AS_NAMED
+        return AS_NAMED[self.named] if named and self.named is not None else self.source.format
 
     @property
     def converter(self) -> tuple[str, str] | None:
         """Name and reference of the operator's function that converts each row."""
-        name = self.given.converter
+        name = self.source.converter
         return None if name is None else (name, find_reference(name, self.settings))
 
     def find_local(self) -> LocalSet:
         """Return the place of a set on this machine. Raises `Refused` (`R-PATH-ROOT`), `NotFound`."""
-        given, roots = self.given, tuple(root.expanduser().absolute() for root in data_roots(self.settings))
-        selection = FileSelection(given.include, given.exclude, given.max_rows)
-        if given.sql is not None:
-            tables = {table: resolve_inside(path, roots) for table, path in given.sql.files.items()}
-            place = next(iter(tables.values()))
-            return LocalSet(place, roots, "query", selection, query=given.sql.query, tables=tables)
-        if given.repository:
-            return LocalSet(resolve_inside(given.repository, roots, field="config.repository"), roots, "", selection)
-        assert given.path is not None
-        return LocalSet(resolve_inside(given.path, roots), roots, "", selection)
+        source, roots = self.source, tuple(root.expanduser().absolute() for root in data_roots(self.settings))
+        selection = FileSelection(source.include, source.exclude, source.max_rows)
+        if source.sql is not None:
+            tables = {table: resolve_inside(path, roots) for table, path in source.sql.files.items()}
+            first = next(iter(tables.values()))
+            return LocalSet(first, roots, "query", selection, query=source.sql.query, tables=tables)
+        if source.repository:
+            return LocalSet(resolve_inside(source.repository, roots, field="config.repository"), roots, "", selection)
+        assert source.path is not None
+        return LocalSet(resolve_inside(source.path, roots), roots, "", selection)
 
-    def request(self, folder: Path, place: LocalSet) -> SetRequest:
+    def request(self, folder: Path, local_set: LocalSet) -> SetRequest:
         """Return what a reading process is asked to read into `folder`."""
         return SetRequest(
-            place.path.absolute(), place.roots, folder.absolute(), place.selection, self.given.repository is not None,
-            self.wanted, self.named, place.name, self.limits, files=place.files, query=place.query,
-            tables=place.tables, expected=kinds_of_set(self.given), converter=self.converter,
-            columns=self.given.columns,
+            local_set.path.absolute(), local_set.roots, folder.absolute(), local_set.selection,
+            self.source.repository is not None,
+            self.data_format, self.named, local_set.name, self.limits, files=local_set.files, query=local_set.query,
+            tables=local_set.tables, expected=kinds_of_set(self.source), converter=self.converter,
+            columns=self.source.columns,
         )  # fmt: skip
 
     def judge(self, result: SetReadResult, balance: Balance, target: Path) -> None:
@@ -226,7 +227,7 @@ class SetReading:
         if self.max_bad_fraction is None:
             return
         share = balance.bad / balance.read
-        if share <= self.max_bad_fraction and balance.kept:
+        if share <= self.max_bad_fraction and balance.kept_rows:
             return
         none_left = share <= self.max_bad_fraction
         allowed = "No row is left." if none_left else f"At most {self.max_bad_fraction:.1%} may be."

@@ -59,9 +59,9 @@ def raise_exception(message: str) -> NoReturn:
     raise Unsupported(message)
 
 
-def plain_dict(*given: Any, **more: Any) -> dict[Any, Any]:
+def plain_dict(*items: Any, **more: Any) -> dict[Any, Any]:
     """The global `dict` as a function: the type itself would bring its methods along."""
-    return dict(*given, **more)
+    return dict(*items, **more)
 
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
@@ -90,17 +90,17 @@ def render_limited(pieces: Iterator[str], most: int) -> str | None:
     return "".join(text)
 
 
-def answer(template: jinja2.Template, given: JsonObject, most: int) -> dict[str, str]:
+def answer(template: jinja2.Template, variables: JsonObject, most: int) -> dict[str, str]:
     """Return the reply to the variables of one rendering."""
     try:
-        text = render_limited(template.generate(given), most)
+        text = render_limited(template.generate(variables), most)
     except (MemoryError, RecursionError, OverflowError) as error:
         return {"limit": f"more memory than is allowed ({type(error).__name__})"}
     except Unsupported as error:
         return {"unsupported": str(error)}
     except Exception as error:  # what an expression raises is the template's own refusal
-        known = isinstance(error, jinja2.TemplateError)
-        return {"refused": str(error) if known else f"{type(error).__name__}: {error}"}
+        is_template_error = isinstance(error, jinja2.TemplateError)
+        return {"refused": str(error) if is_template_error else f"{type(error).__name__}: {error}"}
     return {"limit": f"more than {most:,} characters"} if text is None else {"text": text}
 
 

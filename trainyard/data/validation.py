@@ -97,7 +97,7 @@ def validate(
     if port not in PORTS:
         raise InvalidInput(
             f"A validator cannot check {port.value}.",
-            why=f"It checks rows: {', '.join(known.value for known in PORTS)}.",
+            why=f"It checks rows: {', '.join(port.value for port in PORTS)}.",
             do="Put a generator between the documents and the validator, or leave the validator out.",
             code="E-DATA-FORMAT",
         )
@@ -112,8 +112,8 @@ def validate(
     sieve.ledger.quarantine.touch()
     try:
         survivors = sift(sieve, source, out / WORK_FILE, report)
-        for place, (name, step) in enumerate(SET_STEPS.items()):
-            report(0.7 + 0.05 * place, f"{name.replace('_', ' ')} among {len(survivors)} rows")
+        for index, (name, step) in enumerate(SET_STEPS.items()):
+            report(0.7 + 0.05 * index, f"{name.replace('_', ' ')} among {len(survivors)} rows")
             step(survivors, sieve)
         report(0.9, "writing")
         mixture = write(survivors, sieve.ledger, out, tuple(source.facts.get("mixture") or ()))
@@ -122,10 +122,14 @@ def validate(
         if sieve.row_validator is not None:
             sieve.row_validator.stop()
     sieve.ledger.check_balance()
-    if not sieve.ledger.kept:
+    if not sieve.ledger.kept_rows:
         raise nothing_kept(sieve.ledger)
-    engine, given = source.facts.get("engine"), source.facts.get("format") or "rows"
-    facts = {**summary(survivors, sieve), **mixture, "gold": f"synthetic ({engine})" if engine else f"file ({given})"}
+    engine, file_format = source.facts.get("engine"), source.facts.get("format") or "rows"
+    facts = {
+        **summary(survivors, sieve),
+        **mixture,
+        "gold": f"synthetic ({engine})" if engine else f"file ({file_format})",
+    }
     write_json_durably(out / REPORT_FILE, {**facts, "config": config.model_dump(mode="json")})
     report(1.0, f"kept {facts['kept']} of {facts['read']} rows")
     part = ProducedSet(folder=port.value, rows=facts["kept"], facts=facts)
@@ -154,7 +158,7 @@ def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str
 
     Returns the rows and tokens for training of each set of a mixture, which `names` lists.
     """
-    kept = {name: {"rows": 0, "tokens": 0} for name in names}
+    counts = {name: {"rows": 0, "tokens": 0} for name in names}
     with ExitStack() as files:
         writers: dict[RowStatus, ipc.RecordBatchFileWriter] = {}
         for block, entries in survivors.blocks():
@@ -167,14 +171,14 @@ def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str
                     (out / name).parent.mkdir(exist_ok=True)
                     writers[fate] = files.enter_context(ipc.new_file(out / name, SCHEMAS[survivors.port]))
                 batch, rows = block.keep(mask).batch, int(mask.sum())
-                place = batch.schema.get_field_index("split")
+                column = batch.schema.get_field_index("split")
                 marked = pa.array([split] * rows, pa.string())
-                writers[fate].write_batch(batch.set_column(place, batch.schema.field(place), marked))
+                writers[fate].write_batch(batch.set_column(column, batch.schema.field(column), marked))
                 if fate is RowStatus.TRAIN:
-                    ledger.kept += rows
-                    for name, own in count_by_set(block.column("source"), names).items():
-                        kept[name]["rows"] += int((own & mask).sum())
-                        kept[name]["tokens"] += int(survivors.tokens[entries[own & mask]].sum())
+                    ledger.kept_rows += rows
+                    for name, in_set in count_by_set(block.column("source"), names).items():
+                        counts[name]["rows"] += int((in_set & mask).sum())
+                        counts[name]["tokens"] += int(survivors.tokens[entries[in_set & mask]].sum())
                 else:
                     ledger.heldout[split] = ledger.heldout.get(split, 0) + rows
             dropped = np.flatnonzero(fates >= RowStatus.NEAR_DUPLICATE)
@@ -182,7 +186,7 @@ def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str
                 reasons = [RowStatus(fate).reason for fate in fates[dropped].tolist()]
                 details = {row: survivors.detail(int(entries[row])) for row in dropped.tolist()}
                 ledger.quarantine_rows(block, dropped, reasons, details.__getitem__)
-    return {"mixture": kept} if kept else {}
+    return {"mixture": counts} if counts else {}
 
 
 def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, object]:
@@ -192,7 +196,7 @@ def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, object]:
     return {
         "port": sieve.port.value,
         "read": ledger.read,
-        "kept": ledger.kept,
+        "kept": ledger.kept_rows,
         "heldout": {name: ledger.heldout.get(name, 0) for name in (UNSEEN_DOCUMENTS, UNSEEN_WORDING)},
         "dropped": dict(sorted(ledger.dropped.items())),
         "truncated": sieve.truncated,
@@ -207,7 +211,7 @@ def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, object]:
             "longest": int(survivors.tokens[train].max(initial=0)),
         },
         "warnings": sets.too_few(survivors, sieve.config),
-        "cautions": few_rows(ledger.kept, max(ledger.heldout.values()) if ledger.heldout else None),
+        "cautions": few_rows(ledger.kept_rows, max(ledger.heldout.values()) if ledger.heldout else None),
     }
 
 

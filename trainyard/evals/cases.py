@@ -42,8 +42,8 @@ class Case:
 
     def question(self) -> str:
         """The last user turn, for tables and samples."""
-        asked = [str(turn.get("content") or "") for turn in self.prompt if turn.get("role") == "user"]
-        return asked[-1] if asked else (self.text or "")[:200]
+        questions = [str(turn.get("content") or "") for turn in self.prompt if turn.get("role") == "user"]
+        return questions[-1] if questions else (self.text or "")[:200]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ Point = tuple[float, float]
 def loss_curves(training: Mapping[str, JsonMapping]) -> str:
     """The SVG text; `training` maps a name to facts with `losses: [[step, loss, learning rate], …]`."""
     curves = {name: points(facts.get("losses", ())) for name, facts in training.items()}
-    curves = {name: own for name, own in curves.items() if own}
+    curves = {name: curve for name, curve in curves.items() if curve}
     body = drawing(curves) if curves else f'<text x="{WIDTH // 2}" y="{HEIGHT // 2}">no losses were recorded</text>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -38,37 +38,38 @@ def loss_curves(training: Mapping[str, JsonMapping]) -> str:
 
 def points(losses: Sequence[Sequence[float]]) -> list[Point]:
     """(step, loss) pairs with finite losses, thinned to at most 400."""
-    found = [(float(one[0]), float(one[1])) for one in losses if one[1] is not None and math.isfinite(one[1])]
-    stride = math.ceil(len(found) / MOST_POINTS) or 1
-    thinned = found[::stride]
-    return [*thinned, found[-1]] if found and thinned[-1] != found[-1] else thinned
+    pairs = [(float(row[0]), float(row[1])) for row in losses if row[1] is not None and math.isfinite(row[1])]
+    stride = math.ceil(len(pairs) / MOST_POINTS) or 1
+    thinned = pairs[::stride]
+    return [*thinned, pairs[-1]] if pairs and thinned[-1] != pairs[-1] else thinned
 
 
 def describe(curves: Mapping[str, list[Point]]) -> str:
     """What the picture shows, in words."""
-    said = [
-        f"{name}: from {own[0][1]:.3f} to {own[-1][1]:.3f} in {own[-1][0]:.0f} steps" for name, own in curves.items()
+    sentences = [
+        f"{name}: from {curve[0][1]:.3f} to {curve[-1][1]:.3f} in {curve[-1][0]:.0f} steps"
+        for name, curve in curves.items()
     ]
-    return "; ".join(said) + "." if said else "No losses were recorded."
+    return "; ".join(sentences) + "." if sentences else "No losses were recorded."
 
 
 def drawing(curves: Mapping[str, list[Point]]) -> str:
-    every = [point for own in curves.values() for point in own]
+    every = [point for curve in curves.values() for point in curve]
     last_step = max(step for step, _ in every) or 1.0
     low, high = min(loss for _, loss in every), max(loss for _, loss in every)
     span = (high - low) or 1.0
 
-    def place(point: Point) -> str:
+    def locate(point: Point) -> str:
         x = LEFT + (WIDTH - LEFT - RIGHT) * point[0] / last_step
         y = TOP + (HEIGHT - TOP - BOTTOM) * (high - point[1]) / span
         return f"{x:.1f},{y:.1f}"
 
     parts = [axes(last_step, low, high)]
-    for index, (name, own) in enumerate(curves.items()):
+    for index, (name, curve) in enumerate(curves.items()):
         colour, dash = STYLES[index % len(STYLES)], DASHES[index % len(DASHES)]
         line = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
         x = LEFT + 130 * index
-        parts.append(f'<polyline {line} points="{" ".join(map(place, own))}"/>')
+        parts.append(f'<polyline {line} points="{" ".join(map(locate, curve))}"/>')
         parts.append(f'<path {line} d="M{x} 14h24"/><text x="{x + 30}" y="18">{escape(name)}</text>')
     return "\n".join(parts)
 

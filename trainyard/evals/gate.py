@@ -62,18 +62,18 @@ def verdict_word(verdict: Mapping[str, object]) -> Word:
     return Word.BETTER if verdict["better"] else Word.NOT_BETTER
 
 
-def choose_primary(labels: Sequence[str], wanted: str | None) -> str:
+def choose_primary(labels: Sequence[str], name: str | None) -> str:
     """The label that decides: the wanted one, else held-out loss on unseen wording, on unseen documents, or the first.
 
     Raises `InvalidInput` (`E-BENCHMARK`) when the wanted one is not among the labels.
     """
-    if wanted is None:
+    if name is None:
         preferred = (f"heldout_loss/{UNSEEN_WORDING}", f"heldout_loss/{UNSEEN_DOCUMENTS}")
         return next((label for label in preferred if label in labels), labels[0])
-    if wanted in labels:
-        return wanted
+    if name in labels:
+        return name
     raise InvalidInput(
-        f"The primary metric {wanted!r} is not among the benchmarks that run.",
+        f"The primary metric {name!r} is not among the benchmarks that run.",
         why=f"They are {', '.join(labels)}.",
         do="Name one of them as `primary`, or add it to `benchmarks`.",
         code="E-BENCHMARK",
@@ -87,14 +87,14 @@ def judge(
     reasons: list[str] = []
     few = list(few_rows)
     passed: list[str] = []
-    for one in measured:
-        decides = one.label == primary
-        if decides and (text := undecidable(one.label, one.improvement.cases, confidence)):
+    for result in measured:
+        decides = result.label == primary
+        if decides and (text := undecidable(result.label, result.improvement.cases, confidence)):
             few.append(text)
-        faults = [primary_fault(one), live_fault(one, live)] if decides else [margin_fault(one)]
+        faults = [primary_fault(result), live_fault(result, live)] if decides else [margin_fault(result)]
         wrong = [fault for fault in faults if fault]
         reasons += wrong
-        passed += [] if wrong else [f"{one.label}: {describe(one.improvement, one.metric)}"]
+        passed += [] if wrong else [f"{result.label}: {describe(result.improvement, result.metric)}"]
     return GateVerdict(not (few or reasons), primary, [*few, *reasons], passed, few, not reasons)
 
 
@@ -103,31 +103,31 @@ def is_above_zero(interval: ConfidenceInterval) -> bool:
     return interval.mean > 0 if interval.low is None else interval.low > 0
 
 
-def primary_fault(one: Measured) -> str | None:
+def primary_fault(result: Measured) -> str | None:
     """Why the primary metric does not show an improvement; None if it does."""
-    if is_above_zero(one.improvement):
+    if is_above_zero(result.improvement):
         return None
-    return f"{one.label}: {describe(one.improvement, one.metric)}; the lower bound has to be above 0."
+    return f"{result.label}: {describe(result.improvement, result.metric)}; the lower bound has to be above 0."
 
 
-def live_fault(one: Measured, live: str) -> str | None:
+def live_fault(result: Measured, live: str) -> str | None:
     """Why the candidate does not replace what is live; None if it is clearly better, or nothing is compared."""
-    if one.over_live is None or is_above_zero(one.over_live):
+    if result.over_live is None or is_above_zero(result.over_live):
         return None
-    over = describe(one.over_live, one.metric)
-    return f"{one.label}: {over} over {live}, which is live and stays; the lower bound has to be above 0."
+    over = describe(result.over_live, result.metric)
+    return f"{result.label}: {over} over {live}, which is live and stays; the lower bound has to be above 0."
 
 
-def margin_fault(one: Measured) -> str | None:
+def margin_fault(result: Measured) -> str | None:
     """Return why a metric other than the primary one blocks; None if it is not worse by more than its margin.
 
     Worse is the word of the tables: the whole interval is below zero. Where it contains zero nothing is clear.
     """
-    clear = one.improvement.high is not None and one.improvement.high < 0
-    if not clear or one.improvement.mean >= -one.margin:
+    clear = result.improvement.high is not None and result.improvement.high < 0
+    if not clear or result.improvement.mean >= -result.margin:
         return None
-    over = describe(one.improvement, one.metric)
-    return f"{one.label}: {over}; worse by more than its margin of {one.margin:.3g}."
+    over = describe(result.improvement, result.metric)
+    return f"{result.label}: {over}; worse by more than its margin of {result.margin:.3g}."
 
 
 def describe(interval: ConfidenceInterval, metric: str) -> str:

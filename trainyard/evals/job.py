@@ -99,7 +99,7 @@ def job_from_inputs(
     training = facts[candidate.uri]
     head = Stage(str(training.get("stage") or Stage.SFT.value)).facts.head
     base_sha256 = str(training.get("base_sha256") or "")
-    known = baseline(config, live, base_sha256)
+    base = baseline(config, live, base_sha256)
     second, note = live_participant(config, live, base_sha256, is_candidate=live_sha256 == candidate.sha256)
     return EvaluationJob(
         head=head,
@@ -107,7 +107,7 @@ def job_from_inputs(
         base_path=str(training.get("base_path") or training.get("base_model", "")),
         candidate=participant("candidate", candidate),
         candidate_sha256=candidate.sha256,
-        baseline=known if head == "causal" else Participant(name="chance (a base gives no scores)"),
+        baseline=base if head == "causal" else Participant(name="chance (a base gives no scores)"),
         control=participant("control", controls[0]) if controls else None,
         live=second,
         live_note=note,
@@ -147,8 +147,8 @@ def live_participant(
         return None, "Nothing is live on this role yet, so the base alone is compared."
     if is_candidate:
         return None, f"The candidate is {version_name(live)}, which is live."
-    found = served(live, base_sha256)
-    return found, "" if found else f"The base alone is compared: {other_base(live)}."
+    adapter = served(live, base_sha256)
+    return adapter, "" if adapter else f"The base alone is compared: {other_base(live)}."
 
 
 def served(live: Path, base_sha256: str) -> Participant | None:
@@ -181,19 +181,19 @@ def heldout_sets(inputs: Mapping[Port, Sequence[Reference]]) -> tuple[HeldOutSet
 
     The training rows themselves (`rows.arrow`) are never taken: what training saw proves nothing.
     """
-    found: list[HeldOutSet] = []
+    sets: list[HeldOutSet] = []
     for port in sorted(DATA_PORTS & set(inputs), key=list(Port).index):
         for reference in inputs[port]:
             files = [(name, reference.path / HELDOUT_FOLDER / f"{name}.arrow") for name in SETS]
-            own = [
+            port_sets = [
                 HeldOutSet(name=name, port=port, path=str(path), gold=gold_origin(reference))
                 for name, path in files
                 if path.is_file()
             ]
-            if own:
-                found += own
+            if port_sets:
+                sets += port_sets
                 break
-    return tuple(sorted(found, key=lambda one: SETS.index(one.name)))
+    return tuple(sorted(sets, key=lambda held_out: SETS.index(held_out.name)))
 
 
 def gold_origin(reference: Reference) -> str:
@@ -212,15 +212,17 @@ def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     sets, and forgetting, each with the margin of its row.
     """
     if job.config.benchmarks:
-        listed = tuple(line for given in job.config.benchmarks for line in over_sets(given, job))
+        listed = tuple(line for spec in job.config.benchmarks for line in over_sets(spec, job))
         return (*listed, *quote_lines(job))
     lines: list[BenchmarkSpec] = []
     if job.head == "reward":
-        pairs = [one.name for one in job.heldout if one.port is Port.PREFERENCE]
+        pairs = [held_out.name for held_out in job.heldout if held_out.port is Port.PREFERENCE]
         return tuple(by_default(REWARD_BENCHMARKS[0], job.config.tolerance, name) for name in pairs)
-    for one in job.heldout:
-        names = ("pairwise_reward_accuracy",) if one.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
-        lines += [by_default(name, job.config.tolerance, one.name) for name in names]
+    for held_out in job.heldout:
+        names = (
+            ("pairwise_reward_accuracy",) if held_out.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
+        )
+        lines += [by_default(name, job.config.tolerance, held_out.name) for name in names]
     return (*lines, *quote_lines(job), by_default("forgetting", job.config.tolerance))
 
 
@@ -238,19 +240,19 @@ def by_default(name: str, tolerance: float | None, chosen_set: SetName | None = 
     return BenchmarkSpec(name=name, set=chosen_set, margin=row.default_margin, relative_margin=relative)
 
 
-def over_sets(given: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:
-    on_own_rows = given.path or given.set or given.name == "forgetting" or given.name.startswith(LM_EVAL_PREFIX)
+def over_sets(spec: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:
+    on_own_rows = spec.path or spec.set or spec.name == "forgetting" or spec.name.startswith(LM_EVAL_PREFIX)
     if on_own_rows:
-        return [given]
-    names = dict.fromkeys(one.name for one in job.heldout)
+        return [spec]
+    names = dict.fromkeys(held_out.name for held_out in job.heldout)
     if not names:
         raise InvalidInput(
-            f"The benchmark {given.name!r} has no rows to run on.",
+            f"The benchmark {spec.name!r} has no rows to run on.",
             why="It names neither a set nor a path, and no held-out set reached the evaluator.",
             do="Put a validator before the trainer (it makes held-out sets), or give the benchmark a path.",
             code="E-DATA-EMPTY",
         )
-    return [given.model_copy(update={"set": name}) for name in names]
+    return [spec.model_copy(update={"set": name}) for name in names]
 
 
 def label(line: BenchmarkSpec) -> str:

@@ -51,11 +51,11 @@ class Judge:
     async def ask(self, row: str, messages: list[dict[str, str]], schema: JsonObject) -> Any:
         """The reply's JSON; None for a call that failed, which is entered under its reason."""
         self.calls += 1
-        given = self.settings
+        settings = self.settings
         text = ""
         try:
             reply = await self.client.complete(
-                messages, schema, self.seed, max_tokens=given.max_tokens, temperature=given.temperature
+                messages, schema, self.seed, max_tokens=settings.max_tokens, temperature=settings.temperature
             )
             text = reply.text
             return judged.read_reply(text, schema)
@@ -91,8 +91,8 @@ class Judge:
         usage, prices = self.client.usage(), self.settings
         tokens = ((usage["prompt_tokens"], prices.usd_per_million_prompt_tokens),
                   (usage["completion_tokens"], prices.usd_per_million_completion_tokens))  # fmt: skip
-        known = all(price is not None for _, price in tokens)
-        cost = sum(count * (price or 0.0) for count, price in tokens) / MILLION if known else None
+        has_prices = all(price is not None for _, price in tokens)
+        cost = sum(count * (price or 0.0) for count, price in tokens) / MILLION if has_prices else None
         return {
             "model": self.client.model,
             "calls": self.calls,
@@ -112,8 +112,8 @@ def judge_scores(
     """
     lines = []
     for line in scores["benchmarks"]:
-        own = cases.get(f"{line['name']}/{line['set']}")
-        lines.append(asyncio.run(judge_line(job, line, own, folder, settings)) if own else line)
+        line_cases = cases.get(f"{line['name']}/{line['set']}")
+        lines.append(asyncio.run(judge_line(job, line, line_cases, folder, settings)) if line_cases else line)
     return {**scores, "benchmarks": lines}
 
 
@@ -121,39 +121,39 @@ async def judge_line(
     job: EvaluationJob, line: JsonMapping, cases: Sequence[Case], folder: Path, settings: Settings
 ) -> JsonObject:
     """A line of answers as a line of values. Raises as `judge_scores`."""
-    asked = job.config.judge
-    assert asked is not None, "a judged benchmark has a judge"
-    cases = [cases[place] for place in line["places"]]
-    async with open_client(asked, settings) as client:
-        judge = Judge(asked, client, job.config.seed)
+    judge_settings = job.config.judge
+    assert judge_settings is not None, "a judged benchmark has a judge"
+    cases = [cases[index] for index in line["places"]]
+    async with open_client(judge_settings, settings) as client:
+        judge = Judge(judge_settings, client, job.config.seed)
         if line["name"] == "judge":
-            found, facts = await judge_pairs(judge, job, line, cases)
+            values, facts = await judge_pairs(judge, job, line, cases)
         else:
-            found, facts = await judge_rubric(judge, line, cases), {}
+            values, facts = await judge_rubric(judge, line, cases), {}
     write_quarantine(folder / QUARANTINE_FILE, judge.quarantine)
     require_answered(judge)
-    kept = [at for at in range(len(cases)) if all(own[at] is not None for own in found.values())]
-    if not kept:
+    indices = [at for at in range(len(cases)) if all(scores[at] is not None for scores in values.values())]
+    if not indices:
         raise no_verdict_error(judge, facts)
     return {
         **{name: value for name, value in line.items() if name not in ("answers", "places")},
-        "ids": [line["ids"][at] for at in kept],
-        "clusters": [line["clusters"][at] for at in kept],
-        "values": {role: [own[at] for at in kept] for role, own in found.items()},
-        "skipped": line["skipped"] + len(cases) - len(kept),
+        "ids": [line["ids"][at] for at in indices],
+        "clusters": [line["clusters"][at] for at in indices],
+        "values": {role: [scores[at] for at in indices] for role, scores in values.items()},
+        "skipped": line["skipped"] + len(cases) - len(indices),
         "judge": {**judge.account(), **facts},
     }
 
 
-def open_client(asked: JudgeSettings, settings: Settings) -> ChatClient:
+def open_client(judge: JudgeSettings, settings: Settings) -> ChatClient:
     """The judge's client: at its endpoint with the key of it, or at an address without a key."""
-    address, model, key = asked.base_url, asked.model, None
-    if asked.endpoint is not None:
-        endpoint = settings.endpoint(asked.endpoint)
-        address, model = endpoint.base_url, asked.model or endpoint.model or asked.endpoint
+    address, model, key = judge.base_url, judge.model, None
+    if judge.endpoint is not None:
+        endpoint = settings.endpoint(judge.endpoint)
+        address, model = endpoint.base_url, judge.model or endpoint.model or judge.endpoint
         key = api_key_from(endpoint.api_key_env)
     assert address is not None, "the spec has either an endpoint or an address"
-    limits: Any = {"concurrency": asked.concurrency, "retries": asked.retries, "timeout_s": asked.timeout_s}
+    limits: Any = {"concurrency": judge.concurrency, "retries": judge.retries, "timeout_s": judge.timeout_s}
     return ChatClient(address, model or "judge", key, private_hosts=settings.private_hosts, **limits)
 
 
@@ -161,11 +161,11 @@ async def gather(judge: Judge, work: Callable[[int], Awaitable[Any]], count: int
     """`work(index)` of each index, as many at a time as the judge takes."""
     slots = asyncio.Semaphore(judge.settings.concurrency)
 
-    async def one(at: int) -> Any:
+    async def call(at: int) -> Any:
         async with slots:
             return await work(at)
 
-    return list(await asyncio.gather(*(one(at) for at in range(count))))
+    return list(await asyncio.gather(*(call(at) for at in range(count))))
 
 
 async def judge_pairs(
@@ -173,18 +173,18 @@ async def judge_pairs(
 ) -> tuple[dict[str, list[float | None]], JsonObject]:
     """What each participant wins against the baseline, and what is known of the judge."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
-    found: dict[str, list[float | None]] = {"baseline": [0.5] * len(cases)}
+    shares: dict[str, list[float | None]] = {"baseline": [0.5] * len(cases)}
     verdicts: list[PairVerdict] = []
     for role, texts in answers.items():
         if role == "baseline":
             continue
         work = partial(judge_against, judge, cases, answers["baseline"], texts)
-        own = await gather(judge, work, len(cases))
-        found[role] = [one.share for one in own]
-        verdicts += own
+        pairs = await gather(judge, work, len(cases))
+        shares[role] = [verdict.share for verdict in pairs]
+        verdicts += pairs
     clusters = [str(cluster) for _ in range(len(answers) - 1) for cluster in line["clusters"]]
     facts = {"position_bias": measure_bias(verdicts, clusters, job), **await measure_agreement(judge, job, line, cases)}
-    return found, facts
+    return shares, facts
 
 
 async def judge_against(
@@ -201,13 +201,19 @@ def measure_bias(
     verdicts: Sequence[PairVerdict], clusters: Sequence[str], job: EvaluationJob
 ) -> dict[str, object] | None:
     """The share of complete pairs whose verdict changes with the order, with its interval; None without any."""
-    kept = [(float(one.flipped), cluster) for one, cluster in zip(verdicts, clusters, strict=True) if one.complete]
-    if not kept:
+    pairs = [
+        (float(verdict.flipped), cluster)
+        for verdict, cluster in zip(verdicts, clusters, strict=True)
+        if verdict.complete
+    ]
+    if not pairs:
         return None
     config = job.config
-    flips, own = np.array([flip for flip, _ in kept]), [cluster for _, cluster in kept]
-    interval = bootstrap(flips, own, confidence=config.confidence, resamples=config.resamples, seed=config.seed)
-    return {"pairs": len(kept), "flips": int(flips.sum()), **asdict(interval)}
+    flips, flip_clusters = np.array([flip for flip, _ in pairs]), [cluster for _, cluster in pairs]
+    interval = bootstrap(
+        flips, flip_clusters, confidence=config.confidence, resamples=config.resamples, seed=config.seed
+    )
+    return {"pairs": len(pairs), "flips": int(flips.sum()), **asdict(interval)}
 
 
 async def measure_agreement(
@@ -218,16 +224,16 @@ async def measure_agreement(
     if not labelled:
         return {}
 
-    async def one(at: int) -> PairVerdict:
+    async def judge_pair(at: int) -> PairVerdict:
         case = labelled[at][1]
         return await judge.pair(case, text_of(case.answer), text_of(case.rejected))
 
-    counts = np.array(judged.label_matrix(await gather(judge, one, len(labelled))))
-    known = counts.sum(axis=(1, 2)) > 0
-    if not known.any():
+    counts = np.array(judged.label_matrix(await gather(judge, judge_pair, len(labelled))))
+    has_verdict = counts.sum(axis=(1, 2)) > 0
+    if not has_verdict.any():
         return {}
-    clusters = [str(line["clusters"][at]) for (at, _), here in zip(labelled, known, strict=True) if here]
-    config, counts = job.config, counts[known]
+    clusters = [str(line["clusters"][at]) for (at, _), here in zip(labelled, has_verdict, strict=True) if here]
+    config, counts = job.config, counts[has_verdict]
     options: Any = {"confidence": config.confidence, "resamples": config.resamples, "seed": config.seed}
     right = (counts[:, 0, 0] + counts[:, 1, 1]) / counts.sum(axis=(1, 2))
     accuracy = asdict(bootstrap(right, clusters, **options))
@@ -243,8 +249,8 @@ async def judge_rubric(judge: Judge, line: JsonMapping, cases: Sequence[Case]) -
     """The score of each participant's answers."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
     return {
-        role: await gather(judge, partial(judge_by_rubric, judge, cases, own), len(cases))
-        for role, own in answers.items()
+        role: await gather(judge, partial(judge_by_rubric, judge, cases, texts), len(cases))
+        for role, texts in answers.items()
     }
 
 

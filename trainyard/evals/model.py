@@ -61,7 +61,7 @@ class HuggingFaceModel:
     """The technique that thinks before its answers; it is read with every prompt."""
     refused: dict[str, str] = field(default_factory=dict)
     """Id of a case that the chat template refuses -> the template's words."""
-    _known: dict[tuple[int, ...], AnswerScore] = field(default_factory=dict)
+    _score_cache: dict[tuple[int, ...], AnswerScore] = field(default_factory=dict)
     _timed: dict[tuple[str, int], TimedAnswer | None] = field(default_factory=dict)
 
     @property
@@ -100,41 +100,41 @@ class HuggingFaceModel:
     def _conversation(self, case: Case, answer: Turn) -> Tokens | None:
         """Prompt and answer as ids, cut as in training; None when the template refuses the row or it does not fit."""
         try:
-            asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
+            prompt, (reply,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
         except TemplateError as error:
             self.refused[case.id] = str(error)
             return None
-        given, learned = self.renderer.ids(asked), self.renderer.learned_ids(said)
-        if not learned or len(given) + len(learned) > self.context:
+        prompt_ids, learned = self.renderer.ids(prompt), self.renderer.learned_ids(reply)
+        if not learned or len(prompt_ids) + len(learned) > self.context:
             return None
-        return Tokens([*given, *learned], len(given))
+        return Tokens([*prompt_ids, *learned], len(prompt_ids))
 
     def _score(self, rows: list[Tokens | None]) -> list[AnswerScore | None]:
         """Score rows in batches of similar length; loss and accuracy share what was scored once."""
-        todo = {(*row.ids, row.start): row for row in rows if row and (*row.ids, row.start) not in self._known}
+        todo = {(*row.ids, row.start): row for row in rows if row and (*row.ids, row.start) not in self._score_cache}
         if self.latent is not None:
             return [self._score_after_thoughts(row) if row else None for row in rows]
         with self.network() as network, torch.inference_mode():
             for batch in batches(list(todo.values()), int(network.config.vocab_size)):
                 for row, score in zip(batch, score_batch(network, batch), strict=True):
-                    self._known[(*row.ids, row.start)] = score
-        return [self._known[(*row.ids, row.start)] if row else None for row in rows]
+                    self._score_cache[(*row.ids, row.start)] = score
+        return [self._score_cache[(*row.ids, row.start)] if row else None for row in rows]
 
     def _score_after_thoughts(self, row: Tokens) -> AnswerScore:
         """Score an answer token by token, each after the thoughts and the tokens before it."""
         assert self.latent is not None
-        given, said = row.ids[: row.start], row.ids[row.start :]
+        prompt_ids, answer_ids = row.ids[: row.start], row.ids[row.start :]
         nll, hits = 0.0, 0
         with self.network() as network, torch.inference_mode():
-            prompt_BT = torch.tensor([given], device=network.device)
+            prompt_BT = torch.tensor([prompt_ids], device=network.device)
             reading, logits_BV = self.latent.open(network, prompt_BT, torch.ones_like(prompt_BT))
-            for place, token in enumerate(said):
+            for index, token in enumerate(answer_ids):
                 nll -= float(torch.log_softmax(logits_BV[0].float(), -1)[token])
                 hits += int(logits_BV[0].argmax()) == token
-                if place + 1 < len(said):
+                if index + 1 < len(answer_ids):
                     token_B = torch.tensor([token], device=network.device)
                     reading, logits_BV = self.latent.step(network, reading, token_B)
-        return AnswerScore(nll=nll, tokens=len(said), correct=hits)
+        return AnswerScore(nll=nll, tokens=len(answer_ids), correct=hits)
 
     def timed(self, cases: Sequence[Case], max_tokens: int) -> list[TimedAnswer | None]:
         """Answers with what they took; several benchmarks share what was answered once."""
@@ -149,17 +149,17 @@ class HuggingFaceModel:
     def _answer(self, case: Case, max_tokens: int) -> tuple[str, int] | None:
         """The answer, and the positions that it took after the prompt; None if the template refuses the prompt."""
         try:
-            asked = self.renderer.text([*case.prompt], case.tools, ask=True)
+            prompt = self.renderer.text([*case.prompt], case.tools, ask=True)
         except TemplateError as error:
             self.refused[case.id] = str(error)
             return None
-        ids = self.renderer.ids(asked)[-max(1, self.context - max_tokens) :]
+        ids = self.renderer.ids(prompt)[-max(1, self.context - max_tokens) :]
         tokenizer = self.tokenizer
         if self.latent is not None:
             with self.network() as network, torch.inference_mode():
                 asked_for = Sampling(max_new_tokens=max_tokens, temperature=0)
-                found = sample(network, tokenizer, [ids], asked_for, reader=self.latent)[0]
-            return found.text.strip(), self.latent.num_read(len(found.ids))
+                completion = sample(network, tokenizer, [ids], asked_for, reader=self.latent)[0]
+            return completion.text.strip(), self.latent.num_read(len(completion.ids))
         with self.network() as network, torch.inference_mode():
             prompt_BT = torch.tensor([ids], device=network.device)
             said_BT = network.generate(
@@ -169,8 +169,8 @@ class HuggingFaceModel:
                 do_sample=False,
                 pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
             )
-        said = said_BT[0, len(ids) :]
-        return str(tokenizer.decode(said, skip_special_tokens=True)).strip(), len(said)
+        answer_ids = said_BT[0, len(ids) :]
+        return str(tokenizer.decode(answer_ids, skip_special_tokens=True)).strip(), len(answer_ids)
 
 
 def batches(rows: list[Tokens], vocabulary: int) -> Iterator[list[Tokens]]:
@@ -220,12 +220,12 @@ def load_participants(job: EvaluationJob) -> dict[str, HuggingFaceModel]:
     tokenizer = load_tokenizer(job)
     network = load_network(job.base_path, device)
     roles = {"baseline": job.baseline, "candidate": job.candidate, "control": job.control, "live": job.live}
-    given = {role: participant for role, participant in roles.items() if participant is not None}
-    for role, participant in given.items():
+    participants = {role: participant for role, participant in roles.items() if participant is not None}
+    for role, participant in participants.items():
         if participant.kind == "adapter":
             network = attach(network, participant, role)
     base = HuggingFaceModel(network, tokenizer, latent=load_latent(Path(job.base_path), network, tokenizer))
-    return {role: one_participant(participant, role, base, device) for role, participant in given.items()}
+    return {role: one_participant(participant, role, base, device) for role, participant in participants.items()}
 
 
 def one_participant(participant: Participant, role: str, base: HuggingFaceModel, device: str) -> HuggingFaceModel:
@@ -266,16 +266,16 @@ def load_network(path: str, device: str) -> object:
 
 def load_tokenizer(job: EvaluationJob) -> PreTrainedTokenizerBase:
     """The candidate's own tokenizer where it has one, else the base's."""
-    own = [Path(job.candidate.path or "") / TOKENIZER_FOLDER, Path(job.candidate.path or "")]
-    folder = next((str(path) for path in own if (path / "tokenizer_config.json").is_file()), job.base_path)
+    folders = [Path(job.candidate.path or "") / TOKENIZER_FOLDER, Path(job.candidate.path or "")]
+    folder = next((str(path) for path in folders if (path / "tokenizer_config.json").is_file()), job.base_path)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokenizer.chat_template = choose_for_tokenizer(tokenizer).text
     return tokenizer
 
 
-def pick_device(wanted: Device) -> str:
-    if wanted is not Device.AUTO:
-        return wanted.facts.torch_type
+def pick_device(requested: Device) -> str:
+    if requested is not Device.AUTO:
+        return requested.facts.torch_type
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -57,41 +57,41 @@ def score_line(line: BenchmarkSpec, cases: list[Case], participants: JsonMapping
     if score is None:
         return answered_line(line, cases, participants, job)
     values = {role: score(model, cases) for role, model in participants.items()}
-    rows = min(len(own) for own in values.values())
+    rows = min(len(scores) for scores in values.values())
     cases = cases[:rows]
-    kept = [index for index in range(rows) if all(own[index] is not None for own in values.values())]
-    refused = count_refusals([cases[index] for index in range(rows) if index not in set(kept)], participants)
-    if not kept:
+    indices = [index for index in range(rows) if all(scores[index] is not None for scores in values.values())]
+    refused = count_refusals([cases[index] for index in range(rows) if index not in set(indices)], participants)
+    if not indices:
         raise nothing_scored(line, rows, refused, participants["candidate"].context)
-    for role, own in values.items():
-        refuse_non_finite(role, label(line), cases, own)
+    for role, scores in values.items():
+        refuse_non_finite(role, label(line), cases, scores)
     return {
         "name": line.name,
         "set": label(line).split("/", 1)[1],
         "gold": gold_of(line, job),
         "margin": line.margin,
         "relative_margin": line.relative_margin,
-        "ids": [cases[index].id for index in kept],
-        "clusters": [cases[index].cluster or cases[index].id for index in kept],
-        "values": {role: [own[index] for index in kept] for role, own in values.items()},
-        "skipped": rows - len(kept),
+        "ids": [cases[index].id for index in indices],
+        "clusters": [cases[index].cluster or cases[index].id for index in indices],
+        "values": {role: [scores[index] for index in indices] for role, scores in values.items()},
+        "skipped": rows - len(indices),
         "refused": refused,
     }
 
 
 def count_refusals(cases: Sequence[Case], participants: JsonMapping) -> dict[str, int]:
     """Words of the chat template -> rows that it refuses with them, the most frequent first."""
-    words = {
+    messages = {
         case.id: model.refused[case.id] for case in cases for model in participants.values() if case.id in model.refused
     }
-    return dict(Counter(words.values()).most_common())
+    return dict(Counter(messages.values()).most_common())
 
 
 def nothing_scored(line: BenchmarkSpec, rows: int, refused: Mapping[str, int], context: int) -> TrainyardError:
     """The error of a benchmark that no row can be scored on."""
     long = rows - sum(refused.values())
     why = [f"{long} of {rows} rows do not fit {context} tokens of context."] if long else []
-    why += [f"The chat template refuses {count} of {rows} rows: {words}" for words, count in refused.items()]
+    why += [f"The chat template refuses {count} of {rows} rows: {message}" for message, count in refused.items()]
     return TrainyardError(
         f"No row of {label(line)} could be scored.",
         why=" ".join(why),
@@ -107,9 +107,9 @@ def answered_line(
     assert job.config.judge is not None, "a judged benchmark has a judge"
     tokens = job.config.judge.answer_tokens
     answers = {role: model.generate(cases, tokens) for role, model in participants.items()}
-    kept = [index for index in range(len(cases)) if all(own[index] is not None for own in answers.values())]
+    indices = [index for index in range(len(cases)) if all(texts[index] is not None for texts in answers.values())]
     refused = count_refusals(cases, participants)
-    if not kept:
+    if not indices:
         raise nothing_scored(line, len(cases), refused, participants["candidate"].context)
     return {
         "name": line.name,
@@ -117,11 +117,11 @@ def answered_line(
         "gold": gold_of(line, job),
         "margin": line.margin,
         "relative_margin": line.relative_margin,
-        "places": kept,
-        "ids": [cases[index].id for index in kept],
-        "clusters": [cases[index].cluster or cases[index].id for index in kept],
-        "answers": {role: [own[index] for index in kept] for role, own in answers.items()},
-        "skipped": len(cases) - len(kept),
+        "places": indices,
+        "ids": [cases[index].id for index in indices],
+        "clusters": [cases[index].cluster or cases[index].id for index in indices],
+        "answers": {role: [texts[index] for index in indices] for role, texts in answers.items()},
+        "skipped": len(cases) - len(indices),
         "refused": refused,
     }
 
@@ -143,16 +143,16 @@ def answer_samples(
 ) -> list[dict[str, str]]:
     """A few prompts of the first set with prompts, answered by baseline and candidate (greedy)."""
     cases = next((cases for _, cases in lines if any(case.prompt for case in cases)), [])
-    shown = [case for case in cases if case.prompt][: job.config.samples]
-    said = {role: participants[role].generate(shown, SAMPLE_TOKENS) for role in ("baseline", "candidate")}
+    prompts = [case for case in cases if case.prompt][: job.config.samples]
+    answers = {role: participants[role].generate(prompts, SAMPLE_TOKENS) for role in ("baseline", "candidate")}
     return [
         {
             "prompt": case.question(),
             "gold": case.gold[0] if case.gold else "",
-            "baseline": said["baseline"][index] or "",
-            "candidate": said["candidate"][index] or "",
+            "baseline": answers["baseline"][index] or "",
+            "candidate": answers["candidate"][index] or "",
         }
-        for index, case in enumerate(shown)
+        for index, case in enumerate(prompts)
     ]
 
 

@@ -30,7 +30,7 @@ def build_report(job: EvaluationJob, scores: JsonMapping) -> Report:
 
     `scores` is the child's `scores.json`. Raises `InvalidInput` (`E-BENCHMARK`).
     """
-    lines = [benchmark_entry(job, one) for one in scores["benchmarks"]]
+    lines = [benchmark_entry(job, line) for line in scores["benchmarks"]]
     primary = choose_primary([line_label(line) for line in lines], job.config.primary)
     verdict = judge(
         [measured(line) for line in lines], primary, job.config.confidence,
@@ -154,20 +154,20 @@ def missing_control(job: EvaluationJob) -> list[str]:
 
 def notes(lines: Sequence[JsonMapping], primary: str, control: str | None) -> list[str]:
     """Return notes on the verdict: synthetic gold, skipped rows, a candidate that is like its control."""
-    said = []
+    sentences = []
     synthetic = sorted({line["set"] for line in lines if line["gold"].startswith("synthetic")})
     if synthetic:
-        said.append(
+        sentences.append(
             f"The right answers of {', '.join(synthetic)} are synthetic: made by a program or a model, not by a person."
         )
-    said += [note for line in lines if (note := skipped_note(line))]
-    said += [judge_note(line) for line in lines if "judge" in line]
+    sentences += [note for line in lines if (note := skipped_note(line))]
+    sentences += [judge_note(line) for line in lines if "judge" in line]
     for line in lines:
         against = line["vs_control"]
         if line_label(line) == primary and against and (against["low"] is None or against["low"] <= 0):
             like = LIKE_CONTROL.get(control or "", LIKE_CONTROL["shuffled_answers"])
-            said.append(f"{primary}: the candidate is not clearly better than {like}")
-    return said
+            sentences.append(f"{primary}: the candidate is not clearly better than {like}")
+    return sentences
 
 
 def skipped_note(line: JsonMapping) -> str:
@@ -176,25 +176,27 @@ def skipped_note(line: JsonMapping) -> str:
     count = sum(refused.values())
     long = 0 if "judge" in line else line["skipped"] - count
     parts = [f"{long} did not fit the context"] if long else []
-    parts += [f"{rows} were refused by the chat template ({words})" for words, rows in refused.items()]
+    parts += [f"{rows} were refused by the chat template ({message})" for message, rows in refused.items()]
     return f"{line_label(line)}: {long + count} rows were left out: {'; '.join(parts)}." if parts else ""
 
 
 def judge_note(line: JsonMapping) -> str:
     """What is known of the judge of a line: its bias, its failures, its agreement with labels, and what it took."""
-    judge, said = line["judge"], []
+    judge, sentences = line["judge"], []
     if bias := judge.get("position_bias"):
-        said.append(f"its verdict changed with the order in {share_text(bias)} of {bias['pairs']} pairs")
+        sentences.append(f"its verdict changed with the order in {share_text(bias)} of {bias['pairs']} pairs")
     if agreed := judge.get("agreement"):
         kappa = agreed["kappa"]
-        said.append(f"it agrees with {share_text(agreed['accuracy'])} of the labels, kappa {interval_text(kappa)}")
+        sentences.append(f"it agrees with {share_text(agreed['accuracy'])} of the labels, kappa {interval_text(kappa)}")
     failed = sum(judge["failed"].values())
-    said.append(f"{failed} of {judge['calls']} calls failed" if failed else f"all {judge['calls']} calls were answered")
+    sentences.append(
+        f"{failed} of {judge['calls']} calls failed" if failed else f"all {judge['calls']} calls were answered"
+    )
     tokens = judge["prompt_tokens"] + judge["completion_tokens"]
     cost = "" if judge["cost_usd"] is None else f", {judge['cost_usd']:.4f} USD"
     unclear = line["skipped"] - sum(line["refused"].values())
     skipped = f" {unclear} rows without a consistent verdict are left out." if unclear else ""
-    return f"{line_label(line)}: judged by {judge['model']}; {'; '.join(said)}; {tokens:,} tokens{cost}.{skipped}"
+    return f"{line_label(line)}: judged by {judge['model']}; {'; '.join(sentences)}; {tokens:,} tokens{cost}.{skipped}"
 
 
 def share_text(interval: Mapping[str, object]) -> str:
@@ -205,7 +207,7 @@ def share_text(interval: Mapping[str, object]) -> str:
 
 def training_summary(job: EvaluationJob) -> dict[str, object]:
     """What the trainers wrote about candidate and control: token ledger, losses and how they were trained."""
-    kept = (
+    keys = (
         "stage",
         "method",
         "backend",
@@ -222,8 +224,12 @@ def training_summary(job: EvaluationJob) -> dict[str, object]:
         "seconds",
     )
     participants = {"candidate": job.candidate, "control": job.control}
-    found = {role: training_facts(Path(one.path)) for role, one in participants.items() if one and one.path}
-    return {role: {key: facts[key] for key in kept if key in facts} for role, facts in found.items() if facts}
+    training = {
+        role: training_facts(Path(participant.path))
+        for role, participant in participants.items()
+        if participant and participant.path
+    }
+    return {role: {key: facts[key] for key in keys if key in facts} for role, facts in training.items() if facts}
 
 
 def markdown(report: JsonMapping) -> str:
@@ -246,8 +252,8 @@ def markdown(report: JsonMapping) -> str:
     parts += ["## Origin of the right answers", table(["set", "right answers from"], list(origins.items()))]
     if report["samples"]:
         keys = ("prompt", "gold", "baseline", "candidate")
-        shown = [[cell(sample[key]) for key in keys] for sample in report["samples"]]
-        parts += ["## Samples", table(["prompt", "right answer", "baseline", "candidate"], shown)]
+        rows = [[cell(sample[key]) for key in keys] for sample in report["samples"]]
+        parts += ["## Samples", table(["prompt", "right answer", "baseline", "candidate"], rows)]
     if report["training"]:
         parts += ["## Training", training_table(report["training"]), "![Training loss](curves.svg)"]
     return "\n\n".join(parts) + "\n"
@@ -325,9 +331,9 @@ EVALUATED = ("best held-out loss", "at step", "weights of step")
 
 def evaluated(facts: JsonMapping) -> JsonObject:
     """What a trainer measured on held-out rows while it trained; empty where it did not."""
-    found = facts.get("evaluation") or {}
-    best = found.get("best") or {}
-    return dict(zip(EVALUATED, (best.get("loss"), best.get("step"), found.get("result_step")), strict=True))
+    evaluation = facts.get("evaluation") or {}
+    best = evaluation.get("best") or {}
+    return dict(zip(EVALUATED, (best.get("loss"), best.get("step"), evaluation.get("result_step")), strict=True))
 
 
 DRAWN = {
@@ -342,8 +348,8 @@ DRAWN = {
 
 def rolled_out(facts: JsonMapping) -> JsonObject:
     """What a trainer has learned from the rewards of its completions; empty where it drew none."""
-    found = facts.get("rollouts") or {}
-    return {row: found[end].get(name) for (end, name), row in DRAWN.items() if end in found}
+    rollouts = facts.get("rollouts") or {}
+    return {row: rollouts[end].get(name) for (end, name), row in DRAWN.items() if end in rollouts}
 
 
 def number(value: Any) -> str:
@@ -359,8 +365,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def headline(report: Report) -> dict[str, object]:
     """The few facts that travel with the reference: for the plan table, the demo and the deployer."""
-    kept = ("baseline", "candidate", "control", "live", "improvement", "vs_control", "vs_live")
-    sets = {line_label(line): {key: line[key] for key in kept} for line in report["benchmarks"]}
+    keys = ("baseline", "candidate", "control", "live", "improvement", "vs_control", "vs_live")
+    sets = {line_label(line): {key: line[key] for key in keys} for line in report["benchmarks"]}
     return {
         "better": report["gate"]["better"],
         "primary": report["primary"],

@@ -56,11 +56,11 @@ class RewardModel:
 
     def reward(self, case: Case, answer: Turn) -> Value:
         try:
-            asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
+            prompt, (reply,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
         except TemplateError as error:
             self.refused[case.id] = str(error)
             return None
-        ids = [*self.renderer.ids(asked), *self.renderer.learned_ids(said)]
+        ids = [*self.renderer.ids(prompt), *self.renderer.learned_ids(reply)]
         if len(ids) > self.context:
             return None
         row_1T = torch.tensor([ids], device=self.model.device)
@@ -72,9 +72,11 @@ class RewardModel:
 def load_reward_participants(job: EvaluationJob) -> dict[str, Chance | RewardModel]:
     """Every participant under `baseline`, `candidate` and `control`; the baseline is chance."""
     device, tokenizer = pick_device(job.device), load_tokenizer(job)
-    given = {"candidate": job.candidate, "control": job.control}
+    participants = {"candidate": job.candidate, "control": job.control}
     models = {
-        role: RewardModel(load_scorer(job, one, device), tokenizer) for role, one in given.items() if one is not None
+        role: RewardModel(load_scorer(job, participant, device), tokenizer)
+        for role, participant in participants.items()
+        if participant is not None
     }
     return {"baseline": Chance(), **models}
 

@@ -38,7 +38,7 @@ def evaluate(
     job: EvaluationJob,
     folder: Path,
     *,
-    wanted: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = always_run,
     on_event: Callable[[JsonObject], None] = ignore,
     settings: Settings | None = None,
 ) -> Produced:
@@ -52,10 +52,12 @@ def evaluate(
     child.mkdir(parents=True)
     (child / SPEC_FILE).write_text(job.model_dump_json(indent=1), encoding="utf-8")
     argv = [sys.executable, "-P", "-m", "trainyard.compute.launch", PROGRAM, str(child)]
-    outcome = supervise(argv, child, env=CHILD_ENVIRONMENT, wanted=wanted, on_event=on_event, grace_s=30, poll_s=0.2)
+    outcome = supervise(
+        argv, child, env=CHILD_ENVIRONMENT, desired_state=desired_state, on_event=on_event, grace_s=30, poll_s=0.2
+    )
     require_done(outcome)
     scores = json.loads((child / SCORES_FILE).read_text(encoding="utf-8"))
-    require_not_stopped(wanted)
+    require_not_stopped(desired_state)
     scores = judge_scores(job, scores, judged_cases(job), folder / REPORT_FOLDER, settings or load_settings())
     report = build_report(job, scores)
     write_report(report, folder / REPORT_FOLDER)
@@ -68,7 +70,7 @@ def check(job: EvaluationJob) -> None:
     """Find what is wrong with a job before a model is loaded: names, files, rows, the primary metric."""
     lines = listed_benchmarks(job)
     labels = [label(line) for line in lines]
-    repeated = sorted({one for one in labels if labels.count(one) > 1})
+    repeated = sorted({name for name in labels if labels.count(name) > 1})
     if repeated:
         raise InvalidInput(f"The benchmark {repeated[0]!r} is listed twice.", do="List it once.", code="E-BENCHMARK")
     choose_primary(labels, job.config.primary)
@@ -81,9 +83,9 @@ def judged_cases(job: EvaluationJob) -> dict[str, list[Case]]:
     return {label(line): cases_of(line, job) for line in listed_benchmarks(job) if benchmark(line.name).score is None}
 
 
-def require_not_stopped(wanted: Callable[[], DesiredState]) -> None:
+def require_not_stopped(desired_state: Callable[[], DesiredState]) -> None:
     """Raise `Conflict` (`E-STOPPED`) before a judge is asked for a run that is to stop."""
-    if (now := wanted()) is not DesiredState.RUN:
+    if (now := desired_state()) is not DesiredState.RUN:
         require_done(Outcome(Status.STOPPED, exit_code=0, reason=now.value, error=None, seconds=0.0))
 
 

@@ -98,10 +98,10 @@ def kappa_interval(
     if len(names) < 2:
         return ConfidenceInterval(kappa, None, None, len(names))
     rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=resamples)
-    found = kappas(np.tensordot(drawn.astype(np.float64), sums, axes=1))
+    weights = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=resamples)
+    samples = kappas(np.tensordot(weights.astype(np.float64), sums, axes=1))
     tail = (1 - confidence) / 2
-    low, high = np.quantile(found, [tail, 1 - tail])
+    low, high = np.quantile(samples, [tail, 1 - tail])
     return ConfidenceInterval(kappa, float(low), float(high), len(names))
 
 

@@ -73,10 +73,14 @@ def spread(cases: list[Case], most: int) -> list[Case]:
 
 def heldout_cases(line: BenchmarkSpec, job: EvaluationJob) -> Iterator[Case]:
     """Yield the rows of a held-out set; if two ports have one, of the set whose rows the benchmark can use."""
-    sets = [one for one in job.heldout if one.name == line.set]
-    wanted = [one for one in sets if (one.port is Port.PREFERENCE) == (benchmark(line.name).needs == "rejected")]
-    for one in (wanted or sets)[:1]:
-        yield from rows_of(one)
+    sets = [held_out for held_out in job.heldout if held_out.name == line.set]
+    matching = [
+        held_out
+        for held_out in sets
+        if (held_out.port is Port.PREFERENCE) == (benchmark(line.name).needs == "rejected")
+    ]
+    for held_out in (matching or sets)[:1]:
+        yield from rows_of(held_out)
 
 
 def gold_of(line: BenchmarkSpec, job: EvaluationJob) -> str:
@@ -84,7 +88,7 @@ def gold_of(line: BenchmarkSpec, job: EvaluationJob) -> str:
     if line.path:
         return f"file ({Path(line.path).name})"
     if line.set:
-        return next((one.gold for one in job.heldout if one.name == line.set), "unknown")
+        return next((held_out.gold for held_out in job.heldout if held_out.name == line.set), "unknown")
     return "fixed general text of this package" if line.name == "forgetting" else f"task {line.name}"
 
 
@@ -101,9 +105,9 @@ def count_held_out(folder: Path, port: Port) -> Counted | None:
     return None
 
 
-def rows_of(given: HeldOutSet) -> Iterator[Case]:
-    for row in rows.read_rows(Path(given.path), given.port):
-        yield from case_of_row(row, by_question=given.name == rows.UNSEEN_WORDING)
+def rows_of(held_out: HeldOutSet) -> Iterator[Case]:
+    for row in rows.read_rows(Path(held_out.path), held_out.port):
+        yield from case_of_row(row, by_question=held_out.name == rows.UNSEEN_WORDING)
 
 
 def case_of_row(row: rows.Row, *, by_question: bool) -> Iterator[Case]:
@@ -129,8 +133,8 @@ def up_to_answer(messages: list[rows.Message]) -> list[list[rows.Message]]:
     """The conversation up to its last answer that is to be learned, if it ends with an answer."""
     if not messages or messages[-1].role != "assistant":
         return []
-    places = [place for place, one in enumerate(messages, 1) if one.role == "assistant" and one.learned]
-    return [messages[: places[-1]]] if places else []
+    ends = [end for end, message in enumerate(messages, 1) if message.role == "assistant" and message.learned]
+    return [messages[: ends[-1]]] if ends else []
 
 
 def conversation(
@@ -181,14 +185,14 @@ def task_case(line: bytes, path: Path, number: int) -> Case:
     cluster = str(value.get("document") or where)
     if isinstance(value.get("text"), str):
         return Case(id=where, cluster=cluster, text=value["text"])
-    asked = value.get("question", value.get("prompt"))
-    if not isinstance(asked, str):
+    question = value.get("question", value.get("prompt"))
+    if not isinstance(question, str):
         raise wrong_line(where, "it has neither `text` nor `question` nor `prompt`")
-    return question_case(value, asked, where, cluster)
+    return question_case(value, question, where, cluster)
 
 
-def question_case(value: JsonObject, asked: str, where: str, cluster: str) -> Case:
-    prompt = ({"role": "user", "content": asked},)
+def question_case(value: JsonObject, question: str, where: str, cluster: str) -> Case:
+    prompt = ({"role": "user", "content": question},)
     if "chosen" in value or "rejected" in value:
         sides = [value.get(side) for side in ("chosen", "rejected")]
         if not all(isinstance(side, str) for side in sides):

@@ -57,9 +57,9 @@ class ClaimLease:
 def waiting_markers(world: NightDeps, tenant: str) -> list[Marker]:
     """Pending markers of this tenant's buckets, and claims whose owners are gone: SFT first, then by age."""
     store = world.stores.markers
-    found = {marker.name: marker for marker in [*store.pending(), *(claim.marker for claim in store.expired())]}
-    mine = [one for one in found.values() if one.tenant == tenant]
-    return sorted(mine, key=lambda one: (one.method != "sft", one.created, one.name))
+    markers = {marker.name: marker for marker in [*store.pending(), *(claim.marker for claim in store.expired())]}
+    tenant_markers = [marker for marker in markers.values() if marker.tenant == tenant]
+    return sorted(tenant_markers, key=lambda marker: (marker.method != "sft", marker.created, marker.name))
 
 
 def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadline: float, run: str) -> TrainingReport:
@@ -132,7 +132,7 @@ def train_and_judge(lease: ClaimLease, config: NightConfig, deadline: float) -> 
 def tuples_of(world: NightDeps, marker: Marker) -> list[CorpusTuple]:
     """The snapshot that the marker names, fetched from the object store where it is not on this machine."""
     corpora, objects = world.stores.corpora, world.stores.objects
-    path = corpora.place(marker.bucket, marker.corpus_sha256)
+    path = corpora.snapshot_file(marker.bucket, marker.corpus_sha256)
     if not world.files.exists(path) and objects is not None:
         corpora.keep(marker.bucket, marker.corpus_sha256, objects.get(marker.corpus))
     return corpora.open(marker.bucket, marker.method, marker.corpus_sha256)

@@ -32,7 +32,7 @@ from trainyard.stores.graph.facts import Mutation, document_key
 from trainyard.stores.schema import unversioned, versioned
 from trainyard.stores.whole import write_whole
 
-Place = tuple[str, str]
+Slot = tuple[str, str]
 """(stream, name) of a document."""
 INTENT_FILE = "intent.json"
 BATCH, BATCH_S = 16, 5.0
@@ -68,30 +68,30 @@ class Intents:
         noted = read_intent(world.files.read(self.path), self.path) if world.files.exists(self.path) else []
         self.open = {(stream, name): sha256 for stream, name, sha256 in noted}
 
-    def unsettled(self) -> dict[Place, str]:
-        """Place -> content of the documents whose write was begun and not recorded."""
+    def unsettled(self) -> dict[Slot, str]:
+        """Slot -> content of the documents whose write was begun and not recorded."""
         status = self.world.stores.ledger.status
-        found = {place: (sha256, status(place[1], place[0])) for place, sha256 in self.open.items()}
+        entries = {slot: (sha256, status(slot[1], slot[0])) for slot, sha256 in self.open.items()}
         return {
-            place: sha256
-            for place, (sha256, entry) in found.items()
+            slot: sha256
+            for slot, (sha256, entry) in entries.items()
             if entry is None or entry.key.content_sha256 != sha256
         }
 
     def begin(self, contents: Iterable[streams.Content]) -> None:
         """Note a batch durably, with what is still open of earlier ones that it does not write itself."""
-        batch = {(one.document.stream, one.document.name): one.key.content_sha256 for one in contents}
+        batch = {(content.document.stream, content.document.name): content.key.content_sha256 for content in contents}
         self.write({**self.unsettled(), **batch})
 
     def quarantined(self, documents: Iterable[streams.StreamDocument]) -> None:
         """Forget documents that can no longer be read: their facts stay in the graph."""
-        gone = {(one.stream, one.name) for one in documents}
-        if gone & self.open.keys():
-            self.write({place: sha256 for place, sha256 in self.open.items() if place not in gone})
+        slots = {(document.stream, document.name) for document in documents}
+        if slots & self.open.keys():
+            self.write({slot: sha256 for slot, sha256 in self.open.items() if slot not in slots})
 
-    def write(self, wanted: dict[Place, str]) -> None:
-        self.open = wanted
-        noted = [[*place, sha256] for place, sha256 in wanted.items()]
+    def write(self, slots: dict[Slot, str]) -> None:
+        self.open = slots
+        noted = [[*slot, sha256] for slot, sha256 in slots.items()]
         with translate_os_errors("The night's intent was not written"):
             make_folders(self.world.files, self.path.parent)
             write_whole(self.world.files, self.path, orjson.dumps(versioned("intent", {"open": noted})))
@@ -122,34 +122,34 @@ def survey(config: NightConfig, world: NightDeps) -> tuple[list[streams.StreamDo
     """
     current = {(entry.key.stream, entry.name): entry for entry in world.stores.ledger.current()}
     doubtful = Intents(world).unsettled()
-    found = {(one.key.stream, one.document.name): one for one in present(config, world)}
-    changed = {place for place, one in found.items() if place not in current or current[place].key != one.key}
-    gone = gone_parts(found, current, doubtful, version_of(config.serving))
-    changed |= doubtful.keys() | gone.keys()
-    kept = {entry.key for place, entry in current.items() if entry.status == "done" and place not in changed}
+    contents = {(content.key.stream, content.document.name): content for content in present(config, world)}
+    changed = {slot for slot, content in contents.items() if slot not in current or current[slot].key != content.key}
+    removed_parts = gone_parts(contents, current, doubtful, version_of(config.serving))
+    changed |= doubtful.keys() | removed_parts.keys()
+    done_keys = {entry.key for slot, entry in current.items() if entry.status == "done" and slot not in changed}
     unreadable = {entry.key for entry in current.values() if entry.status == "quarantined"}
     waiting: dict[DocumentKey, streams.StreamDocument] = {}
     same: list[streams.Content] = []
-    for place, one in found.items():
-        if place in doubtful or (place in changed and one.key not in kept | unreadable):
-            waiting.setdefault(one.key, one.document)
-        elif place in changed and one.key in kept:
-            same.append(one)
-    return list(waiting.values()), same + list(gone.values())
+    for slot, content in contents.items():
+        if slot in doubtful or (slot in changed and content.key not in done_keys | unreadable):
+            waiting.setdefault(content.key, content.document)
+        elif slot in changed and content.key in done_keys:
+            same.append(content)
+    return list(waiting.values()), same + list(removed_parts.values())
 
 
 def gone_parts(
-    found: Mapping[Place, streams.Content], current: Mapping[Place, Entry], doubtful: Iterable[Place], version: str
-) -> dict[Place, streams.Content]:
+    contents: Mapping[Slot, streams.Content], current: Mapping[Slot, Entry], doubtful: Iterable[Slot], version: str
+) -> dict[Slot, streams.Content]:
     """Return the parts that a readable file no longer has, and of which the graph may still have facts.
 
     The ledger knows of them; or only the intent does, after a crash between the graph and the ledger.
     """
-    readable = {place for place, one in found.items() if not one.unreadable}
-    stated = {place for place, entry in current.items() if entry.key.content_sha256 != streams.GONE}
+    readable = {slot for slot, content in contents.items() if not content.unreadable}
+    stated = {slot for slot, entry in current.items() if entry.key.content_sha256 != streams.GONE}
     return {
         (stream, name): streams.gone_part(stream, name, version)
-        for stream, name in sorted((stated | set(doubtful)) - found.keys())
+        for stream, name in sorted((stated | set(doubtful)) - contents.keys())
         if (stream, streams.file_of(name)[0]) in readable
     }
 
@@ -158,7 +158,7 @@ def present(config: NightConfig, world: NightDeps) -> Iterator[streams.Content]:
     """Every document of the streams, read for the key of its content, without its text."""
     documents = streams.find_documents(config.streams, world.documents, world.files)
     for contents in reader_of(config, world).read_files(documents):
-        yield from (replace(one, text="") for one in contents)
+        yield from (replace(content, text="") for content in contents)
 
 
 def name_again(
@@ -168,15 +168,18 @@ def name_again(
 
     What such a name stated before is replaced, as by every edit. Doing it twice adds nothing.
     """
-    keys = [document_key(config.tenant, one.key.stream, one.key.content_sha256, one.key.version) for one in same]
-    known = graph.has(keys) if keys else set()
+    keys = [
+        document_key(config.tenant, content.key.stream, content.key.content_sha256, content.key.version)
+        for content in same
+    ]
+    graph_keys = graph.has(keys) if keys else set()
     writer = Writer(config, world, graph, run)
     lost: dict[DocumentKey, streams.StreamDocument] = {}
-    for key, one in zip(keys, same, strict=True):
-        if key in known or one.key.content_sha256 == streams.GONE:
-            writer.add(one, Extraction((), ()))
+    for key, content in zip(keys, same, strict=True):
+        if key in graph_keys or content.key.content_sha256 == streams.GONE:
+            writer.add(content, Extraction((), ()))
         else:
-            lost.setdefault(one.key, one.document)
+            lost.setdefault(content.key, content.document)
     writer.flush()
     return list(lost.values())
 
@@ -215,14 +218,14 @@ class Writer:
         if not self.pending:
             return
         batch, self.pending = self.pending, []
-        good = [(content, found) for content, found, _ in batch if found is not None]
+        good = [(content, extraction) for content, extraction, _ in batch if extraction is not None]
         self.world.at("night.graph.before")
         if good:
             self.intents.begin(content for content, _ in good)
-        results = self.graph.mutate([self.mutation(*one) for one in good]) if good else []
+        results = self.graph.mutate([self.mutation(*pair) for pair in good]) if good else []
         self.world.at("night.graph.after")
-        self.world.stores.ledger.record_many(self.entry(*one) for one in batch)
-        self.intents.quarantined(content.document for content, found, _ in batch if found is None)
+        self.world.stores.ledger.record_many(self.entry(*item) for item in batch)
+        self.intents.quarantined(content.document for content, extraction, _ in batch if extraction is None)
         self.world.at("night.ledger.after")
         self.tally.done += len(good)
         for result in results:
@@ -231,25 +234,25 @@ class Writer:
             self.tally.new_relations += result.new_relations
         self.tally.quarantined += [
             Quarantined(stream=content.document.stream, name=content.document.name, reason=reason[:300])
-            for content, found, reason in batch
-            if found is None
+            for content, extraction, reason in batch
+            if extraction is None
         ]
 
-    def mutation(self, content: streams.Content, found: Extraction) -> Mutation:
+    def mutation(self, content: streams.Content, extraction: Extraction) -> Mutation:
         document = content.document
         return Mutation(
             self.config.tenant, document.stream, document.name, content.key.content_sha256, content.key.version,
-            found.entities, found.relations,
+            extraction.entities, extraction.relations,
         )  # fmt: skip
 
-    def entry(self, content: streams.Content, found: Extraction | None, reason: str) -> Entry:
+    def entry(self, content: streams.Content, extraction: Extraction | None, reason: str) -> Entry:
         return Entry(
             key=content.key,
             name=content.document.name,
-            status="quarantined" if found is None else "done",
+            status="quarantined" if extraction is None else "done",
             reason=reason,
-            entities=len(found.entities) if found else 0,
-            relations=len(found.relations) if found else 0,
+            entities=len(extraction.entities) if extraction else 0,
+            relations=len(extraction.relations) if extraction else 0,
             night=self.run,
         )
 
@@ -263,16 +266,16 @@ class ReadingPace:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now, self.done = now, 0
-        self.begun = self.said = now()
+        self.started = self.last_line = now()
 
     def line(self, left: int) -> str:
         """Count a document; a line of text when the last one is long enough ago, else nothing."""
         self.done += 1
         at = self.now()
-        if at - self.said < PROGRESS_S or at == self.begun:
+        if at - self.last_line < PROGRESS_S or at == self.started:
             return ""
-        self.said = at
-        rate = self.done / (at - self.begun)
+        self.last_line = at
+        rate = self.done / (at - self.started)
         time_left = f"about {duration(left / rate)} left" if left else "all asked"
         return f"documents: {self.done:,} of {self.done + left:,} read, {rate * 60:,.1f} a minute, {time_left}"
 
@@ -361,7 +364,7 @@ class PhaseReading:
         serving = self.config.serving
         self.flying += 1
         try:
-            found = await extract(content.text, content.document.stream, complete, thinking_of(serving))
+            extraction = await extract(content.text, content.document.stream, complete, thinking_of(serving))
         except InvalidInput as error:
             self.writer.add(content, None, error.why or error.what)
             return
@@ -378,4 +381,4 @@ class PhaseReading:
         self.world.at("night.document.answered")
         now = self.world.clock.monotonic()
         self.planner.note(now, now - started, len(self.waiting) + self.flying)
-        self.writer.add(content, found)
+        self.writer.add(content, extraction)

@@ -58,7 +58,7 @@ class Night:
     attempt: int
     started: float
     """Unix seconds, for people."""
-    begun: float
+    window_start: float
     """Monotonic seconds at which the window began, perhaps in an earlier attempt of this boot."""
     entered: float
     """Monotonic seconds at which this attempt began."""
@@ -66,7 +66,7 @@ class Night:
     @property
     def ends(self) -> float:
         """Monotonic seconds at which the window is over."""
-        return self.begun + self.config.window.window_s
+        return self.window_start + self.config.window.window_s
 
     @property
     def folder(self) -> Path:
@@ -116,17 +116,17 @@ def begin(config: NightConfig, world: NightDeps, run: str, since: float | None =
     path = folder / BEGUN_FILE
     before = read_versioned("night", world.files.read(path), path) if world.files.exists(path) else None
     now, monotonic = clock.now(), clock.monotonic()
-    begun = monotonic if since is None else since
+    start = monotonic if since is None else since
     if before and before["boot_id"] == world.boot_id and 0 <= monotonic - before["begun"] < config.window.window_s:
-        begun = before["begun"]  # the same night, started again: its window continues
+        start = before["begun"]  # the same night, started again: its window continues
     attempt = before["attempt"] + 1 if before else 1
     started = before["started"] if before else now
-    record = {"run": run, "attempt": attempt, "started": started, "begun": begun, "boot_id": world.boot_id}
+    record = {"run": run, "attempt": attempt, "started": started, "begun": start, "boot_id": world.boot_id}
     with translate_os_errors("The night was not begun"):
         make_folders(world.files, folder)
         write_whole(world.files, path, orjson.dumps(versioned("night", record)))
     world.at("night.begun")
-    return Night(config, world, run, attempt, started, begun, monotonic)
+    return Night(config, world, run, attempt, started, start, monotonic)
 
 
 def is_done(folder: Path, files: Files) -> bool:
@@ -178,7 +178,7 @@ def look(night: Night) -> tuple[Phase1Report, list[StreamDocument]]:
 def boot(night: Night, report: Phase1Report) -> Phase1Report:
     """Start the server and wait until it answers; not part of the phase's budget, but of the night's window."""
     world = night.world
-    begun = world.clock.monotonic()
+    started = world.clock.monotonic()
     deadline = night.until(night.config.window.boot_s)
     world.at("night.server.start")
     world.server.start()
@@ -187,13 +187,13 @@ def boot(night: Night, report: Phase1Report) -> Phase1Report:
     world.at("night.server.ready")
     world.server.warm(SCHEMA)
     world.at("night.server.warm")
-    return report.model_copy(update={"boot_s": world.clock.monotonic() - begun})
+    return report.model_copy(update={"boot_s": world.clock.monotonic() - started})
 
 
 def extract(night: Night, report: Phase1Report, waiting: deque[StreamDocument]) -> Phase1Report:
     """Read documents until nothing waits or the budget ends. What was read counts even if the server then failed."""
     world, serving, window = night.world, night.config.serving, night.config.window
-    begun = world.clock.monotonic()
+    started = world.clock.monotonic()
     reserve = world.drain_s(window) + window.free_s
     # What is in flight at the end, and stopping the server, are inside the window too.
     deadline = min(night.until(window.phase1_s), night.ends - reserve)
@@ -216,7 +216,7 @@ def extract(night: Night, report: Phase1Report, waiting: deque[StreamDocument]) 
             "left": max(0, report.waiting - tally.done - len(tally.quarantined)),
             "predicted": predicted,
             "predicted_after_20": planner.learnt_predicted,
-            "extract_s": world.clock.monotonic() - begun,
+            "extract_s": world.clock.monotonic() - started,
             "failure": failure,
         }
     )
@@ -225,7 +225,7 @@ def extract(night: Night, report: Phase1Report, waiting: deque[StreamDocument]) 
 def release(night: Night, report: Phase1Report) -> Phase1Report:
     """Stop the server, also one that an earlier night left, and prove by measured memory that the device is free."""
     world, window = night.world, night.config.window
-    begun = world.clock.monotonic()
+    started = world.clock.monotonic()
     failure, free = report.failure, False
     try:
         world.server.drain(world.drain_s(window))
@@ -240,7 +240,7 @@ def release(night: Night, report: Phase1Report) -> Phase1Report:
         free = True
     except (TrainyardError, OSError) as error:
         failure = failure or failure_of(error)
-    spent = world.clock.monotonic() - begun
+    spent = world.clock.monotonic() - started
     return report.model_copy(update={"failure": failure, "device_free": free, "release_s": spent})
 
 
@@ -255,7 +255,7 @@ def phase2(night: Night, first: Phase1Report) -> Phase2Report:
 def trainings(night: Night, first: Phase1Report, buckets: tuple[BucketReport, ...]) -> Phase2Report:
     """Every marker that waits, SFT first, while the budget lasts; then what workers published becomes live here."""
     world, budget_s = night.world, night.config.window.phase2_s
-    begun, deadline = world.clock.monotonic(), night.until(budget_s)
+    started, deadline = world.clock.monotonic(), night.until(budget_s)
     done: list[TrainingReport] = []
     failure: Failure | None = None
     note, served = "", list[AdapterVersion]()
@@ -263,19 +263,19 @@ def trainings(night: Night, first: Phase1Report, buckets: tuple[BucketReport, ..
         markers = waiting_markers(night.world, night.config.tenant)
         note = why_not_here(night, first)
         if note:
-            done = [TrainingReport(marker=one.name, outcome="marker-only", note=note) for one in markers]
+            done = [TrainingReport(marker=marker.name, outcome="marker-only", note=note) for marker in markers]
         elif night.config.phase2.mode == "remote":
             done = wait_for_workers(night, markers, deadline)
-            served = follow_store(world, night.config.tenant, [one.adapter_role for one in night.config.buckets])
+            served = follow_store(world, night.config.tenant, [bucket.adapter_role for bucket in night.config.buckets])
         else:
             done = train_here(night, markers, deadline)
     except (TrainyardError, OSError) as error:
         failure = failure_of(error)
-    spent = world.clock.monotonic() - begun
+    spent = world.clock.monotonic() - started
     return Phase2Report(
         buckets=buckets,
         trainings=tuple(done),
-        fetched=tuple(one.name for one in served),
+        fetched=tuple(version.name for version in served),
         seconds=spent,
         budget_s=budget_s,
         note=note,
@@ -310,7 +310,7 @@ def threshold(night: Night, bucket: BucketSpec) -> BucketReport:
                 "new": new,
             }
         )
-        waiting = [one for one in records if one.state in (MarkerState.PENDING, MarkerState.CLAIMED)]
+        waiting = [record for record in records if record.state in (MarkerState.PENDING, MarkerState.CLAIMED)]
         if waiting:
             return report.model_copy(
                 update={"marker": waiting[0].marker.name, "note": "it waits since an earlier night"}
@@ -325,9 +325,13 @@ def threshold(night: Night, bucket: BucketSpec) -> BucketReport:
 def bucket_markers(night: Night, bucket: BucketSpec) -> list[MarkerRecord]:
     """Every marker of one bucket, in the order of their runs."""
     store, tail = night.world.stores.markers, f"-{night.config.tenant}-{bucket.adapter_role}-{bucket.name}"
-    found = [store.show(name) for name in store.states() if name.endswith(tail)]
-    mine = [one for one in found if (one.marker.tenant, one.marker.bucket) == (night.config.tenant, bucket.name)]
-    return sorted(mine, key=lambda one: (one.marker.created, one.marker.run))
+    records = [store.show(name) for name in store.states() if name.endswith(tail)]
+    bucket_records = [
+        record
+        for record in records
+        if (record.marker.tenant, record.marker.bucket) == (night.config.tenant, bucket.name)
+    ]
+    return sorted(bucket_records, key=lambda record: (record.marker.created, record.marker.run))
 
 
 def last_trained(night: Night, records: list[MarkerRecord]) -> frozenset[str]:
@@ -336,18 +340,18 @@ def last_trained(night: Night, records: list[MarkerRecord]) -> frozenset[str]:
     Clocks may jump, so no single one decides which training was the last: the newest by time, the newest by name and
     the largest (corpora grow) are nearly always the same, and the tuples of each of them were trained on.
     """
-    completed = [one.marker for one in records if one.state is MarkerState.COMPLETED]
+    completed = [record.marker for record in records if record.state is MarkerState.COMPLETED]
     if not completed:
         return frozenset()
-    by_name, largest = max(completed, key=lambda one: one.run), max(completed, key=lambda one: one.rows)
-    snapshots = {one.corpus_sha256: one for one in (completed[-1], by_name, largest)}
-    return frozenset(one.digest for marker in snapshots.values() for one in tuples_of(night.world, marker))
+    by_name, largest = max(completed, key=lambda marker: marker.run), max(completed, key=lambda marker: marker.rows)
+    snapshots = {marker.corpus_sha256: marker for marker in (completed[-1], by_name, largest)}
+    return frozenset(sample.digest for marker in snapshots.values() for sample in tuples_of(night.world, marker))
 
 
 def leave_marker(night: Night, bucket: BucketSpec, reading: CorpusReading) -> str:
     """Snapshot, a copy in the object store if there is one, then the marker; each by its content, again is the same."""
     world = night.world
-    kept = world.stores.corpora.snapshot(bucket.name, reading)
+    snapshot = world.stores.corpora.snapshot(bucket.name, reading)
     world.at("night.snapshot.after")
     marker = Marker(
         run=night.run,
@@ -355,9 +359,9 @@ def leave_marker(night: Night, bucket: BucketSpec, reading: CorpusReading) -> st
         role=bucket.adapter_role,
         bucket=bucket.name,
         method=bucket.method,
-        rows=kept.rows,
-        corpus_sha256=kept.sha256,
-        corpus=synced(night, bucket, kept),
+        rows=snapshot.rows,
+        corpus_sha256=snapshot.sha256,
+        corpus=synced(night, bucket, snapshot),
         base_model=world.base_model,
         created=world.clock.now(),
     )
@@ -368,13 +372,13 @@ def leave_marker(night: Night, bucket: BucketSpec, reading: CorpusReading) -> st
     return marker.name
 
 
-def synced(night: Night, bucket: BucketSpec, kept: CorpusSnapshot) -> str:
+def synced(night: Night, bucket: BucketSpec, snapshot: CorpusSnapshot) -> str:
     """Where a trainer finds the snapshot: its place in the object store, or its file."""
     objects = night.world.stores.objects
     if objects is None:
-        return str(kept.path)
-    name = f"corpora/{night.config.tenant}/{bucket.name}/{kept.sha256}.jsonl"
-    data = night.world.stores.corpora.bytes_of(bucket.name, kept.sha256)
+        return str(snapshot.path)
+    name = f"corpora/{night.config.tenant}/{bucket.name}/{snapshot.sha256}.jsonl"
+    data = night.world.stores.corpora.bytes_of(bucket.name, snapshot.sha256)
     sync_snapshot(objects, name, data)
     night.world.at("night.snapshot.synced")
     return name

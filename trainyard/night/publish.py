@@ -18,7 +18,7 @@ from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.markers.records import Marker
 from trainyard.stores.objects import versions
 from trainyard.stores.objects.store import ObjectStore
-from trainyard.stores.objects.versions import RESERVED, Sure, create, is_uploaded, place, point_there
+from trainyard.stores.objects.versions import RESERVED, Sure, create, is_uploaded, point_there, version_prefix
 
 MOST_NUMBERS = 100_000
 
@@ -26,8 +26,8 @@ MOST_NUMBERS = 100_000
 def registered(world: NightDeps, tenant: str, role: str, key: str) -> AdapterVersion | None:
     """The version that this marker has already, made by any process, on the disk for certain."""
     registry = world.stores.versions
-    found = next((one for one in registry.list(tenant, role) if one.run_key == key), None)
-    return None if found is None else registry.flushed(found)
+    version = next((version for version in registry.list(tenant, role) if version.run_key == key), None)
+    return None if version is None else registry.flushed(version)
 
 
 def register(world: NightDeps, marker: Marker, folder: Path, facts: Facts) -> AdapterVersion:
@@ -43,17 +43,17 @@ def reserve(objects: ObjectStore, registry: AdapterRegistry, tenant: str, role: 
 
     Machines come and go: the object store, not a disk, knows which numbers were ever taken.
     """
-    mine = canonical_json({"run_key": key})
+    content = canonical_json({"run_key": key})
     listed = {info.name for info in objects.list(f"adapters/{tenant}/{role}/")}
     parts = (name.split("/")[3].removeprefix("v") for name in listed if name.split("/")[3].startswith("v"))
     numbers = sorted({int(part) for part in parts if part.isdecimal()})
     for number in numbers:
-        name = f"{place(tenant, role, number)}/{RESERVED}"
-        if name in listed and objects.get(name) == mine:
+        name = f"{version_prefix(tenant, role, number)}/{RESERVED}"
+        if name in listed and objects.get(name) == content:
             return number
     number = max([*numbers, registry.highest(tenant, role)], default=0) + 1
     for candidate in range(number, number + MOST_NUMBERS):
-        if create(objects, f"{place(tenant, role, candidate)}/{RESERVED}", mine):
+        if create(objects, f"{version_prefix(tenant, role, candidate)}/{RESERVED}", content):
             return candidate
     raise AssertionError("no free number among a hundred thousand")
 

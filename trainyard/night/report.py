@@ -137,12 +137,15 @@ class NightReport(ReportPart):
         """The night in a line."""
         if self.state == "skipped":
             return f"Night {self.run} of {self.tenant} was skipped: {self.skipped}"
-        one, published = self.phase1, [one.version for one in self.phase2.trainings if one.outcome == "published"]
-        words = f"{one.done} documents read, {one.new_entities} new entities"
-        words += f", {one.left} left for the next night" if one.left else ""
-        words += f"; published {', '.join(published)}" if published else "; no new adapter"
-        words += f"; now live here: {', '.join(self.phase2.fetched)}" if self.phase2.fetched else ""
-        return f"Night {self.run} of {self.tenant} {self.state}: {words}."
+        training, published = (
+            self.phase1,
+            [training.version for training in self.phase2.trainings if training.outcome == "published"],
+        )
+        text = f"{training.done} documents read, {training.new_entities} new entities"
+        text += f", {training.left} left for the next night" if training.left else ""
+        text += f"; published {', '.join(published)}" if published else "; no new adapter"
+        text += f"; now live here: {', '.join(self.phase2.fetched)}" if self.phase2.fetched else ""
+        return f"Night {self.run} of {self.tenant} {self.state}: {text}."
 
 
 def write_report(report: NightReport, folder: Path, files: Files) -> None:
@@ -160,22 +163,25 @@ def read_report(folder: Path, files: Files) -> NightReport | None:
 
 def tables(report: NightReport) -> list[tuple[str, list[list[str]]]]:
     """(title, rows) of every table of the report; the first row is the head."""
-    one, two = report.phase1, report.phase2
+    first, two = report.phase1, report.phase2
     documents = [
         ["documents", "count"],
-        ["waiting", str(one.waiting)],
-        ["read into the graph", str(one.done)],
-        ["quarantined", str(len(one.quarantined))],
-        ["left for the next night", str(one.left)],
-        ["predicted", f"{one.predicted}" + (f", {one.predicted_after_20} after 20" if one.predicted_after_20 else "")],
-        ["entities new / changed", f"{one.new_entities} / {one.changed_entities}"],
-        ["relations new", str(one.new_relations)],
+        ["waiting", str(first.waiting)],
+        ["read into the graph", str(first.done)],
+        ["quarantined", str(len(first.quarantined))],
+        ["left for the next night", str(first.left)],
+        [
+            "predicted",
+            f"{first.predicted}" + (f", {first.predicted_after_20} after 20" if first.predicted_after_20 else ""),
+        ],
+        ["entities new / changed", f"{first.new_entities} / {first.changed_entities}"],
+        ["relations new", str(first.new_relations)],
     ]
     times = [
         ["phase", "seconds", "budget"],
-        ["boot and readiness", f"{one.boot_s:.1f}", ""],
-        ["1: documents", f"{one.extract_s:.1f}", f"{one.budget_s:.0f}"],
-        ["release of the device", f"{one.release_s:.1f}", ""],
+        ["boot and readiness", f"{first.boot_s:.1f}", ""],
+        ["1: documents", f"{first.extract_s:.1f}", f"{first.budget_s:.0f}"],
+        ["release of the device", f"{first.release_s:.1f}", ""],
         ["2: training", f"{two.seconds:.1f}", f"{two.budget_s:.0f}"],
         ["night", f"{report.seconds:.1f}", f"{report.window_s:.0f}"],
     ]
@@ -187,18 +193,21 @@ def tables(report: NightReport) -> list[tuple[str, list[list[str]]]]:
         [t.marker, t.outcome, t.version, str(t.rows), losses(t), "; ".join(t.gate) or t.note, f"{t.seconds:.1f}"]
         for t in two.trainings
     ]
-    apart = [["stream", "document", "reason"]] + [[q.stream, q.name, q.reason] for q in one.quarantined]
+    apart = [["stream", "document", "reason"]] + [[q.stream, q.name, q.reason] for q in first.quarantined]
     named = [("Documents", documents), ("Time", times), ("Corpora", buckets), ("Adapters", trainings)]
     return [(title, rows) for title, rows in [*named, ("Quarantine", apart)] if len(rows) > 1]
 
 
-def losses(one: TrainingReport) -> str:
-    found = [value for value in (one.first_loss, one.final_loss) if value is not None]
-    return " → ".join(f"{value:.3f}" for value in found)
+def losses(training: TrainingReport) -> str:
+    values = [value for value in (training.first_loss, training.final_loss) if value is not None]
+    return " → ".join(f"{value:.3f}" for value in values)
 
 
 def next_steps(failures: Sequence[Failure]) -> list[str]:
-    lines = [f"{one.code}: {one.what} {one.why}".strip() + (f" Do: {one.do}" if one.do else "") for one in failures]
+    lines = [
+        f"{failure.code}: {failure.what} {failure.why}".strip() + (f" Do: {failure.do}" if failure.do else "")
+        for failure in failures
+    ]
     return [*lines, f"Next: correct the cause, then `{RETRY}`: what is finished is not done again."] if lines else []
 
 
@@ -218,13 +227,13 @@ STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:
 
 def page(report: NightReport) -> str:
     """The same as one HTML page; everything that came from documents or errors is escaped."""
-    said = html.escape
-    parts = [f"<h1>Night {said(report.run)}, {said(report.tenant)}</h1><p>{said(report.headline)}</p>"]
-    parts += [f"<p><b>{said(line)}</b></p>" for line in next_steps(report.failures)]
+    escape = html.escape
+    parts = [f"<h1>Night {escape(report.run)}, {escape(report.tenant)}</h1><p>{escape(report.headline)}</p>"]
+    parts += [f"<p><b>{escape(line)}</b></p>" for line in next_steps(report.failures)]
     for title, rows in tables(report):
         names, *body = rows
-        cells = "".join(f"<th>{said(cell)}</th>" for cell in names)
-        lines = "".join("<tr>" + "".join(f"<td>{said(cell)}</td>" for cell in row) + "</tr>" for row in body)
-        parts.append(f"<h2>{said(title)}</h2><table><tr>{cells}</tr>{lines}</table>")
-    head = f"<meta charset='utf-8'><title>Night {said(report.run)}</title><style>{STYLE}</style>"
+        cells = "".join(f"<th>{escape(cell)}</th>" for cell in names)
+        lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+        parts.append(f"<h2>{escape(title)}</h2><table><tr>{cells}</tr>{lines}</table>")
+    head = f"<meta charset='utf-8'><title>Night {escape(report.run)}</title><style>{STYLE}</style>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"

@@ -81,15 +81,15 @@ def part_name(file: str, part: int) -> str:
 def find_documents(streams: tuple[StreamSpec, ...], root: Path, files: Files) -> list[StreamDocument]:
     """The documents of every stream in its order, by name; one that several streams match belongs to the first."""
     names = list(walk(root, files)) if files.is_folder(root) else []
-    taken: set[str] = set()
-    found: list[StreamDocument] = []
+    seen: set[str] = set()
+    documents: list[StreamDocument] = []
     for stream in streams:
         for name in names:
-            if name not in taken and any(matches(name, glob) for glob in stream.globs):
-                taken.add(name)
+            if name not in seen and any(matches(name, glob) for glob in stream.globs):
+                seen.add(name)
                 parser = PARSERS.get(Path(name).suffix.lower(), "text") if stream.parser == "auto" else stream.parser
-                found.append(StreamDocument(stream.name, name, root / name, parser))
-    return found
+                documents.append(StreamDocument(stream.name, name, root / name, parser))
+    return documents
 
 
 def walk(root: Path, files: Files, below: str = "", depth: int = 0) -> Iterator[str]:
@@ -97,12 +97,12 @@ def walk(root: Path, files: Files, below: str = "", depth: int = 0) -> Iterator[
     for name in files.listdir(root / below):
         if name.startswith("."):
             continue
-        place = f"{below}/{name}" if below else name
-        if files.is_folder(root / place):
-            if depth < MOST_FOLDERS_DEEP and inside(root / place, root):
-                yield from walk(root, files, place, depth + 1)
+        relative = f"{below}/{name}" if below else name
+        if files.is_folder(root / relative):
+            if depth < MOST_FOLDERS_DEEP and inside(root / relative, root):
+                yield from walk(root, files, relative, depth + 1)
         else:
-            yield place
+            yield relative
 
 
 def inside(path: Path, root: Path) -> bool:
@@ -128,15 +128,15 @@ class RememberedParse:
 
     def __init__(self, parse: Parse) -> None:
         self.parse = parse
-        self.known: dict[tuple[bytes, str, int, int], ParsedItem] = {}
+        self.cache: dict[tuple[bytes, str, int, int], ParsedItem] = {}
 
     def __call__(self, items: Sequence[ParseItem]) -> list[ParsedItem]:
         keys = [
             (hashlib.sha256(item.data).digest(), item.parser, item.most_chars, item.overlap_chars) for item in items
         ]
-        new = {key: item for key, item in zip(keys, items, strict=True) if key not in self.known}
-        self.known.update(zip(new, self.parse(list(new.values())), strict=True))
-        return [self.known[key] for key in keys]
+        new = {key: item for key, item in zip(keys, items, strict=True) if key not in self.cache}
+        self.cache.update(zip(new, self.parse(list(new.values())), strict=True))
+        return [self.cache[key] for key in keys]
 
 
 @dataclass(frozen=True)
@@ -198,18 +198,18 @@ class DocumentReader:
     def parsed(self, loaded: list[Content]) -> Iterator[tuple[Content, ...]]:
         """The parts of texts."""
         items = [
-            ParseItem(one.text.encode(), one.document.parser, self.window_chars, overlap_of(self.window_chars))
-            for one in loaded
-            if not one.unreadable
+            ParseItem(content.text.encode(), content.document.parser, self.window_chars, overlap_of(self.window_chars))
+            for content in loaded
+            if not content.unreadable
         ]
         results = iter(self.parse(items))
-        for one in loaded:
-            yield (one,) if one.unreadable else self.in_parts(one, next(results))
+        for content in loaded:
+            yield (content,) if content.unreadable else self.in_parts(content, next(results))
 
-    def in_parts(self, whole: Content, found: ParsedItem) -> tuple[Content, ...]:
-        if found.unreadable:
-            return (replace(whole, text="", unreadable=found.unreadable),)
-        texts = [whole.text[start:end] for start, end in found.parts]
+    def in_parts(self, whole: Content, item: ParsedItem) -> tuple[Content, ...]:
+        if item.unreadable:
+            return (replace(whole, text="", unreadable=item.unreadable),)
+        texts = [whole.text[start:end] for start, end in item.parts]
         if len(texts) == 1:
             return (replace(whole, text=texts[0]),)
         return tuple(content_of_part(whole.document, self.version, text, n) for n, text in enumerate(texts, 1))

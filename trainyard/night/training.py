@@ -53,8 +53,12 @@ class LocalTrainer:
         self.registry = AdapterRegistry(settings.adapters)
 
     def missing(self) -> str:
-        found = probe(self.config.phase2.training.backend, self.settings)
-        return self.unfit() if found.available else f"no trainer is installed: {found.why} {found.fix}".strip()
+        probe_result = probe(self.config.phase2.training.backend, self.settings)
+        return (
+            self.unfit()
+            if probe_result.available
+            else f"no trainer is installed: {probe_result.why} {probe_result.fix}".strip()
+        )
 
     def train(self, order: TrainingRequest) -> Trained:
         """Train in a child; a finished training of the same request is reused."""
@@ -65,7 +69,7 @@ class LocalTrainer:
             produced = train_within_memory(
                 self.job(order),
                 order.work,
-                wanted=still(order),
+                desired_state=still(order),
                 on_event=ignore,
                 settings=self.settings,
                 train=self.in_time(order.budget_s),
@@ -75,11 +79,11 @@ class LocalTrainer:
 
     def in_time(self, budget_s: float) -> Callable[..., Produced]:
         """`run` with what is left of the order's budget, or of the config's where that is shorter."""
-        own = self.config.phase2.training.budget_s
-        ends = time.monotonic() + min(budget_s, own or budget_s)
+        limit_s = self.config.phase2.training.budget_s
+        ends = time.monotonic() + min(budget_s, limit_s or budget_s)
 
-        def train(job: TrainingJob, folder: Path, **given: Any) -> Produced:
-            return self.run(job, folder, budget_s=max(1.0, ends - time.monotonic()), **given)
+        def train(job: TrainingJob, folder: Path, **options: Any) -> Produced:
+            return self.run(job, folder, budget_s=max(1.0, ends - time.monotonic()), **options)
 
         return train
 
@@ -115,7 +119,7 @@ class LocalTrainer:
         live = self.live(marker.tenant, marker.role)
         job = job_from_inputs(config, inputs, threads=training_threads(self.settings.threads), live=live)
         shutil.rmtree(order.work / "judge", ignore_errors=True)
-        evaluate(job, order.work / "judge", wanted=still(order), settings=self.settings)
+        evaluate(job, order.work / "judge", desired_state=still(order), settings=self.settings)
         report: JsonObject = orjson.loads((order.work / "judge" / REPORT_FOLDER / REPORT_FILE).read_bytes())
         gate = report["gate"]
         facts = {**gate, "baseline": report["baseline"]}
@@ -162,13 +166,13 @@ def tenant_root(settings: Settings, tenant: str) -> Path:
 
 
 def still(order: TrainingRequest) -> Any:
-    """Return `wanted` for a supervised child: always to continue, after the claim was renewed if that was due."""
+    """Return a child's `desired_state`: always RUN, after the claim was renewed if that was due."""
 
-    def wanted() -> DesiredState:
+    def get_desired_state() -> DesiredState:
         order.renew_if_due()
         return DesiredState.RUN
 
-    return wanted
+    return get_desired_state
 
 
 def reference(folder: Path, kind: Port) -> Reference:
@@ -178,5 +182,5 @@ def reference(folder: Path, kind: Port) -> Reference:
         uri=f"file://{folder}",
         sha256=files_digest(files),
         kind=kind,
-        bytes=sum(int(one["bytes"]) for one in files.values()),
+        bytes=sum(int(entry["bytes"]) for entry in files.values()),
     )

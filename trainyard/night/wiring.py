@@ -141,5 +141,5 @@ def window_of(profile: ServerProfile, serving: Serving) -> int:
 
 def server_profile(config: NightConfig, settings: Settings) -> ServerProfile:
     """The operator's profile of that name, else the shipped one."""
-    own = settings.home / "profiles" / f"{config.serving.profile}.yaml"
-    return read_profile(own if own.is_file() else PROFILES / own.name)
+    path = settings.home / "profiles" / f"{config.serving.profile}.yaml"
+    return read_profile(path if path.is_file() else PROFILES / path.name)

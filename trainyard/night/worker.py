@@ -41,8 +41,8 @@ def work(config: NightConfig, world: NightDeps, *, on: Callable[[], bool]) -> li
     last: list[TrainingReport] = []
     while True:
         reports = poll(config, world)
-        for one in reports:
-            world.say(f"{one.marker}: {one.outcome} {one.version} {one.note}".rstrip())
+        for report in reports:
+            world.say(f"{report.marker}: {report.outcome} {report.version} {report.note}".rstrip())
         last = reports or last
         if not on():
             return last

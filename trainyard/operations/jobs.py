@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,6 +106,9 @@ class JobsInput(Request):
     backend: BackendName | None = Field(None, description="Only jobs whose last trainer runs on it.")
     stage: Stage | None = Field(None, description="Only jobs whose last trainer has this objective.")
     group: str | None = Field(None, pattern=GROUP_NAME, description="Only jobs of this group, or of this sweep.")
+    since: datetime | None = Field(
+        None, description="Only jobs created at this time or later, such as 2026-11-27 or 2026-11-27T18:00Z."
+    )
     text: str | None = Field(
         None, min_length=1, max_length=200, description="Only with this text in name, id, tags, base model or message."
     )

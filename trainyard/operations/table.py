@@ -117,7 +117,7 @@ def rows_of(word: str) -> Mapping[str, Operation]:
 def read_summaries() -> dict[str, str]:
     """Return name -> summary of every operation, in the order of the manual, without importing any of them.
 
-    `python -m docs.generator` writes the file from the rows.
+    `python -m tools.docs` writes the file from the rows.
     """
     return dict(json.loads(NAMES_FILE.read_text(encoding="utf-8")))
 

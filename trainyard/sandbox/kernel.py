@@ -70,11 +70,11 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 def call(name: str, *arguments: object) -> int:
     """Call a function of the C library. Raises `OSError` with its errno."""
-    found: int = getattr(LIBC, name)(*arguments)
-    if found < 0:
+    result: int = getattr(LIBC, name)(*arguments)
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
-    return found
+    return result
 
 
 def low_word(index: int) -> tuple[int, int, int, int]:
@@ -148,9 +148,9 @@ def allow_reading(paths: Iterable[str], library: str) -> None:
 
 def add_rule(rules: int, path: str, rights: int) -> None:
     """Allow these rights below a path."""
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    call("syscall", LANDLOCK_ADD, rules, 1, struct.pack("=Qi", rights, place), 0)
-    os.close(place)
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    call("syscall", LANDLOCK_ADD, rules, 1, struct.pack("=Qi", rights, descriptor), 0)
+    os.close(descriptor)
 
 
 def drop_capabilities() -> None:
@@ -167,10 +167,10 @@ def limit_resources(cpu_s: int, memory_bytes: int) -> None:
             limit(getattr(resource, f"RLIMIT_{name}"), value)
 
 
-def close_all_but(kept: Sequence[int]) -> None:
+def close_all_but(descriptors: Sequence[int]) -> None:
     """Close every descriptor but these."""
     start = 0
-    for descriptor in sorted({*kept}):
+    for descriptor in sorted({*descriptors}):
         if start < descriptor:  # an empty range from 0 would be every descriptor
             os.closerange(start, descriptor)
         start = descriptor + 1

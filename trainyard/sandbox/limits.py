@@ -97,7 +97,7 @@ def refuse_calls(names: tuple[str, ...]) -> bool:
     numbers = [SYSTEM_CALLS[machine][name] for name in names]
     left = len(numbers) + 1
     code = [(LOAD, 0, 0, 4), (EQUAL, 0, left + 2, AUDIT_ARCH[machine]), (LOAD, 0, 0, 0), (AT_LEAST, left, 0, OTHER_ABI)]
-    code += [(EQUAL, left - place, 0, number) for place, number in enumerate(numbers, 1)]
+    code += [(EQUAL, left - position, 0, number) for position, number in enumerate(numbers, 1)]
     code += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NOT_PERMITTED)]
     instructions = (Instruction * len(code))(*(Instruction(*line) for line in code))
     try:

@@ -89,8 +89,8 @@ class Proxy:
 
 def plain_content(proxy: Proxy) -> tuple[Any] | None:
     """A copy of the content of an object whose class derives from a plain type."""
-    found = proxy._peer.request("content", proxy)
-    return tuple(found) if found else None
+    content = proxy._peer.request("content", proxy)
+    return tuple(content) if content else None
 
 
 def forwarding(name: str) -> Callable[..., object]:
@@ -242,9 +242,9 @@ class Peer(References):
         """Whether the code under test may do this with an object of its judge: no way leads to the judge's frames."""
         if name in SHARED:
             return True
-        own = type(type(target)) is type and type(target).__module__ == "__main__"
+        is_subject_class = type(type(target)) is type and type(target).__module__ == "__main__"
         attribute = bool(args) and isinstance(args[0], str) and not args[0].startswith("_")
-        return own and attribute and name in ("__getattr__", "__setattr__")
+        return is_subject_class and attribute and name in ("__getattr__", "__setattr__")
 
     def pack_object(self, value: object) -> object:
         if type(value) is Proxy:

@@ -78,8 +78,8 @@ def build_root(paths: Sequence[str]) -> None:
     """Make a read-only root of these paths, and leave the old one for good. Raises `OSError`."""
     real = [(path, os.path.realpath(path)) for path in paths]
     root = next(
-        place for place in PLACES
-        if os.path.isdir(place) and not any(f"{source}/".startswith(f"{place}/") for _, source in real)
+        candidate for candidate in PLACES
+        if os.path.isdir(candidate) and not any(f"{source}/".startswith(f"{candidate}/") for _, source in real)
     )  # fmt: skip
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     call("mount", b"tmpfs", root.encode(), b"tmpfs", NO_SUID | NO_DEVICES, b"size=1m,mode=755")

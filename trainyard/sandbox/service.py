@@ -159,8 +159,8 @@ class Sandboxes:
 
     def get(self, kind: bytes) -> Sandbox:
         if kind not in self.opened:
-            known = self.confinement or (require_confinement() if kind == CODE else find_confinement())
-            self.opened[kind] = Sandbox(known, schemas=kind == SCHEMA)
+            confinement = self.confinement or (require_confinement() if kind == CODE else find_confinement())
+            self.opened[kind] = Sandbox(confinement, schemas=kind == SCHEMA)
         return self.opened[kind]
 
     def stop(self) -> None:
@@ -169,7 +169,7 @@ class Sandboxes:
         self.opened.clear()
 
 
-_kept: ContextVar[Sandboxes | None] = ContextVar("sandboxes", default=None)
+_open_sandboxes: ContextVar[Sandboxes | None] = ContextVar("sandboxes", default=None)
 
 
 @contextlib.contextmanager
@@ -178,16 +178,16 @@ def open_sandboxes(confinement: Confinement | None = None) -> Iterator[Sandboxes
 
     With a confinement the block has sandboxes of its own, which have that one.
     """
-    kept = _kept.get()
-    if kept is not None and confinement is None:
-        yield kept
+    current = _open_sandboxes.get()
+    if current is not None and confinement is None:
+        yield current
         return
     sandboxes = Sandboxes(confinement)
-    token = _kept.set(sandboxes)
+    token = _open_sandboxes.set(sandboxes)
     try:
         yield sandboxes
     finally:
-        _kept.reset(token)
+        _open_sandboxes.reset(token)
         sandboxes.stop()
 
 

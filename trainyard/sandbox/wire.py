@@ -133,14 +133,14 @@ def standard_name(value: object) -> list[str] | None:
 def find_standard(module: str, name: str) -> object:
     """The module, class or function of a name, of the list of `COMMON_MODULES` and harmless builtins."""
     if module == "builtins":
-        found = getattr(builtins, name, None)
-        if isinstance(found, type) or name in COMMON_BUILTINS:
-            return found
+        value = getattr(builtins, name, None)
+        if isinstance(value, type) or name in COMMON_BUILTINS:
+            return value
     elif module in COMMON_MODULES:
         __import__(module)
-        found = sys.modules[module] if not name else getattr(sys.modules[module], name, None)
-        if found is not None and standard_name(found) == [module, name]:
-            return found
+        value = sys.modules[module] if not name else getattr(sys.modules[module], name, None)
+        if value is not None and standard_name(value) == [module, name]:
+            return value
     raise Closed
 
 

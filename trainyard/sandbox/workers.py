@@ -24,11 +24,11 @@ from trainyard.sandbox.wire import COMMON_MODULES, Closed, read_exactly, read_me
 PASSED, ENDED, MISMATCH, UNRESOLVABLE = b"passed", b"ended", b"mismatch", b"unresolvable"
 
 
-def begin(receive: int, kept: tuple[int, ...], confined: bool, as_nobody: bool) -> Any:
+def begin(receive: int, descriptors: tuple[int, ...], confined: bool, as_nobody: bool) -> Any:
     """Confine this process for good, and read what it has to do. Nothing of a request is in its memory before."""
     if sys.platform == "linux":
         die_with_parent()
-    close_all_but((0, 1, 2, receive, *kept))
+    close_all_but((0, 1, 2, receive, *descriptors))
     if confined:
         if as_nobody:
             os.setgroups([])

@@ -132,13 +132,13 @@ def supervise(kind: bytes, confined: bool, as_nobody: bool) -> None:
     verdict, output = os.pipe(), os.pipe()
     tasks, children = [], []
 
-    def start(work: Callable[[Any], object], *kept: int) -> None:
+    def start(work: Callable[[Any], object], *descriptors: int) -> None:
         receive, send = os.pipe()
         child = os.fork()
         if child == 0:
             os.dup2(2, 0)  # which is /dev/null from the start
             os.dup2(output[1] if work is subject else 2, 1)
-            run_process(lambda: work(workers.begin(receive, kept, confined, as_nobody)))
+            run_process(lambda: work(workers.begin(receive, descriptors, confined, as_nobody)))
         os.close(receive)
         tasks.append(send)
         children.append(child)
@@ -174,7 +174,7 @@ def supervise(kind: bytes, confined: bool, as_nobody: bool) -> None:
 
 def follow(verdict: int, output: int, deadline: float) -> JsonObject:
     """Read the verdict and what is printed, which is bounded while it is read, until one of them ends it."""
-    said, printed, total, reading = b"", b"", 0, [verdict, output]
+    reply, printed, total, reading = b"", b"", 0, [verdict, output]
     while verdict in reading or output in reading:
         ready = select.select([*reading, 0], [], [], max(0.0, deadline - time.monotonic()))[0]
         if 0 in ready:  # which is readable now only where the other end is closed
@@ -186,7 +186,7 @@ def follow(verdict: int, output: int, deadline: float) -> JsonObject:
             if not block:
                 reading.remove(descriptor)
             elif descriptor == verdict:
-                said = (said + block)[:2048]
+                reply = (reply + block)[:2048]
             else:
                 total += len(block)
                 printed = (printed + block)[-KEPT_OUTPUT_BYTES:]
@@ -194,7 +194,7 @@ def follow(verdict: int, output: int, deadline: float) -> JsonObject:
             return {"verdict": "output_limit", "printed": ""}
         if verdict not in reading and not select.select([output] if output in reading else [], [], [], 0)[0]:
             break
-    return {"verdict": said.decode(errors="replace"), "printed": printed.decode(errors="replace")}
+    return {"verdict": reply.decode(errors="replace"), "printed": printed.decode(errors="replace")}
 
 
 if __name__ == "__main__":

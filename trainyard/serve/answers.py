@@ -100,13 +100,13 @@ class Answers:
             name: BaseAnswers(base, served, self.metrics, max_tokens=max_tokens) for name, base in served.bases.items()
         }
 
-    async def chat(self, request: Request, asked: ChatRequest) -> Response:
-        base, adapter = self.served.find(asked.model)
-        return await self.by_base[base.name].chat(request, asked, adapter)
+    async def chat(self, request: Request, body: ChatRequest) -> Response:
+        base, adapter = self.served.find(body.model)
+        return await self.by_base[base.name].chat(request, body, adapter)
 
-    async def completion(self, request: Request, asked: CompletionRequest) -> Response:
-        base, adapter = self.served.find(asked.model)
-        return await self.by_base[base.name].completion(request, asked, adapter)
+    async def completion(self, request: Request, body: CompletionRequest) -> Response:
+        base, adapter = self.served.find(body.model)
+        return await self.by_base[base.name].completion(request, body, adapter)
 
 
 class BaseAnswers:
@@ -116,102 +116,103 @@ class BaseAnswers:
         self.engine, self.worker, self.served, self.max_tokens = base.engine, base.worker, served, max_tokens
         self.metrics = metrics
 
-    async def chat(self, request: Request, asked: ChatRequest, adapter: str | None) -> Response:
-        if asked.top_logprobs is not None and not asked.logprobs:
+    async def chat(self, request: Request, body: ChatRequest, adapter: str | None) -> Response:
+        if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
-        options = self.options(asked, adapter)
-        options["top_logprobs"] = (asked.top_logprobs or 0) if asked.logprobs else None
-        wanted = asked.max_completion_tokens or asked.max_tokens
+        options = self.options(body, adapter)
+        options["top_logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+        max_tokens = body.max_completion_tokens or body.max_tokens
 
         def work(ticket: Ticket) -> None:
-            prompt = self.chat_prompt(asked)
-            budget = self.budget(len(prompt), wanted, min(DEFAULT_MAX_TOKENS, self.max_tokens), adapter)
-            self.require_small(asked, len(prompt) + budget)
-            for seed in self.wanted_seeds(asked, ticket):
+            prompt = self.chat_prompt(body)
+            budget = self.budget(len(prompt), max_tokens, min(DEFAULT_MAX_TOKENS, self.max_tokens), adapter)
+            self.require_small(body, len(prompt) + budget)
+            for seed in self.wanted_seeds(body, ticket):
                 generation = Generation(prompt, budget, cancelled=ticket.cancelled, seed=seed, **options)
                 self.generate(ticket, generation)
 
         ticket = Ticket(self.worker, work)
-        shape = ChatShape(asked, self.engine)
-        return await (self.stream(request, ticket, shape) if asked.stream else self.whole(request, ticket, shape))
+        shape = ChatShape(body, self.engine)
+        return await (self.stream(request, ticket, shape) if body.stream else self.whole(request, ticket, shape))
 
-    async def completion(self, request: Request, asked: CompletionRequest, adapter: str | None) -> Response:
-        prompts = asked.prompts()
-        whole = len(prompts) > 1 or asked.echo or asked.prompt_logprobs is not None
-        if not prompts or (asked.stream and whole):
+    async def completion(self, request: Request, body: CompletionRequest, adapter: str | None) -> Response:
+        prompts = body.prompts()
+        whole = len(prompts) > 1 or body.echo or body.prompt_logprobs is not None
+        if not prompts or (body.stream and whole):
             text = "prompt is empty, or a stream has more than one prompt, echo or prompt_logprobs."
             raise ApiError(400, text, param="prompt")
         if len(prompts) > MAX_PROMPTS:
             raise ApiError(400, f"prompt has {len(prompts):,} texts; one request takes {MAX_PROMPTS}.", param="prompt")
-        options = self.options(asked, adapter)
-        options["top_logprobs"] = asked.logprobs
-        wanted = 16 if asked.max_tokens is None else asked.max_tokens
-        scored = asked.prompt_logprobs is not None or (asked.echo and asked.logprobs is not None)
-        top = max(asked.logprobs or 0, asked.prompt_logprobs or 0)
+        options = self.options(body, adapter)
+        options["top_logprobs"] = body.logprobs
+        max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        scored = body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)
+        top = max(body.logprobs or 0, body.prompt_logprobs or 0)
 
         def work(ticket: Ticket) -> None:
             tokenised = [self.text_prompt(prompt) for prompt in prompts]
-            budgets = [self.budget(len(ids), wanted, wanted, adapter) for ids in tokenised]
-            self.require_small(asked, sum(map(len, tokenised)) + sum(budgets))
+            budgets = [self.budget(len(ids), max_tokens, max_tokens, adapter) for ids in tokenised]
+            self.require_small(body, sum(map(len, tokenised)) + sum(budgets))
             for ids, budget in zip(tokenised, budgets, strict=True):
-                for seed in self.wanted_seeds(asked, ticket):
+                for seed in self.wanted_seeds(body, ticket):
                     generation = Generation(ids, budget, cancelled=ticket.cancelled, seed=seed, **options)
                     self.generate(ticket, generation, self.engine.score(generation, top) if scored else None)
 
         ticket = Ticket(self.worker, work)
-        shape = CompletionShape(asked, self.engine)
-        return await (self.stream(request, ticket, shape) if asked.stream else self.whole(request, ticket, shape))
+        shape = CompletionShape(body, self.engine)
+        return await (self.stream(request, ticket, shape) if body.stream else self.whole(request, ticket, shape))
 
-    def require_small(self, asked: SamplingRequest, tokens: int) -> None:
+    def require_small(self, body: SamplingRequest, tokens: int) -> None:
         """Refuse work for minutes. `tokens` are those of the prompts and budgets. Raises `ApiError` 400."""
-        tokens *= asked.n or 1
-        shown = asked.logprobs_per_token()
-        if tokens > MAX_REQUEST_TOKENS or tokens * shown > MAX_REQUEST_LOGPROBS:
+        tokens *= body.n or 1
+        logprobs = body.logprobs_per_token()
+        if tokens > MAX_REQUEST_TOKENS or tokens * logprobs > MAX_REQUEST_LOGPROBS:
             raise ApiError(
                 400,
-                f"The request is for {tokens:,} tokens with {shown} log probabilities each; one request takes at most "
-                f"{MAX_REQUEST_TOKENS:,} tokens and {MAX_REQUEST_LOGPROBS:,} log probabilities. Send fewer prompts.",
+                f"The request is for {tokens:,} tokens with {logprobs} log probabilities each; one request takes at "
+                f"most {MAX_REQUEST_TOKENS:,} tokens and {MAX_REQUEST_LOGPROBS:,} log probabilities. Send fewer "
+                "prompts.",
                 param="prompt",
             )
 
-    def wanted_seeds(self, asked: SamplingRequest, ticket: Ticket) -> Iterator[int | None]:
+    def wanted_seeds(self, body: SamplingRequest, ticket: Ticket) -> Iterator[int | None]:
         """The seed of each choice, until the client leaves."""
-        return itertools.takewhile(lambda _: not ticket.cancelled.is_set(), asked.seeds())
+        return itertools.takewhile(lambda _: not ticket.cancelled.is_set(), body.seeds())
 
-    def options(self, asked: SamplingRequest, adapter: str | None) -> JsonObject:
+    def options(self, body: SamplingRequest, adapter: str | None) -> JsonObject:
         return {
             "adapter": adapter,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "stops": asked.stops(),
-            "schema": asked.response_format.schema_to_enforce() if asked.response_format else None,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "stops": body.stops(),
+            "schema": body.response_format.schema_to_enforce() if body.response_format else None,
         }
 
-    def generate(self, ticket: Ticket, asked: Generation, echoed: list[TokenLogprob | None] | None = None) -> None:
+    def generate(self, ticket: Ticket, generation: Generation, echoed: list[TokenLogprob | None] | None = None) -> None:
         """Runs in the worker: sends (generation, echoed logprobs), then each step.
 
         The first token is computed before anything is sent, so that what is refused there still gets its status.
         """
-        if asked.adapter is not None and asked.adapter not in self.engine.adapters:
-            raise protocol.not_found(asked.adapter, self.served.names())
+        if generation.adapter is not None and generation.adapter not in self.engine.adapters:
+            raise protocol.not_found(generation.adapter, self.served.names())
         started, count = time.perf_counter(), 0
-        steps = self.engine.generate(asked)
+        steps = self.engine.generate(generation)
         first = list(itertools.islice(steps, 1))
-        ticket.send((asked, echoed))
+        ticket.send((generation, echoed))
         for step in itertools.chain(first, steps):
             count += step.token >= 0
             ticket.send(step)
-        self.metrics.prompt_tokens.inc(len(asked.prompt))
+        self.metrics.prompt_tokens.inc(len(generation.prompt))
         self.metrics.generated.inc(count)
         self.metrics.seconds.observe(time.perf_counter() - started)
-        if asked.finish_reason == "cancelled":
+        if generation.finish_reason == "cancelled":
             self.metrics.cancelled.inc()
 
-    def chat_prompt(self, asked: ChatRequest) -> list[int]:
+    def chat_prompt(self, body: ChatRequest) -> list[int]:
         """Ids of the prompt. Raises `ApiError` 400 where the template refuses the turns or hides a field of them."""
         if self.engine.tokenizer.chat_template is None:
             raise ApiError(400, "This model has no chat template; use /v1/completions.", param="messages")
-        messages, tools = asked.turns(), asked.offered()
+        messages, tools = body.turns(), body.offered()
         try:
             text = self.renderer.text(messages, tools, ask=True)
             hidden = find_hidden_field(self.renderer, messages, tools, text)
@@ -234,23 +235,25 @@ class BaseAnswers:
             raise ApiError(400, f"prompt has a token outside 0 to {self.engine.vocabulary - 1}.", param="prompt")
         return prompt
 
-    def budget(self, prompt_tokens: int, wanted: int | None, default: int, adapter: str | None = None) -> int:
+    def budget(self, prompt_tokens: int, max_tokens: int | None, default: int, adapter: str | None = None) -> int:
         """Tokens that may be generated. Raises `ApiError` 400 when the prompt or the wish is too long."""
         if prompt_tokens == 0:
             raise ApiError(400, "The prompt has no tokens.", param="prompt")
-        if wanted is not None and wanted > self.max_tokens:
-            raise ApiError(400, f"max_tokens is {wanted}; this server allows {self.max_tokens}.", param="max_tokens")
+        if max_tokens is not None and max_tokens > self.max_tokens:
+            raise ApiError(
+                400, f"max_tokens is {max_tokens}; this server allows {self.max_tokens}.", param="max_tokens"
+            )
         context = self.engine.context_of(adapter)
         left = context - prompt_tokens
-        if left < max(1 if wanted is None else 0, wanted or 0):
+        if left < max(1 if max_tokens is None else 0, max_tokens or 0):
             raise ApiError(
                 400,
                 f"This model's maximum context length is {context} tokens. However, you requested "
-                f"{prompt_tokens + (wanted or 1)} tokens ({prompt_tokens} in the prompt, {wanted or 1} in the "
+                f"{prompt_tokens + (max_tokens or 1)} tokens ({prompt_tokens} in the prompt, {max_tokens or 1} in the "
                 "completion). Please reduce the length of the prompt or of the completion.",
                 param="max_tokens",
             )
-        return min(default, left) if wanted is None else wanted
+        return min(default, left) if max_tokens is None else max_tokens
 
     async def whole(self, request: Request, ticket: Ticket, shape: AnswerShape) -> Response:
         watcher = asyncio.create_task(cancel_when_gone(request, ticket))
@@ -314,12 +317,12 @@ class AnswerShape:
     last_part: Mapping[str, Any] = {}
     """What the last chunk of a choice has in the place of more text."""
 
-    def __init__(self, asked: SamplingRequest, engine: ModelRunner) -> None:
-        self.asked, self.engine = asked, engine
+    def __init__(self, body: SamplingRequest, engine: ModelRunner) -> None:
+        self.body, self.engine = body, engine
         self.generations: list[Generation] = []
         self.echoed: list[list[TokenLogprob | None] | None] = []
         self.steps: list[list[Step]] = []
-        self.head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
+        self.head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
 
     def take(self, event: tuple[Generation, Any] | Step) -> None:
         if isinstance(event, Step):
@@ -330,7 +333,7 @@ class AnswerShape:
             self.steps.append([])
 
     def usage(self) -> dict[str, int]:
-        choices = self.asked.n or 1
+        choices = self.body.n or 1
         prompt = sum(len(generation.prompt) for generation in self.generations[::choices])
         completion = sum(step.token >= 0 for steps in self.steps for step in steps)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
@@ -363,7 +366,7 @@ class AnswerShape:
 
     def closing(self) -> list[JsonObject]:
         chunks = [self.ended()]
-        if self.asked.stream_options and self.asked.stream_options.include_usage:
+        if self.body.stream_options and self.body.stream_options.include_usage:
             chunks.append({**self.head, "object": self.chunk_object, "choices": [], "usage": self.usage()})
         return chunks
 
@@ -393,7 +396,7 @@ class ChatShape(AnswerShape):
         if self.generations[0].top_logprobs is None:
             return None
         content = [
-            {**self.token(entry.token, entry.logprob), "top_logprobs": [self.token(*one) for one in entry.top]}
+            {**self.token(entry.token, entry.logprob), "top_logprobs": [self.token(*pair) for pair in entry.top]}
             for entry in (step.logprob for step in steps)
             if entry is not None
         ]
@@ -416,19 +419,19 @@ class CompletionShape(AnswerShape):
 
     def choice(self, number: int) -> JsonObject:
         generation, steps = self.generations[number], self.steps[number]
-        echo = isinstance(self.asked, CompletionRequest) and self.asked.echo
+        echo = isinstance(self.body, CompletionRequest) and self.body.echo
         start = self.engine.tokenizer.decode(generation.prompt) if echo else ""
         text = start + "".join(step.text for step in steps)
         echoed = self.echoed[number]
-        found = {"text": text, "logprobs": self.logprobs(generation, steps, echoed if echo else None)}
-        return found | self.prompt_logprobs(echoed)
+        entry = {"text": text, "logprobs": self.logprobs(generation, steps, echoed if echo else None)}
+        return entry | self.prompt_logprobs(echoed)
 
     def prompt_logprobs(self, scored: list[TokenLogprob | None] | None) -> JsonObject:
         """The field of that name, if it was asked for, as vLLM writes it: id -> logprob, rank, text."""
-        most = self.asked.prompt_logprobs if isinstance(self.asked, CompletionRequest) else None
+        most = self.body.prompt_logprobs if isinstance(self.body, CompletionRequest) else None
         if most is None or scored is None:
             return {}
-        places: list[JsonObject | None] = []
+        positions: list[JsonObject | None] = []
         for entry in scored:
             best = entry.top[:most] if entry else []
             ranked: dict[int, tuple[int | None, float]] = {
@@ -436,12 +439,12 @@ class CompletionShape(AnswerShape):
             }
             if entry is not None and entry.token not in ranked:
                 ranked[entry.token] = (None, entry.logprob)
-            shown = {
+            tokens = {
                 str(token): {"logprob": max(value, LOWEST_LOGPROB), "rank": rank, "decoded_token": self.text(token)}
                 for token, (rank, value) in ranked.items()
             }
-            places.append(shown if entry is not None else None)
-        return {"prompt_logprobs": places}
+            positions.append(tokens if entry is not None else None)
+        return {"prompt_logprobs": positions}
 
     def logprobs(
         self, generation: Generation, steps: list[Step], echoed: list[TokenLogprob | None] | None = None

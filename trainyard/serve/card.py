@@ -70,8 +70,8 @@ class CardFacts:
             return False
         if facts.converts_to is None:
             return True
-        known = facts.converts_to != "GGUF" or self.model_type in ARCHITECTURES
-        return known and is_plain(self.config)
+        has_architecture = facts.converts_to != "GGUF" or self.model_type in ARCHITECTURES
+        return has_architecture and is_plain(self.config)
 
 
 def write_card(version: AdapterVersion, folder: Path, repository: str = "", base: str = "", origin: str = "") -> str:
@@ -81,7 +81,7 @@ def write_card(version: AdapterVersion, folder: Path, repository: str = "", base
     folder of its base where that is known, `origin` introduces an adapter outside the registry.
     """
     training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
-    place = Path(str(training.get("base_path") or "")) / "config.json"
+    base_config = Path(str(training.get("base_path") or "")) / "config.json"
     facts = CardFacts(
         version=version,
         training=training,
@@ -89,7 +89,7 @@ def write_card(version: AdapterVersion, folder: Path, repository: str = "", base
         base=base or hub_base(version) or "path/to/base",
         origin=origin,
         repository=repository or "path/to/adapter",
-        model_type=str(read_object(place).get("model_type") or "") if place.is_file() else "",
+        model_type=str(read_object(base_config).get("model_type") or "") if base_config.is_file() else "",
         template=next(filter(None, map(chat_template, template_dirs(folder))), ""),
     )
     parts = [
@@ -132,8 +132,8 @@ def header(facts: CardFacts) -> str:
 
 def introduction(facts: CardFacts) -> str:
     kind = f"A {facts.method.value} adapter for" if facts.config else "A model that was fine-tuned from"
-    known = facts.version.facts
-    base, digest = public_base(facts.version) or "an unnamed base", known.get("base_sha256")
+    version_facts = facts.version.facts
+    base, digest = public_base(facts.version) or "an unnamed base", version_facts.get("base_sha256")
     named = f"`{base}`" + (f" (SHA-256 of its files: `{digest}`)" if digest else "")
     return f"{kind} {named}, {facts.origin or f'trained and registered as `{facts.version.name}` by Trainyard'}."
 
@@ -164,16 +164,16 @@ def template_sha256(facts: CardFacts) -> str:
 
 def data_text(facts: CardFacts) -> str:
     """What it was trained on: sources with digests where the deployment has recorded them, and the counts."""
-    known = facts.version.facts.get("data")  # of a night it has the counts of the training
-    sources: Sequence[Mapping[str, object]] = known if isinstance(known, list | tuple) else ()
+    data = facts.version.facts.get("data")  # of a night it has the counts of the training
+    sources: Sequence[Mapping[str, object]] = data if isinstance(data, list | tuple) else ()
     keys = ("source", "format", "rows", "sha256", "license")
-    listed = table(keys, [[text(one.get(key)) for key in keys] for one in sources]) if sources else ""
+    listed = table(keys, [[text(source.get(key)) for key in keys] for source in sources]) if sources else ""
     counted = facts.training.get("data") or {}
     parts = {name: part for name, part in counted.items() if name != "sets"}
     parts |= {f"tokens of {name}": part for name, part in (counted.get("sets") or {}).items()}
     rows = [[name, *(text(part.get(key)) for key in ("read", "trained", "truncated"))] for name, part in parts.items()]
     counts = table(("", "read", "trained", "truncated"), rows) if rows else ""
-    unknown = "" if any(one.get("license") for one in sources) else "The license of the data is not recorded."
+    unknown = "" if any(source.get("license") for source in sources) else "The license of the data is not recorded."
     return "\n\n".join(part for part in (listed, counts, unknown) if part)
 
 
@@ -185,8 +185,14 @@ def evaluation_text(facts: CardFacts) -> str:
         return "It was not evaluated."
     lines = [f"Compared with {report.baseline or 'its baseline'} on rows that the training did not see."]
     rows = [
-        (name, text(one.rows), text(one.baseline), text(one.candidate), interval(one.improvement))
-        for name, one in report.benchmarks.items()
+        (
+            name,
+            text(benchmark.rows),
+            text(benchmark.baseline),
+            text(benchmark.candidate),
+            interval(benchmark.improvement),
+        )
+        for name, benchmark in report.benchmarks.items()
     ]
     if rows:
         lines.append(table(("benchmark", "rows", "baseline", "adapter", "improvement"), rows))
@@ -196,19 +202,19 @@ def evaluation_text(facts: CardFacts) -> str:
     return "\n\n".join([*lines, *map(str, verdict.get("cautions") or ())])
 
 
-def interval(one: Improvement) -> str:
-    if one.low is None or one.high is None:
-        return f"{one.mean:+.4f}"
-    return f"{one.mean:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
+def interval(improvement: Improvement) -> str:
+    if improvement.low is None or improvement.high is None:
+        return f"{improvement.mean:+.4f}"
+    return f"{improvement.mean:+.4f} [{improvement.low:+.4f}, {improvement.high:+.4f}]"
 
 
 def snippets(facts: CardFacts) -> list[str]:
     """How each tool that can load it does."""
-    shown = []
+    blocks = []
     for name, fits, language, write in SNIPPETS:
         if fits(facts):
-            shown += [f"### {name}", f"```{language}\n{write(facts)}\n```"]
-    return shown
+            blocks += [f"### {name}", f"```{language}\n{write(facts)}\n```"]
+    return blocks
 
 
 def with_transformers(facts: CardFacts) -> str:
@@ -293,7 +299,7 @@ SNIPPETS: tuple[Snippet, ...] = (
 
 def limits_text(facts: CardFacts) -> str:
     length = (facts.training.get("hyperparameters") or {}).get("max_length")
-    own = [
+    lines = [
         "It answers as trained only on its own base and under its own chat template; their digests are above.",
         *([f"It was trained on texts of at most {length} tokens."] if length else []),
         *(
@@ -304,16 +310,16 @@ def limits_text(facts: CardFacts) -> str:
         "It was measured on the sets above and on nothing else: not for safety, bias, or other languages.",
     ]
     if facts.version.facts.get("base_model") == STARTER:
-        own.append("Its base is the small model that comes with Trainyard, which is made for trying things out.")
-    return "\n".join(f"- {line}" for line in own)
+        lines.append("Its base is the small model that comes with Trainyard, which is made for trying things out.")
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def origin_text(facts: CardFacts) -> str:
     """Digest of the version, and the weights that it comes from, oldest first."""
     rows = [] if facts.origin else [(f"`{facts.version.name}`", f"`{facts.version.sha256}`")]
     steps = facts.training.get("lineage") or ()
-    rows += [(" ".join(filter(None, (one.get("stage"), one.get("method")))) or "base", f"`{one.get('sha256')}`")
-             for one in steps]  # fmt: skip
+    rows += [(" ".join(filter(None, (step.get("stage"), step.get("method")))) or "base", f"`{step.get('sha256')}`")
+             for step in steps]  # fmt: skip
     return table(("what", "SHA-256"), rows)
 
 

@@ -64,8 +64,8 @@ def try_sample(child: LimitedTemplate, messages: list[dict[str, str]], *, ask: b
     except (TemplateLimit, jinja2.TemplateError) as error:
         raise refused(error.what if isinstance(error, TemplateLimit) else str(error)) from error
     if len(rendered) > MAX_RENDERED_CHARS:
-        given = sum(len(message["content"]) for message in messages)
-        raise refused(f"it turned {given} characters into {len(rendered):,}")
+        length = sum(len(message["content"]) for message in messages)
+        raise refused(f"it turned {length} characters into {len(rendered):,}")
 
 
 def refused(why: str) -> InvalidInput:

@@ -87,17 +87,17 @@ def deploy(
     is down).
     """
     verdict = gate(config, adapter, report)
-    place, owner = open_reference(adapter), config.tenant or tenant
-    wanted = DeployRequest(config, place, adapter, verdict, owner, run_key, summarize(report))
+    source, owner = open_reference(adapter), config.tenant or tenant
+    request = DeployRequest(config, source, adapter, verdict, owner, run_key, summarize(report))
     registry = AdapterRegistry(settings.adapters)
-    with registry.deploying(wanted.tenant, wanted.role), ExitStack() as open_clients:
-        if (facts := keep_newer(wanted, registry)) is not None:
+    with registry.deploying(request.tenant, request.role), ExitStack() as open_clients:
+        if (facts := keep_newer(request, registry)) is not None:
             write_json_durably(folder / DEPLOYMENT_FILE, facts)
             return Produced(outputs={}, facts=facts)
-        sites = open_sites(wanted, registry, settings, clients, open_clients)
-        refuse(check_files(wanted, sites[0].candidate, settings))
+        sites = open_sites(request, registry, settings, clients, open_clients)
+        refuse(check_files(request, sites[0].candidate, settings))
         refuse(check_sites(sites))
-        version = register(wanted, registry, sites[0].candidate, settings)
+        version = register(request, registry, sites[0].candidate, settings)
         facts = roll_out(version, sites, registry)
     write_json_durably(folder / DEPLOYMENT_FILE, facts)
     return Produced(outputs={}, facts=facts)
@@ -138,23 +138,25 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     return verdict
 
 
-def keep_newer(wanted: DeployRequest, registry: AdapterRegistry) -> dict[str, object] | None:
+def keep_newer(request: DeployRequest, registry: AdapterRegistry) -> dict[str, object] | None:
     """Return the facts of a deployment that leaves what is live as it is; None for one that continues.
 
     A run that reuses its results brings a version that is registered already. Where another one has replaced it, or is
     newer, that one stays: only a promotion or a rollback makes an earlier version live again.
     """
-    live = registry.live(wanted.tenant, wanted.role)
-    same = [one for one in registry.list(wanted.tenant, wanted.role) if one.sha256 == wanted.adapter.sha256]
-    if live.version is None or live.version in [one.version for one in same]:
+    live = registry.live(request.tenant, request.role)
+    same = [
+        version for version in registry.list(request.tenant, request.role) if version.sha256 == request.adapter.sha256
+    ]
+    if live.version is None or live.version in [version.version for version in same]:
         return None
-    earlier = [one for one in same if one.version < live.version or live.has_been(one.version)]
+    earlier = [version for version in same if version.version < live.version or live.has_been(version.version)]
     if not earlier:
         return None  # it is new here, or its own deployment has not succeeded yet
-    version = max(earlier, key=lambda one: one.version)
+    version = max(earlier, key=lambda candidate: candidate.version)
     name = f"{version.alias}/v{live.version}"
-    kept = f"{name} stays live: this adapter is {version.name}, which was registered before"
-    return {"deployed": False, "version": version.name, "alias": version.alias, "live": name, "kept": kept,
+    message = f"{name} stays live: this adapter is {version.name}, which was registered before"
+    return {"deployed": False, "version": version.name, "alias": version.alias, "live": name, "kept": message,
             "targets": [], "warnings": []}  # fmt: skip
 
 
@@ -163,25 +165,27 @@ def summarize(report: Reference | None) -> dict[str, object]:
     if report is None:
         return {}
     value = json.loads((open_reference(report) / "report.json").read_text(encoding="utf-8"))
-    lines = {f"{one['name']}/{one['set']}": one for one in value.get("benchmarks") or ()}
-    kept = ("metric", "rows", "baseline", "candidate", "improvement")
-    benchmarks = {name: {key: one[key] for key in kept} for name, one in lines.items()}
+    lines = {f"{line['name']}/{line['set']}": line for line in value.get("benchmarks") or ()}
+    keys = ("metric", "rows", "baseline", "candidate", "improvement")
+    benchmarks = {name: {key: line[key] for key in keys} for name, line in lines.items()}
     return {**{key: value.get(key) for key in ("baseline", "confidence")}, "benchmarks": benchmarks}
 
 
 def open_sites(
-    wanted: DeployRequest, registry: AdapterRegistry, settings: Settings, clients: Clients, stack: ExitStack
+    request: DeployRequest, registry: AdapterRegistry, settings: Settings, clients: Clients, stack: ExitStack
 ) -> list[TargetDeployment]:
     """A site for each target; the registry comes last, because its pointer is what everybody else follows."""
-    candidate = find_base(describe(wanted), settings)
-    listed = [(index, one) for index, one in enumerate(wanted.config.targets) if one.type.facts.server != "none"]
-    live = registry.live(wanted.tenant, wanted.role).version
-    previous = registry.show(f"{wanted.tenant}/{wanted.role}/v{live}") if live else None
+    candidate = find_base(describe(request), settings)
+    listed = [
+        (index, target) for index, target in enumerate(request.config.targets) if target.type.facts.server != "none"
+    ]
+    live = registry.live(request.tenant, request.role).version
+    previous = registry.show(f"{request.tenant}/{request.role}/v{live}") if live else None
     sites = []
-    registries = [one for one in enumerate(wanted.config.targets) if one[1].type is TargetType.REGISTRY]
+    registries = [pair for pair in enumerate(request.config.targets) if pair[1].type is TargetType.REGISTRY]
     for index, target in [*listed, *(registries[-1:] or [(len(listed), Target(type=TargetType.REGISTRY))])]:
         site = TargetDeployment(target, candidate, registry, index, previous=previous, settings=settings)
-        site.canary = Canary(wanted.config.canary, wanted.config.canary_max_tokens)
+        site.canary = Canary(request.config.canary, request.config.canary_max_tokens)
         if target.type.facts.server == "running":
             site.http = stack.enter_context(clients(target, address(target, settings), settings))
         sites.append(site)
@@ -192,27 +196,27 @@ def address(target: Target, settings: Settings) -> str:
     """A target's url or endpoint, that of the embedded server which is up, or where ollama listens by default."""
     if target.endpoint is not None:
         return settings.endpoint(target.endpoint).base_url
-    known = {TargetType.EMBEDDED: find_running, TargetType.OLLAMA: lambda _: OLLAMA_URL}
-    url = target.url or (known[target.type](settings) if target.type in known else None)
+    defaults = {TargetType.EMBEDDED: find_running, TargetType.OLLAMA: lambda _: OLLAMA_URL}
+    url = target.url or (defaults[target.type](settings) if target.type in defaults else None)
     if url is None:
         hint = "Call `trainyard up`." if target.type is TargetType.EMBEDDED else "Give the target its url."
         raise Unavailable(f"The target `{target.type.value}` has no address.", do=hint, code="R-TARGET-DOWN")
     return url
 
 
-def describe(wanted: DeployRequest) -> AdapterCandidate:
+def describe(request: DeployRequest) -> AdapterCandidate:
     """What the adapter's own files say about it."""
-    training = read_object(wanted.path / "training.json")
-    config = read_object(wanted.path / "adapter_config.json")
+    training = read_object(request.path / "training.json")
+    config = read_object(request.path / "adapter_config.json")
     base = str(training.get("base_path") or config.get("base_model_name_or_path") or "")
     return AdapterCandidate(
-        kind="adapter" if wanted.adapter.kind is Port.ADAPTER else "model",
+        kind="adapter" if request.adapter.kind is Port.ADAPTER else "model",
         base_model=str(training.get("base_model") or base),
         base_path=base,
         base_sha256=str(training.get("base_sha256") or ""),
         chat_template_sha256=str(training.get("chat_template_sha256") or ""),
         adapter_config=config,
-        template=next(filter(None, map(chat_template, template_dirs(wanted.path))), ""),
+        template=next(filter(None, map(chat_template, template_dirs(request.path))), ""),
     )
 
 
@@ -221,16 +225,16 @@ def find_base(candidate: AdapterCandidate, settings: Settings) -> AdapterCandida
     if candidate.kind != "adapter" or (Path(candidate.base_path) / "config.json").is_file():
         return candidate
     try:
-        found = resolve_model(candidate.base_model, settings)
+        model = resolve_model(candidate.base_model, settings)
     except TrainyardError:
         return candidate  # the targets that need the folder say so
-    here = found.path is not None and found.sha256 == candidate.base_sha256
-    return dataclasses.replace(candidate, base_path=str(found.path)) if here else candidate
+    here = model.path is not None and model.sha256 == candidate.base_sha256
+    return dataclasses.replace(candidate, base_path=str(model.path)) if here else candidate
 
 
 def check_sites(sites: Sequence[TargetDeployment]) -> list[Reason]:
     """What any target has against the version, and against what it is to become for it."""
-    return [one for site in sites for one in (*TARGETS[site.target.type].check(site), *merged.check(site))]
+    return [reason for site in sites for reason in (*TARGETS[site.target.type].check(site), *merged.check(site))]
 
 
 def refuse(reasons: Sequence[Reason]) -> None:
@@ -238,15 +242,15 @@ def refuse(reasons: Sequence[Reason]) -> None:
         raise Refused(reasons, what=f"The adapter cannot be deployed, for {len(reasons)} reason(s).")
 
 
-def check_files(wanted: DeployRequest, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
+def check_files(request: DeployRequest, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
     """What the adapter's files say against it: it is a control, or its template or base is not that of its training."""
     reasons = []
-    if read_object(wanted.path / "training.json").get("control"):
+    if read_object(request.path / "training.json").get("control"):
         because = "the adapter is a control: it was trained on shuffled answers and knows nothing."
         instead = "connect the deployer to the trainer without `control`."
         reasons.append(Reason("R-CONTROL", None, "needs", because, instead))
     trained = candidate.chat_template_sha256
-    carried = next(filter(None, map(chat_template_sha256, template_dirs(wanted.path))), None)
+    carried = next(filter(None, map(chat_template_sha256, template_dirs(request.path))), None)
     if trained and carried and trained != carried:
         because = "the chat template in the adapter's folder is not the one that it was trained with."
         instead = "restore the tokenizer files, or train again."
@@ -259,37 +263,37 @@ def check_files(wanted: DeployRequest, candidate: AdapterCandidate, settings: Se
     return reasons
 
 
-def run_before(wanted: DeployRequest, settings: Settings) -> dict[str, object]:
+def run_before(request: DeployRequest, settings: Settings) -> dict[str, object]:
     """Run an adapter that its training has not run, before it gets a number; returns the facts of its version.
 
     Raises as `try_adapter_folder`.
     """
-    if wanted.adapter.kind is not Port.ADAPTER:
+    if request.adapter.kind is not Port.ADAPTER:
         return {}
-    recorded = recorded_run(wanted.path)
-    done = recorded if recorded is not None and not recorded.reason else try_adapter_folder(wanted.path, settings)
+    recorded = recorded_run(request.path)
+    done = recorded if recorded is not None and not recorded.reason else try_adapter_folder(request.path, settings)
     return done.facts
 
 
 def register(
-    wanted: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate, settings: Settings
+    request: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate, settings: Settings
 ) -> AdapterVersion:
     """Store the version with what a list shows of it, after it was run. Raises as `run_before`."""
-    run = run_before(wanted, settings)
+    run = run_before(request, settings)
     facts = {
         **run,
         "base_model": candidate.base_model,
         "base_path": candidate.base_path,
         "base_sha256": candidate.base_sha256,
         "chat_template_sha256": candidate.chat_template_sha256,
-        "evaluated": bool(wanted.verdict),
-        "gate": dict(wanted.verdict),
-        "report": dict(wanted.report),
-        "data": list(wanted.adapter.facts.get("sources") or ()),
-        "deployment": wanted.config.model_dump(mode="json", include=set(DEPLOYMENT_FIELDS), exclude_defaults=True),
+        "evaluated": bool(request.verdict),
+        "gate": dict(request.verdict),
+        "report": dict(request.report),
+        "data": list(request.adapter.facts.get("sources") or ()),
+        "deployment": request.config.model_dump(mode="json", include=set(DEPLOYMENT_FIELDS), exclude_defaults=True),
     }
     version = registry.register(
-        wanted.tenant, wanted.role, wanted.path, kind=candidate.kind, facts=facts, run_key=wanted.run_key
+        request.tenant, request.role, request.path, kind=candidate.kind, facts=facts, run_key=request.run_key
     )
     # A version of the same key may be there already.
     version = version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
@@ -302,23 +306,23 @@ def roll_out(
     """Load, ask and switch everywhere, or undo everything."""
     for site in sites:
         site.version = registry.verify(version)
-    made: list[Path] = []
+    folders: list[Path] = []
     try:
-        merged.make_models(sites, made)
+        merged.make_models(sites, folders)
         for step in ("load", "canary", "switch"):
             for site in sites:
                 getattr(TARGETS[site.target.type], step)(site)
     except TrainyardError as error:
         failures = at_each("undo", sites[::-1])
-        remove_folders(made)
+        remove_folders(folders)
         raise undone(error, sites, failures) from error
     except BaseException:  # an interrupt, or a bug: the servers must not stay half switched either
         at_each("undo", sites[::-1])
-        remove_folders(made)
+        remove_folders(folders)
         raise
     # The previous version no longer answers for anybody: one that is not dropped only costs memory.
     left = at_each("retire", sites)
-    warnings = [f"The previous version is still loaded in {one}" for one in left]
+    warnings = [f"The previous version is still loaded in {server}" for server in left]
     if version.facts.get(RUN) is False:
         warnings.append(f"The adapter was never run on its base here: {version.facts.get(RUN_BECAUSE)}")
     return {
@@ -326,7 +330,7 @@ def roll_out(
         "version": version.name,
         "alias": version.alias,
         "previous": sites[-1].previous.name if sites[-1].previous else None,
-        "targets": [answered(one) for one in sites],
+        "targets": [answered(site) for site in sites],
         "warnings": warnings,
     }
 

@@ -32,8 +32,8 @@ def instance(settings: Settings) -> services.Service | None:
 
 def find_running(settings: Settings) -> str | None:
     """Address of the embedded server if it answers now, such as `http://127.0.0.1:40123`."""
-    found = instance(settings)
-    return found.url if found is not None and found.answers() else None
+    server = instance(settings)
+    return server.url if server is not None and server.answers() else None
 
 
 def start(settings: Settings, *models: str, threads: int = 0, adapters: dict[str, Path] | None = None) -> str:
@@ -47,15 +47,15 @@ def start(settings: Settings, *models: str, threads: int = 0, adapters: dict[str
     sources = find_bases(models or (STARTER,), settings)
     settings.services.mkdir(parents=True, exist_ok=True)
     with RealFiles().locked(settings.services / ".embedded.lock"):
-        found = instance(settings)
-        if found is not None and found.model != sources.title and found.answers():
+        server = instance(settings)
+        if server is not None and server.model != sources.title and server.answers():
             raise Conflict(
-                f"The embedded server at {found.url} serves {found.model!r}, not {sources.title!r}.",
+                f"The embedded server at {server.url} serves {server.model!r}, not {sources.title!r}.",
                 do="Call `trainyard down` first, or use the model that is served.",
                 code="E-MODEL-NOT-FOUND",
             )
-        if found is not None and found.model_sha256 == sources.sha256 and found.answers():
-            return found.url
+        if server is not None and server.model_sha256 == sources.sha256 and server.answers():
+            return server.url
         stop(settings)
         require_room(sources.bases, "float32", settings)
         return launch(settings, models or (STARTER,), threads=threads, adapters=adapters or {})
@@ -68,7 +68,7 @@ def restore_live(settings: Settings, url: str) -> list[str]:
     answers again, or why the server does not take it (it was trained on another base, say).
     """
     registry = AdapterRegistry(settings.adapters)
-    roles = dict.fromkeys((one.tenant, one.role) for one in registry.list() if one.kind == "adapter")
+    roles = dict.fromkeys((version.tenant, version.role) for version in registry.list() if version.kind == "adapter")
     lines = []
     with httpx.Client(base_url=url, timeout=60) as client:
         for tenant, role in roles:

@@ -42,8 +42,8 @@ def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0
     base = resolve_model(str(config.base_model), settings)
     sha256 = text = ""  # only the training knows it
     if base.path is not None and config.backend is not BackendName.SCRIPT:
-        chosen = choose_for_base(base.path, config.engine.template, settings)
-        sha256, text = chosen.sha256, chosen.text
+        choice = choose_for_base(base.path, config.engine.template, settings)
+        sha256, text = choice.sha256, choice.text
     adapter = {
         "peft_type": "OFT" if config.method.type is Method.OFT else "LORA",
         "r": rank_of(config.method) + rank,
@@ -63,32 +63,32 @@ def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0
 
 def choose_for_base(base: Path, name: str, settings: Settings) -> ChosenTemplate:
     """Return the template that a training on a base saves. Its tokenizer is read only if it may change the text."""
-    own, roots = chat_template(base), data_roots(settings)
-    chosen = choose_template(name, own, roots=roots)
-    if chosen.text == own:
-        return chosen
+    base_template, roots = chat_template(base), data_roots(settings)
+    choice = choose_template(name, base_template, roots=roots)
+    if choice.text == base_template:
+        return choice
     try:
         tokenizer = load("transformers:AutoTokenizer").from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError):  # the trainer's own check names what its files lack
-        return chosen
+        return choice
     return choose_for_tokenizer(tokenizer, name, roots=roots)
 
 
 def target_reasons(config: DeployerConfig, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
     """Every reason why a target would not take the candidate, as far as it can be asked now."""
-    found: list[Reason] = []
+    reasons: list[Reason] = []
     for index, target in enumerate(config.targets):
         if target.type.facts.server == "none":
             continue
         try:
-            found += ask_target(target, index, candidate, settings)
+            reasons += ask_target(target, index, candidate, settings)
         except Refused as refused:
-            found += refused.reasons
+            reasons += refused.reasons
         except TrainyardError as error:
             if error.code not in NOT_YET:
                 because = f"{error.what} {error.why}".strip()
-                found.append(Reason(error.code, None, f"config.targets.{index}.url", because, error.do))
-    return found
+                reasons.append(Reason(error.code, None, f"config.targets.{index}.url", because, error.do))
+    return reasons
 
 
 def ask_target(target: Target, index: int, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:

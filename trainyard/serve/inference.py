@@ -163,10 +163,10 @@ class ModelRunner:
         try:
             require_unchanged_base(self.weights, self.model, adapter)
         except TrainyardError:
-            others, self.folders, self.adapters = self.folders, {}, {}
+            folders, self.folders, self.adapters = self.folders, {}, {}
             self.latent = {None: self.latent[None]}
             self.model = self.read_base()
-            for name, folder in others.items():
+            for name, folder in folders.items():
                 self.load_adapter(name, folder)
             raise
 
@@ -180,54 +180,58 @@ class ModelRunner:
         return using_adapter(self.model, adapter and self.adapters[adapter])
 
     @torch.inference_mode()
-    def generate(self, asked: Generation) -> Iterator[Step]:
+    def generate(self, generation: Generation) -> Iterator[Step]:
         """Tokens one by one, until an end token, a stop text, the budget or a cancellation.
 
-        Sets `asked.finish_reason` to stop, length or cancelled.
+        Sets `generation.finish_reason` to stop, length or cancelled.
         """
-        constraint = self.grammars.constraint(asked.schema, asked.max_tokens) if asked.schema is not None else None
-        random = torch.Generator().manual_seed(asked.seed) if asked.seed is not None else torch.Generator()
-        if asked.seed is None:
+        constraint = (
+            self.grammars.constraint(generation.schema, generation.max_tokens)
+            if generation.schema is not None
+            else None
+        )
+        random = torch.Generator().manual_seed(generation.seed) if generation.seed is not None else torch.Generator()
+        if generation.seed is None:
             random.seed()
-        writer = TextWriter(self.tokenizer, asked.stops)
-        with self.using(asked.adapter):
-            reader = self.latent[asked.adapter] or SingleReader()
-            prompt_BT = torch.tensor([asked.prompt])
+        writer = TextWriter(self.tokenizer, generation.stops)
+        with self.using(generation.adapter):
+            reader = self.latent[generation.adapter] or SingleReader()
+            prompt_BT = torch.tensor([generation.prompt])
             token, reading = -1, Reading(None, torch.ones_like(prompt_BT))
-            for place in range(asked.max_tokens):
-                if asked.cancelled.is_set():
-                    asked.finish_reason = "cancelled"
+            for index in range(generation.max_tokens):
+                if generation.cancelled.is_set():
+                    generation.finish_reason = "cancelled"
                     return
-                if place:
+                if index:
                     reading, logits_BV = reader.step(self.model, reading, torch.tensor([token]))
                 else:
                     reading, logits_BV = reader.open(self.model, prompt_BT, reading.mask_BT)
                 logits_V = logits_BV[0]
-                token = choose(logits_V, asked, constraint, random)
+                token = choose(logits_V, generation, constraint, random)
                 if token in self.eos_ids:
-                    asked.finish_reason = "stop"
+                    generation.finish_reason = "stop"
                     break
                 text = writer.add(token)
-                yield Step(token, text, self.logprob_of(logits_V, token, asked.top_logprobs))
+                yield Step(token, text, self.logprob_of(logits_V, token, generation.top_logprobs))
                 if writer.stopped or (constraint is not None and constraint.finished):
-                    asked.finish_reason = "stop"
+                    generation.finish_reason = "stop"
                     break
             else:
-                asked.finish_reason = "stop" if constraint is not None and constraint.complete else "length"
+                generation.finish_reason = "stop" if constraint is not None and constraint.complete else "length"
         if rest := writer.finish():
             yield Step(-1, rest, None)
 
     @torch.inference_mode()
-    def score(self, asked: Generation, top: int = 0) -> list[TokenLogprob | None]:
+    def score(self, generation: Generation, top: int = 0) -> list[TokenLogprob | None]:
         """Log probability of each prompt token given those before it, and of the `top` likeliest; None for the first.
 
         Stops early, with what it has, when the client hangs up.
         """
-        with self.using(asked.adapter):
-            logits = self.model(input_ids=torch.tensor([asked.prompt]), use_cache=False).logits[0].float()
+        with self.using(generation.adapter):
+            logits = self.model(input_ids=torch.tensor([generation.prompt]), use_cache=False).logits[0].float()
         scored: list[TokenLogprob | None] = [None]
-        for position, token in enumerate(asked.prompt[1:]):
-            if asked.cancelled.is_set():
+        for position, token in enumerate(generation.prompt[1:]):
+            if generation.cancelled.is_set():
                 break
             scored.append(self.logprob_of(logits[position], token, top))
         return scored
@@ -250,17 +254,19 @@ class SingleReader(PlainReader):
         return Reading(cache, reading.mask_BT), output.logits[:, -1].float()
 
 
-def choose(logits_V: torch.Tensor, asked: Generation, constraint: Constraint | None, random: torch.Generator) -> int:
+def choose(
+    logits_V: torch.Tensor, generation: Generation, constraint: Constraint | None, random: torch.Generator
+) -> int:
     """The next token: the likeliest at temperature 0, else one drawn from the nucleus of mass `top_p`."""
     if constraint is not None:
         logits_V = logits_V.masked_fill(~torch.from_numpy(constraint.allowed()), -torch.inf)
-    if asked.temperature == 0:
+    if generation.temperature == 0:
         token = int(torch.argmax(logits_V))
     else:
-        probabilities_V = torch.softmax(logits_V / asked.temperature, dim=-1)
-        if asked.top_p < 1:
+        probabilities_V = torch.softmax(logits_V / generation.temperature, dim=-1)
+        if generation.top_p < 1:
             values, order = torch.sort(probabilities_V, descending=True, stable=True)
-            values[torch.cumsum(values, dim=0) - values >= asked.top_p] = 0
+            values[torch.cumsum(values, dim=0) - values >= generation.top_p] = 0
             probabilities_V = torch.zeros_like(probabilities_V).scatter(0, order, values)
         token = int(torch.multinomial(probabilities_V, 1, generator=random))
     return token if constraint is None else constraint.accept(token)
@@ -279,12 +285,12 @@ class TextWriter:
     def add(self, token: int) -> str:
         self.tokens.append(token)
         # A token's text can depend on the one before it (spaces), so both are decoded and the known part is cut off.
-        known = self.decode(self.start, self.end)
+        before = self.decode(self.start, self.end)
         now = self.decode(self.start, len(self.tokens))
         if now.endswith(REPLACEMENT) and len(self.tokens) - self.end < 4:
             return ""
         self.start, self.end = self.end, len(self.tokens)
-        return self.release(now[len(known) :])
+        return self.release(now[len(before) :])
 
     def decode(self, start: int, end: int) -> str:
         text: str = self.tokenizer.decode(self.tokens[start:end], skip_special_tokens=True)
@@ -292,10 +298,10 @@ class TextWriter:
 
     def release(self, fresh: str) -> str:
         self.pending += fresh
-        found = [position for stop in self.stops if (position := self.pending.find(stop)) >= 0]
-        if found:
+        positions = [position for stop in self.stops if (position := self.pending.find(stop)) >= 0]
+        if positions:
             self.stopped = True
-            certain, self.pending = self.pending[: min(found)], ""
+            certain, self.pending = self.pending[: min(positions)], ""
             return certain
         keep = max((overlap(self.pending, stop) for stop in self.stops), default=0)
         certain, self.pending = self.pending[: len(self.pending) - keep], self.pending[len(self.pending) - keep :]

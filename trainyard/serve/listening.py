@@ -99,8 +99,8 @@ def bind_guarded(host: str, port: int, token: str | None, danger: str) -> socket
 
 def has_token(request: Request, token: str | None) -> bool:
     """Whether a request has the bearer token, or none is asked for."""
-    given = request.headers.get("authorization", "")
-    return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+    header = request.headers.get("authorization", "")
+    return token is None or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 
 
 def url_of(listener: socket.socket) -> str:
@@ -265,11 +265,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
         Those that are closing already are in the list until the loop's next turn.
         """
-        here = [one for one in self.connections if not one.transport.is_closing()]
+        here = [connection for connection in self.connections if not connection.transport.is_closing()]
         if len(here) > MAX_CONNECTIONS:
-            own = [one for one in here if isinstance(one, BoundedProtocol)]  # others are websockets
+            protocols = [
+                connection for connection in here if isinstance(connection, BoundedProtocol)
+            ]  # others are websockets
             oldest = min(
-                (one for one in own if one.phase_now() in ("head", "rest")), key=lambda one: one.since, default=self
+                (protocol for protocol in protocols if protocol.phase_now() in ("head", "rest")),
+                key=lambda protocol: protocol.since,
+                default=self,
             )
             oldest.transport.write(FULL)
             oldest.transport.close()

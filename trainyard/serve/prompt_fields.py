@@ -118,16 +118,16 @@ def find_hidden_field(renderer: TemplateText, turns: list[Turn], tools: Tools | 
     if not text:  # it takes these texts and no marks
         return next((entry.path for entry in copy.fields if not shows_words(prompt, entry.text)), None)
     hidden: dict[str, list[MarkedField]] = {}
-    shown = set(MARK.findall(text))
+    marks = set(MARK.findall(text))
     for entry in copy.fields:
-        if entry.mark not in shown:
+        if entry.mark not in marks:
             hidden.setdefault(entry.kind, []).append(entry)
     for entries in hidden.values():
         turn = entries[-1].turn
         shorter = [ASKED] if turn is None else marked[: turn + 1]
-        shown = set(MARK.findall(write(renderer, shorter, offered, ask=False)))
+        marks = set(MARK.findall(write(renderer, shorter, offered, ask=False)))
         for entry in copy.fields if turn is None else entries:
-            if entry.turn == turn and entry.mark not in shown:
+            if entry.turn == turn and entry.mark not in marks:
                 return entry.path
     return None
 

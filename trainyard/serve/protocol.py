@@ -279,12 +279,12 @@ class CompletionRequest(SamplingRequest):
     best_of: Literal[1] | None = None
 
     def logprobs_per_token(self) -> int:
-        return max(0 if one is None else 1 + one for one in (self.logprobs, self.prompt_logprobs))
+        return max(0 if count is None else 1 + count for count in (self.logprobs, self.prompt_logprobs))
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each as text or as token ids."""
-        given: list[Any] = [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
-        return [given] if given and isinstance(given[0], int) else given
+        prompts: list[Any] = [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
+        return [prompts] if prompts and isinstance(prompts[0], int) else prompts
 
 
 class LoadAdapter(ApiRequest):

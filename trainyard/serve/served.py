@@ -84,11 +84,11 @@ class ServedModels:
 
     def model(self, name: str) -> JsonObject:
         """The entry of one model, also by a base's folder. Raises `ApiError` 404 that lists the names."""
-        wanted = next((base.name for base in self.bases.values() if name in base.names), name)
-        found = next((entry for entry in self.models() if entry["id"] == wanted), None)
-        if found is None:
+        entry_id = next((base.name for base in self.bases.values() if name in base.names), name)
+        match = next((entry for entry in self.models() if entry["id"] == entry_id), None)
+        if match is None:
             raise not_found(name, self.names())
-        return found
+        return match
 
     def models(self) -> list[JsonObject]:
         """Entries of `/v1/models`, with vLLM's `root` and `parent`."""
@@ -101,7 +101,8 @@ class ServedModels:
             for base in self.bases.values()
         ]
         adapters = [
-            self.entry(name, one.base, str(one.folder), one.base.name) for name, one in list(self.adapters.items())
+            self.entry(name, adapter.base, str(adapter.folder), adapter.base.name)
+            for name, adapter in list(self.adapters.items())
         ]
         return [*bases, *adapters, *(self.alias_entry(*pair) for pair in list(self.aliases.items()))]
 
@@ -121,10 +122,10 @@ class ServedModels:
             "max_model_len": base.engine.context,
         }
 
-    async def load(self, asked: LoadAdapter) -> str:
+    async def load(self, body: LoadAdapter) -> str:
         """vLLM's `load_lora_adapter`: returns its text. Raises `ApiError` with its codes."""
-        name = asked.lora_name
-        if not name or not asked.lora_path:
+        name = body.lora_name
+        if not name or not body.lora_path:
             raise user_error("Both 'lora_name' and 'lora_path' must be provided.")
         try:
             check_name(name)
@@ -132,10 +133,10 @@ class ServedModels:
             raise user_error(f"'lora_name': {error}.", "lora_name") from error
         if name in self.aliases or name in self.bases:
             raise user_error(f"The lora adapter name '{name}' conflicts with a served model.", "lora_name")
-        folder = self.adapter_folder(asked.lora_path, name)
-        self.require_free(name, replace=asked.load_inplace)
+        folder = self.adapter_folder(body.lora_path, name)
+        self.require_free(name, replace=body.load_inplace)
         base = await asyncio.to_thread(self.base_of, folder)
-        await asyncio.wrap_future(base.worker.submit(lambda: self.put(name, folder, base, replace=asked.load_inplace)))
+        await asyncio.wrap_future(base.worker.submit(lambda: self.put(name, folder, base, replace=body.load_inplace)))
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def base_of(self, folder: Path) -> ServedBase:
@@ -193,9 +194,9 @@ class ServedModels:
             )
         return folder
 
-    async def unload(self, asked: UnloadAdapter) -> str:
+    async def unload(self, body: UnloadAdapter) -> str:
         """vLLM's `unload_lora_adapter`. An adapter that an alias names stays."""
-        name = asked.lora_name
+        name = body.lora_name
         if not name:
             raise user_error("'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name")
         base = self.require_loaded(name).base
@@ -218,20 +219,20 @@ class ServedModels:
             del self.adapters[name]
             base.engine.unload_adapter(name)
 
-    def set_alias(self, asked: Alias) -> dict[str, object]:
+    def set_alias(self, body: Alias) -> dict[str, object]:
         """Point an alias at a loaded adapter or at a base, or remove it; one assignment, so never in between."""
-        if asked.model is None:
-            if self.aliases.pop(asked.alias, None) is None:
-                raise ApiError(404, f"The alias '{asked.alias}' does not exist.", "NotFoundError", "alias")
+        if body.model is None:
+            if self.aliases.pop(body.alias, None) is None:
+                raise ApiError(404, f"The alias '{body.alias}' does not exist.", "NotFoundError", "alias")
         else:
-            if asked.alias in self.adapters or asked.alias in self.bases:
-                raise user_error(f"'{asked.alias}' is the name of a served model.", "alias")
-            if asked.model in self.aliases or (asked.model not in self.adapters and asked.model not in self.bases):
-                raise not_found(asked.model, self.names())
-            if asked.alias not in self.aliases and len(self.aliases) >= MAX_ALIASES:
+            if body.alias in self.adapters or body.alias in self.bases:
+                raise user_error(f"'{body.alias}' is the name of a served model.", "alias")
+            if body.model in self.aliases or (body.model not in self.adapters and body.model not in self.bases):
+                raise not_found(body.model, self.names())
+            if body.alias not in self.aliases and len(self.aliases) >= MAX_ALIASES:
                 raise user_error(f"{MAX_ALIASES} aliases are set; remove one first.", "alias")
-            self.aliases[asked.alias] = asked.model
-        return {"alias": asked.alias, "model": asked.model}
+            self.aliases[body.alias] = body.model
+        return {"alias": body.alias, "model": body.model}
 
 
 def user_error(message: str, param: str | None = None) -> ApiError:

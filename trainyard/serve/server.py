@@ -100,8 +100,8 @@ def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised:
 
     @app.post("/v1/completions", dependencies=[authorised])
     async def completions(request: Request) -> Response:
-        asked = await read_request(protocol.CompletionRequest, request)
-        return counted(request, await answers.completion(request, asked))
+        body = await read_request(protocol.CompletionRequest, request)
+        return counted(request, await answers.completion(request, body))
 
     @app.post("/v1/load_lora_adapter", dependencies=[authorised])
     async def load_adapter(request: Request) -> Response:
@@ -109,8 +109,8 @@ def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised:
 
     @app.post("/v1/unload_lora_adapter", dependencies=[authorised])
     async def unload_adapter(request: Request) -> Response:
-        asked = await read_request(protocol.UnloadAdapter, request)
-        return counted(request, PlainTextResponse(await served.unload(asked)))
+        body = await read_request(protocol.UnloadAdapter, request)
+        return counted(request, PlainTextResponse(await served.unload(body)))
 
     @app.post("/v1/aliases", dependencies=[authorised])
     async def aliases(request: Request) -> Response:
@@ -152,7 +152,10 @@ def prepare(arguments: argparse.Namespace, sources: BaseSources) -> ServedModels
     # Reading weights in another dtype than torch's default changes that default meanwhile, for every thread: the bases
     # of such a server share one.
     shared = None if dtype is torch.get_default_dtype() else Worker()
-    bases = [ServedBase(one, ModelRunner(Path(one.location), dtype=dtype), shared or Worker()) for one in sources.bases]
+    bases = [
+        ServedBase(source, ModelRunner(Path(source.location), dtype=dtype), shared or Worker())
+        for source in sources.bases
+    ]
     roots = [settings().adapters, settings().artifacts, *arguments.adapter_root]
     served = ServedModels(bases, roots, sources.aliases)
     for name, folder in map(pair_of, arguments.adapter):
@@ -169,12 +172,12 @@ def prepare(arguments: argparse.Namespace, sources: BaseSources) -> ServedModels
     return served
 
 
-def pair_of(given: str) -> tuple[str, str]:
+def pair_of(text: str) -> tuple[str, str]:
     """`NAME=VALUE` as two texts. Raises `InvalidInput` (`E-ADAPTER-INVALID`)."""
-    name, separator, value = given.partition("=")
+    name, separator, value = text.partition("=")
     if not separator:
-        what = f"--adapter {given!r} is not NAME=FOLDER."
-        raise InvalidInput(what, do="Write NAME=FOLDER.", code="E-ADAPTER-INVALID")
+        message = f"--adapter {text!r} is not NAME=FOLDER."
+        raise InvalidInput(message, do="Write NAME=FOLDER.", code="E-ADAPTER-INVALID")
     return name, value
 
 

@@ -46,16 +46,23 @@ def try_adapter_folder(folder: Path, settings: Settings, base: Path | None = Non
 
     Raises `TrainyardError` (`E-ADAPTER-INVALID`, `E-CRASH`) for an adapter that cannot be run on it.
     """
-    place, reason = (base, "") if base is not None else find_base_folder(folder, settings)
-    if place is not None and not has_weights(place):  # a folder with the config alone is enough for a conversion
-        place, reason = None, "the folder of its base has no weights"
-    if place is None:
+    base_folder, reason = (base, "") if base is not None else find_base_folder(folder, settings)
+    if base_folder is not None and not has_weights(
+        base_folder
+    ):  # a folder with the config alone is enough for a conversion
+        base_folder, reason = None, "the folder of its base has no weights"
+    if base_folder is None:
         require_finite(folder)
         return TrialRun(reason)
-    spec = {"adapter": str(folder), "base": str(place), "head": head_of(folder), "threads": child_threads(settings)}
+    spec = {
+        "adapter": str(folder),
+        "base": str(base_folder),
+        "head": head_of(folder),
+        "threads": child_threads(settings),
+    }
     with TemporaryDirectory(prefix="trainyard-trial-") as work:
-        found = run_child(PROGRAM, Path(work) / "child", spec, TRIAL_FILE, "The adapter could not be run on its base.")
-    return TrialRun(str(found["reason"]))
+        record = run_child(PROGRAM, Path(work) / "child", spec, TRIAL_FILE, "The adapter could not be run on its base.")
+    return TrialRun(str(record["reason"]))
 
 
 def try_version(version: AdapterVersion, registry: AdapterRegistry, settings: Settings) -> AdapterVersion:

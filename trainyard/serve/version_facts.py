@@ -67,12 +67,12 @@ def check_facts(facts: Mapping[str, object], name: str) -> VersionFacts:
     """The facts of a version, as a card needs them. Raises `Corrupt` (`E-CORRUPT`) naming the first that is wrong."""
     try:
         # Of a night's version, `data` has the counts of the training.
-        own: dict[str, object] = {"data": []} if isinstance(facts.get("data"), Mapping) else {}
-        return VersionFacts.model_validate({**facts, **own, "report": facts.get("report") or None})
+        overrides: dict[str, object] = {"data": []} if isinstance(facts.get("data"), Mapping) else {}
+        return VersionFacts.model_validate({**facts, **overrides, "report": facts.get("report") or None})
     except ValidationError as error:
         raise Corrupt(
             f"The facts of {name} are not those of an adapter version.",
-            why="; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3]),
+            why="; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3]),
             do="Publish the version again with `trainyard adapters push`, and pull that.",
             code="E-CORRUPT",
         ) from error

@@ -31,8 +31,8 @@ def environment(settings: Settings) -> Path:
 
 def executable(settings: Settings) -> Path | None:
     """The program `vllm` of its own environment, else of the PATH."""
-    found = shutil.which(environment(settings) / "bin" / "vllm") or shutil.which("vllm")
-    return Path(found).absolute() if found else None
+    path = shutil.which(environment(settings) / "bin" / "vllm") or shutil.which("vllm")
+    return Path(path).absolute() if path else None
 
 
 def install_line() -> str:
@@ -52,17 +52,17 @@ def require_gpu(read: Probe = read_gpus) -> None:
         )
 
 
-def program(settings: Settings, given: str | None = None) -> Path:
+def program(settings: Settings, name: str | None = None) -> Path:
     """The executable: the given one, else as `executable` finds it. Raises `Unavailable` (`R-PACKAGE-MISSING`)."""
-    found = shutil.which(given) if given else executable(settings)
-    if found is None:
+    path = shutil.which(name) if name else executable(settings)
+    if path is None:
         raise Unavailable(
             "The program vllm is not installed here.",
-            why=f"Looked for {given or 'its own environment under TRAINYARD_HOME, and the PATH'}.",
+            why=f"Looked for {name or 'its own environment under TRAINYARD_HOME, and the PATH'}.",
             do=f"Install it with `{install_line()}`, or use engine openai or local.",
             code="R-PACKAGE-MISSING",
         )
-    return Path(found).absolute()
+    return Path(path).absolute()
 
 
 def profile_of(model: str, name: str, settings: Settings) -> ServerProfile:

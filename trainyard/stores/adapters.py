@@ -103,7 +103,7 @@ class Live:
             elif entry["action"] in GOING_BACK:
                 stack = [number]
             else:
-                stack = [*(one for one in stack if one != number), number]
+                stack = [*(other for other in stack if other != number), number]
         return [number for number in stack[:-1] if number is not None]
 
 
@@ -154,15 +154,18 @@ class AdapterRegistry:
     def list(self, tenant: str | None = None, role: str | None = None) -> list[AdapterVersion]:
         """Every complete version, by tenant, role and number: no unfinished registrations, and no deleted versions."""
         tenants = [checked(tenant)] if tenant else folders_in(self.files, self.root)
-        places = [
-            self.root / one / name
-            for one in tenants
-            for name in ([checked(role)] if role else folders_in(self.files, self.root / one))
+        folders = [
+            self.root / tenant_name / name
+            for tenant_name in tenants
+            for name in ([checked(role)] if role else folders_in(self.files, self.root / tenant_name))
         ]
-        manifests = [place / one / MANIFEST for place in places for one in folders_in(self.files, place)]
-        kept = [path for path in manifests if _VERSION.fullmatch(path.parent.name) and self.files.exists(path)]
-        found = [read_manifest(path, self.files) for path in kept]
-        return sorted((one for one in found if not one.deleted), key=lambda one: (one.tenant, one.role, one.version))
+        manifests = [folder / name / MANIFEST for folder in folders for name in folders_in(self.files, folder)]
+        paths = [path for path in manifests if _VERSION.fullmatch(path.parent.name) and self.files.exists(path)]
+        versions = [read_manifest(path, self.files) for path in paths]
+        return sorted(
+            (version for version in versions if not version.deleted),
+            key=lambda version: (version.tenant, version.role, version.version),
+        )
 
     def highest(self, tenant: str, role: str) -> int:
         """The highest number that was ever taken here, also by a registration that died; 0 if none was."""
@@ -234,13 +237,13 @@ class AdapterRegistry:
             if not version.deleted:
                 version = version.model_copy(update={"deleted": self.now()})
                 write_whole(self.files, self.path(version) / MANIFEST, to_json(manifest_of(version)))
-            for one in (
+            for path in (
                 self.path(version) / name for name in self.files.listdir(self.path(version)) if name != MANIFEST
             ):
-                if self.files.is_folder(one):
-                    remove_folder(self.files, one)
+                if self.files.is_folder(path):
+                    remove_folder(self.files, path)
                 else:
-                    self.files.unlink(one)
+                    self.files.unlink(path)
             self.files.fsync_folder(self.path(version))
         return version
 
@@ -249,10 +252,10 @@ class AdapterRegistry:
 
     def verify(self, version: AdapterVersion) -> AdapterVersion:
         """The same version after a check that every byte is what the manifest says; raises `Corrupt` otherwise."""
-        found = describe(self.files, self.path(version))
+        files = describe(self.files, self.path(version))
         if CARD_FILE not in version.files:
-            found.pop(CARD_FILE, None)
-        if found != version.files:
+            files.pop(CARD_FILE, None)
+        if files != version.files:
             raise Corrupt(
                 f"The files of {version.name} are not what its manifest says.",
                 why="A file was changed, added or removed after registration.",
@@ -297,7 +300,7 @@ class AdapterRegistry:
 
     def earlier(self, tenant: str, role: str) -> Sequence[AdapterVersion]:
         """The versions that rollbacks can go to, the nearest one last."""
-        there = {one.version: one for one in self.list(tenant, role)}
+        there = {version.version: version for version in self.list(tenant, role)}
         return [there[number] for number in self.live(tenant, role).replaced() if number in there]
 
     def point(self, tenant: str, role: str, number: int | None, action: str) -> None:
@@ -325,8 +328,8 @@ class AdapterRegistry:
     def _with_key(self, tenant: str, role: str, source: Path, run_key: str) -> AdapterVersion | None:
         if not run_key:
             return None
-        same = [one for one in self.list(tenant, role) if one.run_key == run_key]
-        return next((one for one in same if one.sha256 == files_digest(describe(self.files, source))), None)
+        same = [version for version in self.list(tenant, role) if version.run_key == run_key]
+        return next((version for version in same if version.sha256 == files_digest(describe(self.files, source))), None)
 
     def flushed(self, version: AdapterVersion) -> AdapterVersion:
         """A version that is there, on the disk: the process that wrote it may have died before its last flush."""

@@ -178,15 +178,15 @@ def mark_used(store: ArtifactStore, folder: Path) -> bool:
     return True
 
 
-def take_away(store: ArtifactStore, folder: Path, unused_since: float, place: Path) -> bool:
-    """Move a result that was last used before `unused_since` to `place`; False if it was used meanwhile or is gone.
+def take_away(store: ArtifactStore, folder: Path, unused_since: float, target: Path) -> bool:
+    """Move a result that was last used before `unused_since` to `target`; False if it was used meanwhile or is gone.
 
     A lock orders this and `mark_used`: a finder has the result whole, or there is none.
     """
     with store.files.locked(store.root / REMOVAL_LOCK):
         if not folder.is_dir() or folder.stat().st_mtime >= unused_since:
             return False
-        folder.rename(place)
+        folder.rename(target)
     return True
 
 
@@ -234,35 +234,35 @@ def reference(
 ) -> Reference:
     """The reference of one port's sub-folder, from the digests of its files."""
     prefix = f"{part.folder}/" if part.folder else ""
-    own = {name.removeprefix(prefix): entry for name, entry in files.items() if name.startswith(prefix)}
-    if not own and part.folder and not (temporary / part.folder).is_dir():
+    entries = {name.removeprefix(prefix): entry for name, entry in files.items() if name.startswith(prefix)}
+    if not entries and part.folder and not (temporary / part.folder).is_dir():
         raise NotFound(f"The node said it fills {port.value} but left no folder {part.folder!r}.", code="E-NOT-FOUND")
     return Reference(
         uri=f"file://{final / part.folder if part.folder else final}",
-        sha256=digest({name: entry["sha256"] for name, entry in own.items()}),
+        sha256=digest({name: entry["sha256"] for name, entry in entries.items()}),
         kind=port,
         rows=part.rows,
-        bytes=sum(entry["bytes"] for entry in own.values()),
+        bytes=sum(entry["bytes"] for entry in entries.values()),
         facts=part.facts,
     )
 
 
-def open_reference(given: Reference) -> Path:
+def open_reference(reference: Reference) -> Path:
     """The folder of a reference, after a check that its bytes are what the reference says.
 
     Raises `NotFound` (`E-NOT-FOUND`) or `Corrupt` (`E-CORRUPT`).
     """
-    if not given.path.is_dir():
+    if not reference.path.is_dir():
         raise NotFound(
-            f"The {given.kind.value} result at {given.uri} is gone.",
+            f"The {reference.kind.value} result at {reference.uri} is gone.",
             do="Run the chain again with refresh=true.",
             code="E-NOT-FOUND",
         )
-    found = digest({name: entry["sha256"] for name, entry in whole.describe_files(given.path).items()})
-    if found != given.sha256:
+    actual = digest({name: entry["sha256"] for name, entry in whole.describe_files(reference.path).items()})
+    if actual != reference.sha256:
         raise Corrupt(
-            f"The {given.kind.value} result at {given.uri} has other bytes than when it was made.",
+            f"The {reference.kind.value} result at {reference.uri} has other bytes than when it was made.",
             do="Run the chain again with refresh=true.",
             code="E-CORRUPT",
         )
-    return given.path
+    return reference.path

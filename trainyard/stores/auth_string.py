@@ -47,9 +47,9 @@ def read_auth(settings: Settings) -> str | None:
         ) from error
 
 
-def keep_auth(settings: Settings, given: str | None = None) -> str:
-    """The home's string: `given`, else the one that it has, else a new one of 256 random bits. The file is 0600."""
-    text = usable(given, SERVER_VARIABLE) if given is not None else read_auth(settings)
+def keep_auth(settings: Settings, value: str | None = None) -> str:
+    """The home's string: `value`, else the one that it has, else a new one of 256 random bits. The file is 0600."""
+    text = usable(value, SERVER_VARIABLE) if value is not None else read_auth(settings)
     text = text or f"trainyard:{secrets.token_urlsafe(32)}"
     path = auth_file(settings)
     if text != read_auth(settings):

@@ -133,8 +133,8 @@ class DocumentLedger:
         """The latest entry under a document's name; of any stream when none is named."""
         if stream is not None:
             return self._names.get((stream, name))
-        found = [entry for (_, one), entry in self._names.items() if one == name]
-        return max(found, key=lambda entry: entry.at, default=None)
+        entries = [entry for (_, key), entry in self._names.items() if key == name]
+        return max(entries, key=lambda entry: entry.at, default=None)
 
     def _stamped(self, entry: Entry) -> Entry:
         return entry if entry.at else replace(entry, at=self.clock.now())

@@ -195,34 +195,34 @@ def make_folders(files: Files, path: Path) -> None:
 
 
 @contextmanager
-def translate_os_errors(what: str, only: frozenset[int] = frozenset()) -> Iterator[None]:
+def translate_os_errors(message: str, only: frozenset[int] = frozenset()) -> Iterator[None]:
     """Turn a disk that is full, read-only or broken into an error that says what to do; others pass unchanged.
 
-    `what` is a sentence without its full stop, such as "The ledger was not written". A block that reads other folders,
-    too, names the error numbers that `only` are translated, such as `NO_SPACE`.
+    `message` is a sentence without its full stop, such as "The ledger was not written". A block that reads other
+    folders, too, names the error numbers that `only` are translated, such as `NO_SPACE`.
     Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`).
     """
     try:
         yield
     except OSError as error:
-        problem = disk_error(what, error) if error.errno in only or not only else None
+        problem = disk_error(message, error) if error.errno in only or not only else None
         if problem is None:
             raise
         raise problem from error
 
 
-def disk_error(what: str, error: OSError) -> TrainyardError | None:
+def disk_error(message: str, error: OSError) -> TrainyardError | None:
     """The error with an answer for a kernel error; None for one that says nothing about the disk."""
     why = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}."
     if error.errno in NO_SPACE:
         do = "Free some space on that disk and run it again; a training continues from its last checkpoint."
-        return LimitExceeded(f"{what}: the disk is full.", why=why, do=do, code="E-DISK-FULL")
+        return LimitExceeded(f"{message}: the disk is full.", why=why, do=do, code="E-DISK-FULL")
     if error.errno in _NOT_WRITABLE:
         do = "Mount it writable, or give this user the right to write there, and run it again."
-        return Unavailable(f"{what}: the folder cannot be written.", why=why, do=do, code="E-DISK-READ-ONLY")
+        return Unavailable(f"{message}: the folder cannot be written.", why=why, do=do, code="E-DISK-READ-ONLY")
     if error.errno == errno.EIO:
         do = "Look at the kernel log; move TRAINYARD_HOME to a sound disk and run it again."
-        return Unavailable(f"{what}: the disk reports an error.", why=why, do=do, code="E-DISK-ERROR")
+        return Unavailable(f"{message}: the disk reports an error.", why=why, do=do, code="E-DISK-ERROR")
     return None
 
 
@@ -246,11 +246,11 @@ def lacking_space(folder: Path, least_bytes: int) -> LimitExceeded | None:
     )
 
 
-def require_inside(root: Path, path: Path, what: str, place: str) -> Path:
+def require_inside(root: Path, path: Path, subject: str, root_name: str) -> Path:
     """The path, after a check that no link leads out of the root. Raises `InvalidInput` (`E-NAME`)."""
     if not path.resolve().is_relative_to(root.resolve()):
         raise InvalidInput(
-            f"{what} lies outside {place}.",
+            f"{subject} lies outside {root_name}.",
             why="A part of its path is a symbolic link.",
             do="Remove the link.",
             code="E-NAME",

@@ -94,8 +94,8 @@ class JobStore:
 
     def list(self, state: JobState | None = None) -> list[JobRecord]:
         """Every record, the newest first; a file that cannot be read is left out."""
-        found = [record for record in self.records() if state is None or record.state is state]
-        return sorted(found, key=lambda record: (record.created, record.id), reverse=True)
+        records = [record for record in self.records() if state is None or record.state is state]
+        return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
 
     def records(self) -> Iterator[JobRecord]:
         names = self.files.listdir(self.folder) if self.files.is_folder(self.folder) else []

@@ -83,7 +83,7 @@ def read_curve(events: Iterable[Event], since: float = 0.0) -> list[Point]:
     points: dict[int, Point] = {}
     for event in select_since(events, since):
         if event["event"] == "begin":
-            points = kept(points, event.get("restarted_from"))
+            points = keep_up_to_restart(points, event.get("restarted_from"))
         step = event.get("step")
         if event["event"] == "progress" and isinstance(step, int):
             values = {name: number(event.get(name)) for name in MEASURED}
@@ -91,7 +91,7 @@ def read_curve(events: Iterable[Event], since: float = 0.0) -> list[Point]:
     return [points[step] for step in sorted(points)]
 
 
-def kept(points: dict[int, Point], restarted_from: object) -> dict[int, Point]:
+def keep_up_to_restart(points: dict[int, Point], restarted_from: object) -> dict[int, Point]:
     """What a restart leaves of the curve: the steps up to its checkpoint."""
     if isinstance(restarted_from, dict) and isinstance(step := restarted_from.get("step"), int):
         return {at: point for at, point in points.items() if at <= step}
@@ -146,7 +146,7 @@ def number(value: object) -> float | None:
 
 def select_since(events: Iterable[Event], since: float) -> Iterator[Event]:
     """The events from a time on: an identical job that ran before has left its own in the same file."""
-    return (event for event in events if (said := number(event.get("time"))) is None or said >= since)
+    return (event for event in events if (time_s := number(event.get("time"))) is None or time_s >= since)
 
 
 def read_progress(events: Iterable[Event], since: float = 0.0) -> TrainingProgress:
@@ -165,10 +165,10 @@ def apply_progress(before: TrainingProgress, event: Event) -> TrainingProgress:
     """The progress after one event; a pure function, so that a follower and a reader see the same."""
     if event["event"] not in ("begin", "progress"):
         return before
-    said = {name: event[name] for name in TrainingProgress.model_fields if isinstance(event.get(name), int | float)}
+    numbers = {name: event[name] for name in TrainingProgress.model_fields if isinstance(event.get(name), int | float)}
     if event["event"] == "begin":
-        said = {name: value for name, value in said.items() if name.startswith("total")}
-    return before.model_copy(update=said)
+        numbers = {name: value for name, value in numbers.items() if name.startswith("total")}
+    return before.model_copy(update=numbers)
 
 
 def metrics(events: Iterable[Event]) -> TrainingMetrics:
@@ -188,5 +188,5 @@ def apply_losses(before: TrainingMetrics, event: Event) -> TrainingMetrics:
     names = {"progress": ("loss", "eval_loss"), "metrics": ("final_loss", "eval_loss")}.get(event["event"])
     if names is None:
         return before
-    said = {ours: event.get(theirs) for ours, theirs in zip(("train_loss", "eval_loss"), names, strict=True)}
-    return before.model_copy(update={name: value for name, value in said.items() if isinstance(value, int | float)})
+    losses = {name: event.get(key) for name, key in zip(("train_loss", "eval_loss"), names, strict=True)}
+    return before.model_copy(update={name: value for name, value in losses.items() if isinstance(value, int | float)})

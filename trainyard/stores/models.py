@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -260,11 +260,11 @@ def read_safetensors_header(path: Path) -> dict[str, JsonObject]:
     return header
 
 
-def without_duplicates(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise ValueError("a key appears twice")
-    return found
+    return mapping
 
 
 def check_tiling(path: Path, header: JsonMapping, data_bytes: int) -> None:
@@ -295,9 +295,9 @@ def whole(number: Any) -> int:
     return number
 
 
-def broken(path: Path, what: str) -> Corrupt:
+def broken(path: Path, problem: str) -> Corrupt:
     return Corrupt(
-        f"{path.parent.name}/{path.name} is not a sound safetensors file: {what}.",
+        f"{path.parent.name}/{path.name} is not a sound safetensors file: {problem}.",
         do="Take the file from its maker again.",
         code="E-MODEL-INVALID",
     )
@@ -332,14 +332,14 @@ def model_sha256(folder: Path, *, digests: Path | None = None) -> str:
 
     With `digests`, a file whose size, inode and time of change are known is not read again: 5 GB would take 15 s.
     """
-    known = read_digests(digests)
-    fresh = dict(known)
+    cache = read_digests(digests)
+    fresh = dict(cache)
     files = {}
     for path in identity_files(folder):
         status = path.stat()
         stamp = f"{path}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
-        fresh[stamp] = files[path.name] = known.get(stamp) or file_sha256(path)
-    if digests is not None and fresh != known:
+        fresh[stamp] = files[path.name] = cache.get(stamp) or file_sha256(path)
+    if digests is not None and fresh != cache:
         digests.parent.mkdir(parents=True, exist_ok=True)
         write_json_durably(digests, fresh)
     return digest(files)
@@ -381,19 +381,19 @@ def tokenizer_size(folder: Path) -> int | None:
     vocabulary = (value.get("model") or {}).get("vocab") or {}
     ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
     added = (token.get("id") for token in value.get("added_tokens") or ())
-    return max((one for one in itertools.chain(ids, added) if isinstance(one, int)), default=-1) + 1 or None
+    return max((number for number in itertools.chain(ids, added) if isinstance(number, int)), default=-1) + 1 or None
 
 
 def chat_template(folder: Path) -> str | None:
     """Text of a folder's chat template, where transformers would find it; None when there is none."""
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
+    template_file = folder / "chat_template.jinja"
+    if template_file.is_file():
+        return template_file.read_text(encoding="utf-8")
     config = folder / "tokenizer_config.json"
-    found = read_json(config, "E-MODEL-INVALID").get("chat_template") if config.is_file() else None
-    if isinstance(found, list):
-        found = next((entry["template"] for entry in found if entry.get("name") == "default"), None)
-    return found if isinstance(found, str) else None
+    template = read_json(config, "E-MODEL-INVALID").get("chat_template") if config.is_file() else None
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
 
 
 def chat_template_sha256(folder: Path) -> str | None:

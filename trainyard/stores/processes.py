@@ -42,11 +42,11 @@ def find_process(pid: int, start: Start) -> psutil.Process | None:
     """The living process that started then under this pid; None if it ended, a zombie included."""
     try:
         process = psutil.Process(pid)
-        found: Start = process.create_time() if isinstance(start, int | float) else process_start(pid)
-        if isinstance(found, str) or isinstance(start, str):
-            same = found == start
+        actual: Start = process.create_time() if isinstance(start, int | float) else process_start(pid)
+        if isinstance(actual, str) or isinstance(start, str):
+            same = actual == start
         else:
-            same = abs(found - start) < SAME_S
+            same = abs(actual - start) < SAME_S
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.NoSuchProcess, ValueError):  # gone, or no pid at all
         return None

@@ -29,7 +29,7 @@ UNVERSIONED = 1
 class StoredKind:
     """A kind of file: where such files are below TRAINYARD_HOME, and the version that this Trainyard writes."""
 
-    places: tuple[str, ...]
+    patterns: tuple[str, ...]
     version: int = 2
 
 
@@ -91,15 +91,15 @@ def read_versioned(kind: str, data: bytes, where: Path | str) -> JsonObject:
 
 def unversioned(kind: str, value: JsonMapping, where: Path | str) -> JsonObject:
     """The value without its version. Raises `Conflict` (`E-SCHEMA`) for a later version than ours."""
-    found, ours = value.get(KEY, UNVERSIONED), KINDS[kind].version
-    if not isinstance(found, int) or found > ours:
+    version, newest = value.get(KEY, UNVERSIONED), KINDS[kind].version
+    if not isinstance(version, int) or version > newest:
         raise Conflict(
             f"{where} was made by a newer Trainyard.",
-            why=f"Its schema version is {found}; this Trainyard reads up to {ours}.",
+            why=f"Its schema version is {version}; this Trainyard reads up to {newest}.",
             do="Update Trainyard, or use another TRAINYARD_HOME with this one.",
             code="E-SCHEMA",
         )
-    return {name: one for name, one in value.items() if name != KEY}
+    return {name: entry for name, entry in value.items() if name != KEY}
 
 
 def earlier_files(home: Path) -> list[EarlierFiles]:
@@ -107,9 +107,9 @@ def earlier_files(home: Path) -> list[EarlierFiles]:
     seen = {home / name for name in OTHERS}
     counts: Counter[tuple[str, int]] = Counter()
     for kind, row in KINDS.items():
-        found = {path for place in row.places for path in home.glob(place) if path.is_file()} - seen
-        seen |= found
-        counts.update((kind, version) for path in found if (version := version_of(path)) < row.version)
+        paths = {path for pattern in row.patterns for path in home.glob(pattern) if path.is_file()} - seen
+        seen |= paths
+        counts.update((kind, version) for path in paths if (version := version_of(path)) < row.version)
     return [EarlierFiles(kind, version, KINDS[kind].version, n) for (kind, version), n in sorted(counts.items())]
 
 

@@ -63,7 +63,7 @@ def differ(path: Path, other: Path) -> bool:
             return True
         for name, facts in header.items():
             pairs = zip(read_chunks(file, start, facts), read_chunks(second, second_start, before[name]), strict=True)
-            if any(one != two for one, two in pairs):
+            if any(chunk != two for chunk, two in pairs):
                 return True
     return False
 

@@ -143,12 +143,12 @@ def write_folder(
     """
     temporary, replaced = (target.with_name(f".{target.name}{end}") for end in (".tmp", REPLACED))
     with whole_or_nothing(temporary, files):
-        known = write(temporary)
+        digests = write(temporary)
         at("written")
         if facts is None:
             flush_tree(files, temporary)
         else:
-            seal(files, temporary, known or describe(files, temporary), facts, at)
+            seal(files, temporary, digests or describe(files, temporary), facts, at)
         if facts is not None and files.is_folder(target):
             finish_exchange(files, replaced, target)
             files.rename_noreplace(target, replaced)
@@ -205,11 +205,11 @@ def file_sha256(path: Path) -> str:
 
 def files_below(files: Files, folder: Path) -> list[Path]:
     """Every file below a folder, sorted."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for name in files.listdir(folder):
         path = folder / name
-        found += files_below(files, path) if files.is_folder(path) else [path]
-    return sorted(found)
+        paths += files_below(files, path) if files.is_folder(path) else [path]
+    return sorted(paths)
 
 
 def describe_files(folder: Path) -> dict[str, JsonObject]:
@@ -225,8 +225,8 @@ def describe(files: Files, folder: Path) -> dict[str, JsonObject]:
     """`describe_files` on any disk: on the machine's own in pieces, since weights are large."""
     if isinstance(files, RealFiles):
         return describe_files(folder)
-    own = [path for path in files_below(files, folder) if path != folder / MANIFEST]
-    contents = {path.relative_to(folder).as_posix(): files.read(path) for path in own}
+    paths = [path for path in files_below(files, folder) if path != folder / MANIFEST]
+    contents = {path.relative_to(folder).as_posix(): files.read(path) for path in paths}
     return {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in contents.items()}
 
 

@@ -26,10 +26,10 @@ TYPED = frozenset({"check", "plan", "run", "jobs create", "chains create", "chai
 """Operations that read a new spec: over a network it is JSON, in which `"3"` and true are not read as numbers."""
 
 
-def request_of(name: str, given: Mapping[str, object]) -> object:
+def request_of(name: str, fields: Mapping[str, object]) -> Any:
     """The request of an operation. Raises `FieldError` for a value that it does not take."""
     try:
-        return OPERATIONS[name].request(**given)
+        return OPERATIONS[name].request(**fields)
     except ValidationError as error:
         first = error.errors()[0]
         raise FieldError(str(first["loc"][0]), first["msg"]) from error
@@ -172,5 +172,5 @@ def local_fields(request: type[BaseModel]) -> frozenset[str]:
     """The fields of a request that only a caller on this machine may set."""
     return frozenset(
         name for name, field in request.model_fields.items()
-        if any(isinstance(one, Argument | Option) and one.local for one in field.metadata)
+        if any(isinstance(marker, Argument | Option) and marker.local for marker in field.metadata)
     )  # fmt: skip

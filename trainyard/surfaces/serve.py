@@ -31,14 +31,14 @@ class Served(Response):
     url: str
 
 
-def serve(given: ServeInput, context: Context) -> Served:
+def serve(request: ServeInput, context: Context) -> Served:
     """Serve until a signal. A job's name alone means the role model.
 
     Raises `InvalidInput` (`E-PARAMETER`) for a field of another role.
     """
-    served = given.role or ("model" if given.job else "training")
+    served = request.role or ("model" if request.job else "training")
     for role, names in OWN_FIELDS.items():
-        other = [name for name in names if getattr(given, name) != ServeInput.model_fields[name].default]
+        other = [name for name in names if getattr(request, name) != ServeInput.model_fields[name].default]
         wrong = sorted(other) if role != served else []
         if wrong:
             option = "JOB" if wrong[0] == "job" else f"--{wrong[0].replace('_', '-')}"
@@ -47,25 +47,25 @@ def serve(given: ServeInput, context: Context) -> Served:
                 do=f"Leave it out, or serve with --role {role}.",
                 code="E-PARAMETER",
             )
-    return Served(url=ROLES[served](given, context))
+    return Served(url=ROLES[served](request, context))
 
 
-def answer_graph(given: ServeInput, context: Context) -> str:
-    return serve_graph(given.graph, given.host, GRAPH_PORT if given.port is None else given.port, context)
+def answer_graph(request: ServeInput, context: Context) -> str:
+    return serve_graph(request.graph, request.host, GRAPH_PORT if request.port is None else request.port, context)
 
 
-def answer_models(given: ServeInput, context: Context) -> str:
+def answer_models(request: ServeInput, context: Context) -> str:
     """Load the bases and the adapters, then answer; what is refused is refused before a model is read.
 
     The base of a job's adapter is served without being named. Raises `InvalidInput` (`E-PARAMETER`) without a model,
     and what `find_served`, `find_bases`, `require_bases`, `require_room` and the server raise.
     """
-    settings, dtype = context.settings, given.dtype or "float32"
-    model = find_model(given.job, context) if given.job else None
-    words = dict.fromkeys((*([given.job] if given.job and model is None else ()), *given.adapters))
-    adapters = [find_served(word, context) for word in words]
-    own = (str(model),) if model is not None else base_names(adapters[0], context) if given.job else ()
-    names = given.model or own or settings.served_models
+    settings, dtype = context.settings, request.dtype or "float32"
+    model = find_model(request.job, context) if request.job else None
+    adapter_names = dict.fromkeys((*([request.job] if request.job and model is None else ()), *request.adapters))
+    adapters = [find_served(word, context) for word in adapter_names]
+    bases = (str(model),) if model is not None else base_names(adapters[0], context) if request.job else ()
+    names = request.model or bases or settings.served_models
     if not names:
         raise InvalidInput(
             "No model is named, and serve_models is empty.", do="Name one, such as --model starter.", code="E-PARAMETER"
@@ -75,15 +75,15 @@ def answer_models(given: ServeInput, context: Context) -> str:
     require_room(sources.bases, dtype, settings)
     argv = server_options(
         [*(base.name for base in sources.bases), *sources.aliases],
-        {one.name: one.folder for one in adapters},
-        port=given.port or 0,
-        threads=settings.threads if given.threads is None else given.threads,
+        {adapter.name: adapter.folder for adapter in adapters},
+        port=request.port or 0,
+        threads=settings.threads if request.threads is None else request.threads,
     )
-    argv += ["--host", given.host, "--dtype", dtype]
-    argv += [word for one in adapters if one.alias for word in ("--alias", f"{one.alias}={one.name}")]
+    argv += ["--host", request.host, "--dtype", dtype]
+    argv += [word for adapter in adapters if adapter.alias for word in ("--alias", f"{adapter.alias}={adapter.name}")]
 
     def announce(record: Service) -> None:
-        answering = [sources.title, *(one.alias or one.name for one in adapters)]
+        answering = [sources.title, *(adapter.alias or adapter.name for adapter in adapters)]
         context.say(f"{', '.join(answering)} at {record.url}/v1; Ctrl-C ends it")
 
     from trainyard.serve import server  # imports torch; from here on this process is the server
@@ -93,8 +93,8 @@ def answer_models(given: ServeInput, context: Context) -> str:
 
 def find_model(word: str, context: Context) -> Path | None:
     """The folder of the whole model that a job has trained; None for an adapter. Raises as `find_version_or_job`."""
-    found = find_version_or_job(word, context)
-    return found.folder if isinstance(found, TrainedAdapter) and not found.is_adapter else None
+    versions = find_version_or_job(word, context)
+    return versions.folder if isinstance(versions, TrainedAdapter) and not versions.is_adapter else None
 
 
 def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
@@ -102,17 +102,21 @@ def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
     return (base_of(adapter, context.settings).name,)
 
 
-def answer_api(given: ServeInput, context: Context) -> str:
+def answer_api(request: ServeInput, context: Context) -> str:
     """Answer the REST API of this home."""
     # Imported here: FastAPI.
     from trainyard.app.exposure import Exposure
     from trainyard.surfaces.rest import service
 
-    port = PORT if given.port is None else given.port
-    chosen = Exposure(
-        given.host, str(given.tls_cert or ""), str(given.tls_key or ""), given.behind_proxy or "", given.allow_host
+    port = PORT if request.port is None else request.port
+    exposure = Exposure(
+        request.host,
+        str(request.tls_cert or ""),
+        str(request.tls_key or ""),
+        request.behind_proxy or "",
+        request.allow_host,
     )
-    return service.serve_api(context.settings, port, context.say, chosen, everybody=given.no_auth)
+    return service.serve_api(context.settings, port, context.say, exposure, everybody=request.no_auth)
 
 
 ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {

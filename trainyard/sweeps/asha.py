@@ -63,8 +63,8 @@ class Trial(BaseModel):
 
 def ranked(trials: Iterable[Trial], step: int, *, highest: bool) -> list[Trial]:
     """The trials that have a metric at that step, the best first; of two equal ones the earlier."""
-    found = [(value, trial) for trial in trials if (value := trial.at(step)) is not None]
-    return [trial for _, trial in sorted(found, key=lambda pair: (-pair[0] if highest else pair[0], pair[1].number))]
+    pairs = [(value, trial) for trial in trials if (value := trial.at(step)) is not None]
+    return [trial for _, trial in sorted(pairs, key=lambda pair: (-pair[0] if highest else pair[0], pair[1].number))]
 
 
 def find_promotion(
@@ -84,5 +84,9 @@ def find_promotion(
 
 def find_best(trials: Iterable[Trial], *, highest: bool) -> Trial | None:
     """The finished trial with the best metric."""
-    found = [trial for trial in trials if trial.state is TrialState.COMPLETED and trial.value is not None]
-    return min(found, key=lambda one: (-(one.value or 0.0) if highest else one.value or 0.0, one.number), default=None)
+    completed = [trial for trial in trials if trial.state is TrialState.COMPLETED and trial.value is not None]
+    return min(
+        completed,
+        key=lambda trial: (-(trial.value or 0.0) if highest else trial.value or 0.0, trial.number),
+        default=None,
+    )

@@ -30,9 +30,9 @@ def apply_values(chain: ChainSpec, ids: tuple[str, ...], values: Mapping[str, Sc
         return chain
     value = deepcopy(chain.model_dump(mode="json", exclude_unset=True))
     whole = chain.model_dump(mode="json")
-    for path, given in sorted(values.items(), key=lambda item: item[0].count(".")):
+    for path, setting in sorted(values.items(), key=lambda item: item[0].count(".")):
         node, keys = split_path(path, ids, whole)
-        put(value["nodes"][node].setdefault("config", {}), whole["nodes"][node]["config"], keys, given)
+        put(value["nodes"][node].setdefault("config", {}), whole["nodes"][node]["config"], keys, setting)
     spec, reasons = read_chain(value)
     if spec is None:
         raise Refused(reasons)
@@ -50,14 +50,14 @@ def split_path(path: str, ids: tuple[str, ...], whole: JsonMapping) -> tuple[int
             do=instead,
             code="E-PARAMETER",
         )
-    place = ids.index(node)
-    is_trainer = whole["nodes"][place]["type"] == "trainer"
+    index = ids.index(node)
+    is_trainer = whole["nodes"][index]["type"] == "trainer"
     if is_trainer and keys[0] not in TrainerConfig.model_fields and keys[0] in Hyperparameters.model_fields:
         keys = ["hyperparameters", *keys]
-    return place, keys
+    return index, keys
 
 
-def put(config: JsonObject, whole: JsonMapping, keys: list[str], given: Scalar) -> None:
+def put(config: JsonObject, whole: JsonMapping, keys: list[str], value: Scalar) -> None:
     """Write a value at its place in what was written; `whole` is the same config with its defaults."""
     *groups, last = keys
     for name in groups:
@@ -67,9 +67,9 @@ def put(config: JsonObject, whole: JsonMapping, keys: list[str], given: Scalar) 
             config[name] = kind
         config, whole = config[name], under if isinstance(under, Mapping) else {}
     if last in VARIANTS and isinstance(config.get(last), dict):
-        config[last]["type"] = given
+        config[last]["type"] = value
     else:
-        config[last] = given
+        config[last] = value
 
 
 def check_parameters(
@@ -79,15 +79,15 @@ def check_parameters(
 
     Raises `InvalidInput` (`E-PARAMETER`) and `Refused` naming the path; of a combination all its paths.
     """
-    first = {path: one.corners[0] for path, one in parameters.items()}
-    ends = ({**first, path: value} for path, one in parameters.items() for value in one.corners)
+    first = {path: parameter.corners[0] for path, parameter in parameters.items()}
+    ends = ({**first, path: value} for path, parameter in parameters.items() for value in parameter.corners)
     for values in itertools.chain(ends, corners(parameters, MAX_CORNERS)):
         refused = refusal_of(chain, ids, values, resolve)
         if refused is not None:
             alone = {path: value for path, value in values.items() if refusal_of(chain, ids, {path: value}, resolve)}
-            shown = ", ".join(f"{path}={value}" for path, value in (alone or values).items())
-            what = f"The sweep was refused: with {shown} a trial is not a valid chain."
-            raise Refused(refused.reasons, what)
+            combination = ", ".join(f"{path}={value}" for path, value in (alone or values).items())
+            message = f"The sweep was refused: with {combination} a trial is not a valid chain."
+            raise Refused(refused.reasons, message)
 
 
 def refusal_of(
@@ -103,11 +103,11 @@ def refusal_of(
 
 def needed_nodes(chain: ResolvedChain, trainer: str) -> tuple[str, ...]:
     """The trainer and what is before it, in order."""
-    found, waiting = set[str](), [trainer]
+    needed, waiting = set[str](), [trainer]
     while waiting:
-        found.add(one := waiting.pop())
-        waiting += [need for need in before(chain, one) if need not in found]
-    return tuple(one for one in chain.order if one in found)
+        needed.add(node := waiting.pop())
+        waiting += [need for need in before(chain, node) if need not in needed]
+    return tuple(node for node in chain.order if node in needed)
 
 
 def before(chain: ResolvedChain, node_id: str) -> Iterator[str]:
@@ -116,15 +116,15 @@ def before(chain: ResolvedChain, node_id: str) -> Iterator[str]:
     yield from (source.node_id for sources in node.inputs.values() for source in sources)
 
 
-def find_trainer(chain: ResolvedChain, wanted: str | None) -> str:
+def find_trainer(chain: ResolvedChain, name: str | None) -> str:
     """The id of the trainer that is compared: the only one that is not a control, if none is named.
 
     Raises `InvalidInput` (`E-PARAMETER`).
     """
     trainers = [node.id for node in chain.nodes if isinstance(node.config, TrainerConfig) and not node.config.control]
-    found = [one for one in trainers if wanted in (None, one)]
-    if len(found) == 1:
-        return found[0]
+    matches = [trainer for trainer in trainers if name in (None, trainer)]
+    if len(matches) == 1:
+        return matches[0]
     has = f"The chain has {len(trainers)} trainers: {', '.join(trainers)}." if trainers else "The chain has no trainer."
-    problem = f"There is no trainer {wanted!r}." if wanted else "Which trainer is compared is not clear."
+    problem = f"There is no trainer {name!r}." if name else "Which trainer is compared is not clear."
     raise InvalidInput(problem, why=has, do="Name one of them by --trainer.", code="E-PARAMETER")

@@ -76,8 +76,8 @@ def read_record(settings: Settings, name: str) -> SweepRecord:
         named = [entry for entry in records if is_named(name, entry.spec.name)]
         if len(named) == 1:
             return named[0]
-        known = ", ".join(entry.spec.name for entry in records)
-        why = f"There are: {known}." if known else "There is none yet."
+        names = ", ".join(entry.spec.name for entry in records)
+        why = f"There are: {names}." if names else "There is none yet."
         raise NotFound(f"There is no sweep {name!r}.", why=why, do="List them by `trainyard sweep list`.")
     return record
 

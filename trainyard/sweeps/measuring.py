@@ -20,8 +20,8 @@ def value_of(facts: JsonMapping, metric: EvalMetric) -> float:
     """
     evaluation = facts.get("evaluation") or {}
     is_best = evaluation.get("result_step") == evaluation.get("best_step")
-    found = evaluation.get("best" if is_best else "last") or {}
-    return require_finite(found.get(metric.value), metric, "the end")
+    metrics = evaluation.get("best" if is_best else "last") or {}
+    return require_finite(metrics.get(metric.value), metric, "the end")
 
 
 def measured_at(work: Path, step: int, metric: EvalMetric) -> float:
@@ -30,8 +30,8 @@ def measured_at(work: Path, step: int, metric: EvalMetric) -> float:
     Raises `InvalidInput` (`E-PARAMETER`) when it was not measured there.
     """
     events = read_events(work / EVENTS_FILE)
-    found = [event for event in events if event["event"] == "evaluation" and event.get("step") == step]
-    return require_finite(found[-1].get(metric.value) if found else None, metric, f"step {step}")
+    matches = [event for event in events if event["event"] == "evaluation" and event.get("step") == step]
+    return require_finite(matches[-1].get(metric.value) if matches else None, metric, f"step {step}")
 
 
 def require_finite(value: Any, metric: EvalMetric, where: str) -> float:

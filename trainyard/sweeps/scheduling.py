@@ -44,21 +44,21 @@ class TrialSchedule:
     def take(self) -> Segment | None:
         """The next segment; None while all that can be decided depends on those that are running, or at the end."""
         trials = self.study.trials()
-        found = self.interrupted(trials) or self.promoted(trials) or self.begun(trials) or self.finished(trials)
-        if found is not None:
-            self.running.add(found.trial.number)
-        return found
+        segment = self.interrupted(trials) or self.promoted(trials) or self.begin_trial(trials) or self.finished(trials)
+        if segment is not None:
+            self.running.add(segment.trial.number)
+        return segment
 
     def interrupted(self, trials: list[Trial]) -> Segment | None:
         """A segment that an earlier process of this sweep did not finish."""
-        left = (one for one in trials if one.state is TrialState.RUNNING and one.number not in self.running)
-        return next((self.segment(one) for one in left), None)
+        left = (trial for trial in trials if trial.state is TrialState.RUNNING and trial.number not in self.running)
+        return next((self.segment(trial) for trial in left), None)
 
     def promoted(self, trials: list[Trial]) -> Segment | None:
-        found = find_promotion(trials, self.spec.levels, self.spec.reduction, highest=self.study.highest)
-        return self.aimed(*found) if found is not None else None
+        promotion = find_promotion(trials, self.spec.levels, self.spec.reduction, highest=self.study.highest)
+        return self.aimed(*promotion) if promotion is not None else None
 
-    def begun(self, trials: list[Trial]) -> Segment | None:
+    def begin_trial(self, trials: list[Trial]) -> Segment | None:
         if len(trials) >= self.spec.trials:
             return None
         stops = self.spec.scheduler == "asha"
@@ -66,11 +66,11 @@ class TrialSchedule:
 
     def finished(self, trials: list[Trial]) -> Segment | None:
         """With few trials no rung may promote any: then the best that there is continues, so that one is finished."""
-        paused = [one for one in trials if one.state is TrialState.PAUSED]
-        if self.running or not paused or any(one.state is TrialState.COMPLETED for one in trials):
+        paused = [trial for trial in trials if trial.state is TrialState.PAUSED]
+        if self.running or not paused or any(trial.state is TrialState.COMPLETED for trial in trials):
             return None
-        rung = max(one.target or 0 for one in paused)
-        best = ranked((one for one in paused if one.target == rung), rung, highest=self.study.highest)[0]
+        rung = max(trial.target or 0 for trial in paused)
+        best = ranked((trial for trial in paused if trial.target == rung), rung, highest=self.study.highest)[0]
         target = self.spec.levels[self.spec.levels.index(rung) + 1]
         return self.aimed(best, target)
 

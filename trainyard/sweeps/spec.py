@@ -52,8 +52,8 @@ class Range(BaseModel):
     @property
     def corners(self) -> tuple[Scalar, ...]:
         """The values that are checked before the first trial: both ends."""
-        given = self.values or (self.number(self.low), self.number(self.high))
-        return (given[0], given[-1])
+        values = self.values or (self.number(self.low), self.number(self.high))
+        return (values[0], values[-1])
 
     def number(self, value: float) -> int | float:
         return round(value) if self.type == "int" else float(value)
@@ -87,7 +87,7 @@ def parse_range(path: str, text: str) -> Range | Choice:
     """Read the range of a setting. Raises `InvalidInput` (`E-PARAMETER`) naming the path."""
     match = CALL.fullmatch(text.strip())
     word, arguments = (match["word"], split_arguments(match["arguments"])) if match else ("", [])
-    numbers = [one for one in arguments if isinstance(one, int | float) and not isinstance(one, bool)]
+    numbers = [number for number in arguments if isinstance(number, int | float) and not isinstance(number, bool)]
     if word == "choice" and arguments and len(set(map(repr, arguments))) == len(arguments):
         return Choice(options=tuple(arguments))
     limits = {"uniform": 3, "int": 3, "loguniform": 2, "logint": 2}
@@ -96,7 +96,7 @@ def parse_range(path: str, text: str) -> Range | Choice:
         whole = word.endswith("int")
         log = word.startswith("log")
         fits = low < high and (step is None or 0 < step <= high - low) and (low > 0 or not log)
-        if fits and (not whole or all(float(one).is_integer() for one in numbers)):
+        if fits and (not whole or all(float(number).is_integer() for number in numbers)):
             return Range(type="int" if whole else "float", low=low, high=high, step=step, log=log)
     raise InvalidInput(
         f"{path}: {text!r} is not a range.",
@@ -108,8 +108,8 @@ def parse_range(path: str, text: str) -> Range | Choice:
 
 def split_arguments(text: str) -> list[object]:
     """Values between commas: JSON where it reads as JSON, else a word."""
-    words = [one.strip() for one in text.split(",")] if text.strip() else []
-    return [read_value(one) for one in words]
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    return [read_value(part) for part in parts]
 
 
 def read_value(text: str) -> object:
@@ -145,13 +145,15 @@ class SweepSpec(Strict):
 
     @model_validator(mode="after")
     def grid_is_finite(self) -> SweepSpec:
-        if self.sampler == "grid" and (endless := [path for path, one in self.parameters.items() if not one.values]):
+        if self.sampler == "grid" and (
+            endless := [path for path, parameter in self.parameters.items() if not parameter.values]
+        ):
             raise ValueError(f"a grid needs finite ranges: give {', '.join(endless)} a step, or use choice")
         return self
 
     def grid(self) -> Iterator[dict[str, Scalar]]:
         """Every combination of a finite sweep."""
-        values = [one.values or () for one in self.parameters.values()]
+        values = [parameter.values or () for parameter in self.parameters.values()]
         for combination in itertools.product(*values):
             yield dict(zip(self.parameters, combination, strict=True))
 
@@ -163,7 +165,7 @@ class SweepSpec(Strict):
 
 def corners(parameters: Mapping[str, Range | Choice], most: int) -> Iterator[dict[str, Scalar]]:
     """Combinations of the values that are checked before the first trial, at most `most`."""
-    values = [one.corners for one in parameters.values()]
+    values = [parameter.corners for parameter in parameters.values()]
     for combination in itertools.islice(itertools.product(*values), most):
         yield dict(zip(parameters, combination, strict=True))
 
@@ -174,8 +176,8 @@ def rung_steps(steps: int, reduction: int, first: int | None = None) -> tuple[in
     By default the first is two rungs below the end, so that a trial that is not promoted costs a ninth of a training.
     """
     step = first or max(1, math.ceil(steps / reduction**2))
-    found = []
+    rungs = []
     while step < steps:
-        found.append(step)
+        rungs.append(step)
         step *= reduction
-    return tuple(found)
+    return tuple(rungs)

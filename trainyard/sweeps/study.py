@@ -36,13 +36,15 @@ COMPARED: set[tuple[str, int]] = set()
 """Path and inode of the files whose tables are those of this Optuna, as far as this process has seen."""
 
 
-def distribution_of(given: Range | Choice) -> BaseDistribution:
+def distribution_of(parameter: Range | Choice) -> BaseDistribution:
     """A range in Optuna's words."""
-    if isinstance(given, Choice):
-        return CategoricalDistribution(given.options)
-    if given.type == "int":
-        return IntDistribution(int(given.low), int(given.high), log=given.log, step=int(given.step or 1))
-    return FloatDistribution(given.low, given.high, log=given.log, step=given.step)
+    if isinstance(parameter, Choice):
+        return CategoricalDistribution(parameter.options)
+    if parameter.type == "int":
+        return IntDistribution(
+            int(parameter.low), int(parameter.high), log=parameter.log, step=int(parameter.step or 1)
+        )
+    return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
 
 
 def make_sampler(spec: SweepSpec, number: int) -> optuna.samplers.BaseSampler:
@@ -58,16 +60,16 @@ def read_trials(folder: Path, spec: SweepSpec) -> list[Trial]:
     path = folder / STUDY_FILE
     if not path.is_file():
         return []
-    known = str(path), path.stat().st_ino
+    key = str(path), path.stat().st_ino
     # To compare the tables with this Optuna's takes three fifths of a look, and a page looks every few seconds.
-    storage = optuna.storages.RDBStorage(address_of(path), skip_compatibility_check=known in COMPARED)
-    COMPARED.add(known)
+    storage = optuna.storages.RDBStorage(address_of(path), skip_compatibility_check=key in COMPARED)
+    COMPARED.add(key)
     try:
         study = optuna.load_study(study_name=spec.name, storage=storage)
     except KeyError:
         # An earlier version was killed before the study was in its file; the sweep makes it when it continues.
         return []
-    return [read_trial(one) for one in study.get_trials(deepcopy=False)]
+    return [read_trial(trial) for trial in study.get_trials(deepcopy=False)]
 
 
 def address_of(path: Path) -> str:
@@ -81,7 +83,7 @@ class SweepStudy:
         self.spec = spec
         self.highest = spec.direction == "max"
         self.direction: Literal["minimize", "maximize"] = "maximize" if self.highest else "minimize"
-        self.distributions = {path: distribution_of(one) for path, one in spec.parameters.items()}
+        self.distributions = {path: distribution_of(parameter) for path, parameter in spec.parameters.items()}
         path = folder / STUDY_FILE
         if not path.exists():
             # Under its name the file is a whole study: Optuna makes its tables one by one, and both a reader in between
@@ -96,7 +98,7 @@ class SweepStudy:
         )
 
     def trials(self) -> list[Trial]:
-        return [read_trial(one) for one in self.study.get_trials(deepcopy=False)]
+        return [read_trial(trial) for trial in self.study.get_trials(deepcopy=False)]
 
     def add(self, target: int | None) -> Trial:
         """Draw the values of the next trial and record it; nothing is recorded if this process dies before."""
@@ -119,7 +121,9 @@ class SweepStudy:
         if self.spec.sampler == "grid":
             return self.draw_of_grid(number)
         seen = optuna.create_study(direction=self.direction, sampler=make_sampler(self.spec, number))
-        seen.add_trials([as_seen(one) for one in before if one.intermediate_values or one.state is State.COMPLETE])
+        seen.add_trials(
+            [as_seen(trial) for trial in before if trial.intermediate_values or trial.state is State.COMPLETE]
+        )
         return dict(seen.ask(self.distributions).params)
 
     def draw_of_grid(self, number: int) -> dict[str, Scalar]:
@@ -158,30 +162,30 @@ class SweepStudy:
 
     def handle(self, number: int) -> optuna.trial.Trial:
         """A trial that can be written, also one that an earlier process began."""
-        found = self.study.get_trials(deepcopy=False)[number]
-        return optuna.trial.Trial(self.study, found._trial_id)
+        trial = self.study.get_trials(deepcopy=False)[number]
+        return optuna.trial.Trial(self.study, trial._trial_id)
 
 
-def as_seen(one: FrozenTrial) -> FrozenTrial:
+def as_seen(trial: FrozenTrial) -> FrozenTrial:
     """A trial for the sampler: a paused one as pruned."""
-    state = State.COMPLETE if one.state is State.COMPLETE else State.PRUNED
+    state = State.COMPLETE if trial.state is State.COMPLETE else State.PRUNED
     return optuna.trial.create_trial(
-        state=state, value=one.value if state is State.COMPLETE else None, params=one.params,
-        distributions=one.distributions, intermediate_values=one.intermediate_values,
+        state=state, value=trial.value if state is State.COMPLETE else None, params=trial.params,
+        distributions=trial.distributions, intermediate_values=trial.intermediate_values,
     )  # fmt: skip
 
 
-def read_trial(one: FrozenTrial) -> Trial:
+def read_trial(trial: FrozenTrial) -> Trial:
     """Optuna's trial in our words."""
-    attributes: JsonMapping = one.user_attrs
+    attributes: JsonMapping = trial.user_attrs
     target, code = attributes.get(TARGET), str(attributes.get(CODE, ""))
-    state = STATES.get(one.state, TrialState.RUNNING)
-    if state is TrialState.RUNNING and target in one.intermediate_values:
+    state = STATES.get(trial.state, TrialState.RUNNING)
+    if state is TrialState.RUNNING and target in trial.intermediate_values:
         state = TrialState.PAUSED
     if state is TrialState.FAILED and attributes.get(REFUSED):
         state = TrialState.REFUSED
     return Trial(
-        number=one.number, params=one.params, state=state, found=one.intermediate_values,
-        value=one.value if state is TrialState.COMPLETED else None,
+        number=trial.number, params=trial.params, state=state, found=trial.intermediate_values,
+        value=trial.value if state is TrialState.COMPLETED else None,
         target=target, steps=int(attributes.get(STEPS, 0)), code=code, message=str(attributes.get(MESSAGE, "")),
     )  # fmt: skip

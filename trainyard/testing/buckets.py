@@ -89,8 +89,8 @@ class Buckets:
     def find(self, bucket: str, name: str, query: Mapping[str, str]) -> Stored:
         with self.lock:
             stored = self.objects.get((bucket, name))
-            wanted = query.get("generation")
-            if stored is None or wanted not in (None, str(stored.generation)):
+            generation = query.get("generation")
+            if stored is None or generation not in (None, str(stored.generation)):
                 raise Answered(404, f"No such object: {bucket}/{name}")
             self.expect(bucket, name, query.get("ifGenerationMatch"))
             return stored
@@ -104,7 +104,7 @@ class Buckets:
         """One page, of `maxResults` (1,000 by default) at most; the page token is the last name."""
         with self.lock:
             after, prefix = query.get("pageToken", ""), query.get("prefix", "")
-            names = sorted(name for one, name in self.objects if one == bucket and name.startswith(prefix))
+            names = sorted(name for owner, name in self.objects if owner == bucket and name.startswith(prefix))
             left = [name for name in names if name > after]
             page = left[: int(query.get("maxResults", 1000))]
             items = [self.objects[bucket, name].resource(bucket) for name in page]
@@ -137,7 +137,7 @@ class BucketStore:
                 self.buckets.store(self.bucket, resource, content, matching("ifGenerationMatch", if_generation_match))
             except Answered as error:
                 raise self._refused(error, name, if_generation_match) from error
-            return self._known(name)
+            return self._info(name)
 
     def get(self, name: str, *, generation: int | None = None) -> bytes:
         try:
@@ -147,7 +147,7 @@ class BucketStore:
 
     def download(self, name: str, path: Path) -> ObjectInfo:
         path.write_bytes(self.get(name))
-        return self._known(name)
+        return self._info(name)
 
     def head(self, name: str) -> ObjectInfo | None:
         stored = self.buckets.objects.get((self.bucket, checked_name(name)))
@@ -155,8 +155,10 @@ class BucketStore:
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         with self.buckets.lock:
-            found = [one for (bucket, _), one in self.buckets.objects.items() if bucket == self.bucket]
-        return [info_of(one) for one in sorted(found, key=lambda one: one.name) if one.name.startswith(prefix)]
+            objects = [entry for (bucket, _), entry in self.buckets.objects.items() if bucket == self.bucket]
+        return [
+            info_of(entry) for entry in sorted(objects, key=lambda entry: entry.name) if entry.name.startswith(prefix)
+        ]
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         with self.buckets.lock:
@@ -168,11 +170,11 @@ class BucketStore:
                 raise self._refused(error, name, if_generation_match) from error
             return True
 
-    def _known(self, name: str) -> ObjectInfo:
+    def _info(self, name: str) -> ObjectInfo:
         return info_of(self.buckets.objects[self.bucket, name])
 
-    def _refused(self, error: Answered, name: str, wanted: int | None) -> Exception:
-        return precondition_failed(name, wanted or 0, self.head(name)) if error.status == 412 else error
+    def _refused(self, error: Answered, name: str, generation: int | None) -> Exception:
+        return precondition_failed(name, generation or 0, self.head(name)) if error.status == 412 else error
 
 
 def info_of(stored: Stored) -> ObjectInfo:

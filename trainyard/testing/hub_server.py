@@ -96,19 +96,19 @@ class HubServer(LoopbackServer):
             return self.models[name]
         if (name, str(revision)) in self.branches:
             return self.branches[name, str(revision)]
-        own = [self.models[name], *(path for (repo, _), path in self.branches.items() if repo == name)]
-        return next((path for path in own if self.head(path) == revision), None)
+        folders = [self.models[name], *(path for (repo, _), path in self.branches.items() if repo == name)]
+        return next((path for path in folders if self.head(path) == revision), None)
 
     def head(self, folder: Path) -> str:
         return self.heads.get(folder, COMMIT)
 
     def commit_of(self, name: str, revision: str | None) -> tuple[str, Files] | None:
         """(commit, files) of a data set; None for a revision that it does not have."""
-        files = {path: one.read_bytes() for path, one in files_of(self.datasets[name]).items()}
+        files = {path: file.read_bytes() for path, file in files_of(self.datasets[name]).items()}
         commit = sha1_of(json.dumps({path: sha1_of(data) for path, data in files.items()}).encode())
         self.snapshots[name, commit] = files
-        wanted = commit if revision in (None, "main", "HEAD") else str(revision)
-        return (wanted, self.snapshots[name, wanted]) if (name, wanted) in self.snapshots else None
+        sha = commit if revision in (None, "main", "HEAD") else str(revision)
+        return (sha, self.snapshots[name, sha]) if (name, sha) in self.snapshots else None
 
 
 class HubHandler(LoopbackHandler):
@@ -119,18 +119,18 @@ class HubHandler(LoopbackHandler):
         self.server.requests.append((self.command, path))
         self.content = self.body()
         method = "GET" if self.command == "HEAD" else self.command
-        for wanted, pattern, handler in ROUTES:
-            if wanted == method and (found := pattern.fullmatch(path)):
-                name = found[1] if pattern.groups and "/" in (found[1] or "") else ""
+        for route_method, pattern, handler in ROUTES:
+            if route_method == method and (match := pattern.fullmatch(path)):
+                name = match[1] if pattern.groups and "/" in (match[1] or "") else ""
                 allowed = self.may_read_dataset(name) if "dataset" in handler else self.may_see_model(name, method)
                 if allowed:
-                    getattr(self, handler)(*found.groups())
+                    getattr(self, handler)(*match.groups())
                 return None
         return self.refuse(404, "EntryNotFound")
 
     do_GET = do_HEAD = do_POST = do_PUT = answer
 
-    def given(self) -> Any:
+    def json_body(self) -> Any:
         return json.loads(self.content)
 
     def refuse(self, status: int, code: str = "", message: str = "") -> None:
@@ -153,12 +153,12 @@ class HubHandler(LoopbackHandler):
         """Whether this request is allowed; those that name no repository check their own rights."""
         if not name:
             return True
-        own = self.may_write(name.split("/", maxsplit=1)[0])
+        is_owner = self.may_write(name.split("/", maxsplit=1)[0])
         if name in self.server.gated:
             self.refuse(403, "GatedRepo")
-        elif name not in self.server.models or (name in self.server.private and not own):
+        elif name not in self.server.models or (name in self.server.private and not is_owner):
             self.refuse(401, "RepoNotFound")
-        elif method == "POST" and not own:
+        elif method == "POST" and not is_owner:
             self.refuse(403, "", "You don't have the rights to write to this repository")
         else:
             return True
@@ -175,16 +175,16 @@ class HubHandler(LoopbackHandler):
     def list_tree(self, name: str, revision: str) -> None:
         if folder := self.find_folder(name, revision):
             listed = [
-                {"type": "file", "path": path, "size": one.stat().st_size, "oid": sha1_of(one.read_bytes())}
-                for path, one in files_of(folder).items()
+                {"type": "file", "path": path, "size": file.stat().st_size, "oid": sha1_of(file.read_bytes())}
+                for path, file in files_of(folder).items()
             ]
             self.send(200, listed)
 
     def inform(self, name: str, revision: str | None) -> None:
         if folder := self.find_folder(name, revision):
             siblings = [{"rfilename": path} for path in files_of(folder)]
-            known = {"id": name, "modelId": name, "sha": self.server.head(folder), "siblings": siblings}
-            self.send(200, {**known, "private": name in self.server.private})
+            fields = {"id": name, "modelId": name, "sha": self.server.head(folder), "siblings": siblings}
+            self.send(200, {**fields, "private": name in self.server.private})
 
     def send_file(self, name: str, revision: str, file: str) -> None:
         folder = self.find_folder(name, revision)
@@ -200,43 +200,45 @@ class HubHandler(LoopbackHandler):
         )
 
     def find_snapshot(self, name: str, revision: str | None) -> tuple[str, Files] | None:
-        found = self.server.commit_of(name, revision)
-        if found is None:
+        snapshot = self.server.commit_of(name, revision)
+        if snapshot is None:
             self.refuse(404, "RevisionNotFound")
-        return found
+        return snapshot
 
     def inform_dataset(self, name: str, revision: str | None) -> None:
-        if found := self.find_snapshot(name, revision):
-            siblings = [{"rfilename": path} for path in sorted(found[1])]
-            self.send(200, {"id": name, "sha": found[0], "siblings": siblings, "tags": [], "gated": False})
+        if snapshot := self.find_snapshot(name, revision):
+            siblings = [{"rfilename": path} for path in sorted(snapshot[1])]
+            self.send(200, {"id": name, "sha": snapshot[0], "siblings": siblings, "tags": [], "gated": False})
 
     def list_dataset(self, name: str, revision: str, below: str | None) -> None:
         """The entries of a folder, or with `recursive` all below it. A folder that is not there is 404."""
-        found = self.find_snapshot(name, revision)
-        if found is None:
+        snapshot = self.find_snapshot(name, revision)
+        if snapshot is None:
             return None
         recursive = parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() in ("true", "1")
         prefix = f"{below.rstrip('/')}/" if below else ""
-        inside = [path for path in found[1] if path.startswith(prefix)]
+        inside = [path for path in snapshot[1] if path.startswith(prefix)]
         if not inside and below:
             return self.refuse(404, "EntryNotFound")
-        entries = {one["path"]: one for path in inside for one in entries_to(path, prefix, found[1])}
-        shown = [one for path, one in sorted(entries.items()) if recursive or "/" not in path.removeprefix(prefix)]
-        return self.send(200, shown)
+        entries = {entry["path"]: entry for path in inside for entry in entries_to(path, prefix, snapshot[1])}
+        visible = [
+            entry for path, entry in sorted(entries.items()) if recursive or "/" not in path.removeprefix(prefix)
+        ]
+        return self.send(200, visible)
 
     def list_dataset_paths(self, name: str, revision: str) -> None:
         """The information of the paths that the body names, those that do not exist left out."""
-        if found := self.find_snapshot(name, revision):
+        if snapshot := self.find_snapshot(name, revision):
             form = parse_qs(self.content.decode())
-            wanted = form.get("paths") or (self.given()["paths"] if self.content.startswith(b"{") else [])
-            entries = {one["path"]: one for path in found[1] for one in entries_to(path, "", found[1])}
-            self.send(200, [entries[path] for path in wanted if path in entries])
+            paths = form.get("paths") or (self.json_body()["paths"] if self.content.startswith(b"{") else [])
+            entries = {entry["path"]: entry for path in snapshot[1] for entry in entries_to(path, "", snapshot[1])}
+            self.send(200, [entries[path] for path in paths if path in entries])
 
     def send_dataset_file(self, name: str, revision: str, path: str) -> None:
-        found = self.find_snapshot(name, revision)
-        if found is None:
+        snapshot = self.find_snapshot(name, revision)
+        if snapshot is None:
             return None
-        commit, files = found
+        commit, files = snapshot
         if path not in files:
             return self.refuse(404, "EntryNotFound")
         return self.send(200, files[path], {"X-Repo-Commit": commit, "ETag": f'"{sha1_of(files[path])}"'})
@@ -245,7 +247,7 @@ class HubHandler(LoopbackHandler):
 
     def validate_card(self) -> None:
         """The YAML header has to be a mapping, and its license one that is known."""
-        match = re.match(r"---\n(.*?)\n---\n", self.given()["content"], re.DOTALL)
+        match = re.match(r"---\n(.*?)\n---\n", self.json_body()["content"], re.DOTALL)
         try:
             header = yaml.safe_load(match[1]) if match else None
         except yaml.YAMLError as error:
@@ -256,9 +258,9 @@ class HubHandler(LoopbackHandler):
         return self.send(200, {"errors": [], "warnings": warnings})
 
     def create_repository(self) -> None:
-        asked = self.given()
-        name = f"{asked['organization']}/{asked['name']}"
-        if not self.may_write(asked["organization"]):
+        request = self.json_body()
+        name = f"{request['organization']}/{request['name']}"
+        if not self.may_write(request["organization"]):
             return self.refuse(403, "", "You don't have the rights to create a model under this namespace")
         if name in self.server.models:
             return self.refuse(409, "", "You already created this model repo")
@@ -266,7 +268,7 @@ class HubHandler(LoopbackHandler):
         folder = self.server.root / name
         folder.mkdir(parents=True)
         self.server.models[name] = folder
-        if asked.get("visibility") == "private" or asked.get("private"):
+        if request.get("visibility") == "private" or request.get("private"):
             self.server.private.add(name)
         return self.send(200, {"url": f"{self.server.url}/{name}", "name": name})
 
@@ -285,7 +287,7 @@ class HubHandler(LoopbackHandler):
         if folder is None:
             return
         answers = []
-        for file in self.given()["files"]:
+        for file in self.json_body()["files"]:
             mode = "lfs" if file["path"].endswith(LARGE) else "regular"
             path = folder / file["path"]
             oid = git_oid(path.read_bytes(), mode) if path.is_file() else None
@@ -294,11 +296,11 @@ class HubHandler(LoopbackHandler):
 
     def offer_uploads(self, name: str) -> None:
         objects = []
-        for one in self.given()["objects"]:
-            href = f"{self.server.url}/lfs/{one['oid']}"
+        for item in self.json_body()["objects"]:
+            href = f"{self.server.url}/lfs/{item['oid']}"
             actions = {"upload": {"href": href, "header": {}}, "verify": {"href": f"{href}/verify", "header": {}}}
-            known = {"oid": one["oid"], "size": one["size"]}
-            objects.append(known if one["oid"] in self.server.blobs else {**known, "actions": actions})
+            fields = {"oid": item["oid"], "size": item["size"]}
+            objects.append(fields if item["oid"] in self.server.blobs else {**fields, "actions": actions})
         self.send(200, {"transfer": "basic", "objects": objects})
 
     def take_blob(self, oid: str) -> None:
@@ -309,7 +311,7 @@ class HubHandler(LoopbackHandler):
 
     def verify_blob(self, oid: str) -> None:
         blob = self.server.blobs.get(oid)
-        self.send(200 if blob is not None and len(blob) == self.given()["size"] else 404, {})
+        self.send(200 if blob is not None and len(blob) == self.json_body()["size"] else 404, {})
 
     def commit(self, name: str, revision: str) -> None:
         """All lines or nothing, on top of the head that the client has seen."""
@@ -321,12 +323,12 @@ class HubHandler(LoopbackHandler):
         parent = header.get("parentCommit")
         if parent not in (None, self.server.head(folder)):
             return self.refuse(412, "", "A commit has happened since. Please refresh and try again.")
-        missing = [one["value"]["oid"] for one in lines if one["key"] == "lfsFile"]
+        missing = [entry["value"]["oid"] for entry in lines if entry["key"] == "lfsFile"]
         missing = [oid for oid in missing if oid not in self.server.blobs]
         if missing:
             return self.refuse(400, "", f"LFS pointer pointed to a file that does not exist: {missing[0]}")
-        for one in lines:
-            self.apply(folder, one["key"], one["value"])
+        for entry in lines:
+            self.apply(folder, entry["key"], entry["value"])
         self.server.commits.append((name, revision, header["summary"]))
         self.server.heads[folder] = hashlib.sha1(f"{len(self.server.commits)}{name}".encode()).hexdigest()
         url = f"{self.server.url}/{name}/commit/{self.server.heads[folder]}"
@@ -360,7 +362,7 @@ def entries_to(path: str, prefix: str, files: Files) -> list[JsonObject]:
     parts = path.removeprefix(prefix).split("/")
     above = [prefix + "/".join(parts[:depth]) for depth in range(1, len(parts))]
     folders: list[dict[str, object]] = [
-        {"type": "directory", "path": one, "size": 0, "oid": sha1_of(one.encode())} for one in above
+        {"type": "directory", "path": folder, "size": 0, "oid": sha1_of(folder.encode())} for folder in above
     ]
     return [*folders, {"type": "file", "path": path, "size": len(files[path]), "oid": sha1_of(files[path])}]
 

@@ -205,11 +205,11 @@ class _Handler(LoopbackHandler):
             "X-Goog-Hash": f"crc32c={stored.crc32c}",
             "X-Goog-Generation": str(stored.generation),
         }
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if not wanted:
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if not match:
             return 200, headers, stored.data
-        first, size = int(wanted[1]), len(stored.data)
-        last = min(int(wanted[2] or size - 1), size - 1)
+        first, size = int(match[1]), len(stored.data)
+        last = min(int(match[2] or size - 1), size - 1)
         if first > last:
             raise Answered(416, "Requested range not satisfiable.")
         headers["Content-Range"] = f"bytes {first}-{last}/{size}"
@@ -226,8 +226,8 @@ class _Handler(LoopbackHandler):
                     bucket, resource.get("name") or self.query.get("name", ""), self.query.get("ifGenerationMatch")
                 )
                 self.double.uploads[key] = Upload(bucket, resource, self.query)
-            place = f"{self.double.url}{self.route}?uploadType=resumable&upload_id={key}"
-            return 200, {"Location": place}, b""
+            location = f"{self.double.url}{self.route}?uploadType=resumable&upload_id={key}"
+            return 200, {"Location": location}, b""
         resource, data = multipart(self.headers.get("Content-Type") or "", body)
         return self._json(self.double.store(bucket, resource, data, self.query))
 
@@ -309,9 +309,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", default="", help="such as 503=0.05,lost-ack=0.05")
-    given = parser.parse_args(arguments)
-    rates = {fault: float(rate) for fault, _, rate in (part.partition("=") for part in given.rates.split(",") if part)}
-    with ObjectServer(rates=rates, seed=given.seed, port=given.port) as server:
+    options = parser.parse_args(arguments)
+    rates = {
+        fault: float(rate) for fault, _, rate in (part.partition("=") for part in options.rates.split(",") if part)
+    }
+    with ObjectServer(rates=rates, seed=options.seed, port=options.port) as server:
         print(server.url, flush=True)
         sys.stdin.read()
 

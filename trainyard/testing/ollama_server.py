@@ -100,8 +100,8 @@ class OllamaDouble:
     def chat(self, body: Mapping[str, object]) -> Answer:
         if body["model"] not in self.models:
             return 404, {"error": {"message": f"model '{body['model']}' not found", "type": "not_found_error"}}
-        said = "" if body["model"] in self.mute else SAID
-        message = {"role": "assistant", "content": said}
+        text = "" if body["model"] in self.mute else SAID
+        message = {"role": "assistant", "content": text}
         return 200, {"object": "chat.completion", "model": body["model"], "choices": [{"index": 0, "message": message}]}
 
 

@@ -71,7 +71,7 @@ def http_head(status: int, length: int, headers: dict[str, str]) -> bytes:
 def completion(request: JsonObject, text: Any, *, finish_reason: str = "stop") -> JsonObject:
     """A chat completion object; tokens are counted as words."""
     prompt = sum(len(str(message.get("content", "")).split()) for message in request.get("messages", ()))
-    words = len(str(text).split())
+    tokens = len(str(text).split())
     return {
         "id": "chatcmpl-scripted",
         "object": "chat.completion",
@@ -85,7 +85,7 @@ def completion(request: JsonObject, text: Any, *, finish_reason: str = "stop") -
                 "finish_reason": finish_reason,
             }
         ],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": words, "total_tokens": prompt + words},
+        "usage": {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens},
     }
 
 
@@ -113,8 +113,12 @@ def example(schema: JsonObject, number: int) -> Any:
 
 def default_text(exchange: Exchange) -> str:
     """What a server that honours `response_format` says: an example of the schema, else one sentence."""
-    wanted = (exchange.body.get("response_format") or {}).get("json_schema")
-    return json.dumps(example(wanted["schema"], exchange.number)) if wanted else f"Reply {exchange.number}."
+    response_schema = (exchange.body.get("response_format") or {}).get("json_schema")
+    return (
+        json.dumps(example(response_schema["schema"], exchange.number))
+        if response_schema
+        else f"Reply {exchange.number}."
+    )
 
 
 # The behaviours. Each is called with its settings and gives what one request will meet.

@@ -56,7 +56,7 @@ class Move:
 
     source: Path
     target: Path
-    made: list[Change]
+    origins: list[Change]
     """The changes before it that are not flushed and name the source: once it is kept, they do not count."""
     at: int
 
@@ -69,7 +69,7 @@ class SimulatedFiles:
         self.before = before
         self.calls: Counter[str] = Counter()
         self._names: dict[Path, Inode | None] = dict.fromkeys((root, *root.parents), FOLDER)
-        self._kept = dict(self._names)
+        self._durable = dict(self._names)
         self._changes: dict[Path, list[Change | Move]] = {}
         self._now = 0
         self._moves: list[Move] = []
@@ -97,9 +97,9 @@ class SimulatedFiles:
                 self._keep(change)
         self._changes.clear()
         self._moves.clear()
-        self._names = {path: inode for path, inode in self._kept.items() if self._reachable(path)}
-        self._kept = dict(self._names)
-        for inode in {id(one): one for one in self._names.values() if one is not FOLDER}.values():
+        self._names = {path: inode for path, inode in self._durable.items() if self._reachable(path)}
+        self._durable = dict(self._names)
+        for inode in {id(inode): inode for inode in self._names.values() if inode is not FOLDER}.values():
             inode.now = bytearray(_torn(inode, chance))
             inode.flushed, inode.dirty = bytes(inode.now), False
         self._locks.clear()
@@ -167,7 +167,7 @@ class SimulatedFiles:
     def listdir(self, path: Path) -> list[str]:
         self._folder(path)
         below = str(path).rstrip("/") + "/"
-        names = [text[len(below) :] for one in self._names if (text := str(one)).startswith(below)]
+        names = [text[len(below) :] for other in self._names if (text := str(other)).startswith(below)]
         return sorted(name for name in names if name and "/" not in name)
 
     def exists(self, path: Path) -> bool:
@@ -236,14 +236,16 @@ class SimulatedFiles:
         self._empty_removed(target)
         for folder in [path for path in self._changes if path == target or _is_below(path, target)]:
             del self._changes[folder]  # of the removed folder of this name: they never reach what takes its place
-        made = [one for one in self._changes.get(source.parent, []) if isinstance(one, Change) and source in one]
-        move = Move(source, target, made, self._tick())
+        origins = [
+            change for change in self._changes.get(source.parent, []) if isinstance(change, Change) and source in change
+        ]
+        move = Move(source, target, origins, self._tick())
         _move(self._names, source, target)
         for folder in [path for path in self._changes if path == source or _is_below(path, source)]:
             changes = self._changes.pop(folder)
-            for one in changes:
-                one.at = self._tick()
-            self._changes[_under(folder, source, target)] = [_moved(one, source, target) for one in changes]
+            for change in changes:
+                change.at = self._tick()
+            self._changes[_under(folder, source, target)] = [_moved(change, source, target) for change in changes]
         self._changes.setdefault(target.parent, []).append(move)
         self._moves.append(move)
 
@@ -267,25 +269,25 @@ class SimulatedFiles:
     def _keep(self, change: Change | Move) -> None:
         """Let the disk have a change, which may lie in a folder whose own rename it does not have yet."""
         if isinstance(change, Change):
-            kept = {self._on_disk(path, change.at): inode for path, inode in change.items()}
-            for path in [path for path, inode in kept.items() if inode == GONE and not change.emptied]:
+            entries = {self._on_disk(path, change.at): inode for path, inode in change.items()}
+            for path in [path for path, inode in entries.items() if inode == GONE and not change.emptied]:
                 self._forget_below(path)
-            _apply(self._kept, kept)
+            _apply(self._durable, entries)
             return
         self._moves.remove(change)
         source, target = self._on_disk(change.source, change.at), self._on_disk(change.target, change.at)
-        for stale in [path for path in self._kept if path == target or _is_below(path, target)]:
-            del self._kept[stale]
-        _move(self._kept, source, target)
-        self._kept[target] = FOLDER
-        for earlier in change.made:
+        for stale in [path for path in self._durable if path == target or _is_below(path, target)]:
+            del self._durable[stale]
+        _move(self._durable, source, target)
+        self._durable[target] = FOLDER
+        for earlier in change.origins:
             earlier.pop(change.source, None)
 
     def _forget_below(self, folder: Path) -> None:
         """What was in a folder that is removed does not come back with the next one of its name."""
-        if self._kept.get(folder, GONE) is FOLDER:
-            for path in [path for path in self._kept if _is_below(path, folder)]:
-                del self._kept[path]
+        if self._durable.get(folder, GONE) is FOLDER:
+            for path in [path for path in self._durable if _is_below(path, folder)]:
+                del self._durable[path]
 
     def _on_disk(self, path: Path, at: int) -> Path:
         """Where the disk has what was at this path at that moment."""
@@ -295,7 +297,7 @@ class SimulatedFiles:
         return path
 
     def _reachable(self, path: Path) -> bool:
-        return all(parent in self._kept and self._kept[parent] is FOLDER for parent in path.parents)
+        return all(parent in self._durable and self._durable[parent] is FOLDER for parent in path.parents)
 
     def _present(self, path: Path) -> None:
         if path not in self._names:
@@ -355,10 +357,10 @@ def _torn(inode: Inode, chance: random.Random) -> bytes:
     if not now.startswith(flushed):  # overwritten or cut: the old content, the new, or a part of the new
         return chance.choice([flushed, now, now[: chance.randint(0, len(now))]])
     more = now[len(flushed) :]
-    kept = more[: chance.randint(0, len(more))]
-    if len(kept) < len(more) and chance.random() < 0.25:  # the size grew before the bytes arrived
-        kept += bytes(chance.randint(1, len(more) - len(kept)))
-    return flushed + kept
+    tail = more[: chance.randint(0, len(more))]
+    if len(tail) < len(more) and chance.random() < 0.25:  # the size grew before the bytes arrived
+        tail += bytes(chance.randint(1, len(more) - len(tail)))
+    return flushed + tail
 
 
 def _error(number: int, path: Path) -> OSError:

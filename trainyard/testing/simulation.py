@@ -91,17 +91,17 @@ class Simulator:
         began = time.monotonic()
         campaigns = range(-(-nights // self.nights))
         seeds = [seed * 1_000_003 + index for index in campaigns] if campaign is None else [campaign]
-        found, failed = list[str](), list[int]()
+        violations, failed = list[str](), list[int]()
         done = attempts = checked = 0
-        for one, count, looked, wrong in self.results(seeds, inject, processes):
+        for campaign_seed, count, looked, wrong in self.results(seeds, inject, processes):
             done, attempts, checked = done + self.nights, attempts + count, checked + looked
-            found += wrong
-            failed += [one] if wrong else []
+            violations += wrong
+            failed += [campaign_seed] if wrong else []
             on_progress(done)
-            if found and until_found:
+            if violations and until_found:
                 break
         seconds = round(time.monotonic() - began, 1)
-        return SimulationOutcome(seed, done, attempts, checked, tuple(found), seconds, inject, tuple(failed))
+        return SimulationOutcome(seed, done, attempts, checked, tuple(violations), seconds, inject, tuple(failed))
 
     def results(self, seeds: Sequence[int], inject: str | None, processes: int | None) -> Iterator[CampaignResult]:
         """The campaigns' results in the order of their seeds."""
@@ -129,17 +129,17 @@ def violation_lines(violations: Sequence[str], failed: Sequence[int], replay: st
 
 def always(value: object = None) -> Callable[..., object]:
     """A function that gives one value whatever it is asked: the plainest of mistakes."""
-    return lambda *_given, **_more: value
+    return lambda *_arguments, **_more: value
 
 
 @contextmanager
 def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
     """Set each attribute to its other value; the old values come back at the end."""
-    kept = [(where, what, getattr(where, what)) for where, what, _ in swaps]
-    for where, what, other in swaps:
-        setattr(where, what, other)
+    originals = [(where, attribute, getattr(where, attribute)) for where, attribute, _ in swaps]
+    for where, attribute, other in swaps:
+        setattr(where, attribute, other)
     try:
         yield
     finally:
-        for where, what, own in kept:
-            setattr(where, what, own)
+        for where, attribute, original in originals:
+            setattr(where, attribute, original)

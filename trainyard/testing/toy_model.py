@@ -28,8 +28,8 @@ class ToyModel:
         return [None if text in self.too_long else self.score(text) for text in texts]
 
     def score(self, text: str) -> AnswerScore:
-        words = len(text.split())
-        return AnswerScore(nll=self.losses.get(text, 5.0), tokens=words, correct=words // 2)
+        count = len(text.split())
+        return AnswerScore(nll=self.losses.get(text, 5.0), tokens=count, correct=count // 2)
 
     def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str | None]:
         return [self.replies.get(case.question(), "") for case in cases]

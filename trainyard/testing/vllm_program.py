@@ -59,38 +59,38 @@ class ThinkingModel:
     context_tokens: int | None = None
 
     def __call__(self, exchange: Exchange) -> None:
-        asked = exchange.body
-        options = asked.get("chat_template_kwargs") or {}
+        body = exchange.body
+        options = body.get("chat_template_kwargs") or {}
         template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(self.template)
-        prompt = template.render(messages=asked["messages"], add_generation_prompt=True, **options)
-        most, used = int(asked.get("max_tokens", 16)), len(prompt.split())
+        prompt = template.render(messages=body["messages"], add_generation_prompt=True, **options)
+        most, used = int(body.get("max_tokens", 16)), len(prompt.split())
         if self.context_tokens is not None and used + most > self.context_tokens:
             exchange.error(400, too_long(self.context_tokens, used, most))
             return
-        words = self.answer(prompt, schema="json_schema" in (asked.get("response_format") or {})).split(" ")
-        text = " ".join(words[:most])
+        tokens = self.answer(prompt, schema="json_schema" in (body.get("response_format") or {})).split(" ")
+        text = " ".join(tokens[:most])
         reasoning, content = self.divide(text)
-        reply = completion(asked, content, finish_reason="length" if len(words) > most else "stop")
+        reply = completion(body, content, finish_reason="length" if len(tokens) > most else "stop")
         reply["choices"][0]["message"]["reasoning"] = reasoning
         exchange.reply(200, reply)
 
     def answer(self, prompt: str, *, schema: bool) -> str:
-        known = json.dumps(KNOWN) if schema else PROSE
+        reply = json.dumps(KNOWN) if schema else PROSE
         if schema and (self.parser is None or CLOSE in prompt):
-            return known  # the grammar forbids everything else, from the first token
+            return reply  # the grammar forbids everything else, from the first token
         thinking = prompt.rstrip().endswith(OPEN)
-        return f"{(THOUGHT + ' ') * self.thought_tokens}{CLOSE}\n\n{known}" if thinking else known
+        return f"{(THOUGHT + ' ') * self.thought_tokens}{CLOSE}\n\n{reply}" if thinking else reply
 
     def divide(self, text: str) -> tuple[str | None, object]:
         """(reasoning, content) as the parser finds them; without an end everything is content."""
-        found = REASONING.match(text) if self.parser else None
-        return (found["reasoning"] or None, found["content"] or None) if found else (None, text)
+        match = REASONING.match(text) if self.parser else None
+        return (match["reasoning"] or None, match["content"] or None) if match else (None, text)
 
 
-def too_long(context: int, used: int, asked: int) -> str:
+def too_long(context: int, used: int, output_tokens: int) -> str:
     return (
-        f"This model's maximum context length is {context} tokens. However, you requested {asked} output tokens and "
-        f"your prompt contains {used} input tokens, for a total of {used + asked} tokens."
+        f"This model's maximum context length is {context} tokens. However, you requested {output_tokens} output "
+        f"tokens and your prompt contains {used} input tokens, for a total of {used + output_tokens} tokens."
     )
 
 

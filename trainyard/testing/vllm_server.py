@@ -127,13 +127,13 @@ class VllmDouble(SleepingEngine):
         assert self.logprobs is not None, "a route of its own"
         choices = []
         for index, ids in enumerate(prompts):
-            places: list[JsonObject | None] = [None]
+            positions: list[JsonObject | None] = [None]
             for token, row in zip(ids[1:], self.logprobs(ids), strict=False):
                 ranked = sorted(range(len(row)), key=row.__getitem__, reverse=True)
-                ranks = {one: rank for rank, one in enumerate(ranked, 1)}
-                shown = dict.fromkeys([*ranked[: most or 0], token])
-                places.append({str(one): {"logprob": row[one], "rank": ranks[one]} for one in shown})
-            choices.append({"index": index, "text": "", "finish_reason": "length", "prompt_logprobs": places})
+                ranks = {token: rank for rank, token in enumerate(ranked, 1)}
+                tokens = dict.fromkeys([*ranked[: most or 0], token])
+                positions.append({str(token): {"logprob": row[token], "rank": ranks[token]} for token in tokens})
+            choices.append({"index": index, "text": "", "finish_reason": "length", "prompt_logprobs": positions})
         return 200, {"object": "text_completion", "model": body["model"], "choices": choices}
 
     def draw(self, body: JsonObject) -> Answer:
@@ -155,7 +155,7 @@ class VllmDouble(SleepingEngine):
                 ids.append(token)
                 values.append(row[token] - scale)
             reason = "stop" if stops & set(ids[-1:]) else "length"
-            logprobs = {"token_logprobs": values, "tokens": [f"token_id:{one}" for one in ids]}
+            logprobs = {"token_logprobs": values, "tokens": [f"token_id:{token}" for token in ids]}
             choices.append({
                 "index": index, "text": "", "finish_reason": reason, "token_ids": ids, "logprobs": logprobs,
                 "prompt_token_ids": body["prompt"],

@@ -63,7 +63,7 @@ class HostedSession:
         try:
             with device_lock(lock_of_session(self.settings, self.record.id)):
                 self.outcome = run_session(
-                    self.record, self.settings, devices=self.devices, wanted=lambda: self.wanted,
+                    self.record, self.settings, devices=self.devices, desired_state=lambda: self.wanted,
                     on_event=self.events.append, poll_s=0.05,
                 )  # fmt: skip
         except BaseException as error:

@@ -87,7 +87,7 @@ class Interrupted:
 
 def interrupted(job: TrainingJob, folder: Path, kill: int | None = None) -> None:
     by = Interrupted(folder, kill=kill)
-    train_as_child(job, folder, by.note, wanted=by.wanted, poll_s=0.02)
+    train_as_child(job, folder, by.note, desired_state=by.wanted, poll_s=0.02)
 
 
 # How they are started

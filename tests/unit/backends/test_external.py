@@ -139,15 +139,17 @@ def test_plan_holds_the_account_the_shape_and_the_tokenizer(jobs: Jobs, tmp_path
     assert desk.plan["ledger"]["rows"] == {"read": 30, "trained": 28, "truncated": 3, "dropped_truncated": 2}
     assert (desk.plan["total_steps"], desk.plan["steps_per_epoch"], desk.plan["device"]) == (14, 7, "cpu")
     assert desk.plan["lora"]["target_modules"] == ["q_proj", "v_proj"]
-    assert json.loads((desk.place / names.MODULES_FILE).read_text()) == ["q_proj", "v_proj"]
-    assert LoraConfig.from_pretrained(str(desk.place / names.ADAPTER_FOLDER)).r == 8
-    assert "<|im_start|>" in (desk.place / names.TOKENIZER_FOLDER / "chat_template.jinja").read_text()
-    assert not (desk.place / names.ADAPTER_FOLDER / names.ADAPTER_WEIGHTS).exists()
+    assert json.loads((desk.plan_folder / names.MODULES_FILE).read_text()) == ["q_proj", "v_proj"]
+    assert LoraConfig.from_pretrained(str(desk.plan_folder / names.ADAPTER_FOLDER)).r == 8
+    assert "<|im_start|>" in (desk.plan_folder / names.TOKENIZER_FOLDER / "chat_template.jinja").read_text()
+    assert not (desk.plan_folder / names.ADAPTER_FOLDER / names.ADAPTER_WEIGHTS).exists()
 
 
 def test_first_weights_of_an_adapter_are_a_function_of_the_seed(jobs: Jobs, tmp_path: Path) -> None:
     places = [
-        planned(jobs(backend="axolotl", hyperparameters={"seed": seed}), tmp_path / name, first_weights=True).place
+        planned(
+            jobs(backend="axolotl", hyperparameters={"seed": seed}), tmp_path / name, first_weights=True
+        ).plan_folder
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     digests = [
@@ -168,7 +170,7 @@ def test_learning_rates_of_the_plan_are_those_of_the_native_engine(jobs: Jobs, t
 def test_preference_rows_are_written_as_rendered_text(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     port = Port.LABELLED if stage == "kto" else Port.PREFERENCE
     desk = planned(jobs(port, stage=stage, backend="axolotl"), tmp_path)
-    lines = [orjson.loads(line) for line in (desk.place / names.TEXTS_FILE).read_bytes().splitlines()]
+    lines = [orjson.loads(line) for line in (desk.plan_folder / names.TEXTS_FILE).read_bytes().splitlines()]
     tokens = desk.plan["ledger"]["tokens"]
     assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
     assert len(lines) == desk.plan["ledger"]["rows"]["trained"]

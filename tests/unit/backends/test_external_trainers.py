@@ -74,7 +74,7 @@ def run(jobs: Jobs, folder: Path, stopper: Stopper | None = None, *, port: Port 
     hyper = {**SHORT, **config.pop("hyperparameters", {})}
     stopper = stopper or Stopper()
     job = jobs(port, hyperparameters=hyper, **config)
-    return train_as_child(job, folder, note=stopper, wanted=stopper.wanted, poll_s=0.05)
+    return train_as_child(job, folder, note=stopper, desired_state=stopper.wanted, poll_s=0.05)
 
 
 def losses(ran: Ran) -> list[float]:
@@ -267,7 +267,7 @@ def test_stop_before_the_first_step_ends_every_process(jobs: Jobs, tmp_path: Pat
 
     job = jobs(**deepspeed("lora", "zero1", 2, 2, 1))
     with pytest.raises(TrainingStopped, match="stopped before its first step"):
-        train_as_child(job, tmp_path, note=note, wanted=wanted, poll_s=0.05)
+        train_as_child(job, tmp_path, note=note, desired_state=wanted, poll_s=0.05)
     assert train_as_child(job, tmp_path).record["steps"] == 14
 
 

@@ -48,7 +48,7 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(jobs: Jobs, folder: Path, stopper: Stopper | None = None, port: Port = Port.SFT, **config: Any) -> Ran:
     stopper = stopper or Stopper()
-    return train_as_child(jobs(port, **config), folder, note=stopper, wanted=stopper.wanted, poll_s=0.02)
+    return train_as_child(jobs(port, **config), folder, note=stopper, desired_state=stopper.wanted, poll_s=0.02)
 
 
 # mlx

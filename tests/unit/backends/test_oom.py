@@ -110,7 +110,9 @@ class Trainer:
 def carry_out(job: TrainingJob, folder: Path, trainer: Any, told: list[dict[str, Any]] | None = None) -> Produced:
     on_event = (told if told is not None else []).append
     here = load_settings(home=folder / "home")
-    return train_within_memory(job, folder / "out", wanted=always_run, on_event=on_event, settings=here, train=trainer)
+    return train_within_memory(
+        job, folder / "out", desired_state=always_run, on_event=on_event, settings=here, train=trainer
+    )
 
 
 def test_one_more_try_with_half_is_recorded_and_remembered(jobs: Jobs, tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_a_real_training_without_room_is_tried_with_half(tiny_model: Path, tmp_p
         pids: list[int] = []
         own = load_settings(home=tmp_path / f"home-{batch_size}")
         out = tmp_path / f"out-{batch_size}"
-        train_within_memory(job_of(batch_size), out, wanted=always_run, on_event=look, settings=own)
+        train_within_memory(job_of(batch_size), out, desired_state=always_run, on_event=look, settings=own)
         return max(found)
 
     between = (taken_by(32) + taken_by(64)) // 2
@@ -198,7 +200,7 @@ def test_a_real_training_without_room_is_tried_with_half(tiny_model: Path, tmp_p
             resource.prlimit(event["pid"], resource.RLIMIT_AS, (between, between))
 
     job, here = job_of(64), load_settings(home=tmp_path / "home")
-    produced = train_within_memory(job, tmp_path / "out", wanted=always_run, on_event=on_event, settings=here)
+    produced = train_within_memory(job, tmp_path / "out", desired_state=always_run, on_event=on_event, settings=here)
     (warning,) = [event for event in told if event.get("code") == "E-DEVICE-MEMORY"]
     assert "batch_size 32 instead of 64" in warning["text"]
     assert produced.facts["out_of_memory"]["gradient_accumulation"] == [1, 2]

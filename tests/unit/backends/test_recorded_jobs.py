@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,8 @@ def test_a_managers_job_is_listed_shown_and_left_to_its_program(context: Context
     second = list_jobs(JobsInput(limit=1, cursor=first.next), context)
     assert [job.name for job in (*first.jobs, *second.jobs)] == ["mine", "guide"]
     assert [job.name for job in list_jobs(JobsInput(state=JobState.FAILED), context).jobs] == []
+    assert list_jobs(JobsInput(since=datetime(2020, 1, 1)), context).jobs == listed
+    assert list_jobs(JobsInput(since=datetime(2999, 1, 1)), context).jobs == ()
     for word in ("mine", run_id, listed[0].id, run_id[:8]):
         assert show_job(JobInput(job=word), context).trainings[0].step == 3
     assert [point.step for point in show_metrics(MetricsInput(job="mine"), context).trainings[0].points] == [1, 2, 3]

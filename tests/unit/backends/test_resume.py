@@ -102,7 +102,7 @@ def test_pause_of_a_supervised_run_keeps_a_checkpoint_and_the_same_job_continues
             reported.append(event["step"])
 
     with pytest.raises(TrainingStopped, match=r"E-STOPPED: The training stopped at step \d+; its checkpoint") as told:
-        train_as_child(job, tmp_path, wanted=pause_after_first_step, note=note, poll_s=0.01)
+        train_as_child(job, tmp_path, desired_state=pause_after_first_step, note=note, poll_s=0.01)
     assert told.value.reason == "pause"
     (work,) = (tmp_path / "home" / "runs" / "training").iterdir()
     (checkpoint,) = (work / "checkpoints").glob("step-*")

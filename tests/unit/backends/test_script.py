@@ -196,7 +196,7 @@ def test_a_script_that_ignores_the_request_is_killed_after_the_grace(
         return DesiredState.CANCEL if any(event["event"] == "progress" for event in seen) else DesiredState.RUN
 
     with pytest.raises(TrainingStopped, match="by force"):
-        run(own(text), tmp_path, note=seen.append, wanted=wanted, grace_s=1, poll_s=0.1)
+        run(own(text), tmp_path, note=seen.append, desired_state=wanted, grace_s=1, poll_s=0.1)
     (program,) = [event for event in seen if event["event"] == "program"]
     assert not still_runs(program["program_pid"])
 
@@ -322,7 +322,7 @@ def test_a_paused_script_continues_and_ends_in_the_same_weights(allowed: Path, j
         return DesiredState.PAUSE if any(event.get("step", 0) >= 3 for event in seen) else DesiredState.RUN
 
     with pytest.raises(TrainingStopped, match="its checkpoint is kept"):
-        run(job, tmp_path / "parts", note=seen.append, wanted=wanted, poll_s=0.02)
+        run(job, tmp_path / "parts", note=seen.append, desired_state=wanted, poll_s=0.02)
     parts = run(job, tmp_path / "parts")
     assert parts.of("begin")[0]["restarted_from"]["step"] >= 3
     assert [loss for _, loss, _ in parts.record["losses"]] == [loss for _, loss, _ in whole.record["losses"]]

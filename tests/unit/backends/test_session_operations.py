@@ -69,7 +69,7 @@ def test_the_key_of_a_reply_that_is_not_kept_is_forgotten() -> None:
     for number in range(KEPT + 2):
         queue.enter("step", {}, b"", None, f"key {number}")
         carry_out(queue)
-    assert len(queue.keyed) == len(queue.known) == KEPT
+    assert len(queue.keyed) == len(queue.by_seq) == KEPT
     assert queue.enter("step", {}, b"", None, "key 0").seq == KEPT + 3
 
 
@@ -108,7 +108,7 @@ def test_only_the_newest_replies_are_kept() -> None:
     for _ in range(KEPT + 5):
         queue.enter("step", {}, b"", None)
         carry_out(queue)
-    assert len(queue.known) == KEPT
+    assert len(queue.by_seq) == KEPT
     with pytest.raises(Conflict, match="The reply of operation 5 is not known"):
         queue.find(5)
     with pytest.raises(Conflict, match="The reply of operation 5 is not known"):

@@ -262,7 +262,7 @@ def test_order_is_grouped_and_leaves_out_others_in_each_pass() -> None:
         missing |= set(range(7)) - set(rows)
     assert len(missing) > 2
     order.set_epoch(1)
-    drawn = list(islice(order.drawn(), 4))
+    drawn = list(islice(order.sample_epochs(), 4))
     assert drawn[2:] == [list(order)[at : at + 6 : 2] for at in (0, 12)]
 
 

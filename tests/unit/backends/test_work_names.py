@@ -111,7 +111,9 @@ class Training:
         return DesiredState.CANCEL if max(self.steps(), default=0) >= self.until else DesiredState.RUN
 
     def run(self, folder: Path) -> bytes:
-        run_training(self.job, folder, wanted=self.wanted, on_event=self.note, settings=self.settings, poll_s=0.02)
+        run_training(
+            self.job, folder, desired_state=self.wanted, on_event=self.note, settings=self.settings, poll_s=0.02
+        )
         return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
 
     @property

@@ -45,7 +45,7 @@ class Crew:
         def wanted() -> DesiredState:
             return DesiredState.PAUSE if stop and (self.folder / stop).exists() else DesiredState.RUN
 
-        return supervise(argv, self.folder, wanted=wanted, on_event=self.events.append, poll_s=0.05, **options)  # type: ignore[arg-type]
+        return supervise(argv, self.folder, desired_state=wanted, on_event=self.events.append, poll_s=0.05, **options)  # type: ignore[arg-type]
 
     def of(self, event: str) -> list[Event]:
         return [one for one in self.events if one["event"] == event]
@@ -103,7 +103,7 @@ def test_a_signal_to_everybody_lets_the_first_save(crew: Crew) -> None:
 
     launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "saves_slowly", str(crew.folder)]
     argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
-    outcome = supervise(argv, crew.folder, wanted=wanted, poll_s=0.05)
+    outcome = supervise(argv, crew.folder, desired_state=wanted, poll_s=0.05)
     assert len(told) == SIZE + 2
     assert (outcome.status, outcome.reason) == (Status.STOPPED, "saved")
     assert (crew.folder / "saved").exists()
@@ -165,7 +165,7 @@ def test_nothing_survives_a_killed_supervisor(crew: Crew) -> None:
 
     launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "stops", str(crew.folder)]
     argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
-    outcome = supervise(argv, crew.folder, wanted=wanted, poll_s=0.05)
+    outcome = supervise(argv, crew.folder, desired_state=wanted, poll_s=0.05)
     assert outcome.status is Status.FAILED
     assert gone(crew.pids())
 

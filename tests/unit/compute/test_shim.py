@@ -62,7 +62,7 @@ def test_stop_reaches_the_program_as_a_signal(tmp_path: Path) -> None:
         "sh",
         "-c",
         script,
-        wanted=lambda: DesiredState.PAUSE if log.is_file() and "ready" in log.read_text() else DesiredState.RUN,
+        desired_state=lambda: DesiredState.PAUSE if log.is_file() and "ready" in log.read_text() else DesiredState.RUN,
     )
     assert result.status in (Status.DONE, Status.STOPPED)
     assert "got TERM" in log.read_text()

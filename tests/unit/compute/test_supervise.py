@@ -88,7 +88,7 @@ def test_done_child_hands_over_its_events_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [DesiredState.PAUSE, DesiredState.CANCEL])
 def test_a_wanted_stop_ends_with_75_and_its_reason(tmp_path: Path, wanted: DesiredState) -> None:
-    result, events = run(tmp_path, WORK_UNTIL_STOPPED, wanted=once_working(tmp_path, wanted))
+    result, events = run(tmp_path, WORK_UNTIL_STOPPED, desired_state=once_working(tmp_path, wanted))
     assert (result.status, result.exit_code, result.reason) == (Status.STOPPED, 75, wanted.value)
     assert events[-1]["event"] == "stopped"
     assert events[-1]["step"] > 0
@@ -109,7 +109,7 @@ worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]
 events.emit("progress", worker=worker.pid)
 time.sleep(600)
 """
-    result, events = run(tmp_path, body, wanted=once_working(tmp_path, DesiredState.PAUSE), grace_s=0.5)
+    result, events = run(tmp_path, body, desired_state=once_working(tmp_path, DesiredState.PAUSE), grace_s=0.5)
     assert (result.status, result.reason, result.killed) == (Status.STOPPED, "pause", True)
     assert gone(events[1]["worker"])
 
@@ -213,7 +213,7 @@ def test_a_flood_of_log_does_not_hold_the_loop(tmp_path: Path, mebibytes: int) -
         return DesiredState.RUN
 
     body = f"block = 'x' * (1 << 20)\nfor _ in range({mebibytes}): print(block)"
-    result, _ = run(tmp_path, body, wanted=wanted)
+    result, _ = run(tmp_path, body, desired_state=wanted)
     assert result.status is Status.DONE
     assert (tmp_path / LOG_FILE).stat().st_size > mebibytes << 20
     assert max((b - a for a, b in itertools.pairwise(polls)), default=0.0) < 1.0

@@ -34,7 +34,7 @@ def mixture(**sets: Any) -> Mixture:
 
 
 def shares(mix: Mixture, **available: int) -> dict[str, int]:
-    return {share.name: share.taken for share in share_rows(mix, available)}
+    return {share.name: share.count for share in share_rows(mix, available)}
 
 
 def test_rows_are_shared_by_weight_until_a_set_has_no_more() -> None:
@@ -71,15 +71,15 @@ def test_shares_are_exact(sets: dict[str, tuple[int, int, int]], rows: int | Non
     rules = {name: {"weight": weight, "max_epochs": epochs} for name, (weight, _, epochs) in sets.items()}
     mix = mixture(**rules, rows=rows, exhausted=exhausted)
     found = share_rows(mix, {name: there for name, (_, there, _) in sets.items()})
-    total, whole = sum(share.taken for share in found), sum(share.weight for share in found)
-    assert all(0 <= share.taken <= share.most for share in found)
+    total, whole = sum(share.count for share in found), sum(share.weight for share in found)
+    assert all(0 <= share.count <= share.most for share in found)
     assert rows is None or total <= rows
     if exhausted == "stop":
-        assert all(abs(share.taken - total * share.weight / whole) <= 1 for share in found)
+        assert all(abs(share.count - total * share.weight / whole) <= 1 for share in found)
     else:
         assert total == min(sum(share.most for share in found), rows if rows is not None else total)
     turns, _ = draw_rows(found, seed=7)
-    assert Counter(turns.tolist()) == Counter({n: share.taken for n, share in enumerate(found) if share.taken})
+    assert Counter(turns.tolist()) == Counter({n: share.count for n, share in enumerate(found) if share.count})
 
 
 def read_mix(folder: Path, name: str, **mix: Any) -> Result:

@@ -367,7 +367,7 @@ def both_ways(data: bytes, first: dict[str, Any]) -> tuple[Chunk, Chunk]:
 def plain(chunk: Chunk) -> tuple[Any, ...]:
     rows = [(type(row), [(turn.role, turn.content) for turn in row.messages]) for row in chunk.rows]  # type: ignore[union-attr]
     bad = [(bad.before, bad.line, bad.offset, bad.reason.reason) for bad in chunk.bad]
-    return rows, bad, chunk.places, [(kind.shape.name, kind.ignored) for kind in chunk.kinds]
+    return rows, bad, chunk.sources, [(kind.shape.name, kind.ignored) for kind in chunk.kinds]
 
 
 texts = st.text(max_size=12) | st.sampled_from(['" :', '\\":', "a : b", "\\", "\0", "é", " ", ""])

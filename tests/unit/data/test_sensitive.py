@@ -125,8 +125,8 @@ def test_numbers_of_a_country_without_its_code_are_found_where_the_region_is_nam
 def test_a_masked_text_has_nothing_left_to_mask(text: str) -> None:
     rules = rules_of(ALL)
     looked = looked_at(f"{text} {MAIL} {text} {KEY} {text}", rules)
-    assert looked.found["email"] >= 1 <= looked.found["api_key"]
-    assert not looked_at(looked.bare, rules).found
+    assert looked.matches["email"] >= 1 <= looked.matches["api_key"]
+    assert not looked_at(looked.bare, rules).matches
 
 
 @given(st.integers(10**14, 10**15 - 1))

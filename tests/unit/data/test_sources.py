@@ -115,7 +115,7 @@ def test_the_report_is_written_beside_the_rows(tmp_path: Path) -> None:
 
 
 def test_a_balance_that_does_not_add_up_is_a_bug() -> None:
-    balance = Balance(read=3, kept=1)
+    balance = Balance(read=3, kept_rows=1)
     balance.dropped["not_json"] = 1
     with pytest.raises(AssertionError, match="the balance of a reading does not add up"):
         balance.as_dict()

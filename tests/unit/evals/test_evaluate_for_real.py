@@ -127,7 +127,7 @@ def test_weights_that_are_nan_fail_the_evaluation(trained: Path, tiny_model: Pat
 @pytest.mark.slow
 def test_an_evaluation_that_is_cancelled_says_so(trained: Path, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(Conflict, match=r"E-STOPPED: The evaluation was stopped \(cancel\)"):
-        evaluate(job(trained, tiny_model), tmp_path, wanted=lambda: DesiredState.CANCEL)
+        evaluate(job(trained, tiny_model), tmp_path, desired_state=lambda: DesiredState.CANCEL)
 
 
 def test_a_wrong_job_is_refused_before_a_child_is_started(trained: Path, tiny_model: Path, tmp_path: Path) -> None:

@@ -91,5 +91,5 @@ def test_a_batch_scores_as_single_rows_do(made: tuple[Path, Any], tiny_model: Pa
 def test_a_choice_that_is_stopped_says_so(made: tuple[Path, Any], tmp_path: Path) -> None:  # noqa: F811
     with pytest.raises(Conflict, match=r"E-STOPPED: The choice among the answers was stopped"):
         choose_best(
-            given(tmp_path), tmp_path, made[0] / "adapter", threads=1, seed=0, wanted=lambda: DesiredState.CANCEL
+            given(tmp_path), tmp_path, made[0] / "adapter", threads=1, seed=0, desired_state=lambda: DesiredState.CANCEL
         )

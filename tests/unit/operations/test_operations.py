@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 from pydantic import TypeAdapter
 
-from docs.generator.pages import names_text
+from tools.docs.pages import names_text
 from trainyard.app.adapters.registry import list_adapters, show_adapter
 from trainyard.app.chains.check import check
 from trainyard.app.chains.run import run
@@ -228,4 +228,4 @@ def test_a_doctor_with_problems_is_not_ok(context: Context) -> None:
 
 
 def test_names_and_summaries_are_known_without_their_rows() -> None:
-    assert NAMES_FILE.read_text(encoding="utf-8") == names_text(), "run `python -m docs.generator`"
+    assert NAMES_FILE.read_text(encoding="utf-8") == names_text(), "run `python -m tools.docs`"

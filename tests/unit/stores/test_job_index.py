@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ queries = st.builds(
     name=st.sampled_from(["", "guide", "Größe", "guide-1f2e3d4c", "gu[i]de*", "g*"]),
     backend=st.sampled_from(["", "trl"]),
     text=st.sampled_from(["", "GUIDE", "done", "größe", "_b%", "job-0"]),
+    since=st.sampled_from([None, datetime.fromtimestamp(1.5, UTC)]),
     limit=st.integers(1, 5),
 )
 
@@ -294,6 +296,14 @@ def test_a_job_is_found_by_the_name_it_was_given(index: JobIndex) -> None:
     assert [found["run_id"] for found in index.find("first-job-t")] == [RUNS[2]]
     assert len(index.find("first")) == 2
     assert index.find("second") == []
+
+
+def test_jobs_since_a_time_are_selected(index: JobIndex) -> None:
+    index.put([row(number, created=1_000.0 * number) for number in range(4)], seen=1.0)
+    for since in (datetime.fromtimestamp(2_000, UTC), datetime.fromtimestamp(2_000)):
+        query = JobQuery(since=since)
+        assert [found["run_id"] for found in index.select(query).rows] == [RUNS[3], RUNS[2]]
+        assert [query.accepts(row(number, created=1_000.0 * number)) for number in range(4)] == [0, 0, 1, 1]
 
 
 def test_jobs_are_found_by_their_group(index: JobIndex) -> None:

@@ -118,7 +118,7 @@ def test_a_stored_file_has_its_version_and_an_earlier_one_is_read_the_same(kind:
     assert earlier_files(tmp_path) == []
     path.write_text(json.dumps({name: value for name, value in stored.items() if name != KEY}))
     assert read(tmp_path) == now
-    below_home = [EarlierFiles(kind, 1, KINDS[kind].version, 1)] if KINDS[kind].places else []
+    below_home = [EarlierFiles(kind, 1, KINDS[kind].version, 1)] if KINDS[kind].patterns else []
     assert earlier_files(tmp_path) == below_home
 
 

@@ -140,7 +140,7 @@ async def test_a_child_process_answers_and_sends_progress_as_notifications() -> 
 async def test_pages_and_schemas_are_resources() -> None:
     async with Client(child()) as client:
         found = {str(one.uri) for one in (await client.list_resources()).resources}
-        assert {"trainyard://schema/chain", "trainyard://docs/chains", "trainyard://docs/reference/errors"} <= found
+        assert {"trainyard://schema/chain", "trainyard://docs/chains", "trainyard://docs/guides/documents"} <= found
         (page,) = (await client.read_resource("trainyard://docs/chains")).contents
         assert isinstance(page, types.TextResourceContents)
         assert page.text.startswith("# Chains")

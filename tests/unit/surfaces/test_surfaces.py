@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from tests.conftest import REPOSITORY
+from tools.docs.pages import pages
 from trainyard import aio, connect, here
 from trainyard.app.context import OWNER
 from trainyard.operations.table import OPERATIONS, route_of
@@ -19,7 +19,6 @@ from trainyard.surfaces.rest.openapi import SERVICE_ROUTES, openapi_document
 from trainyard.surfaces.rest.routes import operation_id
 from trainyard.surfaces.sdk.surface import Surface, attribute_of, words_after
 
-REFERENCE = REPOSITORY / "docs" / "reference"
 OF_EVERY_COMMAND = {"as_json"}
 HEADERS = {"If-Match": "if_match", "Idempotency-Key": None}
 Json = dict[str, Any]
@@ -79,8 +78,8 @@ def test_all_surfaces_and_the_docs_have_the_same_operations(document: Json) -> N
     for surface in (here, aio, remote):
         assert {name for name, _ in methods(surface)} == names
     remote.close()
-    text = (REFERENCE / "commands.md").read_text(encoding="utf-8")
-    routes = (REFERENCE / "routes.md").read_text(encoding="utf-8")
+    text = pages()["commands.md"]
+    routes = pages()["routes.md"]
     for name in names:
         assert f"trainyard {name}" in text, name
         method, path = route_of(name)

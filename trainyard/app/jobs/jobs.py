@@ -46,6 +46,8 @@ from trainyard.stores.notes import NoteStore
 from trainyard.train.evaluation.divergence import DivergenceKind
 
 STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
+FILTERS = sorted(JobQuery.__dataclass_fields__.keys() & requests.JobsInput.model_fields.keys())
+"""Fields of a request that are those of a query."""
 
 
 class JobTraining(Response):
@@ -197,11 +199,9 @@ def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
     tenant = context.caller.tenant
     if tenant and given.tenant not in (None, tenant):
         return JobList(jobs=())  # another tenant's jobs are not there
-    query = JobQuery(
-        tenant=tenant or given.tenant or "", state=given.state, name=given.name or "", text=given.text or "",
-        backend=given.backend or "", stage=given.stage or "", group=given.group or "", limit=given.limit,
-        after=read_cursor(given.cursor) if given.cursor else None,
-    )  # fmt: skip
+    filters = {name: value for name in FILTERS if (value := getattr(given, name)) is not None}
+    after = read_cursor(given.cursor) if given.cursor else None
+    query = JobQuery(**filters | {"tenant": tenant or given.tenant or ""}, after=after)
     (rows, cursor), as_of = list_job_rows(query, context)
     return JobList(jobs=JOBS.validate_python(rows, extra="ignore"), next=cursor or None, as_of=as_of)
 

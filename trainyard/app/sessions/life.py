@@ -190,7 +190,7 @@ def start(record: SessionRecord, context: Context, saved: int | None = None, key
     folder = folder_of_session(context.settings, record.id)
     if not is_running(context.settings, record.id):
         last = {} if saved is None else {"op_seq": saved, "saved_op_seq": saved, "next_op_seq": saved + 1}
-        write_status(folder, SessionState.PENDING, NOT_STARTED, run.run_id, begun=False, last=last)
+        write_status(folder, SessionState.PENDING, NOT_STARTED, run.run_id, started=False, last=last)
 
 
 def opened(record: SessionRecord, context: Context) -> SessionInfo:

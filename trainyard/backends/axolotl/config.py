@@ -38,10 +38,10 @@ class AxolotlFacts:
     """Whether the GPUs multiply bf16 in hardware."""
 
 
-def choose_precision(asked: Precision, device: str, *, native_bf16: bool) -> tuple[Precision, str]:
+def choose_precision(requested: Precision, device: str, *, native_bf16: bool) -> tuple[Precision, str]:
     """The precision and its reason. Axolotl's own `bf16: auto` would take bf16 where it is only emulated."""
-    if asked is not Precision.AUTO:
-        return asked, "asked for"
+    if requested is not Precision.AUTO:
+        return requested, "asked for"
     if device == "cpu":
         return Precision.FP32, "the default on cpu"
     if native_bf16:
@@ -114,8 +114,8 @@ def adapter(job: TrainingJob, facts: AxolotlFacts) -> JsonObject:
         "peft_use_rslora": lora.rslora,
         "lora_model_dir": job.adapter or (str(facts.first_adapter) if facts.first_adapter else None),
     }
-    kept = {name: given for name, given in value.items() if given is not None}
-    return kept | (kernels if facts.device == "cpu" else {})
+    options = {name: setting for name, setting in value.items() if setting is not None}
+    return options | (kernels if facts.device == "cpu" else {})
 
 
 def sft(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
@@ -168,24 +168,24 @@ def reward(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
 STAGES = {Stage.SFT: sft, Stage.DPO: dpo, Stage.KTO: kto, Stage.REWARD: reward}
 
 
-def row_of(stage: Stage, given: JsonMapping) -> JsonObject | None:
+def row_of(stage: Stage, row: JsonMapping) -> JsonObject | None:
     """A row of the plan as the stage's `type` reads it; None where axolotl has no form for it.
 
     Its reward format is one question with an optional system turn.
     """
     if stage is Stage.SFT:
-        return {**given, "attention_mask": [1] * len(given["input_ids"])}
+        return {**row, "attention_mask": [1] * len(row["input_ids"])}
     if stage is Stage.DPO:
-        return {name: given[name] for name in ("prompt", "chosen", "rejected")}
+        return {name: row[name] for name in ("prompt", "chosen", "rejected")}
     if stage is Stage.KTO:
-        return {name: given[name] for name in ("prompt", "completion", "label")}
-    roles = [message["role"] for message in given["messages"]]
+        return {name: row[name] for name in ("prompt", "completion", "label")}
+    roles = [message["role"] for message in row["messages"]]
     if roles not in (["user"], ["system", "user"]):
         return None
-    texts = dict(zip(roles, (message["content"] for message in given["messages"]), strict=True))
+    texts = dict(zip(roles, (message["content"] for message in row["messages"]), strict=True))
     return {
         "system": texts.get("system", ""),
         "input": texts["user"],
-        "chosen": given["chosen_turn"],
-        "rejected": given["rejected_turn"],
+        "chosen": row["chosen_turn"],
+        "rejected": row["rejected_turn"],
     }

@@ -64,16 +64,16 @@ def check(run: ExternalRun) -> None:
     shutil.rmtree(run.folder / OUTPUT_FOLDER, ignore_errors=True)
     (run.folder / OUTPUT_FOLDER).mkdir()
     write_rows(run)
-    modules, first = run.place / names.MODULES_FILE, run.place / names.ADAPTER_FOLDER
+    modules, first = run.plan_folder / names.MODULES_FILE, run.plan_folder / names.ADAPTER_FOLDER
     facts = config.AxolotlFacts(
         folder=run.folder,
         device=run.device,
         total_steps=run.plan["total_steps"],
         save_steps=run.plan["save_steps"],
-        tokenizer=run.place / names.TOKENIZER_FOLDER,
+        tokenizer=run.plan_folder / names.TOKENIZER_FOLDER,
         modules=orjson.loads(modules.read_bytes()) if modules.is_file() else None,
         first_adapter=first if (first / names.ADAPTER_WEIGHTS).is_file() else None,
-        resume=next(run.found.path.glob("checkpoint-*")) if run.found.path else None,
+        resume=next(run.checkpoint.path.glob("checkpoint-*")) if run.checkpoint.path else None,
         native_bf16=has_native_bf16(),
     )
     text = yaml.safe_dump(config.config_of(run.job, facts), sort_keys=False, allow_unicode=True)
@@ -84,7 +84,7 @@ def check(run: ExternalRun) -> None:
 def write_rows(run: ExternalRun) -> None:
     """The rows of the plan in axolotl's form. Raises `InvalidInput` (`E-BACKEND-CONFIG`) for any other."""
     stage = run.job.config.stage.type
-    source = run.folder / TOKENS_FILE if stage is Stage.SFT else run.place / names.TEXTS_FILE
+    source = run.folder / TOKENS_FILE if stage is Stage.SFT else run.plan_folder / names.TEXTS_FILE
     with source.open("rb") as lines, (run.folder / ROWS_FILE).open("wb") as stream:
         for number, line in enumerate(lines, 1):
             row = config.row_of(stage, orjson.loads(line))
@@ -97,7 +97,7 @@ def write_rows(run: ExternalRun) -> None:
             stream.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
 
-def require_valid(folder: Path, given: Mapping[str, str]) -> None:
+def require_valid(folder: Path, variables: Mapping[str, str]) -> None:
     """Raise `InvalidInput` (`E-BACKEND-CONFIG`) for a key that axolotl would pass over, or a value."""
     result = folder / VALIDATION_FILE
     result.unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def require_valid(folder: Path, given: Mapping[str, str]) -> None:
     argv = [python, "-m", "trainyard_worker.axolotl_schema", str(folder / CONFIG_FILE), str(result)]
     with (folder / LOG_FILE).open("ab") as log:
         subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **given}, cwd=folder,
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **variables}, cwd=folder,
             timeout=VALIDATION_S, check=False,
         )  # fmt: skip
     if not result.is_file():
@@ -115,19 +115,19 @@ def require_valid(folder: Path, given: Mapping[str, str]) -> None:
             do="Run `trainyard backends install axolotl` again.",
             code="E-BACKEND-CONFIG",
         )
-    found = orjson.loads(result.read_bytes())
-    if found["unknown"]:
-        key, nearest = found["unknown"][0]
+    validation = orjson.loads(result.read_bytes())
+    if validation["unknown"]:
+        key, nearest = validation["unknown"][0]
         raise InvalidInput(
             f"Axolotl has no key {key!r}.",
             why="It would be passed over without a word, and the run would be another one.",
             do=f"Did you mean {nearest!r}?" if nearest else "Remove it.",
             code="E-BACKEND-CONFIG",
         )
-    if found["errors"]:
+    if validation["errors"]:
         raise InvalidInput(
-            f"Axolotl's schema refuses the configuration: {found['errors'][0]}",
-            why=f"{len(found['errors'])} in all; the configuration is {CONFIG_FILE} in {folder}.",
+            f"Axolotl's schema refuses the configuration: {validation['errors'][0]}",
+            why=f"{len(validation['errors'])} in all; the configuration is {CONFIG_FILE} in {folder}.",
             do="Change that setting, or that key of `extra`, or use another backend.",
             code="E-BACKEND-CONFIG",
         )
@@ -153,37 +153,37 @@ class AxolotlWatch:
 
     tail: LineTail | None = None
     """Reads the log; None before the first look."""
-    begun: WorkerFiles | None = None
+    worker_files: WorkerFiles | None = None
     """Reports the steps, from the first one on."""
     step: int = 0
     committed: set[int] = field(default_factory=set)
-    asked: bool = False
+    stop_sent: bool = False
 
     def look(self, run: ExternalRun) -> None:
         """Report new steps, and commit new checkpoints."""
         if self.tail is None:
-            self.tail, self.step = LineTail.at_end(run.folder / LOG_FILE), run.found.step
+            self.tail, self.step = LineTail.at_end(run.folder / LOG_FILE), run.checkpoint.step
         for values in new_steps(self.tail):
-            if self.begun is None:
-                self.begun = WorkerFiles(run.folder)
-                self.begun.begin(device=run.device, threads=run.job.threads, **precision(run))
+            if self.worker_files is None:
+                self.worker_files = WorkerFiles(run.folder)
+                self.worker_files.begin(device=run.device, threads=run.job.threads, **precision(run))
             self.step += 1
             # The numbers of the log have four digits; the record takes them from axolotl's state.
             norm = float(values["grad_norm"]) if "grad_norm" in values else None
             rate = float(values.get("learning_rate", 0.0))
-            self.begun.progress(self.step, float(values["loss"]), rate, grad_norm=norm)
+            self.worker_files.progress(self.step, float(values["loss"]), rate, grad_norm=norm)
         for step, path in list_finished(run.folder / OUTPUT_FOLDER):
-            if step not in self.committed and run.found.step < step < run.plan["total_steps"]:
+            if step not in self.committed and run.checkpoint.step < step < run.plan["total_steps"]:
                 self.committed.add(step)
                 keep(run, step, path)
 
     def stop(self, run: ExternalRun, process: psutil.Process) -> bool:
         """Have it save at the end of its step, then end it. Before its first step there is nothing to save."""
-        if self.begun is None:
+        if self.worker_files is None:
             return terminate([process])
-        if not self.asked:
+        if not self.stop_sent:
             (run.folder / OUTPUT_FOLDER / config.TRIGGER_FILE).touch()
-            self.asked = True
+            self.stop_sent = True
             return False
         if not self.committed or max(self.committed) < self.step:
             return self.step >= run.plan["total_steps"]  # it is about to end anyway
@@ -194,15 +194,17 @@ class AxolotlWatch:
         """Make a result of axolotl's output folder."""
         self.look(run)
         output = run.folder / OUTPUT_FOLDER
-        made = run.folder / names.MADE_FOLDER
-        shutil.rmtree(made, ignore_errors=True)
-        (made / "weights").mkdir(parents=True)
+        result = run.folder / names.MADE_FOLDER
+        shutil.rmtree(result, ignore_errors=True)
+        (result / "weights").mkdir(parents=True)
         # The files of a result; logs, arguments and a second tokenizer are none of it.
-        ours = ("adapter_config.json", "adapter_model.safetensors")
-        kinds = ours if run.job.config.method.facts.adapter else ("config.json", "generation_config.json", "model")
+        adapter_files = ("adapter_config.json", "adapter_model.safetensors")
+        kinds = (
+            adapter_files if run.job.config.method.facts.adapter else ("config.json", "generation_config.json", "model")
+        )
         for path in output.iterdir():
             if path.is_file() and path.name.startswith(kinds):
-                shutil.copyfile(path, made / "weights" / path.name)
+                shutil.copyfile(path, result / "weights" / path.name)
         installed = environments.list_installed(BackendName.AXOLOTL)
         report = {
             "losses": losses(output),
@@ -210,7 +212,7 @@ class AxolotlWatch:
             "versions": {name: installed[name] for name in TOOLS if name in installed},
             **precision(run),
         }
-        write_json_durably(made / names.REPORT_FILE, report)
+        write_json_durably(result / names.REPORT_FILE, report)
         finish_result(run, log_at)
         (run.folder / ROWS_FILE).unlink()
         for name in (OUTPUT_FOLDER, config.PREPARED_FOLDER, "datasets", "triton"):
@@ -225,13 +227,13 @@ def new_steps(log: LineTail) -> Iterator[JsonObject]:
 
 def list_finished(output: Path) -> list[tuple[int, Path]]:
     """Checkpoints of axolotl's own that are whole: their last file can be read."""
-    found = []
+    checkpoints = []
     for path in sorted(output.glob("checkpoint-*")):
         if match := CHECKPOINT_NAME.fullmatch(path.name):
             with suppress(OSError, orjson.JSONDecodeError):
                 orjson.loads((path / STATE_FILE).read_bytes())
-                found.append((int(match[1]), path))
-    return found
+                checkpoints.append((int(match[1]), path))
+    return checkpoints
 
 
 def keep(run: ExternalRun, step: int, path: Path) -> None:
@@ -240,15 +242,15 @@ def keep(run: ExternalRun, step: int, path: Path) -> None:
     def write(folder: Path) -> None:
         shutil.copytree(path, folder / path.name, copy_function=os.link)
 
-    made = commit(run.folder / CHECKPOINT_FOLDER, step, write)
-    size = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
-    run.events.emit("checkpoint", step=step, path=str(made), bytes=size)
+    checkpoint = commit(run.folder / CHECKPOINT_FOLDER, step, write)
+    size = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
+    run.events.emit("checkpoint", step=step, path=str(checkpoint), bytes=size)
 
 
 def precision(run: ExternalRun) -> dict[str, str]:
-    asked = run.job.config.hyperparameters.precision
-    chosen, why = config.choose_precision(asked, run.device, native_bf16=has_native_bf16())
-    return {"precision": chosen.value, "precision_why": why}
+    requested = run.job.config.hyperparameters.precision
+    choice, why = config.choose_precision(requested, run.device, native_bf16=has_native_bf16())
+    return {"precision": choice.value, "precision_why": why}
 
 
 def has_native_bf16() -> bool:
@@ -263,4 +265,8 @@ def losses(output: Path) -> list[list[float]]:
         raise TrainyardError("Axolotl ended without a state of its steps.", do=f"Read {LOG_FILE}.", code="E-PROGRAM")
     _, path = max(saved)
     history = orjson.loads((path / STATE_FILE).read_bytes())["log_history"]
-    return [[one["step"], float(one["loss"]), float(one.get("learning_rate", 0.0))] for one in history if "loss" in one]
+    return [
+        [entry["step"], float(entry["loss"]), float(entry.get("learning_rate", 0.0))]
+        for entry in history
+        if "loss" in entry
+    ]

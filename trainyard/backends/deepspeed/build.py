@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainyard.backends.environments import clean_variables
-from trainyard.backends.external.steps import carry_out
+from trainyard.backends.external.steps import run_install_step
 from trainyard.inherited import installer_environment
 
 EXTENSIONS_FOLDER = "torch_extensions"
@@ -27,14 +27,14 @@ def build(environment: Path, say: Callable[[str], None]) -> None:
     """Compile the operators that a CPU job needs into the environment. Raises `Unavailable` (`E-INSTALL`)."""
     say("compiling the shared-memory operator (about two minutes)")
     scripts = environment / "bin"
-    given = {
+    variables = {
         **clean_variables(installer_environment()),
         "TORCH_EXTENSIONS_DIR": str(environment / EXTENSIONS_FOLDER),
         "DS_ACCELERATOR": "cpu",
         "MAX_JOBS": "1",
         "PATH": f"{scripts}:{os.environ.get('PATH', '/usr/bin:/bin')}",
     }
-    carry_out([str(scripts / "python"), "-c", PREBUILD], environment, given)
+    run_install_step([str(scripts / "python"), "-c", PREBUILD], environment, variables)
 
 
 def clear_stale_locks(extensions: Path) -> list[Path]:

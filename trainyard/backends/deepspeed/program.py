@@ -37,23 +37,24 @@ def check(run: ExternalRun) -> None:
         run.events.emit("warning", text=f"A compiler that was killed left {lock}; it was removed.")
     shutil.rmtree(run.folder / MEETING_FOLDER, ignore_errors=True)
     (run.folder / MEETING_FOLDER).mkdir()
-    if run.found.path is None:
+    if run.checkpoint.path is None:
         return
-    pointer = run.found.path / "latest"
+    pointer = run.checkpoint.path / "latest"
     tag = pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
-    if not tag or not (run.found.path / tag).is_dir():  # DeepSpeed's own pointer
+    if not tag or not (run.checkpoint.path / tag).is_dir():  # DeepSpeed's own pointer
         raise Corrupt(
-            f"The checkpoint in {run.found.path} names {tag or 'nothing'} as its latest state, which is not there.",
+            f"The checkpoint in {run.checkpoint.path} names {tag or 'nothing'} as its latest state, "
+            "which is not there.",
             do="Remove that folder: the training resumes from the checkpoint before it.",
             code="E-CHECKPOINT-CORRUPT",
         )
-    made_by = orjson.loads((run.found.path / MANIFEST).read_bytes())
-    asked = {"processes": run.job.config.launch.processes, "strategy": run.job.config.launch.strategy.value}
-    for name, value in asked.items():
+    made_by = orjson.loads((run.checkpoint.path / MANIFEST).read_bytes())
+    launch = {"processes": run.job.config.launch.processes, "strategy": run.job.config.launch.strategy.value}
+    for name, value in launch.items():
         if made_by.get(name) != value:
             before = made_by.get(name)
             raise Corrupt(
-                f"The checkpoint of step {run.found.step} was made with {name} {before}, this run has {value}.",
+                f"The checkpoint of step {run.checkpoint.step} was made with {name} {before}, this run has {value}.",
                 why="Each rank saves its own shard of the optimizer's state, and the shards cannot be redistributed.",
                 do=f"Resume with {name} {before}, or start the training again.",
                 code="E-CHECKPOINT-MISMATCH",
@@ -63,7 +64,7 @@ def check(run: ExternalRun) -> None:
 def argv(run: ExternalRun) -> list[str]:
     """The launcher's command line, in the tool's interpreter."""
     launch = run.job.config.launch
-    python = place() / "bin" / "python"
+    python = find_environment() / "bin" / "python"
     if launch.launcher == "deepspeed":
         # It ignores the environment and takes the first devices by default.
         numbers = ",".join(map(str, run.job.devices))
@@ -76,30 +77,30 @@ def argv(run: ExternalRun) -> list[str]:
     return torchrun(str(python), launch.processes, [*WORKER, str(run.folder)], meeting)
 
 
-def place() -> Path:
+def find_environment() -> Path:
     """The environment by its real path, under which its operators were compiled: under another they would be again."""
     return environments.python_of(BackendName.DEEPSPEED).parent.parent.resolve()
 
 
 def extensions() -> Path:
     """Return the folder of compiled operators: inside an environment that Trainyard made, next to any other one."""
-    own = place() / EXTENSIONS_FOLDER
-    return own if own.is_dir() else environments.envs() / "extensions-deepspeed"
+    folder = find_environment() / EXTENSIONS_FOLDER
+    return folder if folder.is_dir() else environments.envs() / "extensions-deepspeed"
 
 
 def variables(run: ExternalRun) -> Mapping[str, str]:
     """Return the environment variables of the tool's processes in addition to Trainyard's own."""
-    given = {
+    values = {
         **distributed_variables(run.job),
         "TORCH_EXTENSIONS_DIR": str(extensions()),
         "DS_BUILD_OPS": "0",
-        "PATH": f"{place() / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}",
+        "PATH": f"{find_environment() / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}",
         "TRANSFORMERS_VERBOSITY": "error",
     }
     if run.device == "cpu":
         # On a machine without a network its own name may not resolve; the processes are all here.
-        given |= {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
-    return given
+        values |= {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
+    return values
 
 
 def stop(run: ExternalRun, launcher: psutil.Process) -> bool:

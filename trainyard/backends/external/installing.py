@@ -25,7 +25,7 @@ import orjson
 
 from trainyard.backends import environments
 from trainyard.backends.deepspeed.build import build as build_deepspeed
-from trainyard.backends.external.steps import ENDING, LOG_FILE, carry_out, make_install_error
+from trainyard.backends.external.steps import ENDING, LOG_FILE, make_install_error, run_install_step
 from trainyard.backends.llamacpp.build import build as build_llamacpp
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
@@ -61,7 +61,7 @@ def phases(text: str) -> list[Phase]:
             groups[-1][1].append(stripped)
     options, first = groups[0]
     split = [(options, first[:1]), (options, first[1:]), *groups[1:]]
-    return [Phase(given, tuple(lines)) for given, lines in split if lines]
+    return [Phase(options, tuple(lines)) for options, lines in split if lines]
 
 
 def install(name: Installable, settings: Settings, say: Say) -> environments.Health:
@@ -73,25 +73,25 @@ def install(name: Installable, settings: Settings, say: Say) -> environments.Hea
     require_installable(name, settings)
     root = environments.envs(settings)
     root.mkdir(parents=True, exist_ok=True)
-    with ENDING.taken(), one_at_a_time(name, root, say):
-        if is_current(name, settings) and (known := environments.health(name, settings)).ok:
-            say(f"{name.value} {known.version} is installed already")
-            return known
+    with ENDING.catch_signals(), one_at_a_time(name, root, say):
+        if is_current(name, settings) and (last_health := environments.health(name, settings)).ok:
+            say(f"{name.value} {last_health.version} is installed already")
+            return last_health
         sweep(name, root)
         require_python(name)
         require_room(root, environments.described(name).room_gib)
-        place = Path(tempfile.mkdtemp(prefix=f".{name.value}-", dir=root))
+        environment = Path(tempfile.mkdtemp(prefix=f".{name.value}-", dir=root))
         try:
-            made = build(name, place, say)
+            health = build(name, environment, say)
         except BaseException:
-            if (place / LOG_FILE).is_file():  # what a failed installation said outlives its folder
-                shutil.copyfile(place / LOG_FILE, root / f"{name.value}.{LOG_FILE}")
-            shutil.rmtree(place, ignore_errors=True)
+            if (environment / LOG_FILE).is_file():  # what a failed installation said outlives its folder
+                shutil.copyfile(environment / LOG_FILE, root / f"{name.value}.{LOG_FILE}")
+            shutil.rmtree(environment, ignore_errors=True)
             raise
-        take_place(place, root / name.value)
+        take_place(environment, root / name.value)
         environments.health_file(name, settings).unlink(missing_ok=True)
         sweep(name, root)
-        say(f"{name.value} {made.version} is installed and imports ({made.seconds:.0f} s)")
+        say(f"{name.value} {health.version} is installed and imports ({health.seconds:.0f} s)")
         return environments.health(name, settings)
 
 
@@ -106,7 +106,7 @@ def require_installable(name: Installable, settings: Settings) -> None:
     if environments.external_of(name) is None:
         raise InvalidInput(
             f"The backend {name.value} has no environment of its own: it runs in Trainyard's.",
-            do=f"Install one of: {', '.join(one.value for one in environments.REQUIREMENTS)}.",
+            do=f"Install one of: {', '.join(backend.value for backend in environments.REQUIREMENTS)}.",
             code="E-BACKEND-CONFIG",
         )
 
@@ -115,9 +115,9 @@ def require_python(name: Installable, version: tuple[int, int] = sys.version_inf
     """Raise `Unavailable` (`E-INSTALL`) where a package of the environment has no wheel for our Python."""
     pythons = environments.described(name).pythons
     if pythons and version not in pythons:
-        known = " and ".join(".".join(map(str, one)) for one in pythons)
+        versions = " and ".join(".".join(map(str, python)) for python in pythons)
         raise Unavailable(
-            f"The pinned packages of {name.value} are for Python {known}; this is {'.'.join(map(str, version))}.",
+            f"The pinned packages of {name.value} are for Python {versions}; this is {'.'.join(map(str, version))}.",
             why="The environment is made with the Python that Trainyard runs on.",
             do=f"Install {environments.REQUIREMENTS[name].name} in an environment with such a Python, and name it in "
             f"trainyard.toml: backend_envs.{name.value}.",
@@ -140,9 +140,10 @@ def is_current(name: Installable, settings: Settings) -> bool:
     path = environments.folder(name, settings) / environments.RECORD_FILE
     if not path.is_file():
         return False
-    made = orjson.loads(path.read_bytes())
+    record = orjson.loads(path.read_bytes())
     return bool(
-        made.get("requirements") == environments.requirements_digest(name) and made.get("python") == python_version()
+        record.get("requirements") == environments.requirements_digest(name)
+        and record.get("python") == python_version()
     )
 
 
@@ -150,22 +151,22 @@ def python_version() -> str:
     return ".".join(map(str, sys.version_info[:3]))
 
 
-def build(name: Installable, place: Path, say: Say) -> environments.Health:
+def build(name: Installable, environment: Path, say: Say) -> environments.Health:
     """Fill an empty folder with a tested environment and its record. Raises `Unavailable` (`E-INSTALL`)."""
     external, started = environments.described(name), time.monotonic()
-    given = {**environments.clean_variables(installer_environment()), **external.variables}
-    say(f"making {place.name}")
-    carry_out([sys.executable, "-P", "-m", "venv", str(place)], place, given)
-    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    variables = {**environments.clean_variables(installer_environment()), **external.variables}
+    say(f"making {environment.name}")
+    run_install_step([sys.executable, "-P", "-m", "venv", str(environment)], environment, variables)
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     for phase in phases(environments.REQUIREMENTS[name].read_text(encoding="utf-8")):
         say(f"installing {', '.join(phase.requirements)}")
-        carry_out([*pip, *phase.options, *phase.requirements], place, given)
+        run_install_step([*pip, *phase.options, *phase.requirements], environment, variables)
     if build_tool := BUILDS.get(name):
         say(f"building {name.value}")
-        build_tool(place, say)
-    versions = environments.distributions(place)
+        build_tool(environment, say)
+    versions = environments.distributions(environment)
     tested = environments.import_test(
-        name, place, versions.get(external.distribution, ""), environments.install_line(name)
+        name, environment, versions.get(external.distribution, ""), environments.install_line(name)
     )
     if not tested.ok:
         raise make_install_error(name.value, tested.why)
@@ -176,18 +177,18 @@ def build(name: Installable, place: Path, say: Say) -> environments.Health:
         "versions": versions,
         "seconds": round(time.monotonic() - started, 1),
     }
-    write_json_durably(place / environments.RECORD_FILE, record)
+    write_json_durably(environment / environments.RECORD_FILE, record)
     return tested
 
 
-def take_place(place: Path, target: Path) -> None:
+def take_place(environment: Path, target: Path) -> None:
     """Let `envs/NAME` mean the new environment; one that was made by hand as a folder steps aside."""
     if target.is_dir() and not target.is_symlink():
         target.rename(target.with_name(f".{target.name}-replaced-{os.getpid()}"))
     # In one step: another process may be reading the link.
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(place.name)
+    temporary.symlink_to(environment.name)
     temporary.replace(target)
 
 

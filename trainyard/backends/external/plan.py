@@ -49,21 +49,21 @@ from trainyard.workers.trainyard_worker import names
 def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     """Fill `folder/plan`. Raises what the data, the template or the adapter's shape raise."""
     job = frame.read_job(folder)
-    place = folder / names.PLAN_FOLDER
-    place.mkdir(exist_ok=True)
+    plan_folder = folder / names.PLAN_FOLDER
+    plan_folder.mkdir(exist_ok=True)
     tokenizer = load_tokenizer(job)
-    tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
+    tokenizer.save_pretrained(plan_folder / names.TOKENIZER_FOLDER)
     if job.config.stage.type in (Stage.SFT, Stage.CPT):
         ledger, shares = write_tokens(job, tokenizer, folder / TOKENS_FILE)
         widths = [share.trained + share.masked for share in shares]
     else:
-        ledger, shares = write_texts(job, tokenizer, place / names.TEXTS_FILE)
+        ledger, shares = write_texts(job, tokenizer, plan_folder / names.TEXTS_FILE)
         widths = [1] * len(shares)
     plan = plan_of(job, widths)
     total = frame.total_steps(job.config.hyperparameters, plan.steps_per_epoch)
     frame.require_steps(job, total)
     lines, planned = list(islice(steps(job, plan, total), total)), Counted()
-    write_lines(place / names.STEPS_FILE, lines)
+    write_lines(plan_folder / names.STEPS_FILE, lines)
     for row in (row for line in lines for rows in line["rows"] for row in rows):
         planned.add(Counted(shares[row].trained, shares[row].masked, 1))
     value = {
@@ -73,11 +73,11 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         "steps_per_epoch": plan.steps_per_epoch,
         "save_steps": save_steps(job.config.hyperparameters, total),
         "pad_id": tokenizer.pad_token_id,
-        "lora": adapter(job, place, first_weights=first_weights),
+        "lora": adapter(job, plan_folder, first_weights=first_weights),
         "ledger": ledger,
         "account": account_fields(asdict(planned), Origin.PLAN),
     }
-    write_json_durably(place / names.PLAN_FILE, value)
+    write_json_durably(plan_folder / names.PLAN_FILE, value)
 
 
 def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, object], list[TokenShare]]:
@@ -97,7 +97,7 @@ def account_of(account: TokenLedger, tokenizer: Any) -> JsonObject:
     """{tokens: {read, trained, masked, truncated, dropped}, rows, line, chat_template_sha256} of the rows."""
     counts: JsonObject = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
     if account.refused:
-        counts["refused"] = {words: counted._asdict() for words, counted in account.refused.items()}
+        counts["refused"] = {message: counted._asdict() for message, counted in account.refused.items()}
     return {**counts, "chat_template_sha256": template_sha256(tokenizer)}
 
 
@@ -112,14 +112,14 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     require_accepted(account, job.config.refusal_limit)
     require_targets(account)
     one_sided = job.config.stage.type is Stage.KTO
-    share, kept = (kto.share, kto.encode_labelled) if one_sided else (pairs.share, encode_preference)
+    share, encode = (kto.share, kto.encode_labelled) if one_sided else (pairs.share, encode_preference)
     require_whole_answers(examples)
     renderer = Renderer(tokenizer)
     whole = account.rows["trained"] == account.rows["read"]
     learned = (
         row
         for row in rows
-        if getattr(row, "split", TRAIN) == TRAIN and (whole or kept([row], tokenizer, hyper.max_length)[0])
+        if getattr(row, "split", TRAIN) == TRAIN and (whole or encode([row], tokenizer, hyper.max_length)[0])
     )
     write_lines(path, (as_text(renderer, row) for row in learned))
     return account_of(account, tokenizer), [share(example) for example in examples]
@@ -141,12 +141,12 @@ def as_text(renderer: Renderer, row: Any) -> JsonObject:
     """{prompt, chosen, rejected} or {prompt, completion, label}, and the turns of the prompt separately."""
     answers = [row.chosen, row.rejected] if isinstance(row, PreferenceRow) else [row.completion]
     prompt = [turn_of(message) for message in row.prompt]
-    asked, said = renderer.answered(prompt, [list(map(turn_of, answer)) for answer in answers], row.tools)
-    plain = {"messages": [{"role": one.role, "content": one.content} for one in row.prompt]}
+    prompt_text, answer_texts = renderer.answered(prompt, [list(map(turn_of, answer)) for answer in answers], row.tools)
+    plain = {"messages": [{"role": message.role, "content": message.content} for message in row.prompt]}
     if isinstance(row, PreferenceRow):
         last = {"chosen_turn": row.chosen[-1].content, "rejected_turn": row.rejected[-1].content}
-        return {"prompt": asked, "chosen": said[0], "rejected": said[1], **plain, **last}
-    return {"prompt": asked, "completion": said[0], "label": row.label, **plain}
+        return {"prompt": prompt_text, "chosen": answer_texts[0], "rejected": answer_texts[1], **plain, **last}
+    return {"prompt": prompt_text, "completion": answer_texts[0], "label": row.label, **plain}
 
 
 def plan_of(job: TrainingJob, widths: list[int]) -> BatchPlan:
@@ -167,7 +167,7 @@ def steps(job: TrainingJob, plan: BatchPlan, total: int) -> Iterator[JsonObject]
             yield {"rate": (hyper.learning_rate or 0.0) * factor, "rows": rows}
 
 
-def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> JsonObject | None:
+def adapter(job: TrainingJob, plan_folder: Path, *, first_weights: bool) -> JsonObject | None:
     """Write the adapter's config as PEFT reads it; returns its facts. A continued adapter keeps its own.
 
     The names of the modules come from the model built on the meta device: its shape without its weights.
@@ -187,15 +187,15 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> JsonObject
         modules = sorted({name.rpartition(".")[2] for name, _ in list_adapted(model, named.modules)})
         config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)
         config.base_model_name_or_path = job.base
-        config.save_pretrained(str(place / names.ADAPTER_FOLDER))
+        config.save_pretrained(str(plan_folder / names.ADAPTER_FOLDER))
         plain = job.config.stage.facts.head == "causal" and not config.use_dora and not config.modules_to_save
         if first_weights and plain:  # a magnitude or a copied module would need the base's own weights
-            write_first_weights(model, config, job.config.hyperparameters.seed, place / names.ADAPTER_FOLDER)
-    write_json_durably(place / names.MODULES_FILE, modules)
+            write_first_weights(model, config, job.config.hyperparameters.seed, plan_folder / names.ADAPTER_FOLDER)
+    write_json_durably(plan_folder / names.MODULES_FILE, modules)
     return config_facts(config, job)
 
 
-def write_first_weights(model: Any, config: LoraConfig, seed: int, place: Path) -> None:
+def write_first_weights(model: Any, config: LoraConfig, seed: int, folder: Path) -> None:
     """The weights that a new adapter begins with: PEFT's distribution, drawn from the job's seed.
 
     For tools that draw them before they set their seed. The model is on the meta device, so only shapes are taken.
@@ -208,7 +208,7 @@ def write_first_weights(model: Any, config: LoraConfig, seed: int, place: Path) 
         if "lora_A" in name:
             torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
         weights[name] = weight
-    save_file(weights, place / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

@@ -51,13 +51,13 @@ class ExternalRun:
     folder: Path
     events: Events
     device: str
-    found: FoundCheckpoint
+    checkpoint: FoundCheckpoint
     """The checkpoint that it resumes from, if there is one."""
     plan: JsonObject
     started: float = field(default_factory=time.monotonic)
 
     @property
-    def place(self) -> Path:
+    def plan_folder(self) -> Path:
         """Folder of the plan."""
         return self.folder / names.PLAN_FOLDER
 
@@ -87,8 +87,8 @@ def finish_result(run: ExternalRun, log_at: int) -> None:
 
     Raises `TrainyardError` (`E-PROGRAM`) when the tool ended well and left no weights.
     """
-    made, weights = run.folder / names.MADE_FOLDER, run.folder / names.MADE_FOLDER / "weights"
-    report: dict[str, object] = orjson.loads((made / names.REPORT_FILE).read_bytes())
+    output, weights = run.folder / names.MADE_FOLDER, run.folder / names.MADE_FOLDER / "weights"
+    report: dict[str, object] = orjson.loads((output / names.REPORT_FILE).read_bytes())
     record = training_record(run, report, log_head(run.folder / LOG_FILE, log_at))
     if missing := frame.missing_weights(run.job, weights):
         raise TrainyardError(
@@ -102,11 +102,11 @@ def finish_result(run: ExternalRun, log_at: int) -> None:
     def write(target: Path) -> None:
         shutil.copytree(weights, target, ignore=shutil.ignore_patterns("README.md"))
         frame.name_base(run.job, target)
-        place = target / "tokenizer" if run.job.output is Port.ADAPTER else target
-        shutil.copytree(run.place / names.TOKENIZER_FOLDER, place, dirs_exist_ok=True)
+        tokenizer_folder = target / "tokenizer" if run.job.output is Port.ADAPTER else target
+        shutil.copytree(run.plan_folder / names.TOKENIZER_FOLDER, tokenizer_folder, dirs_exist_ok=True)
 
     frame.save_result(run.job, run.folder, record, write)
-    for leftover in (made, run.place):
+    for leftover in (output, run.plan_folder):
         shutil.rmtree(leftover, ignore_errors=True)
     for name in (TOKENS_FILE, BEGUN_FILE):
         (run.folder / name).unlink(missing_ok=True)
@@ -122,7 +122,7 @@ def run_written_adapter(run: ExternalRun) -> str:
         return ""
     module = ["trainyard.backends.external.reload", str(run.folder)]
     run_helper(module, run.folder, "The adapter that the tool has written could not be run.", None)
-    reason = str(orjson.loads((run.place / RELOADED_FILE).read_bytes())["reason"])
+    reason = str(orjson.loads((run.plan_folder / RELOADED_FILE).read_bytes())["reason"])
     if reason:
         run.events.emit("warning", text=f"The adapter was compared with its base, and not run: {reason}.")
     return reason or "yes"
@@ -175,23 +175,29 @@ def run_external(folder: Path, events: Events, tool: ExternalTool) -> None:
     device = pick_device(job.config.device, job.config.backend, devices_here())
     with frame.lock_devices(job, folder, events, device):
         plan = ["trainyard.backends.external.plan", str(folder), device, *tool.plan_options]
-        what = "The training could not be planned."
-        run_tool(start_run(job, folder, events, device, plan=plan, what=what), tool)
+        failure = "The training could not be planned."
+        run_tool(start_run(job, folder, events, device, plan=plan, failure=failure), tool)
 
 
 def start_run(
-    job: TrainingJob, folder: Path, events: Events, device: str, *, plan: list[str], what: str
+    job: TrainingJob, folder: Path, events: Events, device: str, *, plan: list[str], failure: str
 ) -> ExternalRun:
     """Find where the job continues, have the plan made by the module and arguments `plan`, and report both."""
-    found = newest_valid(folder / CHECKPOINT_FOLDER)
-    restarted_from = log_restart(folder / BEGUN_FILE, found, events)
-    place = folder / names.PLAN_FOLDER
-    place.mkdir(exist_ok=True)
-    (place / names.PLAN_FILE).unlink(missing_ok=True)
-    run_helper(plan, folder, what, events)
-    at = {"path": str(found.path) if found.path else None, "step": found.step, "restarted_from": restarted_from}
-    write_json_durably(place / names.RESUME_FILE, at)
-    run = ExternalRun(job, folder, events, device, found, orjson.loads((place / names.PLAN_FILE).read_bytes()))
+    checkpoint = newest_valid(folder / CHECKPOINT_FOLDER)
+    restarted_from = log_restart(folder / BEGUN_FILE, checkpoint, events)
+    plan_folder = folder / names.PLAN_FOLDER
+    plan_folder.mkdir(exist_ok=True)
+    (plan_folder / names.PLAN_FILE).unlink(missing_ok=True)
+    run_helper(plan, folder, failure, events)
+    at = {
+        "path": str(checkpoint.path) if checkpoint.path else None,
+        "step": checkpoint.step,
+        "restarted_from": restarted_from,
+    }
+    write_json_durably(plan_folder / names.RESUME_FILE, at)
+    run = ExternalRun(
+        job, folder, events, device, checkpoint, orjson.loads((plan_folder / names.PLAN_FILE).read_bytes())
+    )
     ledger = run.plan["ledger"]
     events.emit("ledger", **ledger["tokens"], rows=ledger["rows"], text=ledger["line"])
     return run
@@ -204,31 +210,31 @@ def run_tool(run: ExternalRun, tool: ExternalTool) -> None:
         (run.folder / name).unlink(missing_ok=True)
     (run.folder / BEGUN_FILE).touch()
     log_at = size_of(run.folder / LOG_FILE)
-    carry_out(run, tool)
+    run_program(run, tool)
     tool.finish(run, log_at)
 
 
-def pick_device(asked: Device, backend: BackendName, here: Sequence[Device]) -> str:
+def pick_device(requested: Device, backend: BackendName, here: Sequence[Device]) -> str:
     """torch's name of the device asked for, or of the first one `here` that the backend takes.
 
     Raises `InvalidInput` (`E-DEVICE`).
     """
-    taken = backend.facts.devices
-    usable = [device.value for device in here if device in taken]
-    if not usable or (asked is not Device.AUTO and asked.value not in usable):
+    devices = backend.facts.devices
+    usable = [device.value for device in here if device in devices]
+    if not usable or (requested is not Device.AUTO and requested.value not in usable):
         raise InvalidInput(
-            f"The device {asked.value!r} was asked for, and this backend has none here.",
-            why=f"It computes on {', '.join(taken)}, and this machine has {', '.join(here)}.",
+            f"The device {requested.value!r} was asked for, and this backend has none here.",
+            why=f"It computes on {', '.join(devices)}, and this machine has {', '.join(here)}.",
             do="Use device: auto, which takes what is here.",
             code="E-DEVICE",
         )
-    return Device(usable[0] if asked is Device.AUTO else asked).facts.torch_type
+    return Device(usable[0] if requested is Device.AUTO else requested).facts.torch_type
 
 
-def run_helper(module: list[str], folder: Path, what: str, events: Events | None) -> None:
+def run_helper(module: list[str], folder: Path, failure: str, events: Events | None) -> None:
     """Run a module that imports torch, with its arguments; a stop request in `events` ends it.
 
-    Raises the error that it left in `plan/error.json`, `what` if there is none, or `Stopped`.
+    Raises the error that it left in `plan/error.json`, `failure` if there is none, or `Stopped`.
     """
     error = folder / names.PLAN_FOLDER / ERROR_FILE
     error.unlink(missing_ok=True)
@@ -240,7 +246,7 @@ def run_helper(module: list[str], folder: Path, what: str, events: Events | None
             process.wait()
             frame.require_not_stopped(True)
     if process.returncode and not error.is_file():
-        raise TrainyardError(what, why=last_log_line(folder), do=f"Read {LOG_FILE}.", code="E-PROGRAM")
+        raise TrainyardError(failure, why=last_log_line(folder), do=f"Read {LOG_FILE}.", code="E-PROGRAM")
     if process.returncode:
         raise from_fields(orjson.loads(error.read_bytes()))
 
@@ -248,19 +254,19 @@ def run_helper(module: list[str], folder: Path, what: str, events: Events | None
 @contextmanager
 def errors_left_in_plan(folder: Path) -> Iterator[None]:
     """In such a process: leave what goes wrong as `plan/error.json`, and end with 1."""
-    place = folder / names.PLAN_FOLDER
-    place.mkdir(exist_ok=True)
+    plan_folder = folder / names.PLAN_FOLDER
+    plan_folder.mkdir(exist_ok=True)
     try:
         yield
     except TrainyardError as error:
-        write_error(place, error)
+        write_error(plan_folder, error)
         sys.exit(1)
     except Exception as error:
-        write_error(place, crash_error(error))
+        write_error(plan_folder, crash_error(error))
         raise
 
 
-def carry_out(run: ExternalRun, tool: ExternalTool) -> None:
+def run_program(run: ExternalRun, tool: ExternalTool) -> None:
     """Run the tool until its work is done; a stop request is handed on once, to every process of it.
 
     Raises what another end means.

@@ -29,17 +29,19 @@ class Ending:
     """
 
     def __init__(self) -> None:
-        self.asked, self.deferred = 0, False
+        self.signal_number, self.deferred = 0, False
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def catch_signals(self) -> Iterator[None]:
         """Take both while the block runs. Python gives signals to its main thread; elsewhere nothing is changed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self.asked = 0
-        ours = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self.note) for number in ours}
+        self.signal_number = 0
+        signals = [
+            number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, self.note) for number in signals}
         try:
             yield
         finally:
@@ -47,36 +49,36 @@ class Ending:
                 signal.signal(number, handler)
 
     def note(self, number: int, _frame: FrameType | None) -> None:
-        first, self.asked = not self.asked, self.asked or number
+        first, self.signal_number = not self.signal_number, self.signal_number or number
         if first and not self.deferred:
             self.go()
 
     @contextmanager
     def later(self) -> Iterator[None]:
         """Defer signals while a process is started: one that is not recorded yet would not be ended."""
-        self.deferred, before = True, self.asked
+        self.deferred, before = True, self.signal_number
         try:
             yield
         finally:
             self.deferred = False
-        if self.asked and not before:
+        if self.signal_number and not before:
             self.go()
 
     def go(self) -> NoReturn:
-        raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(128 + self.asked)
+        raise KeyboardInterrupt if self.signal_number == signal.SIGINT else SystemExit(128 + self.signal_number)
 
 
 ENDING = Ending()
 
 
-def carry_out(argv: list[str], place: Path, variables: Mapping[str, str]) -> None:
+def run_install_step(argv: list[str], folder: Path, variables: Mapping[str, str]) -> None:
     """Run a step of an installation with its output in `install.log`. Raises `Unavailable` (`E-INSTALL`).
 
     A step that is still running when we are interrupted is ended with us, and all that it has started.
     """
     running: list[tuple[subprocess.Popen[bytes], ProcessTree]] = []
     try:
-        with ENDING.later(), (place / LOG_FILE).open("ab") as log:
+        with ENDING.later(), (folder / LOG_FILE).open("ab") as log:
             log.write(f"$ {shlex.join(argv)}\n".encode())
             log.flush()
             process = subprocess.Popen(argv, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -88,12 +90,12 @@ def carry_out(argv: list[str], place: Path, variables: Mapping[str, str]) -> Non
             tree.end()
             process.wait()
     if process.returncode:
-        raise make_install_error(shlex.join(argv[:4]), last_line(place / LOG_FILE))
+        raise make_install_error(shlex.join(argv[:4]), last_line(folder / LOG_FILE))
 
 
-def make_install_error(what: str, why: str) -> Unavailable:
+def make_install_error(step: str, why: str) -> Unavailable:
     return Unavailable(
-        f"The installation failed at {what}.",
+        f"The installation failed at {step}.",
         why=why,
         do="Read install.log; check the network and the free space, then run the same command again.",
         code="E-INSTALL",

@@ -29,8 +29,8 @@ def comes_back(file: Path, base: Path) -> bool:
     """Whether the weights in a GGUF file of `base` are those of `base`."""
     try:
         return all(
-            np.array_equal(as_float32(tensor).view(np.uint32), found[name].bits)
-            for stored, found in files(file, base)
+            np.array_equal(as_float32(tensor).view(np.uint32), weights[name].bits)
+            for stored, weights in files(file, base)
             for name, tensor in stored.items()
         )
     except (InvalidInput, KeyError):  # an architecture or a weight that we have no name for
@@ -50,11 +50,11 @@ def files(file: Path, base: Path) -> Iterator[tuple[Tensors, Tensors]]:
 
 def convert_back(names: Any, tensors: JsonMapping, shape: Base, name: str) -> Tensor:
     """Return one weight. Raises `KeyError` where llama.cpp has none of that name."""
-    theirs = tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))]
-    if theirs.tensor_type.name != "F32":
+    tensor = tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))]
+    if tensor.tensor_type.name != "F32":
         raise KeyError(name)
-    size = tuple(int(one) for one in reversed(theirs.shape))
-    bits = np.frombuffer(theirs.data.tobytes(), dtype="<u4").reshape(size)
+    size = tuple(int(length) for length in reversed(tensor.shape))
+    bits = np.frombuffer(tensor.data.tobytes(), dtype="<u4").reshape(size)
     heads = shape.heads_of(name.rpartition(".")[0])
     return Tensor("F32", reorder(bits, heads, back=True) if heads else bits)
 
@@ -69,9 +69,9 @@ def as_float32(tensor: Tensor) -> Array:
 def write_back(file: Path, base: Path, target: Path) -> None:
     """Write the weights of a GGUF file as a model folder with the layout of its base, in float32."""
     total = 0
-    for path, (_, found) in zip(sorted(base.glob("*.safetensors")), files(file, base), strict=True):
-        write_tensors(target / path.name, found)
-        total += sum(tensor.bits.nbytes for tensor in found.values())
+    for path, (_, weights) in zip(sorted(base.glob("*.safetensors")), files(file, base), strict=True):
+        write_tensors(target / path.name, weights)
+        total += sum(tensor.bits.nbytes for tensor in weights.values())
     changes: dict[str, Callable[[Any], Any]] = {
         "config.json": lambda config: {"dtype": "float32"},
         INDEX_FILE: lambda index: {"metadata": {**index.get("metadata", {}), "total_size": total}},

@@ -21,14 +21,14 @@ class LlamacppProgram(ExternalProgram):
 
     def probe(self, settings: Settings | None = None) -> Probe:
         """The version is llama.cpp's, not its package's."""
-        found = super().probe(settings)
-        if not found.available:
-            return found
+        probe_result = super().probe(settings)
+        if not probe_result.available:
+            return probe_result
         tools = environments.folder(self.name, settings) / FOLDER
         missing = [name for name in PROGRAMS if not (tools / "bin" / name).is_file()]
         if missing:
             why, fix = f"{tools / 'bin'} has no {missing[0]}.", environments.repair_hint(self.name, settings)
-            return Probe(False, version=found.version, why=why, fix=fix)
+            return Probe(False, version=probe_result.version, why=why, fix=fix)
         return Probe(True, version=own_version(tools))
 
 

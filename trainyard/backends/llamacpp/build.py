@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.external.steps import carry_out, make_install_error
+from trainyard.backends.external.steps import make_install_error, run_install_step
 from trainyard.inherited import child_environment, installer_environment
 from trainyard.stores.whole import write_json_durably
 
@@ -53,12 +53,12 @@ def build(environment: Path, say: Callable[[str], None]) -> None:
     say("compiling llama.cpp; this takes about ten minutes on two cores")
     tree = work / "tree"
     options = [f"-D{name}={value}" for name, value in OPTIONS.items()]
-    carry_out(
+    run_install_step(
         [str(scripts / "cmake"), "-S", str(source), "-B", str(tree), "-G", "Ninja", *options], environment, variables
     )
     jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
     targets = [str(scripts / "cmake"), "--build", str(tree), "--parallel", jobs, "--target", *PROGRAMS]
-    carry_out(targets, environment, variables)
+    run_install_step(targets, environment, variables)
     keep(source, tree, environment / FOLDER)
     shutil.rmtree(work)
 
@@ -68,7 +68,9 @@ def unpacked(environment: Path, work: Path, variables: Mapping[str, str], say: C
     say(f"downloading {PACKAGE} {RELEASE}, which carries the sources")
     python = str(environment / "bin" / "python")
     pip = [python, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
-    carry_out([*pip, "--no-binary", PACKAGE, "--dest", str(work), f"{PACKAGE}=={RELEASE}"], environment, variables)
+    run_install_step(
+        [*pip, "--no-binary", PACKAGE, "--dest", str(work), f"{PACKAGE}=={RELEASE}"], environment, variables
+    )
     archives = list(work.glob("llama_cpp_python-*.tar.gz"))
     if len(archives) != 1:
         raise make_install_error("pip download", "pip left no source archive.")
@@ -99,16 +101,16 @@ def own_version(tools: Path) -> str:
 def said_version(tools: Path) -> str:
     """What `llama-finetune --version` says; empty if it does not start."""
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             [str(tools / "bin" / "llama-finetune"), "--version"], capture_output=True, text=True, errors="replace",
             stdin=subprocess.DEVNULL, timeout=VERSION_TIMEOUT_S, check=False, env=child_environment(),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return version_in(said.stdout + said.stderr)
+    return version_in(result.stdout + result.stderr)
 
 
 def version_in(text: str) -> str:
     """The version in what the program prints: `version: 0.5.0-dev (build 1, commit 0c1e570)`, then its compiler."""
-    found = VERSION.search(text)
-    return found.group(1) if found else ""
+    match = VERSION.search(text)
+    return match.group(1) if match else ""

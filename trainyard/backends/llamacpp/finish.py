@@ -24,8 +24,8 @@ GGUF_FOLDER, GGUF_FILE = "gguf", "model-f32.gguf"
 
 def finish(tools: Path, folder: Path, last: Path) -> None:
     job = read_job(folder)
-    place, weights = folder / names.PLAN_FOLDER, folder / names.MADE_FOLDER / "weights"
-    plan = orjson.loads((place / names.PLAN_FILE).read_bytes())
+    plan_folder, weights = folder / names.PLAN_FOLDER, folder / names.MADE_FOLDER / "weights"
+    plan = orjson.loads((plan_folder / names.PLAN_FILE).read_bytes())
     shutil.rmtree(weights, ignore_errors=True)
     (weights / GGUF_FOLDER).mkdir(parents=True)
     reach(tools)
@@ -35,10 +35,10 @@ def finish(tools: Path, folder: Path, last: Path) -> None:
         return
     write_back(last, Path(job.base), weights)
     # What llama-finetune writes has neither the template nor the context of the base; the converter writes both.
-    source = with_tokenizer(weights, place / names.TOKENIZER_FOLDER, folder / names.MADE_FOLDER / "source")
+    source = with_tokenizer(weights, plan_folder / names.TOKENIZER_FOLDER, folder / names.MADE_FOLDER / "source")
     convert(tools, source, weights / GGUF_FOLDER / GGUF_FILE)
 
 
 if __name__ == "__main__":
     with errors_left_in_plan(Path(sys.argv[2])):
-        finish(*(Path(given) for given in sys.argv[1:4]))
+        finish(*(Path(argument) for argument in sys.argv[1:4]))

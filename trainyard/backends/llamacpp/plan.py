@@ -73,7 +73,7 @@ class ContextWindows:
 
 def write_plan(tools: Path, folder: Path) -> None:
     job = read_job(folder)
-    place, base = folder / names.PLAN_FOLDER, Path(job.base)
+    plan_folder, base = folder / names.PLAN_FOLDER, Path(job.base)
     if not base.is_dir():
         raise InvalidInput(
             f"The base {job.base!r} is not a folder on this machine.",
@@ -84,12 +84,12 @@ def write_plan(tools: Path, folder: Path) -> None:
     tokenizer = load_tokenizer(job)
     if job.config.stage.type is Stage.SFT:
         tokenizer.chat_template = choose_for_tokenizer(tokenizer, ROLE_COLON.name).text
-    tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
+    tokenizer.save_pretrained(plan_folder / names.TOKENIZER_FOLDER)
     text, counts = text_of(job)
-    (place / TEXT_FILE).write_text(text, encoding="utf-8")
-    source = with_tokenizer(base, place / names.TOKENIZER_FOLDER, place / SOURCE_FOLDER)
-    convert(tools, source, place / BASE_FILE)
-    require_same_ids(tools, place, tokenizer, text[:COMPARED])
+    (plan_folder / TEXT_FILE).write_text(text, encoding="utf-8")
+    source = with_tokenizer(base, plan_folder / names.TOKENIZER_FOLDER, plan_folder / SOURCE_FOLDER)
+    convert(tools, source, plan_folder / BASE_FILE)
+    require_same_ids(tools, plan_folder, tokenizer, text[:COMPARED])
     account = ContextWindows.of(len(ids_of(tokenizer, text)), job.config.hyperparameters.max_length)
     require_windows(account)
     epochs = int(job.config.hyperparameters.epochs or 3)
@@ -99,11 +99,11 @@ def write_plan(tools: Path, folder: Path) -> None:
         "total_steps": account.windows * epochs,
         "epochs": epochs,
         "lora": None,
-        "comes_back": comes_back(place / BASE_FILE, base),
+        "comes_back": comes_back(plan_folder / BASE_FILE, base),
         "account": account.planned(counts["written"], epochs),
         "ledger": account_of(account.ledger(counts["written"], counts["held_out"]), tokenizer),
     }
-    write_json_durably(place / names.PLAN_FILE, value)
+    write_json_durably(plan_folder / names.PLAN_FILE, value)
 
 
 def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
@@ -145,24 +145,27 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(ids["input_ids"])
 
 
-def require_same_ids(tools: Path, place: Path, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+def require_same_ids(tools: Path, plan_folder: Path, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     """Both tokenizers have to agree on the text itself. Raises `InvalidInput` (`E-CONVERT`)."""
-    sample = place / "sample.txt"
+    sample = plan_folder / "sample.txt"
     sample.write_text(text, encoding="utf-8")
     options = ["--ids", "--no-bos", "--no-parse-special", "--log-disable"]
-    argv = [str(tools / "bin" / "llama-tokenize"), "-m", str(place / BASE_FILE), "-f", str(sample), *options]
+    argv = [str(tools / "bin" / "llama-tokenize"), "-m", str(plan_folder / BASE_FILE), "-f", str(sample), *options]
     ran = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
         env=child_environment(),
     )  # fmt: skip
-    theirs = json.loads(ran.stdout or "null")
-    ours = ids_of(tokenizer, text)
-    if theirs == ours:
+    llamacpp_ids = json.loads(ran.stdout or "null")
+    base_ids = ids_of(tokenizer, text)
+    if llamacpp_ids == base_ids:
         return
-    first = next((at for at, pair in enumerate(zip(ours, theirs or [], strict=False)) if pair[0] != pair[1]), len(ours))
+    first = next(
+        (at for at, pair in enumerate(zip(base_ids, llamacpp_ids or [], strict=False)) if pair[0] != pair[1]),
+        len(base_ids),
+    )
     raise InvalidInput(
         "llama.cpp cuts the text into other tokens than the base's own tokenizer.",
-        why=f"They differ from token {first} on, of {len(ours):,}.",
+        why=f"They differ from token {first} on, of {len(base_ids):,}.",
         do="Use a base of a family that llama.cpp knows, or another backend.",
         code="E-CONVERT",
     )

@@ -71,8 +71,8 @@ def train(folder: Path, events: Events) -> None:
     job = read_job(folder)
     with lock_devices(job, folder, events, DEVICE):
         plan = ["trainyard.backends.llamacpp.plan", str(tools()), str(folder)]
-        run = runner.start_run(job, folder, events, DEVICE, plan=plan, what=MAKE_FAILED.format("plan"))
-        require_space(folder, FREE_COPIES * runner.size_of(run.place / "base.gguf"))
+        run = runner.start_run(job, folder, events, DEVICE, plan=plan, failure=MAKE_FAILED.format("plan"))
+        require_space(folder, FREE_COPIES * runner.size_of(run.plan_folder / "base.gguf"))
         (folder / runner.BEGUN_FILE).touch()
         moved = f"moves all weights but the token embeddings, once for each window of {run.plan['context']} tokens"
         events.emit("warning", text=f"llama-finetune {moved}; nothing is masked.")
@@ -88,10 +88,10 @@ def tools() -> Path:
 def train_epochs(run: ExternalRun) -> LogCurve:
     """Every epoch that is not done yet."""
     hyper, curve, files = run.job.config.hyperparameters, LogCurve(), WorkerFiles(run.folder)
-    model, epochs = run.place / "base.gguf", run.plan["epochs"]
-    if run.found.path is not None:
-        state = json.loads((run.found.path / STATE_FILE).read_text(encoding="utf-8"))
-        curve.losses, curve.epochs, model = state["losses"], state["epochs"], run.found.path / MODEL_FILE
+    model, epochs = run.plan_folder / "base.gguf", run.plan["epochs"]
+    if run.checkpoint.path is not None:
+        state = json.loads((run.checkpoint.path / STATE_FILE).read_text(encoding="utf-8"))
+        curve.losses, curve.epochs, model = state["losses"], state["epochs"], run.checkpoint.path / MODEL_FILE
     files.begin(**COMPUTES)
     schedule = SCHEDULES[hyper.schedule if epochs > 1 else Schedule.CONSTANT]
     for epoch in range(len(curve.epochs), epochs):
@@ -106,21 +106,21 @@ def one_epoch(run: ExternalRun, files: WorkerFiles, curve: LogCurve, model: Path
     out.unlink(missing_ok=True)
     curve.means = []
     watch = LogWatch(files, curve, rate, runner.size_of(run.folder / LOG_FILE))
-    runner.carry_out(run, ExternalTool(lambda _: argv(run, model, out, rate), watch=watch))
+    runner.run_program(run, ExternalTool(lambda _: argv(run, model, out, rate), watch=watch))
     if not out.is_file() or not curve.means:
         raise TrainyardError("llama-finetune ended without a model.", do=f"Read {LOG_FILE}.", code="E-PROGRAM")
     curve.epochs.append(curve.means[-1])
     step = (done + 1) * run.plan["steps_per_epoch"]
 
-    def write(place: Path) -> None:
-        out.rename(place / MODEL_FILE)
-        write_json_durably(place / STATE_FILE, {"losses": curve.losses, "epochs": curve.epochs})
+    def write(folder: Path) -> None:
+        out.rename(folder / MODEL_FILE)
+        write_json_durably(folder / STATE_FILE, {"losses": curve.losses, "epochs": curve.epochs})
 
-    kept = commit(run.folder / CHECKPOINT_FOLDER, step, write)
+    checkpoint = commit(run.folder / CHECKPOINT_FOLDER, step, write)
     run.events.emit("checkpoint", step=step, epoch=done + 1)
     if run.events.stop_requested() and done + 1 < run.plan["epochs"]:
         raise Stopped("asked to stop; a checkpoint is saved", step=step)
-    return kept / MODEL_FILE
+    return checkpoint / MODEL_FILE
 
 
 def argv(run: ExternalRun, model: Path, out: Path, rate: float) -> list[str]:
@@ -128,7 +128,7 @@ def argv(run: ExternalRun, model: Path, out: Path, rate: float) -> list[str]:
     hyper, context = run.job.config.hyperparameters, str(run.plan["context"])
     options = {
         "-m": str(model),
-        "-f": str(run.place / "text.txt"),
+        "-f": str(run.plan_folder / "text.txt"),
         "-o": str(out),
         "-c": context,
         "-b": context,
@@ -174,9 +174,9 @@ class LogWatch:
             new = stream.read()
         self.at += len(new)
         whole, end, self.rest = (self.rest + new).rpartition(b"ETA=")
-        for found in LINE.finditer(whole + end):
-            if int(found[1]) == len(self.curve.means) + 1:
-                yield int(found[1]), float(found[3])
+        for match in LINE.finditer(whole + end):
+            if int(match[1]) == len(self.curve.means) + 1:
+                yield int(match[1]), float(match[3])
 
 
 def hand_over(run: ExternalRun, curve: LogCurve, log_at: int) -> None:
@@ -200,8 +200,8 @@ def hand_over(run: ExternalRun, curve: LogCurve, log_at: int) -> None:
     }
     if run.job.config.quantization is Quantization.GGUF:
         gguf = run.folder / names.MADE_FOLDER / "weights" / "gguf"  # a Q8_0 copy next to the result
-        given = ["llama-quantize", str(gguf / "model-f32.gguf"), str(gguf / "model-q8_0.gguf"), "Q8_0", "1"]
-        runner.carry_out(run, ExternalTool(lambda _: [str(tools() / "bin" / given[0]), *given[1:]]))
+        command = ["llama-quantize", str(gguf / "model-f32.gguf"), str(gguf / "model-q8_0.gguf"), "Q8_0", "1"]
+        runner.run_program(run, ExternalTool(lambda _: [str(tools() / "bin" / command[0]), *command[1:]]))
     write_json_durably(run.folder / names.MADE_FOLDER / names.REPORT_FILE, report)
     runner.finish_result(run, log_at)
     for left in run.folder.glob("epoch-*.gguf"):

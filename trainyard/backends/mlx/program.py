@@ -31,14 +31,14 @@ def train(folder: Path, events: Events) -> None:
 def prepare(run: ExternalRun) -> None:
     """Bring an earlier adapter into mlx-lm's layout. Raises `InvalidInput` (`E-ADAPTER-INVALID`)."""
     if run.job.adapter is not None:
-        peft_to_mlx(Path(run.job.adapter), run.place / START_FOLDER)
+        peft_to_mlx(Path(run.job.adapter), run.plan_folder / START_FOLDER)
 
 
 def finish(run: ExternalRun, log_at: int) -> None:
     """Make a PEFT adapter of what mlx-lm left, then hand it over like any result."""
     if run.job.config.method.facts.adapter:
-        made = run.folder / names.MADE_FOLDER
-        mlx_to_peft(made / OWN_FOLDER, made / "weights", run.job.base)
-        if not (made / "weights" / WEIGHTS_FILE).is_file():
+        output = run.folder / names.MADE_FOLDER
+        mlx_to_peft(output / OWN_FOLDER, output / "weights", run.job.base)
+        if not (output / "weights" / WEIGHTS_FILE).is_file():
             raise TrainyardError("mlx-lm ended without an adapter.", do="Read child.log.", code="E-PROGRAM")
     finish_result(run, log_at)

@@ -165,7 +165,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     decided = RunPlan(total, precision.precision, choose_head(job, policy, cut.budget))
     if team is not None:
         team.broadcast_command(PLAN, asdict(decided))
-    session = open_session(job, policy, prepared.tokenizer, decided, place=(device, folder / "session"), team=team)
+    session = open_session(job, policy, prepared.tokenizer, decided, location=(device, folder / "session"), team=team)
     held_out = hold_out(job, feed, prepared, total)
     if held_out is not None and (text := held_out.postponed):
         events.emit("warning", text=text)
@@ -219,12 +219,12 @@ def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events)
 def keep_layout(folder: Path, cut: Cut) -> Cut:
     """The cut with the layout of the first start: a checkpoint inside a step counts micro-batches of that."""
     path = folder / DECISIONS_FILE
-    known = orjson.loads(path.read_bytes()) if path.exists() else {}
+    decisions = orjson.loads(path.read_bytes()) if path.exists() else {}
     if not cut.shared_why:
         return cut
-    if "shared_prompt" in known:
-        return replace(cut, shared=known["shared_prompt"], shared_why=known["shared_prompt_why"])
-    if known:
+    if "shared_prompt" in decisions:
+        return replace(cut, shared=decisions["shared_prompt"], shared_why=decisions["shared_prompt_why"])
+    if decisions:
         return replace(cut, shared=False, shared_why="an earlier release started it without")
     write_json_durably(path, {"shared_prompt": cut.shared, "shared_prompt_why": cut.shared_why})
     return cut
@@ -237,40 +237,44 @@ def encode_held_out(
 
     Raises `InvalidInput` (`E-DATA-EMPTY`) when fewer are left than a loss can be computed on.
     """
-    asked, config = job.config.eval, job.config
-    if asked is None:
+    evaluation, config = job.config.eval, job.config
+    if evaluation is None:
         return ()
     rows = evaluation_rows(job)
-    encode = stage.encode_held_out or (lambda *given: stage.encode(*given)[0])
-    found = list(encode(rows, tokenizer, config))
+    encode = stage.encode_held_out or (lambda *arguments: stage.encode(*arguments)[0])
+    examples = list(encode(rows, tokenizer, config))
     if config.stage.type is Stage.CPT:  # blocks, not rows
-        found = found[: asked.max_rows]
-    if len(found) < stage.facts.smallest_batch:
+        examples = examples[: evaluation.max_rows]
+    if len(examples) < stage.facts.smallest_batch:
         raise InvalidInput(
-            f"Of {len(rows)} rows that are held out for evaluation, {len(found)} can be scored; "
+            f"Of {len(rows)} rows that are held out for evaluation, {len(examples)} can be scored; "
             f"stage {config.stage} needs {stage.facts.smallest_batch}.",
             why="The others have nothing to learn within max_length.",
             do="Hold out a larger share in eval.share, raise max_length, or remove eval.",
             code="E-DATA-EMPTY",
         )
-    where = f"set {asked.set}" if asked.set else f"{asked.held_out_share:g} of the rows, which are not trained on"
-    events.emit("held_out", rows=len(found), text=f"{len(found)} rows are evaluated ({where})")
-    return found
+    where = (
+        f"set {evaluation.set}"
+        if evaluation.set
+        else f"{evaluation.held_out_share:g} of the rows, which are not trained on"
+    )
+    events.emit("held_out", rows=len(examples), text=f"{len(examples)} rows are evaluated ({where})")
+    return examples
 
 
 def hold_out(job: TrainingJob, feed: Feed, prepared: PreparedData, total_steps: int) -> HeldOut | None:
     """What the run is evaluated on and how often; None without evaluation."""
-    asked, stage = job.config.eval, prepared.stage
-    if asked is None:
+    evaluation, stage = job.config.eval, prepared.stage
+    if evaluation is None:
         return None
     examples, per_epoch = prepared.held_out, feed.plan.steps_per_epoch
     plan = make_plan(examples, feed.plan.cut, stage)
     trained_rows = round(total_steps / per_epoch * len(feed.examples))
-    every = default_interval(total_steps, trained_rows, len(examples)) if asked.steps is None else asked.steps
+    every = default_interval(total_steps, trained_rows, len(examples)) if evaluation.steps is None else evaluation.steps
     hyper = job.config.hyperparameters
     return HeldOut(
         Feed(examples, plan, stage, feed.pad_id),
-        [prompt_of(example, prepared.tokenizer) for example in examples[: asked.samples]],
+        [prompt_of(example, prepared.tokenizer) for example in examples[: evaluation.samples]],
         per_epoch if every == "epoch" else every,
         first=hyper.warmup(total_steps) + 1 if hyper.schedule.facts.warms_up else 1,
         until=job.until,
@@ -296,8 +300,8 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
         events.emit("teacher", text=f"the teacher {server.model} is asked at {server.base_url}")
     if config.stage.technique is not None:
         attach_latent(policy, job, config.stage.technique, tokenizer)
-        if own := policy.facts["latent_parameters"]:
-            added = f"{config.stage.technique} adds {own:,} weights of its own"
+        if latent_count := policy.facts["latent_parameters"]:
+            added = f"{config.stage.technique} adds {latent_count:,} weights of its own"
             events.emit("latent", text=f"{added}, which are trained with method {config.method}")
     if isinstance(config.stage, PpoSettings) and config.stage.has_critic:
         attach_critic(policy.model, make_critic(policy_request(job, device), scorer_of(job)))
@@ -334,19 +338,19 @@ def attach_latent(
     """Add the weights of a latent technique to a policy: new ones, or those of the training that it continues."""
     earlier = Path(job.adapter if job.adapter is not None else job.base)
     seed = job.config.hyperparameters.seed
-    own = latent.attach(policy.model, tokenizer, settings, seed=seed, earlier=earlier)
-    require_room(own, context_of(policy.model.config), job.config.hyperparameters.max_length)
-    added = sum(value.numel() for value in own.parameters())
+    module = latent.attach(policy.model, tokenizer, settings, seed=seed, earlier=earlier)
+    require_room(module, context_of(policy.model.config), job.config.hyperparameters.max_length)
+    added = sum(value.numel() for value in module.parameters())
     policy.facts |= {**counts(policy.model), "latent": settings.model_dump(mode="json"), "latent_parameters": added}
 
 
-def require_room(own: LatentModule, context: int | None, max_length: int) -> None:
+def require_room(module: LatentModule, context: int | None, max_length: int) -> None:
     """Raise `InvalidInput` (`E-DATA-TOO-LONG`) where rows with their thoughts could be longer than the context."""
-    if context is not None and own.positions and max_length + own.positions > context:
+    if context is not None and module.positions and max_length + module.positions > context:
         raise InvalidInput(
-            f"Rows of {max_length} tokens and {own.positions} positions of {own.settings} are longer than the model's "
-            f"context of {context}.",
-            do=f"Use a max_length of at most {context - own.positions}, or fewer thoughts.",
+            f"Rows of {max_length} tokens and {module.positions} positions of {module.settings} are longer than the "
+            f"model's context of {context}.",
+            do=f"Use a max_length of at most {context - module.positions}, or fewer thoughts.",
             code="E-DATA-TOO-LONG",
         )
 
@@ -357,12 +361,12 @@ def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path, *,
     With `verify` the adapter is loaded again and run once. Raises `TrainyardError` (`E-ADAPTER-INVALID`) then.
     """
     request = policy_request(job, device)
-    with latent.detached(policy.model) as own:
+    with latent.detached(policy.model) as module:
         save_policy(policy, request, target)
         if verify:
             verify_saved(policy, request, target)
-    if own is not None:
-        latent.save(own, target)
+    if module is not None:
+        latent.save(module, target)
 
 
 def require_other_teacher(job: TrainingJob) -> None:
@@ -382,11 +386,11 @@ def open_session(
     tokenizer: PreTrainedTokenizerBase,
     plan: RunPlan,
     *,
-    place: tuple[str, Path],
+    location: tuple[str, Path],
     team: Team | None,
 ) -> Session:
-    """Open the session of a policy; each rank opens its own side. `place` is the device and a folder."""
-    config, (device, folder) = job.config, place
+    """Open the session of a policy; each rank opens its own side. `location` is the device and a folder."""
+    config, (device, folder) = job.config, location
     set_seed(config.hyperparameters.seed + (team.rank if team else 0))  # each drops out other places
     groups, parallelism = parameter_groups(policy, config), SingleProcess()
     if isinstance(config.stage, PpoSettings):
@@ -416,10 +420,10 @@ def open_session(
 def tokenizer_of(job: TrainingJob, events: Events) -> PreTrainedTokenizerBase:
     """The base's tokenizer with the chat template that `engine.template` chooses; it is saved with the result."""
     tokenizer = read_tokenizer(job)
-    chosen = choose_for_tokenizer(tokenizer, job.config.engine.template, roots=data_roots(settings()))
-    if chosen.note:
-        events.emit("warning", text=chosen.note)
-    tokenizer.chat_template = chosen.text
+    template = choose_for_tokenizer(tokenizer, job.config.engine.template, roots=data_roots(settings()))
+    if template.note:
+        events.emit("warning", text=template.note)
+    tokenizer.chat_template = template.text
     return tokenizer
 
 
@@ -438,10 +442,10 @@ def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
 def attention_of(job: TrainingJob, device: str) -> KernelChoice:
     """The attention kernel of a job's base on a device, and why."""
     architecture = architecture_of(job.base, STAGES[job.config.stage.type].head)
-    asked, stage = job.config.engine.attention, job.config.stage
+    requested, stage = job.config.engine.attention, job.config.stage
     masked = stage.asks_shared is True or (stage.technique is not None and stage.technique.facts.own_masks)
-    kind, found = accelerator_of(device), capability(device)
-    return choose_attention(asked, kind, capability=found, architecture=architecture, flash=not masked)
+    kind, device_capability = accelerator_of(device), capability(device)
+    return choose_attention(requested, kind, capability=device_capability, architecture=architecture, flash=not masked)
 
 
 def capability(device: str) -> tuple[int, int] | None:
@@ -450,22 +454,22 @@ def capability(device: str) -> tuple[int, int] | None:
 
 def choose_head(job: TrainingJob, policy: Policy, positions: int) -> Head:
     """The output layer as asked for; `auto` keeps all logits of so many positions while they are small."""
-    asked = job.config.engine.head
+    requested = job.config.engine.head
     if job.config.stage.facts.compares_logits:
         return Head.FULL
-    if asked != "auto":
-        require_head(Head(asked), str(policy.model.device.type))
-        return Head(asked)
+    if requested != "auto":
+        require_head(Head(requested), str(policy.model.device.type))
+        return Head(requested)
     vocabulary = policy.model.config.get_text_config().vocab_size
     return Head.CHUNKED if positions * vocabulary > LOGITS_AT_ONCE else Head.FULL
 
 
 def reference_scores(session: Session, feed: Feed) -> list[dict[str, float]]:
     """What the frozen reference says of every example, once: each further epoch is a forward pass cheaper."""
-    found: list[dict[str, float]] = [{} for _ in feed.examples]
+    row_scores: list[dict[str, float]] = [{} for _ in feed.examples]
     for rows, batch in feed.in_order(REFERENCE_ROWS):
         scores: Scores = session.reference_scores(batch)
         for name, values in scores.items():
             for row, value in zip(rows, values.float().tolist(), strict=True):
-                found[row][name] = value
-    return found
+                row_scores[row][name] = value
+    return row_scores

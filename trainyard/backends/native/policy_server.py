@@ -111,20 +111,22 @@ class PolicyServer:
 
     def complete(self, name: str, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
         """Continue each prompt; equal ones are one request, whose seed follows from the first of them."""
-        places: dict[tuple[int, ...], list[int]] = {}
+        indices_by_prompt: dict[tuple[int, ...], list[int]] = {}
         for at, prompt in enumerate(prompts):
-            places.setdefault(tuple(prompt), []).append(at)
+            indices_by_prompt.setdefault(tuple(prompt), []).append(at)
         stops = sampling.stop_ids if sampling.stop_ids is not None else end_ids(self.model, self.tokenizer)
-        found: dict[int, Generated] = {}
+        completions: dict[int, Generated] = {}
 
-        def ask(prompt: tuple[int, ...], own: list[int]) -> None:
-            asked = {**request_of(prompt, sampling, stops, place=own[0]), "model": name, "n": len(own)}
-            choices = self.post("/v1/completions", asked)
-            found.update(zip(own, (self.generated(one, stops) for one in choices["choices"]), strict=True))
+        def ask(prompt: tuple[int, ...], indices: list[int]) -> None:
+            body = {**request_of(prompt, sampling, stops, index=indices[0]), "model": name, "n": len(indices)}
+            choices = self.post("/v1/completions", body)
+            completions.update(
+                zip(indices, (self.generated(choice, stops) for choice in choices["choices"]), strict=True)
+            )
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(ask, places, places.values()))
-        return [found[at] for at in range(len(prompts))]
+            list(pool.map(ask, indices_by_prompt, indices_by_prompt.values()))
+        return [completions[at] for at in range(len(prompts))]
 
     def generated(self, choice: JsonMapping, stops: Sequence[int]) -> Generated:
         """A choice of the server as what a session generates."""
@@ -150,13 +152,13 @@ class PolicyServer:
         return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else None
 
 
-def request_of(prompt: Sequence[int], sampling: Sampling, stops: Sequence[int], *, place: int) -> dict[str, object]:
+def request_of(prompt: Sequence[int], sampling: Sampling, stops: Sequence[int], *, index: int) -> dict[str, object]:
     """How a prompt is continued: every setting that a model's files could bring is given."""
     return {
         "prompt": list(prompt), "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0, "min_p": 0.0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-        "seed": (sampling.seed + place) % 2**31, "stop_token_ids": list(stops), "logprobs": 0,
+        "seed": (sampling.seed + index) % 2**31, "stop_token_ids": list(stops), "logprobs": 0,
         "return_token_ids": True, "skip_special_tokens": False,
     }  # fmt: skip
 
@@ -183,8 +185,8 @@ class ServedWriter:
 def rollouts_of(config: TrainerConfig) -> RolloutSettings | None:
     """The settings of who draws, where that is a server."""
     stage = config.stage
-    drawn = stage.rollouts if isinstance(stage, DrawnSettings) else RolloutSettings()
-    return drawn if drawn.engine == "vllm" else None
+    rollouts = stage.rollouts if isinstance(stage, DrawnSettings) else RolloutSettings()
+    return rollouts if rollouts.engine == "vllm" else None
 
 
 @contextmanager
@@ -207,7 +209,7 @@ def serving_policy(
     assert rollouts is not None, "asked by `serving_policy`"
     engine = VllmEngine(
         type="vllm", model=served, served_name=SERVED_NAME, gpu_memory_utilization=rollouts.memory or DEFAULT_MEMORY,
-        lora_rank=next(one for one in LORA_RANKS if one >= rank_of(config.method)) if adapter else None,
+        lora_rank=next(rank for rank in LORA_RANKS if rank >= rank_of(config.method)) if adapter else None,
         max_model_len=context_needed(base, config),
         options=(*settings.vllm_options, *SAMPLING_OPTIONS),
     )  # fmt: skip
@@ -231,10 +233,10 @@ def context_needed(base: str, config: TrainerConfig) -> int | None:
     vLLM does not start where its cache has no room for one row of the whole context, and a model's is often 128k. It
     refuses more than the model has, and how long an environment's replies become nobody knows before.
     """
-    known = context_of(AutoConfig.from_pretrained(base, trust_remote_code=False))
-    wanted = max(LEAST_CONTEXT, config.hyperparameters.max_length + config.stage.drawn_tokens)
+    context = context_of(AutoConfig.from_pretrained(base, trust_remote_code=False))
+    length = max(LEAST_CONTEXT, config.hyperparameters.max_length + config.stage.drawn_tokens)
     in_turns = isinstance(config.stage, DrawnSettings) and config.stage.environment is not None
-    return None if in_turns or (known is not None and wanted >= known) else wanted
+    return None if in_turns or (context is not None and length >= context) else length
 
 
 def remove_weights(folder: Path) -> None:

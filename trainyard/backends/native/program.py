@@ -125,11 +125,11 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
             teacher=teacher_shape(job),
         )
         write_json_durably(path, {"config": choice.config.model_dump(mode="json"), "lines": choice.lines()})
-    known = orjson.loads(path.read_bytes())
-    for line in known["lines"]:
+    record = orjson.loads(path.read_bytes())
+    for line in record["lines"]:
         print(f"autotune: {line}", flush=True)
         events.emit("autotune", text=line)
-    return job.model_copy(update={"config": TrainerConfig.model_validate(known["config"])})
+    return job.model_copy(update={"config": TrainerConfig.model_validate(record["config"])})
 
 
 def teacher_shape(job: TrainingJob) -> ModelShape | None:
@@ -149,34 +149,34 @@ def train_on(
     server: object = None,
 ) -> None:
     mirror = mirror_address(job)
-    found = find_newest(folder / CHECKPOINT_FOLDER, mirror)
-    restarted_from = log_restart(folder / DECISIONS_FILE, found, events)
+    checkpoint = find_newest(folder / CHECKPOINT_FOLDER, mirror)
+    restarted_from = log_restart(folder / DECISIONS_FILE, checkpoint, events)
     run = assemble(job, folder, events, device, team)
     if server is not None:
         draw_by(run, server, folder / SERVER_FOLDER)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(run.policy.model))
     began_with = frame.sum_bits(run.policy.model)  # as at its very first step, also where it continues
-    if found.path is not None:
-        resume(run, found.path, events)
+    if checkpoint.path is not None:
+        resume(run, checkpoint.path, events)
     events.emit("begin", restarted_from=restarted_from, **begin_facts(run))
-    started, asked = time.monotonic(), job.config.eval
-    place = TrackedRun(folder, "trainyard", job.digest[:12], job.config.model_dump(mode="json"))
+    started, evaluation = time.monotonic(), job.config.eval
+    tracked_run = TrackedRun(folder, "trainyard", job.digest[:12], job.config.model_dump(mode="json"))
     with (
         CheckpointWriter(
             folder / CHECKPOINT_FOLDER,
             keep=job.config.engine.keep_checkpoints,
-            best=choose_by(asked.metric) if asked else min,
-            keep_best=asked.keep_best if asked else 0,
+            best=choose_by(evaluation.metric) if evaluation else min,
+            keep_best=evaluation.keep_best if evaluation else 0,
             mirror=mirror,
             at=faultpoint,
             report=lambda fields: events.emit("warning" if "code" in fields else "checkpoint", **fields),
             may_overflow=("state/gradients/", "state/peers/gradients/") if run.session.scaler.is_enabled() else (),
         ) as writer,
-        reporting(events.emit, place, trackers=job.config.engine.trackers) as report,
+        reporting(events.emit, tracked_run, trackers=job.config.engine.trackers) as report,
     ):
 
         def save(session: Session, progress: SavedProgress) -> None:
-            save_checkpoint(writer, session, progress, asked.metric if asked else None)
+            save_checkpoint(writer, session, progress, evaluation.metric if evaluation else None)
 
         finished = run_loop(
             run.session,
@@ -193,7 +193,7 @@ def train_on(
     if not finished:
         reason = RUNG if reached(run) else "asked to stop; a checkpoint is saved"
         raise Stopped(reason, step=count_done(run.session))
-    if asked and asked.load_best:
+    if evaluation and evaluation.load_best:
         take_best(run, folder / CHECKPOINT_FOLDER, mirror)
     run.session.show_served()
     frame.require_moved(job, run.policy.model, began_with, standstill_of(run))
@@ -227,12 +227,12 @@ def save_checkpoint(
 
 def evaluation_of(run: NativeRun, save: Save, events: Events) -> list[PeriodicEvaluation]:
     """The evaluation of a run as a hook of its loop; none where none is asked for."""
-    asked = run.job.config.eval
-    if asked is None or run.held_out is None:
+    evaluation = run.job.config.eval
+    if evaluation is None or run.held_out is None:
         return []
     return [
         PeriodicEvaluation(
-            run.session, run.progress, run.held_out, asked,
+            run.session, run.progress, run.held_out, evaluation,
             total_steps=run.total_steps, save=save, emit=events.emit, at=faultpoint,
         )
     ]  # fmt: skip
@@ -243,8 +243,8 @@ def take_best(run: NativeRun, root: Path, mirror: str | None) -> None:
 
     Raises `Corrupt` (`E-CHECKPOINT-CORRUPT`) when it is not there any more or damaged.
     """
-    asked = run.job.config.eval
-    step = run.progress.evaluations.best_step(asked.metric) if asked else None
+    evaluation = run.job.config.eval
+    step = run.progress.evaluations.best_step(evaluation.metric) if evaluation else None
     if step is None or step == count_done(run.session):
         return
     path = find_step(root, step, mirror)
@@ -256,8 +256,8 @@ def take_best(run: NativeRun, root: Path, mirror: str | None) -> None:
             code="E-CHECKPOINT-CORRUPT",
         )
     snapshot = Snapshot.from_flat(*load_checkpoint(path))
-    kept = {name: part for name, part in snapshot.parts.items() if name in ("weights", "optimizer", PEERS)}
-    run.session.restore(replace(snapshot, parts=kept))
+    parts = {name: part for name, part in snapshot.parts.items() if name in ("weights", "optimizer", PEERS)}
+    run.session.restore(replace(snapshot, parts=parts))
 
 
 def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str] = frozenset()) -> None:
@@ -356,7 +356,7 @@ def training_record(run: NativeRun, seconds: float) -> JsonObject:
         "skipped_steps": run.session.skipped,
         "epochs": (count_done(run.session) if evaluations.ended else run.total_steps) / run.feed.plan.steps_per_epoch,
         **({"evaluation": evaluation_record(run)} if run.job.config.eval else {}),
-        **({"rollouts": drawn} if (drawn := summarize_rollouts(run.progress.kept)) else {}),
+        **({"rollouts": rollouts} if (rollouts := summarize_rollouts(run.progress.kept)) else {}),
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
         "launch": run.session.parallelism.layout,
         "seconds": round(seconds, 3),
@@ -366,22 +366,22 @@ def training_record(run: NativeRun, seconds: float) -> JsonObject:
 
 def standstill_of(run: NativeRun) -> str:
     """Return why a run has moved nothing, if it has not."""
-    done, drawn = count_done(run.session), summarize_rollouts(run.progress.kept)
-    return frame.explain_standstill(run.progress.losses, done, run.session.skipped, drawn)
+    done, rollouts = count_done(run.session), summarize_rollouts(run.progress.kept)
+    return frame.explain_standstill(run.progress.losses, done, run.session.skipped, rollouts)
 
 
 def evaluation_record(run: NativeRun) -> dict[str, object]:
     """What the evaluations found, and which step the result is of."""
-    asked, done = run.job.config.eval, run.progress.evaluations
-    assert asked is not None, "a run with evaluations"
-    best, last = done.best_step(asked.metric), count_done(run.session)
+    evaluation, done = run.job.config.eval, run.progress.evaluations
+    assert evaluation is not None, "a run with evaluations"
+    best, last = done.best_step(evaluation.metric), count_done(run.session)
     return {
         "rows": run.held_out.rows if run.held_out else 0,
-        "metric": asked.metric.value,
+        "metric": evaluation.metric.value,
         "best_step": best,
         "best": done.at(best) if best is not None else None,
         "last": done.at(last),
-        "result_step": best if asked.load_best and best is not None else last,
+        "result_step": best if evaluation.load_best and best is not None else last,
         "stopped_early": done.ended and last < run.total_steps,
         "found": done.found,
     }

@@ -157,7 +157,7 @@ def cells(stages: tuple[Stage, ...] = STAGES, methods: tuple[Method, ...] = METH
     """All combinations, and the variations of them: 110 with every stage and method."""
     losses = {stage: tuple(PreferenceLoss) if stage is Stage.DPO else (None,) for stage in stages}
     plain = [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
-    varied = [Cell(one.stage, None, one.method, name) for name, one in VARIATIONS.items()]
+    varied = [Cell(cell.stage, None, cell.method, name) for name, cell in VARIATIONS.items()]
     return plain + [cell for cell in varied if cell.stage in stages and cell.method in methods]
 
 
@@ -190,11 +190,11 @@ def build_world(folder: Path) -> None:
 
 def world_rows(count: int = 18) -> dict[Port, list[Row]]:
     """Sums and their results; a wrong result is the rejected one."""
-    asked = [[Message("user", f"{n} + {n * 7 % 5}")] for n in range(count)]
+    questions = [[Message("user", f"{n} + {n * 7 % 5}")] for n in range(count)]
     steps = [json.dumps({"reasoning_content": f"{n} and\n{n * 7 % 5}"}) for n in range(count)]
     right = [[Message("assistant", f"is {n + n * 7 % 5}{' indeed' * (n % 3)}", more=steps[n])] for n in range(count)]
     wrong = [[Message("assistant", f"is {n - 1}")] for n in range(count)]
-    together = list(zip(asked, right, wrong, strict=True))
+    together = list(zip(questions, right, wrong, strict=True))
     return {
         Port.SFT: [SftRow([*question, *answer]) for question, answer, _ in together],
         Port.PREFERENCE: [PreferenceRow(*triple) for triple in together],
@@ -277,9 +277,9 @@ def train_cell(cell: Cell, world: Path, folder: Path, stop: Callable[[], bool], 
     folder.mkdir(parents=True, exist_ok=True)
     events: Any = Silent()
     run = assemble(job, folder, events, "cpu")
-    found = find_newest(folder / "checkpoints", None)
-    if found.path is not None:
-        resume(run, found.path, events, dropped=frozenset({dropped} if dropped else ()))
+    checkpoint = find_newest(folder / "checkpoints", None)
+    if checkpoint.path is not None:
+        resume(run, checkpoint.path, events, dropped=frozenset({dropped} if dropped else ()))
     with CheckpointWriter(folder / "checkpoints") as writer:
         finished = train(
             run.session, run.feed, run.progress, total_steps=run.total_steps,
@@ -299,15 +299,15 @@ def settled(writer: CheckpointWriter, session: Any, progress: Any) -> None:
 
 def digests(run: NativeRun) -> dict[str, str]:
     """SHA-256 of what a run ends with."""
-    values, found = {**run.session.snapshot().parts, "losses": run.progress.losses}, {}
+    values, hashes = {**run.session.snapshot().parts, "losses": run.progress.losses}, {}
     for part in DIGESTS:
         tensors: dict[str, torch.Tensor] = {}
         hasher = hashlib.sha256(json.dumps(flatten(values[part], "value", tensors), sort_keys=True).encode())
         for name, tensor in sorted(tensors.items()):
             bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             hasher.update(name.encode() + bits.numpy().tobytes())
-        found[part] = hasher.hexdigest()
-    return found
+        hashes[part] = hasher.hexdigest()
+    return hashes
 
 
 # A cell, in processes of its own
@@ -343,12 +343,12 @@ def prove(cell: Cell, world: Path, root: Path, dropped: str | None = None) -> li
     }
     for mode in MODES:
         started = time.monotonic()
-        found = run_mode(cell, world, folder / mode, modes[mode], dropped)
-        differs = [name for name in DIGESTS if expected.get(name) != found.get(name) or name not in expected]
-        error = expected.get("error", "") or found.get("error", "")
+        actual = run_mode(cell, world, folder / mode, modes[mode], dropped)
+        differs = [name for name in DIGESTS if expected.get(name) != actual.get(name) or name not in expected]
+        error = expected.get("error", "") or actual.get("error", "")
         verdict = CellVerdict(
             str(cell.stage), str(cell.loss) if cell.loss else None, cell.trained, mode, not differs and not error,
-            differs, {name: found.get(name, "") for name in DIGESTS}, round(time.monotonic() - started, 2), error,
+            differs, {name: actual.get(name, "") for name in DIGESTS}, round(time.monotonic() - started, 2), error,
         )  # fmt: skip
         verdicts.append(verdict)
     shutil.rmtree(folder, ignore_errors=True)
@@ -367,13 +367,13 @@ def run_mode(
     for interruption in attempts:
         stop = counted(*interruption) if interruption else lambda: False
         code = in_a_fork(lambda stop=stop: train_cell(cell, world, folder, stop, dropped), folder / "log")  # type: ignore[misc]
-        wanted = (-signal.SIGKILL,) if interruption and interruption[1] is die else (0,)
-        if code not in wanted:
+        exit_codes = (-signal.SIGKILL,) if interruption and interruption[1] is die else (0,)
+        if code not in exit_codes:
             lines = (folder / "log").read_text(errors="replace").strip().splitlines()
             return {"error": f"exit {code}: {lines[-1] if lines else 'no message'}"}
     path = folder / "digests.json"
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": "no end"}
-    return found
+    hashes: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": "no end"}
+    return hashes
 
 
 def main(folder: Path) -> int:
@@ -384,7 +384,7 @@ def main(folder: Path) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     build_world(folder / "world")
-    asked = cells(tuple(map(Stage, spec["stages"])), tuple(map(Method, spec["methods"])))
+    selection = cells(tuple(map(Stage, spec["stages"])), tuple(map(Method, spec["methods"])))
     (folder / "runs").mkdir()
     proof = partial(prove, world=folder / "world", root=folder / "runs", dropped=spec.get("dropped"))
     # Forked before the pool has a thread: a process that is forked off one inherits locks that nobody ever releases.
@@ -393,7 +393,7 @@ def main(folder: Path) -> int:
         (folder / "verdicts.jsonl").open("w", encoding="utf-8") as lines,
         ProcessPoolExecutor(spec["jobs"], fork) as pool,
     ):
-        for verdict in chain.from_iterable(pool.map(proof, asked)):
+        for verdict in chain.from_iterable(pool.map(proof, selection)):
             lines.write(json.dumps(asdict(verdict)) + "\n")
             lines.flush()
     return 0

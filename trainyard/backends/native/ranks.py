@@ -47,20 +47,20 @@ def lead(folder: Path, events: Events, team: Team) -> None:
 
 def follow(folder: Path, events: Events, team: Team, device: str) -> None:
     """Load what rank 0 has loaded, and carry out its commands until the last one."""
-    word, given = team.receive_command()
+    word, arguments = team.receive_command()
     if word == END:
         return
-    job = TrainingJob.model_validate(given[0])
+    job = TrainingJob.model_validate(arguments[0])
     assembly.set_determinism(job)
     tokenizer = assembly.tokenizer_of(job, events)
     policy = assembly.make_policy(job, device, events, tokenizer)
-    word, given = team.receive_command()
+    word, arguments = team.receive_command()
     if word == END:
         return
-    sent = given[0]
+    sent = arguments[0]
     plan = RunPlan(sent["total_steps"], Precision(sent["precision"]), Head(sent["head"]))
-    place = (device, folder / RANKS_FOLDER / str(team.rank))
-    session = assembly.open_session(job, policy, tokenizer, plan, place=place, team=team)
+    location = (device, folder / RANKS_FOLDER / str(team.rank))
+    session = assembly.open_session(job, policy, tokenizer, plan, location=location, team=team)
     policy.reference = None  # the session has it, and drops it on command
     assert isinstance(session, SharedSession)
     serve(session)

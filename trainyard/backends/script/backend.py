@@ -28,22 +28,22 @@ class ScriptProgram(ExternalProgram):
 
     def probe(self, settings: Settings | None = None) -> Probe:
         """Whether the operator allows scripts, and their interpreter is there."""
-        given = settings or current_settings()
-        if not given.allow_scripts:
+        current = settings or current_settings()
+        if not current.allow_scripts:
             return Probe(
                 False,
                 why="Training scripts are switched off.",
                 fix="Let the operator set `allow_scripts = true` in trainyard.toml.",
                 code="R-SCRIPT-OFF",
             )
-        if given.script_wrapper and shutil.which(given.script_wrapper[0]) is None:
+        if current.script_wrapper and shutil.which(current.script_wrapper[0]) is None:
             return Probe(
                 False,
-                why=f"There is no program {given.script_wrapper[0]!r}, with which scripts are run here.",
+                why=f"There is no program {current.script_wrapper[0]!r}, with which scripts are run here.",
                 fix="Let the operator install it, or correct `script_wrapper` in trainyard.toml.",
             )
         try:
-            environments.python_of(BackendName.SCRIPT, given)
+            environments.python_of(BackendName.SCRIPT, current)
         except TrainyardError as error:
             return Probe(False, why=error.why, fix=error.do)
         return Probe(True, version=trainyard.__version__)

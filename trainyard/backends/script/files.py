@@ -73,31 +73,31 @@ def chat_template(job: TrainingJob) -> str | None:
     return None if text == tokenizer.chat_template else text
 
 
-def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:
+def write(job: TrainingJob, folder: Path, *, keep_work: bool) -> dict[str, int]:
     """Fill a folder; returns the counts of its rows. Without `keep_work` an existing folder is refused.
 
     Checkpoints and output that an earlier text of the script left are removed: they may mean something else now.
     Raises `InvalidInput` (`E-FILE-EXISTS`).
     """
     source = template_path(job.config.launch.script)
-    script = place / SCRIPT_FILE
-    if place.exists() and not keep_work:
+    script = folder / SCRIPT_FILE
+    if folder.exists() and not keep_work:
         raise InvalidInput(
-            f"{place} exists already.",
+            f"{folder} exists already.",
             why="A script that you edited is not overwritten.",
             do="Name another folder, or remove this one.",
             code="E-FILE-EXISTS",
         )
     if script.is_file() and script.read_bytes() != source.read_bytes():
-        shutil.rmtree(place)
-    place.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, script)
-    counts = write_chat_rows(job, place)
+    counts = write_chat_rows(job, folder)
     if job.adapter is not None:
         check_adapter_folder(Path(job.adapter), base_modules(Path(job.base)) if Path(job.base).is_dir() else ())
     if source == BUILT_IN:
-        try_template(job, place / CHAT_FILE)
-    write_json_durably(place / SPEC_NAME, plain_spec(job))
+        try_template(job, folder / CHAT_FILE)
+    write_json_durably(folder / SPEC_NAME, plain_spec(job))
     return counts
 
 
@@ -114,9 +114,9 @@ def try_template(job: TrainingJob, rows: Path) -> None:
     with rows.open("rb") as lines:
         for row in map(orjson.loads, lines):
             for turns, ask in conversations(row):
-                shown = {"messages": turns, "tools": row.get("tools"), "add_generation_prompt": ask}
+                context = {"messages": turns, "tools": row.get("tools"), "add_generation_prompt": ask}
                 with suppress(TemplateError):  # the script counts a row that the template refuses
-                    child.render(orjson.dumps({**PROBE_TOKENS, **shown}).decode())
+                    child.render(orjson.dumps({**PROBE_TOKENS, **context}).decode())
 
 
 def conversations(row: JsonObject) -> Iterator[tuple[list[JsonObject], bool]]:

@@ -48,21 +48,21 @@ def train(folder: Path, events: Events) -> None:
     device, started = pick_device(job.config.device, BackendName.SCRIPT, devices_here()), time.monotonic()
     with frame.lock_devices(job, folder, events, device):
         try:
-            code = carry_out(folder, events)
+            code = run_script(folder, events)
         finally:
             shorten(folder / LOG_FILE)
         judge(folder, code, events)
         finish(job, folder, events, {"device": device, "seconds": round(time.monotonic() - started, 3)})
 
 
-def carry_out(folder: Path, events: Events) -> int:
+def run_script(folder: Path, events: Events) -> int:
     """The script's exit code; its events are passed on while it runs."""
-    place = folder / FOLDER
-    tail = EventTail.at_end(place / OWN_EVENTS)
+    work = folder / FOLDER
+    tail = EventTail.at_end(work / OWN_EVENTS)
     python = str(environments.python_of(BackendName.SCRIPT))
     argv = [*settings().script_wrapper, python, files.SCRIPT_FILE, files.SPEC_NAME]
-    variables = {**environments.clean_variables(child_environment()), EVENTS_VARIABLE: str(place / OWN_EVENTS)}
-    process = start(argv, folder / LOG_FILE, cwd=place, env=variables)
+    variables = {**environments.clean_variables(child_environment()), EVENTS_VARIABLE: str(work / OWN_EVENTS)}
+    process = start(argv, folder / LOG_FILE, cwd=work, env=variables)
     events.emit("program", argv=argv, program_pid=process.pid)
 
     def ask() -> bool:
@@ -83,15 +83,15 @@ def pass_on(news: Iterable[Event], emit: Callable[..., None]) -> None:
 
 def judge(folder: Path, code: int, events: Events) -> None:
     """Raise what the end of the script means; return when its work is done."""
-    asked, report = events.stop_requested(), folder / FOLDER / files.OUTPUT / files.REPORT_FILE
-    if code == 0 or (asked and code == -signal.SIGTERM and report.is_file()):
+    stop_requested, report = events.stop_requested(), folder / FOLDER / files.OUTPUT / files.REPORT_FILE
+    if code == 0 or (stop_requested and code == -signal.SIGTERM and report.is_file()):
         return  # the request met a script that had done everything but leave
-    if code == STOPPED_EXIT or asked:
+    if code == STOPPED_EXIT or stop_requested:
         how = "saved its state" if code == STOPPED_EXIT else "ended without saying that it saved"
         saved = f"the script {how}"
         points = read_curve(read_events(folder / FOLDER / OWN_EVENTS))
         step = {"step": points[-1].step} if points else {}
-        raise Stopped(f"asked to stop; {saved}" if asked else saved, program_exit=code, **step)
+        raise Stopped(f"asked to stop; {saved}" if stop_requested else saved, program_exit=code, **step)
     raise TrainyardError(
         f"The training script {how_ended(code)}.",
         why=last_log_line(folder),
@@ -116,14 +116,14 @@ def shorten(path: Path) -> None:
 
 def finish(job: TrainingJob, folder: Path, events: Events, facts: JsonObject) -> None:
     """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT`)."""
-    made = folder / FOLDER / files.OUTPUT
-    missing = frame.missing_weights(job, made)
-    if missing or not list(made.glob("*.safetensors")):
+    output = folder / FOLDER / files.OUTPUT
+    missing = frame.missing_weights(job, output)
+    if missing or not list(output.glob("*.safetensors")):
         raise unusable(f"it left no {files.OUTPUT}/{missing[0] if missing else '*.safetensors'}")
     record = training_record(job, folder, facts)
 
     def write(target: Path) -> None:
-        shutil.copytree(made, target, ignore=shutil.ignore_patterns(files.REPORT_FILE, "README.md", "*.bin", "*.pt"))
+        shutil.copytree(output, target, ignore=shutil.ignore_patterns(files.REPORT_FILE, "README.md", "*.bin", "*.pt"))
         frame.name_base(job, target)
 
     frame.save_result(job, folder, record, write)
@@ -133,13 +133,13 @@ def finish(job: TrainingJob, folder: Path, events: Events, facts: JsonObject) ->
 
 def training_record(job: TrainingJob, folder: Path, facts: JsonObject) -> JsonObject:
     """`training.json`, from what we know and what the script reported."""
-    place = folder / FOLDER
-    path = place / files.OUTPUT / files.REPORT_FILE
+    work = folder / FOLDER
+    path = work / files.OUTPUT / files.REPORT_FILE
     try:
         report: dict[str, object] = orjson.loads(path.read_bytes()) if path.is_file() else {}
     except orjson.JSONDecodeError as error:
         raise unusable(f"its {files.REPORT_FILE} is not valid JSON: {error}") from error
-    points = [[point.step, point.loss, point.learning_rate] for point in read_curve(read_events(place / OWN_EVENTS))]
+    points = [[point.step, point.loss, point.learning_rate] for point in read_curve(read_events(work / OWN_EVENTS))]
     losses = report.get("losses") or [point for point in points if point[1] is not None]
     if not losses:
         raise unusable(f"it reported no step, neither by an event nor in {files.REPORT_FILE}")
@@ -161,7 +161,7 @@ def training_record(job: TrainingJob, folder: Path, facts: JsonObject) -> JsonOb
         "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else "",
         "lora": config.method.model_dump(mode="json", exclude={"type"}) if config.method.facts.adapter else None,
         "script": config.launch.script or "built-in",
-        "script_sha256": hashlib.sha256((place / files.SCRIPT_FILE).read_bytes()).hexdigest(),
+        "script_sha256": hashlib.sha256((work / files.SCRIPT_FILE).read_bytes()).hexdigest(),
     }
 
 

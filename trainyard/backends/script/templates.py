@@ -36,7 +36,7 @@ def template_path(name: str | None, settings: Settings | None = None) -> Path:
     folder = (settings or current_settings()).home / TEMPLATES_FOLDER
     path = folder / f"{name}.py"
     if not path.is_file():
-        here = ", ".join(sorted(one.stem for one in folder.glob("*.py"))) or "none"
+        here = ", ".join(sorted(path.stem for path in folder.glob("*.py"))) or "none"
         raise NotFound(
             f"There is no script template {name!r}.",
             why=f"In {folder} there are: {here}.",

@@ -71,22 +71,22 @@ def receive_frame(connection: socket.socket) -> Frame | None:
 
 def receive_bytes(connection: socket.socket, count: int, *, may_end: bool = False) -> bytes:
     """Exactly so many bytes; none where the other side ends before the first and `may_end` is set."""
-    found = bytearray()
-    while len(found) < count:
-        piece = connection.recv(min(count - len(found), PIECE_BYTES))
-        if not piece and may_end and not found:
+    buffer = bytearray()
+    while len(buffer) < count:
+        piece = connection.recv(min(count - len(buffer), PIECE_BYTES))
+        if not piece and may_end and not buffer:
             return b""
         if not piece:
-            raise refused_frame(f"it ends after {len(found)} of {count} bytes")
-        found += piece
-    return bytes(found)
+            raise refused_frame(f"it ends after {len(buffer)} of {count} bytes")
+        buffer += piece
+    return bytes(buffer)
 
 
 def require_lengths(header_bytes: int, body_bytes: int) -> None:
-    for what, size, most in (("header", header_bytes, MAX_HEADER_BYTES), ("body", body_bytes, MAX_BODY_BYTES)):
+    for part, size, most in (("header", header_bytes, MAX_HEADER_BYTES), ("body", body_bytes, MAX_BODY_BYTES)):
         if size > most:
             raise LimitExceeded(
-                f"The {what} of a call has {size:,} bytes, and at most {most:,} are read.",
+                f"The {part} of a call has {size:,} bytes, and at most {most:,} are read.",
                 do="Send fewer rows in a call; gradients add up over several.",
                 code="E-LIMIT",
             )

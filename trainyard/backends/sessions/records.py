@@ -134,10 +134,10 @@ def read_record(settings: Settings, session: str, tenant: str = "") -> SessionRe
 
 def list_records(settings: Settings, tenant: str = "") -> Iterator[SessionRecord]:
     """Every session of a tenant, or of all; the newest first."""
-    found = [path.parent.name for path in sessions_folder(settings).glob(f"session-*/{RECORD_FILE}")]
-    records = [read_record(settings, name) for name in found]
-    own = [record for record in records if not tenant or record.tenant == tenant]
-    return iter(sorted(own, key=lambda record: record.created, reverse=True))
+    names = [path.parent.name for path in sessions_folder(settings).glob(f"session-*/{RECORD_FILE}")]
+    records = [read_record(settings, name) for name in names]
+    selection = [record for record in records if not tenant or record.tenant == tenant]
+    return iter(sorted(selection, key=lambda record: record.created, reverse=True))
 
 
 # What its process is doing
@@ -158,37 +158,37 @@ def write_status(
     detail: str = "",
     run: str = "",
     *,
-    begun: bool = True,
+    started: bool = True,
     last: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    status = SessionStatus(state=state, detail=detail, run=run, begun=begun, last=dict(last), updated=time.time())
+    status = SessionStatus(state=state, detail=detail, run=run, begun=started, last=dict(last), updated=time.time())
     write_json_durably(folder / STATUS_FILE, versioned("session", status.model_dump(mode="json")))
 
 
 def read_status(settings: Settings, session: str) -> SessionStatus:
     """What a session is doing; `lost` where its status says that it runs, and no process has its lock."""
     folder = folder_of_session(settings, session)
-    known = read_json(folder / STATUS_FILE)
+    value = read_json(folder / STATUS_FILE)
     status = (
-        SessionStatus.model_validate(unversioned("session", known, folder / STATUS_FILE)) if known else SessionStatus()
+        SessionStatus.model_validate(unversioned("session", value, folder / STATUS_FILE)) if value else SessionStatus()
     )
     alive = status.state in (SessionState.PENDING, SessionState.OPEN)
-    if known and status.begun and alive and not is_running(settings, session):
+    if value and status.begun and alive and not is_running(settings, session):
         return status.model_copy(update={"state": SessionState.LOST, "detail": "its process was killed"})
     return status
 
 
 def socket_of(folder: Path) -> str | None:
     """Where a session answers; None while it does not."""
-    known = read_unchanged(f"{folder}/{SOCKET_FILE}")
-    return str(known["path"]) if known else None
+    address = read_unchanged(f"{folder}/{SOCKET_FILE}")
+    return str(address["path"]) if address else None
 
 
 def remove_socket(folder: Path) -> None:
     """Remove the socket of a process that has ended, or was killed."""
-    known = read_json(folder / SOCKET_FILE)
-    if known is not None:
-        shutil.rmtree(Path(known["path"]).parent, ignore_errors=True)
+    address = read_json(folder / SOCKET_FILE)
+    if address is not None:
+        shutil.rmtree(Path(address["path"]).parent, ignore_errors=True)
         (folder / SOCKET_FILE).unlink(missing_ok=True)
     shutil.rmtree(folder / "socket", ignore_errors=True)
 
@@ -196,10 +196,10 @@ def remove_socket(folder: Path) -> None:
 def read_json(path: Path) -> JsonObject | None:
     """A JSON file that another process replaces and removes; None where it is not."""
     try:
-        found: dict[str, object] = orjson.loads(path.read_bytes())
+        value: dict[str, object] = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    return found
+    return value
 
 
 def read_unchanged(path: str) -> dict[str, object] | None:
@@ -208,10 +208,10 @@ def read_unchanged(path: str) -> dict[str, object] | None:
     A writer replaces the file whole, so a file with the same number and time is the same.
     """
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except FileNotFoundError:
         return None
-    return read_version(path, found.st_ino, found.st_mtime_ns, found.st_size)
+    return read_version(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(MAX_CACHED)

@@ -63,7 +63,7 @@ def run_session(
     *,
     devices: tuple[int, ...] = (0,),
     run: str = "",
-    wanted: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = always_run,
     on_event: Callable[[Event], None] = ignore,
     poll_s: float = POLL_S,
 ) -> Outcome:
@@ -73,9 +73,9 @@ def run_session(
     outcome.
     """
     folder = folder_of_session(settings, record.id)
-    given = session_job(record, settings, devices=devices, run=run)
-    check(given.job, settings)
-    write_json_durably(folder / SPEC_FILE, given.model_dump(mode="json"))
+    session = session_job(record, settings, devices=devices, run=run)
+    check(session.job, settings)
+    write_json_durably(folder / SPEC_FILE, session.model_dump(mode="json"))
     remove_socket(folder)
     write_status(folder, SessionState.PENDING, "loading the model", run)
     last: dict[str, object] = {}
@@ -88,7 +88,8 @@ def run_session(
 
     outcome = supervise(
         [sys.executable, "-P", "-m", "trainyard.compute.launch", PROGRAM, str(folder)], folder,
-        env=key_environment(settings), wanted=wanted, on_event=note, budget_s=record.budget_s, poll_s=poll_s,
+        env=key_environment(settings), desired_state=desired_state, on_event=note, budget_s=record.budget_s,
+        poll_s=poll_s,
     )  # fmt: skip
     remove_socket(folder)
     write_status(folder, *ending(outcome), run, last=last)

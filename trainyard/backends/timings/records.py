@@ -68,8 +68,8 @@ def read_timings(key: str, settings: Settings) -> Timings:
     path = settings.timings / f"{key}.json"
     try:
         value = read_versioned("timings", path.read_bytes(), path)
-        measured = tuple(StepTiming.model_validate(one) for one in value["measured"])
-        return Timings(measured, tuple(Problem.model_validate(one) for one in value["problems"]))
+        measured = tuple(StepTiming.model_validate(timing) for timing in value["measured"])
+        return Timings(measured, tuple(Problem.model_validate(problem) for problem in value["problems"]))
     except FileNotFoundError:
         return Timings()
     except Conflict as error:
@@ -78,15 +78,15 @@ def read_timings(key: str, settings: Settings) -> Timings:
         return Timings(note=f"an earlier measurement is not used: {path} cannot be read ({type(error).__name__})")
 
 
-def add_timing(key: str, found: StepTiming | Problem, settings: Settings) -> None:
+def add_timing(key: str, entry: StepTiming | Problem, settings: Settings) -> None:
     """Add a measurement to its file. Two processes that measured at once add one after the other."""
     path = settings.timings / f"{key}.json"
     with device_lock(settings.timings / f"{key}.lock", run="timings", wait_s=LOCK_WAIT_S):
-        known = read_timings(key, settings)
-        measured, problems = list(known.measured), list(known.problems)
-        (measured if isinstance(found, StepTiming) else problems).append(found)  # type: ignore[arg-type]
+        timings = read_timings(key, settings)
+        measured, problems = list(timings.measured), list(timings.problems)
+        (measured if isinstance(entry, StepTiming) else problems).append(entry)  # type: ignore[arg-type]
         value = {
-            "measured": [one.model_dump(mode="json") for one in measured[-KEPT:]],
-            "problems": [one.model_dump(mode="json") for one in problems[-KEPT:]],
+            "measured": [timing.model_dump(mode="json") for timing in measured[-KEPT:]],
+            "problems": [problem.model_dump(mode="json") for problem in problems[-KEPT:]],
         }
         write_json_durably(path, versioned("timings", value))

@@ -76,10 +76,10 @@ class TrainingClock:
         A measurement that cannot be kept is a warning, because the training is done.
         """
         ended = time.time()
-        found = read_measurement(self.job, self.watch, ended, self.source, data_of(self.job))
+        measurement = read_measurement(self.job, self.watch, ended, self.source, data_of(self.job))
         try:
-            if found is not None:
-                add_timing(key_of(self.job, self.settings), found, self.settings)
+            if measurement is not None:
+                add_timing(key_of(self.job, self.settings), measurement, self.settings)
         except (OSError, TrainyardError) as error:
             self.on_event({"event": "warning", "text": f"How long the training took was not kept: {error}"})
         facts = {"seconds": round(ended - self.watch.began, 1)}

@@ -44,8 +44,8 @@ def completions_of(job: TrainingJob) -> int:
 def prompts_of_a_step(job: TrainingJob) -> int:
     """Rows of an optimizer step that completions are drawn for."""
     hyper = job.config.hyperparameters
-    drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
-    return max(1, drawn // completions_of(job))
+    completions = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
+    return max(1, completions // completions_of(job))
 
 
 def left_out(job: TrainingJob, rows: int) -> int:

@@ -111,11 +111,11 @@ def require_family(config: Any) -> None:
 def local_states(optimizer: Any) -> dict[str, object]:
     """An optimizer's state with this process's parts as plain tensors."""
     state = optimizer.state_dict()
-    own = {
+    local = {
         index: {name: value.to_local() if isinstance(value, DTensor) else value for name, value in entry.items()}
         for index, entry in state["state"].items()
     }
-    return {**state, "state": own}
+    return {**state, "state": local}
 
 
 def take_states(optimizer: Any, saved: JsonObject) -> None:

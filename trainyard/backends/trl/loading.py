@@ -34,19 +34,19 @@ from trainyard.train.model.precision import accelerator_of, frozen_dtype
 from trainyard.train.model.vocabulary import add_tokens, grow_vocabulary
 
 
-def pick_device(asked: Device) -> str:
+def pick_device(requested: Device) -> str:
     """torch's name of a GPU, then mps, then cpu; or of the one asked for. Raises `E-DEVICE` when that is not here."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if asked is Device.AUTO:
+    if requested is Device.AUTO:
         return next(name for name, present in here.items() if present)
-    found = asked.facts.torch_type
-    if not here[found] or accelerator_of(found) is not asked:
+    device = requested.facts.torch_type
+    if not here[device] or accelerator_of(device) is not requested:
         raise InvalidInput(
-            f"The device {asked.value!r} was asked for, and this machine has none.",
+            f"The device {requested.value!r} was asked for, and this machine has none.",
             do="Use device: auto, which takes what is here.",
             code="E-DEVICE",
         )
-    return found
+    return device
 
 
 def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:

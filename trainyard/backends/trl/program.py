@@ -67,12 +67,12 @@ def train(folder: Path, events: Events) -> None:
 
 
 def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
-    found, restarted_from = start_of(folder, events, team)
+    checkpoint, restarted_from = start_of(folder, events, team)
     prepared = prepare(job, device, events)
     frame.require_steps(job, prepared.length.total_steps, events)
     frame.require_not_stopped(sync_value(team, events.stop_requested()))
     set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
-    model = shared_model(job, found.path) if is_sharded(job) else make_model(job, device)
+    model = shared_model(job, checkpoint.path) if is_sharded(job) else make_model(job, device)
     if job.config.method.facts.adapter and not is_sharded(job):
         frame.report_coverage(events, measure_coverage(model, NEW))
     initial = initialize_adapter(model, policy_request(job, device)) if job.adapter is None else None
@@ -80,14 +80,14 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     trainer = build_trainer(prepared, model, folder, choice.precision)
     began_with = frame.sum_bits(trainer.model)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(trainer.model))
-    curve = LossCurve.load(found.path) if found.path else LossCurve()
+    curve = LossCurve.load(checkpoint.path) if checkpoint.path else LossCurve()
     trainer.events, trainer.checkpoint_root, trainer.curve = events, folder / CHECKPOINT_FOLDER, curve
     trainer.team, trainer.initial = team, initial
     trainer.add_callback(TrlCallback(trainer, prepared.length))
     events.emit("begin", restarted_from=restarted_from, **begin_facts(prepared, choice), **trainer.facts())
     started = time.monotonic()
     # transformers resumes from the folder inside a committed checkpoint
-    trainer.train(resume_from_checkpoint=str(next(found.path.glob("checkpoint-*"))) if found.path else None)
+    trainer.train(resume_from_checkpoint=str(next(checkpoint.path.glob("checkpoint-*"))) if checkpoint.path else None)
     if trainer.state.global_step < prepared.length.total_steps:
         raise Stopped("asked to stop; a checkpoint is saved", step=trainer.state.global_step)
     frame.require_finite_weights(trainer.model)
@@ -101,13 +101,13 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
 def start_of(folder: Path, events: Events, team: Team | None) -> tuple[FoundCheckpoint, dict[str, int] | str | None]:
     """Return the checkpoint that rank 0 has found, on every rank; and where a restart continues from."""
     restarted_from: dict[str, int] | str | None = None
-    place, step = "", 0
+    path, step = "", 0
     if team is None or team.leading:
-        found = newest_valid(folder / CHECKPOINT_FOLDER)
-        restarted_from = log_restart(folder / DECISIONS_FILE, found, events)
-        place, step = str(found.path or ""), found.step
-    place, step = sync_value(team, (place, step))
-    return FoundCheckpoint(Path(place) if place else None, step), restarted_from
+        checkpoint = newest_valid(folder / CHECKPOINT_FOLDER)
+        restarted_from = log_restart(folder / DECISIONS_FILE, checkpoint, events)
+        path, step = str(checkpoint.path or ""), checkpoint.step
+    path, step = sync_value(team, (path, step))
+    return FoundCheckpoint(Path(path) if path else None, step), restarted_from
 
 
 def build_trainer(

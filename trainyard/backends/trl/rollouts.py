@@ -36,11 +36,11 @@ RewardFunction = Callable[..., list[float]]
 
 def require_prompts(job: TrainingJob, ledger: TokenLedger) -> None:
     """Raise `InvalidInput` where no step could be made: no prompt is short enough, or there are too few."""
-    found, wanted = ledger.rows["trained"], prompts_of_a_step(job)
+    prompts, least = ledger.rows["trained"], prompts_of_a_step(job)
     require_any_prompt(ledger)
-    if found < wanted:
+    if prompts < least:
         raise InvalidInput(
-            f"A step answers {wanted} prompts, and the data set has {found}.",
+            f"A step answers {least} prompts, and the data set has {prompts}.",
             why="batch_size × gradient_accumulation × processes completions are drawn, num_generations to a prompt.",
             do="Give the trainer more rows, lower batch_size, or raise stage.num_generations.",
             code="E-BATCH",
@@ -52,10 +52,10 @@ def rollouts_of(job: TrainingJob) -> GrpoSettings:
     settings, hyper = job.config.stage, job.config.hyperparameters
     assert isinstance(settings, GrpoSettings), settings
     require_rewards(job, settings.rewards)
-    drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
-    if drawn % settings.num_generations:
+    completions = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
+    if completions % settings.num_generations:
         raise InvalidInput(
-            f"A step has {drawn} completions, which is not a multiple of {settings.num_generations}.",
+            f"A step has {completions} completions, which is not a multiple of {settings.num_generations}.",
             do="Make batch_size × gradient_accumulation × processes a multiple of stage.num_generations.",
             code="E-BATCH",
         )
@@ -74,8 +74,8 @@ def scorer(name: str, settings: object, panel: RewardPanel) -> RewardFunction:
         **_: Any,
     ) -> list[float]:
         sampled = [
-            SampledCompletion(text, len(ids), (*prompt, *ids), asked)
-            for prompt, text, ids, asked in zip(prompts, completions, completion_ids, question, strict=True)
+            SampledCompletion(text, len(ids), (*prompt, *ids), prompt_text)
+            for prompt, text, ids, prompt_text in zip(prompts, completions, completion_ids, question, strict=True)
         ]
         return panel.score_one(settings, sampled, answer)
 
@@ -112,10 +112,10 @@ class GroupedOrder(ShuffledOrder):
         """The prompts of each drawing of an epoch."""
         rows = list(range(self.rows))
         generator.shuffle(rows)
-        kept = self.rows - self.left_out
-        return [rows[at : at + self.prompts] for at in range(0, kept, self.prompts)]
+        end = self.rows - self.left_out
+        return [rows[at : at + self.prompts] for at in range(0, end, self.prompts)]
 
-    def drawn(self) -> Iterator[list[int]]:
+    def sample_epochs(self) -> Iterator[list[int]]:
         """The prompts of each drawing, epoch after epoch, without end."""
         epoch = 0
         while True:
@@ -144,14 +144,14 @@ class OurGRPOTrainer(CommittedCheckpoints, GRPOTrainer):
         return {"shared_prompt": self.sharing.used, "shared_prompt_why": self.sharing.why}
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **given: Any
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """TRL's scores of completions; of rows with the same prompt, the prompt is computed once where that pays."""
-        theirs: Any = super()._get_per_token_logps_and_entropies  # untyped
-        if not self.sharing.used or given.get("compute_aux_loss"):
-            return theirs(model, input_ids, attention_mask, logits_to_keep, **given)
-        base, asks_entropy = inner_model(self.accelerator.unwrap_model(model)), bool(given.get("compute_entropy"))
-        size, parts = given.get("batch_size") or len(input_ids), []
+        score_trl: Any = super()._get_per_token_logps_and_entropies  # untyped
+        if not self.sharing.used or options.get("compute_aux_loss"):
+            return score_trl(model, input_ids, attention_mask, logits_to_keep, **options)
+        base, asks_entropy = inner_model(self.accelerator.unwrap_model(model)), bool(options.get("compute_entropy"))
+        size, parts = options.get("batch_size") or len(input_ids), []
         for ids_BT, shown_BT in zip(input_ids.split(size), attention_mask.split(size), strict=True):
             groups = group_completions(ids_BT, shown_BT, logits_to_keep)
             batch = collate_completions(groups, ids_BT.device)
@@ -159,7 +159,7 @@ class OurGRPOTrainer(CommittedCheckpoints, GRPOTrainer):
                 with self.accelerator.autocast():
                     parts.append(score_completions(model, base, groups, batch, logits_to_keep))
             else:
-                parts.append(theirs(model, ids_BT, shown_BT, logits_to_keep, compute_entropy=asks_entropy)[:2])
+                parts.append(score_trl(model, ids_BT, shown_BT, logits_to_keep, compute_entropy=asks_entropy)[:2])
         logps, entropies = zip(*parts, strict=True)
         return torch.cat(logps), torch.cat(entropies) if asks_entropy else None, None
 
@@ -171,6 +171,6 @@ class OurGRPOTrainer(CommittedCheckpoints, GRPOTrainer):
         """The tokens of the whole run: every prompt once for each of its completions, and what was drawn, however many
         steps learned from it."""
         drawings = math.ceil(self.state.global_step / self.args.num_iterations)
-        steps = [row for step in islice(self.order.drawn(), drawings) for row in step]
+        steps = [row for step in islice(self.order.sample_epochs(), drawings) for row in step]
         masked = self.args.num_generations * sum(self.lengths[row] for row in steps)
         return Counted(self.state.num_input_tokens_seen - masked, masked, self.args.num_generations * len(steps))

@@ -42,15 +42,15 @@ class PromptSharing:
         return apart >= self.least_gain * self.cost.of_rows(rows, width, 0)
 
 
-def choose_sharing(asked: Literal["auto"] | bool, model: object, longest: int) -> PromptSharing:
+def choose_sharing(setting: Literal["auto"] | bool, model: object, longest: int) -> PromptSharing:
     """Whether this model's completions may share their prompts; `longest` is the longest prompt with a completion.
 
     Raises `InvalidInput` (`E-BATCH`) where that was asked for and this model cannot do it.
     """
-    if asked is False:
+    if setting is False:
         return PromptSharing(False, "not asked for")
     if against := reason_against(model, longest):
-        if asked is True:
+        if setting is True:
             raise InvalidInput(
                 f"The prompts cannot be shared: {against}.",
                 why="A completion would see tokens that it does not see in a row of its own.",
@@ -59,7 +59,7 @@ def choose_sharing(asked: Literal["auto"] | bool, model: object, longest: int) -
             )
         return PromptSharing(False, against)
     cost = Operations.of_model(model)
-    if asked is True:
+    if setting is True:
         return PromptSharing(True, "asked for", 0.0, cost)
     return PromptSharing(True, f"in batches that need {LEAST_GAIN} times fewer operations so", LEAST_GAIN, cost)
 
@@ -68,9 +68,11 @@ def group_completions(ids_BT: torch.Tensor, shown_BT: torch.Tensor, completion: 
     """Rows of a prompt, filled up on the left, and a completion of at most `completion` tokens, by their prompts."""
     answers: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
     for at, (ids_T, shown_T) in enumerate(zip(ids_BT, shown_BT.bool(), strict=True)):
-        prompt, drawn = (ids_T[part][shown_T[part]].tolist() for part in (slice(-completion), slice(-completion, None)))
-        answers.setdefault(tuple(prompt), []).append((at, drawn))
-    return [PromptGroup(list(prompt), own) for prompt, own in answers.items()]
+        prompt, answer = (
+            ids_T[part][shown_T[part]].tolist() for part in (slice(-completion), slice(-completion, None))
+        )
+        answers.setdefault(tuple(prompt), []).append((at, answer))
+    return [PromptGroup(list(prompt), entries) for prompt, entries in answers.items()]
 
 
 def collate_completions(groups: list[PromptGroup], device: torch.device) -> Batch:
@@ -79,7 +81,7 @@ def collate_completions(groups: list[PromptGroup], device: torch.device) -> Batc
 
 def score_completions(model: Any, base: Any, groups: list[PromptGroup], batch: Batch, completion: int) -> TokenScores:
     """Score a batch with TRL's output layer, `base` being the transformers model inside: (B, C) and (B, C)."""
-    found = model(
+    output = model(
         input_ids=batch["input_ids"],
         attention_mask=attention_mask(batch, base),
         position_ids=batch["position_ids"],
@@ -90,12 +92,12 @@ def score_completions(model: Any, base: Any, groups: list[PromptGroup], batch: B
     sequence_N = batch[SEQUENCES][rows_N, positions_N]
     starts = {sequence: len(group.prompt) for group in groups for sequence, _ in group.answers}
     starts_B = torch.tensor([starts[at] for at in range(len(starts))], device=rows_N.device)
-    place = (sequence_N, batch["position_ids"][rows_N, positions_N] - starts_B[sequence_N])
+    index = (sequence_N, batch["position_ids"][rows_N, positions_N] - starts_B[sequence_N])
 
     def by_completion(scores_RT: torch.Tensor) -> torch.Tensor:
         """TRL's scores belong to the labels from the second position on."""
         scores_BC = scores_RT.new_zeros(len(starts), completion)
-        return scores_BC.index_put(place, scores_RT[rows_N, positions_N - 1])
+        return scores_BC.index_put(index, scores_RT[rows_N, positions_N - 1])
 
-    entropies = None if found.entropy is None else by_completion(found.entropy)
-    return by_completion(found.log_probs), entropies
+    entropies = None if output.entropy is None else by_completion(output.entropy)
+    return by_completion(output.log_probs), entropies

@@ -96,13 +96,15 @@ class Neighbours(DataCollatorForUnpairedPreference):
     """
 
     def torch_call(self, examples: list[JsonObject]) -> JsonObject:
-        others = [examples[-1], *examples[:-1]]
-        paired = list(zip(examples, others, strict=True))
-        batch = super().torch_call([{**one, "KL_completion_ids": other["completion_ids"]} for one, other in paired])
+        neighbours = [examples[-1], *examples[:-1]]
+        paired = list(zip(examples, neighbours, strict=True))
+        batch = super().torch_call(
+            [{**example, "KL_completion_ids": other["completion_ids"]} for example, other in paired]
+        )
         if "completion_labels" in examples[0]:
-            for row, (one, other) in enumerate(paired):
-                start = len(one["prompt_ids"])
-                mask_answer(batch["completion_mask"][row], start, one["completion_labels"])
+            for row, (example, other) in enumerate(paired):
+                start = len(example["prompt_ids"])
+                mask_answer(batch["completion_mask"][row], start, example["completion_labels"])
                 mask_answer(batch["KL_completion_mask"][row], start, other["completion_labels"])
         return batch
 
@@ -111,14 +113,14 @@ def sft(prepared: PreparedRun, model: Any, common: Common) -> OurSFTTrainer:
     # Rows come tokenised and labelled, so TRL prepares nothing.
     config = SFTConfig(**common, packing=False, dataset_kwargs={"skip_prepare_dataset": True}, loss_type="nll")
     takes_positions = "logits_to_keep" in inspect.signature(inner_model(model).forward).parameters
-    trainer = OurSFTTrainer(args=config, **given(prepared, model, prepared.examples))
+    trainer = OurSFTTrainer(args=config, **trainer_arguments(prepared, model, prepared.examples))
     trainer.takes_positions = takes_positions
     return trainer
 
 
 def dpo(prepared: PreparedRun, model: object, common: Common) -> OurDPOTrainer:
     examples = with_labels(prepared.examples, SIDES)
-    rows = given(prepared, model, examples)
+    rows = trainer_arguments(prepared, model, examples)
     if "chosen_labels" in examples[0]:
         rows["data_collator"] = LearnedAnswers(
             prepared.tokenizer.pad_token_id, prepared.job.config.hyperparameters.max_length
@@ -136,7 +138,7 @@ def kto(prepared: PreparedRun, model: Any, common: Common) -> OurKTOTrainer:
         args=kto_config(common, prepared.job),
         ref_model=second_model(prepared),
         data_collator=Neighbours(prepared.tokenizer.pad_token_id, prepared.job.config.hyperparameters.max_length),
-        **given(prepared, model, rows),
+        **trainer_arguments(prepared, model, rows),
     )
     trainer.left_out = prepared.left_out
     return trainer
@@ -150,7 +152,7 @@ def reward(prepared: PreparedRun, model: Any, common: Common) -> OurRewardTraine
     ]
     # Bradley-Terry without a centring term; an adapter keeps its configured dropout.
     config = RewardConfig(**common, center_rewards_coefficient=None, disable_dropout=False)
-    return OurRewardTrainer(args=config, **given(prepared, model, rows))
+    return OurRewardTrainer(args=config, **trainer_arguments(prepared, model, rows))
 
 
 def grpo(prepared: PreparedRun, model: Any, common: Common) -> OurGRPOTrainer:
@@ -162,7 +164,9 @@ def grpo(prepared: PreparedRun, model: Any, common: Common) -> OurGRPOTrainer:
     panel = make_panel(prepared.job, prepared.tokenizer, prepared.device, lambda *_, **__: None)
     # A list of functions is one of what TRL takes, and lists are invariant.
     rewards: Any = [scorer(name, each, panel) for name, each in named(settings.rewards).items()]
-    trainer = OurGRPOTrainer(args=grpo_config(common, settings), reward_funcs=rewards, **given(prepared, model, rows))
+    trainer = OurGRPOTrainer(
+        args=grpo_config(common, settings), reward_funcs=rewards, **trainer_arguments(prepared, model, rows)
+    )
     longest = max(len(example["input_ids"]) for example in prepared.examples) + settings.max_completion_length
     trainer.sharing = choose_sharing(settings.asks_shared, trainer.model, longest)
     return trainer
@@ -177,7 +181,7 @@ STAGES: dict[Stage, Callable[[PreparedRun, Any, Common], CommittedCheckpoints]] 
 }
 
 
-def given(prepared: PreparedRun, model: Any, rows: list[Encoded] | list[JsonObject]) -> JsonObject:
+def trainer_arguments(prepared: PreparedRun, model: Any, rows: list[Encoded] | list[JsonObject]) -> JsonObject:
     """Return what every trainer gets besides its arguments."""
     return {"model": model, "train_dataset": Dataset.from_list(rows), "processing_class": prepared.tokenizer}
 

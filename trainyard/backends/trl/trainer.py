@@ -110,8 +110,8 @@ class LossCurve:
 
     @classmethod
     def load(cls, folder: Path) -> LossCurve:
-        known = json.loads((folder / CURVE_FILE).read_text())
-        return cls([tuple(point) for point in known["points"]], Counted(**known["counted"]))
+        value = json.loads((folder / CURVE_FILE).read_text())
+        return cls([tuple(point) for point in value["points"]], Counted(**value["counted"]))
 
 
 class Counting:
@@ -170,8 +170,8 @@ class TrlCallback(TrainerCallback):
             grad_norm=logs.get("grad_norm"),
             tokens=int(logs.get("num_tokens", 0)),
             seconds=round(time.monotonic() - self.started, 3),
-            **{name: logs.get(theirs) for theirs, name in METRICS.items() if theirs in logs},
-            **{f"reward_{own[1]}": value for name, value in logs.items() if (own := OF_ONE_REWARD.fullmatch(name))},
+            **{name: logs.get(trl_name) for trl_name, name in METRICS.items() if trl_name in logs},
+            **{f"reward_{match[1]}": value for name, value in logs.items() if (match := OF_ONE_REWARD.fullmatch(name))},
         )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -179,8 +179,8 @@ class TrlCallback(TrainerCallback):
         last = state.global_step >= self.length.total_steps
         if state.global_step % self.length.whole_steps and not last:
             return
-        asked, team = self.trainer.events.stop_requested(), self.trainer.team
-        if (asked if team is None else team.shared(asked)) and not last:
+        stop, team = self.trainer.events.stop_requested(), self.trainer.team
+        if (stop if team is None else team.shared(stop)) and not last:
             control.should_save = control.should_training_stop = True
         elif state.global_step % self.length.save_steps == 0 and not last:
             control.should_save = True
@@ -239,9 +239,9 @@ class CommittedCheckpoints(Trainer):
         return self.order
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
-        chosen = optimizer or self.optimizer
-        assert chosen is not None, "made before its schedule"
-        self.lr_scheduler = LambdaLR(chosen, self.multiplier)
+        target = optimizer or self.optimizer
+        assert target is not None, "made before its schedule"
+        self.lr_scheduler = LambdaLR(target, self.multiplier)
         return self.lr_scheduler
 
     def new_order(self) -> ShuffledOrder:
@@ -257,11 +257,11 @@ class CommittedCheckpoints(Trainer):
         def write(folder: Path) -> None:
             """Write into the one checkpoint; each rank writes its own part, such as its random state."""
             folder = folder if self.team is None else Path(self.team.shared(str(folder)))
-            place, self.args.output_dir = self.args.output_dir, str(folder)
+            output_dir, self.args.output_dir = self.args.output_dir, str(folder)
             try:
                 Trainer._save_checkpoint(self, model, trial)
             finally:
-                self.args.output_dir = place
+                self.args.output_dir = output_dir
             if self.team is not None:
                 torch.distributed.barrier()
             if self.args.should_save:
@@ -315,8 +315,8 @@ class OurSFTTrainer(CommittedCheckpoints, SFTTrainer):
         labels_BT = inputs["labels"]
         vocabulary = self.model.config.get_text_config().vocab_size
         if return_outputs or not self.takes_positions or labels_BT.numel() * vocabulary > LOGITS_AT_ONCE:
-            theirs: Any = super().compute_loss  # untyped
-            return theirs(model, inputs, return_outputs, num_items_in_batch)
+            compute_trl_loss: Any = super().compute_loss  # untyped
+            return compute_trl_loss(model, inputs, return_outputs, num_items_in_batch)
         self._total_train_tokens += int(inputs["attention_mask"].sum())
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         # The ranks take the mean of their gradients, and the count is of the tokens of all of them.

@@ -26,8 +26,8 @@ def read_processor_time(pid: int, proc: Path = Path("/proc")) -> ProcessorTime |
     run = wait = 0
     try:
         for path in (proc / str(pid) / "task").iterdir() if pid else ():
-            words = (path / "schedstat").read_text(encoding="ascii").split()
-            run, wait = run + int(words[0]), wait + int(words[1])
+            fields = (path / "schedstat").read_text(encoding="ascii").split()
+            run, wait = run + int(fields[0]), wait + int(fields[1])
     except (OSError, ValueError, IndexError):
         return None
     return ProcessorTime(run, wait) if run else None

@@ -79,7 +79,7 @@ class GpuMonitor:
         """The GPUs, as they were at most two seconds ago."""
         with self.lock:
             if self.now() - self.taken_at >= EVERY_S:
-                found = (reading for source in self.sources if (reading := source()) is not None)
-                self.last = next(found, MonitorReading(NO_GPU))
+                readings = (reading for source in self.sources if (reading := source()) is not None)
+                self.last = next(readings, MonitorReading(NO_GPU))
                 self.taken_at = self.now()
             return self.last

@@ -48,15 +48,15 @@ def read_amd(run: Run = run_tool, find: Callable[[str], str | None] = shutil.whi
     if find(ROCM[0]) is None:
         return None
     try:
-        found = orjson.loads(run(ROCM))
-        return amd_reading(found) if isinstance(found, dict) else MonitorReading(NO_GPU)
+        value = orjson.loads(run(ROCM))
+        return amd_reading(value) if isinstance(value, dict) else MonitorReading(NO_GPU)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         return MonitorReading(f"rocm-smi could not be read: {error}")
 
 
-def amd_reading(found: JsonMapping) -> MonitorReading:
-    cards = sorted((int(match[1]), card) for name, card in found.items() if (match := CARD.fullmatch(name)))
-    system = found.get("system", {})
+def amd_reading(value: JsonMapping) -> MonitorReading:
+    cards = sorted((int(match[1]), card) for name, card in value.items() if (match := CARD.fullmatch(name)))
+    system = value.get("system", {})
     processes = tuple(amd_processes(system)) if len(cards) == 1 else ()  # of several, it does not say which
     gpus = tuple(amd_gpu(index, card, processes) for index, card in cards)
     return MonitorReading(OK if gpus else NO_GPU, gpus, system.get("Driver version"))
@@ -79,9 +79,9 @@ def amd_gpu(index: int, card: Mapping[str, str], processes: tuple[ProcessMemory,
 
 def amd_processes(system: Mapping[str, str]) -> Iterator[ProcessMemory]:
     """`"PID2124": "python3, 1, 8589934592, 0, 12"`: name, number of GPUs, bytes, and two more."""
-    for name, words in system.items():
+    for name, description in system.items():
         if match := PID.fullmatch(name):
-            used = [word.strip() for word in str(words).split(",")]
+            used = [word.strip() for word in str(description).split(",")]
             yield ProcessMemory(int(match[1]), int(used[2]) // MIB if len(used) > 2 and used[2].isdigit() else None)
 
 
@@ -96,8 +96,8 @@ def number_in(text: str | None) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    found = number_in(text)
-    return None if found is None else round(found)
+    number = number_in(text)
+    return None if number is None else round(number)
 
 
 def read_apple(run: Run = run_tool, system: str = sys.platform) -> MonitorReading | None:
@@ -117,5 +117,5 @@ def read_apple(run: Run = run_tool, system: str = sys.platform) -> MonitorReadin
 @lru_cache(maxsize=1)
 def apple_names(run: Run) -> tuple[str, ...]:
     """The names of a Mac's GPUs, asked for once: it takes a second."""
-    found = orjson.loads(run(PROFILER))["SPDisplaysDataType"]
-    return tuple(str(one.get("sppci_model") or one["_name"]) for one in found)
+    displays = orjson.loads(run(PROFILER))["SPDisplaysDataType"]
+    return tuple(str(display.get("sppci_model") or display["_name"]) for display in displays)

@@ -70,7 +70,7 @@ def parse_clause(text: str, vocabulary: Collection[str], *, partly: bool = False
     phrases = read_phrases(reading, verb.end, partly=partly)
     if phrases is None:
         return None
-    if any(reading.lower(place) in NEVER for place in range(match.end("subject"), match.end())):
+    if any(reading.lower(index) in NEVER for index in range(match.end("subject"), match.end())):
         verb = verb._replace(negative=True)
     end = match.end("subject")
     head = reading.head(1 if reading.shape[0] == "G" else 0, end)
@@ -147,19 +147,19 @@ def read_verb(reading: Reading, start: int) -> Verb | None:  # noqa: PLR0911 (on
     """Return the verb group at `start`: "is stored", "must not be moved", "does not copy", "runs"."""
     shape, letter = reading.shape, reading.shape[start]
     auxiliary = CONTRACTED.get(reading.lower(start), reading.lower(start))
-    place, negative = skip_adverbs(reading, start + 1)
-    following = shape[place] if place < len(shape) else ""
+    index, negative = skip_adverbs(reading, start + 1)
+    following = shape[index] if index < len(shape) else ""
     if letter == "m":
-        return read_modal(reading, place, auxiliary, negative)
-    if letter == "x" and following in ("I", "H") and place > start + 1:
-        word = reading.lower(place)
-        return Verb(auxiliary, word, f"{auxiliary} {word}", negative, "verb", word, place + 1)
+        return read_modal(reading, index, auxiliary, negative)
+    if letter == "x" and following in ("I", "H") and index > start + 1:
+        word = reading.lower(index)
+        return Verb(auxiliary, word, f"{auxiliary} {word}", negative, "verb", word, index + 1)
     if letter == "h" and following in ("N", "M"):
-        return participle(reading, place, auxiliary, "", negative)
+        return participle(reading, index, auxiliary, "", negative)
     if letter == "b":
         if following in ("N", "g", "G"):
-            return participle(reading, place, auxiliary, "", negative)
-        return Verb(auxiliary, "", auxiliary, negative, "be", "be", place)
+            return participle(reading, index, auxiliary, "", negative)
+        return Verb(auxiliary, "", auxiliary, negative, "be", "be", index)
     if negative or shape[start] not in "vzDhx":
         return None
     word = reading.lower(start)
@@ -175,66 +175,66 @@ def read_verb(reading: Reading, start: int) -> Verb | None:  # noqa: PLR0911 (on
     return Verb(helper, lemma, word, False, "verb", lemma, end)
 
 
-def read_modal(reading: Reading, place: int, auxiliary: str, negative: bool) -> Verb | None:
-    letter = reading.shape[place : place + 1]
-    word = reading.lower(place)
+def read_modal(reading: Reading, index: int, auxiliary: str, negative: bool) -> Verb | None:
+    letter = reading.shape[index : index + 1]
+    word = reading.lower(index)
     if letter in ("B", "H"):
-        after, also = skip_adverbs(reading, place + 1)
+        after, also = skip_adverbs(reading, index + 1)
         following = reading.shape[after : after + 1]
         if following in ("N", "M", "G", "g") and (letter == "B" or following in "NM"):
             return participle(reading, after, auxiliary, word, negative or also)
         kind = "be" if letter == "B" else "verb"
-        return Verb(auxiliary, word, f"{auxiliary} {word}", negative, kind, word, place + 1)
+        return Verb(auxiliary, word, f"{auxiliary} {word}", negative, kind, word, index + 1)
     if letter not in ("I", "v"):
         return None
-    end = place + 1
+    end = index + 1
     if has_particle(reading, end):
         word, end = f"{word} {reading.lower(end)}", end + 1
     return Verb(auxiliary, word, f"{auxiliary} {word}", negative, "verb", word.split()[0], end)
 
 
-def participle(reading: Reading, place: int, auxiliary: str, before: str, negative: bool) -> Verb | None:
+def participle(reading: Reading, index: int, auxiliary: str, before: str, negative: bool) -> Verb | None:
     """Return a group that ends with a participle: "has been moved", "is being copied", "is copying"."""
     words = [word for word in (before,) if word]
     passive = auxiliary in ("is", "are", *PAST_BE) or before == "be"
-    while reading.shape[place : place + 1] in ("M", "g"):
-        words.append(reading.lower(place))
+    while reading.shape[index : index + 1] in ("M", "g"):
+        words.append(reading.lower(index))
         passive = True
-        place, also = skip_adverbs(reading, place + 1)
+        index, also = skip_adverbs(reading, index + 1)
         negative = negative or also
-    letter = reading.shape[place : place + 1]
+    letter = reading.shape[index : index + 1]
     if letter not in ("N", "G"):
         return None
-    words.append(reading.lower(place))
-    lemma = base_form(reading.tokens[place].text, reading.tokens[place].tag, ENGLISH)
+    words.append(reading.lower(index))
+    lemma = base_form(reading.tokens[index].text, reading.tokens[index].tag, ENGLISH)
     kind = "passive" if letter == "N" and passive else "verb"
-    if has_particle(reading, place + 1):
-        place += 1
-        words.append(reading.lower(place))
+    if has_particle(reading, index + 1):
+        index += 1
+        words.append(reading.lower(index))
     group = " ".join(words)
-    return Verb(auxiliary, group, f"{auxiliary} {group}", negative, kind, lemma, place + 1)
+    return Verb(auxiliary, group, f"{auxiliary} {group}", negative, kind, lemma, index + 1)
 
 
-def has_particle(reading: Reading, place: int) -> bool:
+def has_particle(reading: Reading, index: int) -> bool:
     """Whether a word belongs to the verb in front of it: "set up", but not "up to 60 %"."""
-    return reading.shape[place : place + 1] == "P" and reading.lower(place + 1) != "to"
+    return reading.shape[index : index + 1] == "P" and reading.lower(index + 1) != "to"
 
 
-def skip_adverbs(reading: Reading, place: int) -> tuple[int, bool]:
+def skip_adverbs(reading: Reading, index: int) -> tuple[int, bool]:
     """Return the first token other than an adverb, and whether one of them denies."""
     negative = False
-    while place < len(reading.shape) and reading.shape[place] in "AX":
-        negative = negative or reading.shape[place] == "X" or reading.lower(place) in NEVER
-        place += 1
-    return place, negative
+    while index < len(reading.shape) and reading.shape[index] in "AX":
+        negative = negative or reading.shape[index] == "X" or reading.lower(index) in NEVER
+        index += 1
+    return index, negative
 
 
 def cut(text: str) -> str:
     """A phrase up to its first comma, dash, colon or bracket outside of code."""
     parts = re.split(r"(`[^`]*`)", text)
-    for place, part in enumerate(parts):
-        if place % 2 == 0 and (match := re.search(r"[,;:(]|\s[–—-]\s|\.\s", part)):
-            return "".join([*parts[:place], part[: match.start()]]).strip()
+    for index, part in enumerate(parts):
+        if index % 2 == 0 and (match := re.search(r"[,;:(]|\s[–—-]\s|\.\s", part)):
+            return "".join([*parts[:index], part[: match.start()]]).strip()
     return text.strip()
 
 

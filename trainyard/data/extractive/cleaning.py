@@ -81,11 +81,11 @@ EMPHASIS = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 def tidy_text(text: str) -> str:
     """The text without anchors, footnote marks and soft hyphens, with single spaces."""
     parts = CODE_SPAN.split(text.replace("\u00ad", "").replace("\u200b", ""))
-    for place, part in enumerate(parts[::2]):
+    for index, part in enumerate(parts[::2]):
         text = SHORTCODE.sub(lambda match: match[1] or "", EMPHASIS.sub(r"\1", part))
         for mark in (ATTRIBUTES, TEMPLATE_TAG, LATEX_REFERENCE, CHECKBOX, *FOOTNOTES):
             text = mark.sub("", text)
-        parts[2 * place] = text
+        parts[2 * index] = text
     return SPACES.sub(" ", "".join(parts)).strip()
 
 
@@ -132,7 +132,7 @@ def join_line_ends(text: str) -> str:
         if second in AND:
             return f"{first}- {second}"
         hyphened = f"{first}-{second}".lower()
-        kept = not second[0].islower() or (whole[hyphened] and not whole[f"{first}{second}".lower()])
-        return f"{first}{'-' if kept else ''}{second}"
+        has_hyphen = not second[0].islower() or (whole[hyphened] and not whole[f"{first}{second}".lower()])
+        return f"{first}{'-' if has_hyphen else ''}{second}"
 
     return re.sub(r"(?<![\w-])([^\W\d_]{2,}|[^\W\d_]+-[^\W\d_]+)[-\u2010\u00ad]\n[ \t]*([^\W\d_]+)", join, text)

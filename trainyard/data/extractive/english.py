@@ -82,27 +82,27 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
 
 def alike(first: Ask, second: Ask) -> bool:
     """Whether two questions of a sentence ask for the same."""
-    one, two = set(content_words(first.topic)), set(content_words(second.topic))
+    first_words, two = set(content_words(first.topic)), set(content_words(second.topic))
     same = first.rule == second.rule and first.rule not in ("named", "bare")
-    return same or len(one & two) * 2 > min(len(one), len(two))
+    return same or len(first_words & two) * 2 > min(len(first_words), len(two))
 
 
 def acceptable(ask: Ask, sentence: str) -> bool:
     """Whether a question can be read alone, and asks for something that it does not say itself."""
-    shown = re.sub(r"`[^`]*`", "x", ask.topic)
-    if DANGLING.search(shown) or len(ask.topic.split()) > 24 or ask.topic.count("(") != ask.topic.count(")"):
+    topic = re.sub(r"`[^`]*`", "x", ask.topic)
+    if DANGLING.search(topic) or len(ask.topic.split()) > 24 or ask.topic.count("(") != ask.topic.count(")"):
         return False
-    if re.search(r"\b(?:below|above) listed\b|\b[Mm]ore (?:information|details)\b|\bgiven\b", shown):
+    if re.search(r"\b(?:below|above) listed\b|\b[Mm]ore (?:information|details)\b|\bgiven\b", topic):
         return False
-    if re.search(r"\b(?:or|and|called|named|known|by \w+ing)\W*$| but |[;:\[\]]", shown):
+    if re.search(r"\b(?:or|and|called|named|known|by \w+ing)\W*$| but |[;:\[\]]", topic):
         return False
     if ask.topic.count("`") % 2 or ask.topic.count('"') % 2 or ask.topic.count("“") != ask.topic.count("”"):
         return False
-    asked = set(content_words(ask.topic))
-    fresh = [word for word in content_words(sentence) if word not in asked]
-    least = 1 if re.match(r"What (?:is|are) ", ask.topic) and max(map(len, asked), default=0) > 3 else 2
+    topic_words = set(content_words(ask.topic))
+    fresh = [word for word in content_words(sentence) if word not in topic_words]
+    least = 1 if re.match(r"What (?:is|are) ", ask.topic) and max(map(len, topic_words), default=0) > 3 else 2
     enough = 1 if ask.rule == "condition_do" else 2
-    return len(asked) >= least and (ask.rule in ("avoid", "bare") or len(fresh) >= enough)
+    return len(topic_words) >= least and (ask.rule in ("avoid", "bare") or len(fresh) >= enough)
 
 
 def forms_of(front: Front, vocabulary: Collection[str]) -> Iterator[Ask]:
@@ -218,11 +218,11 @@ def ask_purpose(front: Front, clause: Clause) -> Iterator[Ask]:
 
 def goal_behind(clause: Clause) -> str:
     """Return the purpose behind "Use the flag", "Click the button"; empty where it may belong to a noun."""
-    for place, phrase in enumerate(clause.phrases):
+    for index, phrase in enumerate(clause.phrases):
         if phrase.kind == "infinitive":
             noun = clause.reading.lower(phrase.start - 1)
             certain = (
-                place and noun not in BEFORE_INFINITIVE and clause.lemma not in (*TO_DO_VERBS, "be", "need", "have")
+                index and noun not in BEFORE_INFINITIVE and clause.lemma not in (*TO_DO_VERBS, "be", "need", "have")
             )
             has_object = re.match(r"tA?IP?[dnapi1qN]", clause.reading.shape[phrase.start :])
             certain = certain and not re.match(",A?a", clause.reading.shape[phrase.end :])

@@ -100,7 +100,7 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
     speakers = speakers_of(paragraph for section in sections for paragraph in section.paragraphs)
     headings = Counter(section.heading.lower() for section in sections)
     reader = Reader(language, title, sections)
-    found: dict[tuple[str, str, bool], list[Fact]] = {}
+    by_topic: dict[tuple[str, str, bool], list[Fact]] = {}
     answers: set[str] = set()
     for section in sections:
         if grammar.REFERENCES.fullmatch(section.heading.rstrip(" :：.")):
@@ -115,10 +115,10 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
         ):
             topic = f"{topic} ({section.parent})"
         # What persons say in it and references to other pages are left out.
-        kept = [text for text in section.paragraphs if not (spoken(text, speakers) or only_refers(text))]
+        paragraphs = [text for text in section.paragraphs if not (spoken(text, speakers) or only_refers(text))]
         items = [item for item in section.items if not (spoken(item.text, speakers) or only_refers(item.text))]
         blocks = [block for block in section.blocks if block.list_id or not spoken(block.text, speakers)]
-        plain = replace(section, paragraphs=[without_label(text) for text in kept], items=items, blocks=blocks)
+        plain = replace(section, paragraphs=[without_label(text) for text in paragraphs], items=items, blocks=blocks)
         for fact in section_facts(plain, topic, title, language, reader):
             if language in ASKERS and not is_sound(fact, language):
                 continue
@@ -126,8 +126,8 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
             key = f"{fact.topic.lower()}\0{fact.answer}" if whole else fact.answer
             if key not in answers and (whole or fact.answer not in answers):
                 answers |= {key, fact.answer}
-                found.setdefault((fact.topic.lower(), fact.title, fact.rule in LISTS), []).append(fact)
-    facts = [facts[0] for facts in found.values() if len({fact.answer for fact in facts}) == 1]
+                by_topic.setdefault((fact.topic.lower(), fact.title, fact.rule in LISTS), []).append(fact)
+    facts = [facts[0] for facts in by_topic.values() if len({fact.answer for fact in facts}) == 1]
     specific = [fact for fact in facts if fact.rule != "about"]
     return [replace(fact, language=language) for fact in specific or facts]
 
@@ -202,18 +202,18 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
     defined = bool(opening) and language == ENGLISH and grammar.definition_subject(opening or "", title) is not None
-    for found in statements:
-        if defined and re.match(r"What (?:is|are) ", found.topic) and found.answer.startswith(opening or ""):
+    for entry in statements:
+        if defined and re.match(r"What (?:is|are) ", entry.topic) and entry.answer.startswith(opening or ""):
             continue  # the definition asks for it
-        place = f"{where}{colon}{found.context}" if found.context else where
-        if found.rule in ("listing", "steps") and question:
+        location = f"{where}{colon}{entry.context}" if entry.context else where
+        if entry.rule in ("listing", "steps") and question:
             if not opening:
-                yield Fact("question", question, title, found.answer, 1)
+                yield Fact("question", question, title, entry.answer, 1)
             continue
-        if found.rule in ("listing", "steps") or found.topic.lower() == topic.lower():
-            place = title
+        if entry.rule in ("listing", "steps") or entry.topic.lower() == topic.lower():
+            location = title
         yield Fact(
-            found.rule, found.topic, place, found.answer, found.worth + 1, clause=found.clause, placed=found.placed
+            entry.rule, entry.topic, location, entry.answer, entry.worth + 1, clause=entry.clause, placed=entry.placed
         )
     answers = [statement.answer for statement in statements]
     for paragraph in section.paragraphs:
@@ -336,8 +336,8 @@ def sentence_facts(paragraph: str, title: str, topic: str, language: str) -> Ite
         if not match or not ENOUGH_WORDS <= length <= sentences.WANTED_WORDS or sentence[-1] not in ".。":
             continue
         term = unquoted(match["term"].strip())
-        known = term.lower() in (topic.lower(), title.lower())
-        if num_words(term) > DEFINED_WORDS or pointer.search(term) or known or only_refers(sentence):
+        is_title = term.lower() in (topic.lower(), title.lower())
+        if num_words(term) > DEFINED_WORDS or pointer.search(term) or is_title or only_refers(sentence):
             continue
         if answer := short_answer(sentence):
             yield Fact("term", term, title, answer, 3)

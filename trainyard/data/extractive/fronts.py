@@ -43,11 +43,11 @@ def read_front(sentence: str, vocabulary: Collection[str]) -> Front:
     if not kind:
         return Front("", "", text)
     reading = read(text)
-    for place in commas(reading)[:MOST_COMMAS]:
-        main = re.sub(r"^(?:then |please )", "", text[reading.tokens[place].end :].strip(), flags=re.I)
+    for index in commas(reading)[:MOST_COMMAS]:
+        main = re.sub(r"^(?:then |please )", "", text[reading.tokens[index].end :].strip(), flags=re.I)
         if re.match(r"(?:and|or|but|which|that)\b", main) or not parse_clause(main, vocabulary, partly=True):
             continue
-        front = reading.words(0, place)
+        front = reading.words(0, index)
         if kind == "purpose":
             front = PURPOSE.sub("", front)
         return Front(kind, front, main)
@@ -90,4 +90,4 @@ def kind_of(text: str) -> str:
 
 def commas(reading: Reading) -> list[int]:
     """Return the tokens that are commas."""
-    return [place for place, token in enumerate(reading.tokens) if token.text == "," and place]
+    return [index for index, token in enumerate(reading.tokens) if token.text == "," and index]

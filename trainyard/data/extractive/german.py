@@ -59,8 +59,8 @@ def plain_sentence(sentence: str) -> str:
     """Return a sentence without its final mark, remarks in brackets and words of address."""
     text = re.sub(r"^[^\w`„\"“'(]+", "", sentence.strip()).rstrip(".!").strip()
     text = "".join(
-        part if place % 2 else re.sub(r"\s*[(\[][^()\[\]]*[)\]]", "", part)
-        for place, part in enumerate(re.split(r"(`[^`]*`)", text))
+        part if index % 2 else re.sub(r"\s*[(\[][^()\[\]]*[)\]]", "", part)
+        for index, part in enumerate(re.split(r"(`[^`]*`)", text))
     )
     text = re.sub(r"^[^:,.`]{2,50}: (?=[A-ZÄÖÜ])", "", text.strip())
     text = re.sub(r"^Bitte (?:(?:beachten Sie|beachte), dass )?(?=\w)", "", text)
@@ -93,26 +93,26 @@ ADJECTIVE_IN_CAPITALS = r"[A-ZÄÖÜ][\w-]+ (?:Verschieden|Neu|Ander|Weiter|Einz
 
 def is_near(ask: Ask, other: Ask) -> bool:
     """Whether two questions ask for the same in other words."""
-    words, others = set(content_words(ask.topic)), set(content_words(other.topic))
-    return ask.rule == other.rule and len(words & others) * 2 > len(words | others)
+    words, other_words = set(content_words(ask.topic)), set(content_words(other.topic))
+    return ask.rule == other.rule and len(words & other_words) * 2 > len(words | other_words)
 
 
 def is_clear(ask: Ask, sentence: str) -> bool:
     """Whether a question can be read alone and leaves something to answer."""
-    asked = set(content_words(ask.topic))
-    fresh = [word for word in content_words(sentence) if word not in asked]
-    shown = re.sub(r"`[^`]*`", "x", ask.topic)
-    short = ask.rule.startswith("condition") and len(asked) < 2 and "`" not in ask.topic
+    topic_words = set(content_words(ask.topic))
+    fresh = [word for word in content_words(sentence) if word not in topic_words]
+    topic = re.sub(r"`[^`]*`", "x", ask.topic)
+    short = ask.rule.startswith("condition") and len(topic_words) < 2 and "`" not in ask.topic
     if (
         short
-        or WITHOUT_VERB.match(shown)
-        or CUT_PARTICIPLE.search(shown)
-        or re.search(rf" {ADJECTIVE_IN_CAPITALS}", shown)
+        or WITHOUT_VERB.match(topic)
+        or CUT_PARTICIPLE.search(topic)
+        or re.search(rf" {ADJECTIVE_IN_CAPITALS}", topic)
     ):
         return False
-    if POINTING.search(shown) or UNFINISHED.search(ask.topic) or re.search(r"[,;:]\?$|\b(\w+) \1\b", shown):
+    if POINTING.search(topic) or UNFINISHED.search(ask.topic) or re.search(r"[,;:]\?$|\b(\w+) \1\b", topic):
         return False
-    if re.search(r"(?:^|\s)[\"“](?=\s)|„\s|\bwie folgt\b|\"\"|„“|@| ,| \. ", shown):
+    if re.search(r"(?:^|\s)[\"“](?=\s)|„\s|\bwie folgt\b|\"\"|„“|@| ,| \. ", topic):
         return False
     if " / " in ask.topic and " / " not in sentence:
         return False
@@ -120,7 +120,7 @@ def is_clear(ask: Ask, sentence: str) -> bool:
         return False
     least = 1 if ask.rule == "bare" else 2
     fewest = 1 if ask.rule == "bare" else 2
-    return len(asked) >= least and len(fresh) >= fewest and len(ask.topic.split()) <= LONGEST_QUESTION
+    return len(topic_words) >= least and len(fresh) >= fewest and len(ask.topic.split()) <= LONGEST_QUESTION
 
 
 def forms_of(clause: MainClause) -> Iterator[Ask]:
@@ -155,7 +155,7 @@ def needs_complement(after: Sequence[Token]) -> bool:
         return True
     if after[1].text in ("dass", "ob", "als", "was", "wie", "wo", "wer", "welche", "das", "statt", "ohne"):
         return after[1].tag not in ("PRELS",)
-    comma = next((place for place, token in enumerate(after[1:], 1) if token.text == ","), len(after))
+    comma = next((index for index, token in enumerate(after[1:], 1) if token.text == ","), len(after))
     return after[1].tag != "KOUI" and after[1].text != "um" and any(tag in ("VV(IZU)", "PTKZU") for tag in tags[:comma])
 
 
@@ -267,7 +267,7 @@ def ask_lead(text: str) -> Ask | None:
     phrases = [*clause.middle, front_phrase(clause)]
     for phrase in phrases:
         words = [token.text.lower() for token in phrase.tokens]
-        number = next((place for place, word in enumerate(words) if word.startswith("folgend")), None)
+        number = next((index for index, word in enumerate(words) if word.startswith("folgend")), None)
         if number is not None:
             return ask_following(clause, phrase, number)
     things = [phrase for phrase in clause.middle if phrase.kind == "NP" and phrase.tokens != clause.front]

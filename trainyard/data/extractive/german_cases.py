@@ -43,7 +43,7 @@ def accusative(before: Sequence[Token], core: Sequence[Token], clause: MainClaus
 
     `before` has the preposition and article, `core` the adjectives, the noun and what follows it.
     """
-    head = next(place for place, token in enumerate(core) if token.tag in NOUNS)
+    head = next(index for index, token in enumerate(core) if token.tag in NOUNS)
     words = [token.text for token in core[:head]]
     if core[0].tag == "ADJ(A)":
         words[0] = words[0][0].lower() + words[0][1:]

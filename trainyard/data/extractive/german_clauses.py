@@ -116,17 +116,17 @@ def kind_of_front(front: Sequence[Token]) -> str:
 def parse_clause(text: str) -> MainClause | None:
     """Cut a sentence without its final mark at the finite verb of its main clause."""
     tokens = tag_sentence(text, GERMAN)
-    place = find_verb(tokens)
-    if place is None or len(sentences.sentences(re.sub(r"[“”\"](?=[.!?] )", "", text))) > 1:
+    index = find_verb(tokens)
+    if index is None or len(sentences.sentences(re.sub(r"[“”\"](?=[.!?] )", "", text))) > 1:
         return None
-    front, verb = tokens[:place], tokens[place]
+    front, verb = tokens[:index], tokens[index]
     while kind_of_front(front) == "CLAUSE" and front[-1].text in (",", "so", "dann"):
         front = front[:-1]
     if front and front[-1].text == ",":
         front = front[:-1]
     if not is_one_phrase(front):
         return None
-    rest = with_participles(tokens[place + 1 :], verb)
+    rest = with_participles(tokens[index + 1 :], verb)
     size = main_length(rest, verb)
     main, after = rest[:size], rest[size:]
     first, last = find_end(main, verb)
@@ -151,10 +151,10 @@ def with_participles(tokens: Sequence[Token], verb: Token) -> tuple[Token, ...]:
     """Return the tokens after a finite verb with participles that look like a finite verb: "wird … ergänzt"."""
     if not verb.tag.startswith(("VA", "VM")):
         return tuple(tokens)
-    end = next((place for place, token in enumerate(tokens) if token.tag in ("KON", "$,", "$(")), len(tokens))
+    end = next((index for index, token in enumerate(tokens) if token.tag in ("KON", "$,", "$(")), len(tokens))
     return tuple(
-        token._replace(tag="VV(PP)") if place < end and token.tag == "VV(FIN)" and token.text.endswith("t") else token
-        for place, token in enumerate(tokens)
+        token._replace(tag="VV(PP)") if index < end and token.tag == "VV(FIN)" and token.text.endswith("t") else token
+        for index, token in enumerate(tokens)
     )
 
 
@@ -181,13 +181,13 @@ def find_verb(tokens: Sequence[Token]) -> int | None:
 def find_after_clause(tokens: Sequence[Token]) -> int | None:
     """Return the place of the finite verb after a first clause: "Wenn …, (so) wird …"."""
     for comma, token in enumerate(tokens):
-        place = comma + 1
+        index = comma + 1
         if token.text != ",":
             continue
-        while place < len(tokens) and tokens[place].text in ("so", "dann"):
-            place += 1
-        if place < len(tokens) and (is_finite(tokens, place) or is_small_command(tokens, place)):
-            return place
+        while index < len(tokens) and tokens[index].text in ("so", "dann"):
+            index += 1
+        if index < len(tokens) and (is_finite(tokens, index) or is_small_command(tokens, index)):
+            return index
         if tokens[comma + 1 : comma + 2] and tokens[comma + 1].tag not in SUBORDINATE:
             return None
     return None
@@ -195,20 +195,20 @@ def find_after_clause(tokens: Sequence[Token]) -> int | None:
 
 def find_second(tokens: Sequence[Token]) -> int | None:
     """Return the place of the finite verb after a first phrase."""
-    place = 0
-    while place < min(len(tokens), LONGEST_FRONT):
-        token = tokens[place]
-        if place and is_finite(tokens, place):
-            return place
-        following = tokens[place + 1 :]
+    index = 0
+    while index < min(len(tokens), LONGEST_FRONT):
+        token = tokens[index]
+        if index and is_finite(tokens, index):
+            return index
+        following = tokens[index + 1 :]
         if token.text == "," and following[:1] and following[0].tag in (*SUBORDINATE, "APPR"):
             closing = next((here for here, later in enumerate(following) if later.text == ","), None)
             if closing is None or following[0].tag in ("KOUS", "KOUI"):
                 return None
-            place += closing + 1
+            index += closing + 1
         elif token.text in (":", ";", "–", "—") or token.tag in ("PTKVZ", "KOUS", "PRELS"):
             return None
-        place += 1
+        index += 1
     return None
 
 
@@ -220,19 +220,19 @@ def opens_infinitive(tokens: Sequence[Token]) -> bool:
     return any(token.tag in ("VV(IZU)", "PTKZU") for token in tokens[:comma])
 
 
-def is_small_command(tokens: Sequence[Token], place: int) -> bool:
+def is_small_command(tokens: Sequence[Token], index: int) -> bool:
     """Whether a word with a small letter is an imperative that looks like a noun: "wende dich"."""
-    token, following = tokens[place], tokens[place + 1 : place + 2]
+    token, following = tokens[index], tokens[index + 1 : index + 2]
     return token.tag == "NN" and token.text.islower() and bool(following) and following[0].tag in ("PPER", "PRF")
 
 
-def is_finite(tokens: Sequence[Token], place: int) -> bool:
-    tag = tokens[place].tag
+def is_finite(tokens: Sequence[Token], index: int) -> bool:
+    tag = tokens[index].tag
     if tag in FINITE:
         return True
     # A plural form looks like an infinitive.
-    following = tokens[place + 1 : place + 2]
-    return tag in ("VV(INF)", "VA(INF)") and not any(token.tag in FINITE for token in tokens[place + 1 :]) and (
+    following = tokens[index + 1 : index + 2]
+    return tag in ("VV(INF)", "VA(INF)") and not any(token.tag in FINITE for token in tokens[index + 1 :]) and (
         bool(following) and following[0].tag not in ("$,", "$.", "KON")
     )  # fmt: skip
 
@@ -268,12 +268,12 @@ def is_one_phrase(front: Sequence[Token]) -> bool:
     if kind_of_front(front) != "NP":
         return True
     seen_noun = False
-    for place, token in enumerate(front):
+    for index, token in enumerate(front):
         if token.tag in ("PPER", "PRF", "PTKVZ", "PTKNEG", "KOUS"):
             return False
         if seen_noun and token.tag == "ART" and token.text[:1].isupper():
             return False
-        if seen_noun and token.tag in ("ADV", "ADJ(D)") and place + 1 == len(front):
+        if seen_noun and token.tag in ("ADV", "ADJ(D)") and index + 1 == len(front):
             return False
         seen_noun = seen_noun or token.tag in NOUNS
     return True
@@ -281,34 +281,34 @@ def is_one_phrase(front: Sequence[Token]) -> bool:
 
 def main_length(tokens: Sequence[Token], verb: Token) -> int:
     """Return the number of tokens after the verb that belong to its clause."""
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if token.text in (":", ";", "–", "—", "(", "-") or token.tag in ("KOUS", "KOUI"):
-            return place
-        if token.text == "," and not is_enumeration(tokens, place):
-            return place
-        if token.tag == "KON" and place:
-            closed = tokens[place - 1].tag in ENDS and tokens[place - 1].tag != "VV(PP)"
-            comma = next((here for here in range(place, len(tokens)) if tokens[here].text == ","), len(tokens))
-            if closed or any(later.tag in FINITE for later in tokens[place + 1 : comma]):
-                return place
+            return index
+        if token.text == "," and not is_enumeration(tokens, index):
+            return index
+        if token.tag == "KON" and index:
+            closed = tokens[index - 1].tag in ENDS and tokens[index - 1].tag != "VV(PP)"
+            comma = next((here for here in range(index, len(tokens)) if tokens[here].text == ","), len(tokens))
+            if closed or any(later.tag in FINITE for later in tokens[index + 1 : comma]):
+                return index
     return len(tokens)
 
 
-def is_enumeration(tokens: Sequence[Token], place: int) -> bool:
+def is_enumeration(tokens: Sequence[Token], index: int) -> bool:
     """Whether a comma is between nouns or adjectives: "Namen, Orte und Zeiten"."""
-    following = tokens[place + 1 : place + 3]
+    following = tokens[index + 1 : index + 3]
     if not following or following[0].tag in (*SUBORDINATE, "KON", *FINITE):
         return False
     if following[0].tag == "APPR" and following[1:] and following[1].tag in ("PRELS", "PRELAT"):
         return False
     ahead: list[Token] = []
-    for token in tokens[place + 1 :]:
+    for token in tokens[index + 1 :]:
         if token.text in (",", ";", ":"):
             break
         ahead.append(token)
     if any(token.tag in ("VV(IZU)", "PTKZU", "VM(INF)", "VA(INF)", *FINITE) for token in ahead):
         return False
-    return any(token.tag == "KON" for token in tokens[place + 1 :]) and following[0].tag in (
+    return any(token.tag == "KON" for token in tokens[index + 1 :]) and following[0].tag in (
         *NOUNS, *DETERMINERS, "ADJ(A)", "ADJ(D)", *PREPOSITIONS, "TRUNC",
     )  # fmt: skip
 
@@ -317,16 +317,16 @@ def find_end(main: Sequence[Token], verb: Token) -> tuple[int, int]:
     """Return where the rest of the verb begins and ends in the tokens after the finite verb."""
     helps = verb.tag.startswith(("VM", "VA"))
     last = len(main)
-    places = [
-        place
-        for place, token in enumerate(main)
-        if token.tag in ENDS or (helps and token.tag == "VV(FIN)" and place + 1 == last)
+    indices = [
+        index
+        for index, token in enumerate(main)
+        if token.tag in ENDS or (helps and token.tag == "VV(FIN)" and index + 1 == last)
     ]
-    if not places:
+    if not indices:
         return last, last
-    end = places[-1] + 1
+    end = indices[-1] + 1
     begin = end - 1
-    while begin and begin - 1 in places:
+    while begin and begin - 1 in indices:
         begin -= 1
     return begin, end
 
@@ -334,83 +334,83 @@ def find_end(main: Sequence[Token], verb: Token) -> tuple[int, int]:
 def split_phrases(tokens: Sequence[Token]) -> tuple[Constituent, ...] | None:
     """Cut the middle of a clause into phrases; None where a word does not fit."""
     phrases: list[Constituent] = []
-    place = 0
-    while place < len(tokens):
-        token = tokens[place]
+    index = 0
+    while index < len(tokens):
+        token = tokens[index]
         if token.tag in FINITE:
             return None
         if token.tag in ("PPER", "PRF") or (token.tag in ("PIS", "PDS") and token.text in ("man", "dies", "das")):
-            kind, end = "PRON", place + 1
+            kind, end = "PRON", index + 1
         elif token.tag in PREPOSITIONS:
-            double = tokens[place + 1 : place + 2] and tokens[place + 1].tag in PREPOSITIONS  # "innerhalb von"
-            kind, end = "PP", end_of_noun_phrase(tokens, place + 2 if double else place + 1)
+            double = tokens[index + 1 : index + 2] and tokens[index + 1].tag in PREPOSITIONS  # "innerhalb von"
+            kind, end = "PP", end_of_noun_phrase(tokens, index + 2 if double else index + 1)
         elif token.tag in (*DETERMINERS, *NOUNS, "ADJ(A)", "TRUNC") or token.text in QUOTES:
-            kind, end = "NP", end_of_noun_phrase(tokens, place)
+            kind, end = "NP", end_of_noun_phrase(tokens, index)
         else:
-            kind, end = "ADV", place + 1
-        end = max(end, place + 1)
+            kind, end = "ADV", index + 1
+        end = max(end, index + 1)
         while kind in ("NP", "PP") and (joined := end_of_joined(tokens, end)) > end:
             end = joined
-        phrases.append(Constituent(kind, tuple(tokens[place:end])))
-        place = end
+        phrases.append(Constituent(kind, tuple(tokens[index:end])))
+        index = end
     return tuple(phrases)
 
 
-def end_of_joined(tokens: Sequence[Token], place: int) -> int:
+def end_of_joined(tokens: Sequence[Token], index: int) -> int:
     """Return where a phrase ends that "oder", "sowie" or "wie" joins to the one before: "per Mail oder am Telefon"."""
-    if place + 2 > len(tokens) or (
-        tokens[place].tag not in ("KON", "KOKOM") and tokens[place].text not in ("wie", ",")
+    if index + 2 > len(tokens) or (
+        tokens[index].tag not in ("KON", "KOKOM") and tokens[index].text not in ("wie", ",")
     ):
-        return place
-    following = tokens[place + 1]
+        return index
+    following = tokens[index + 1]
     if following.tag in PREPOSITIONS:
-        end = end_of_noun_phrase(tokens, place + 2)
-        return end if end > place + 2 else place
+        end = end_of_noun_phrase(tokens, index + 2)
+        return end if end > index + 2 else index
     if following.tag in (*DETERMINERS, *NOUNS, "ADJ(A)", "TRUNC"):
-        end = end_of_noun_phrase(tokens, place + 1)
-        return end if end > place + 1 else place
-    return place
+        end = end_of_noun_phrase(tokens, index + 1)
+        return end if end > index + 1 else index
+    return index
 
 
-def end_of_noun_phrase(tokens: Sequence[Token], place: int) -> int:
-    """Return where the noun phrase that begins at `place` ends, with its genitives, "von" and what "und" joins."""
-    start = place
-    while place < len(tokens) and tokens[place].tag not in NOUNS:
-        inside = tokens[place].tag in (*DETERMINERS, "ADJ(A)", "ADJ(D)", "ADV", "TRUNC", "KON", "$,", *PREPOSITIONS)
-        if not inside and tokens[place].text not in QUOTES:
-            return place
-        if tokens[place].tag in PREPOSITIONS and not is_participle_phrase(tokens, place):
-            return place
-        if tokens[place].tag in PREPOSITIONS:
-            place = end_of_noun_phrase(tokens, place + 1)
+def end_of_noun_phrase(tokens: Sequence[Token], index: int) -> int:
+    """Return where the noun phrase that begins at `index` ends, with its genitives, "von" and what "und" joins."""
+    start = index
+    while index < len(tokens) and tokens[index].tag not in NOUNS:
+        inside = tokens[index].tag in (*DETERMINERS, "ADJ(A)", "ADJ(D)", "ADV", "TRUNC", "KON", "$,", *PREPOSITIONS)
+        if not inside and tokens[index].text not in QUOTES:
+            return index
+        if tokens[index].tag in PREPOSITIONS and not is_participle_phrase(tokens, index):
+            return index
+        if tokens[index].tag in PREPOSITIONS:
+            index = end_of_noun_phrase(tokens, index + 1)
             continue
-        place += 1
-    while place < len(tokens) and (tokens[place].tag in NOUNS or tokens[place].text in QUOTES):
-        place += 1
-    if place > start and tokens[place : place + 1] and tokens[place].tag == "CARD":  # a version
-        following = tokens[place + 1 : place + 2]
-        place += not (following and following[0].tag in (*NOUNS, "ADJ(A)"))
-    if place == start or place >= len(tokens):
-        return place
-    token, following = tokens[place], tokens[place + 1 : place + 2]
+        index += 1
+    while index < len(tokens) and (tokens[index].tag in NOUNS or tokens[index].text in QUOTES):
+        index += 1
+    if index > start and tokens[index : index + 1] and tokens[index].tag == "CARD":  # a version
+        following = tokens[index + 1 : index + 2]
+        index += not (following and following[0].tag in (*NOUNS, "ADJ(A)"))
+    if index == start or index >= len(tokens):
+        return index
+    token, following = tokens[index], tokens[index + 1 : index + 2]
     starts = following and following[0].tag in (*DETERMINERS, *NOUNS, "ADJ(A)", "TRUNC")
     genitive = (
         (token.tag == "ART" and token.text in ("der", "des", "eines", "einer"))
         or (token.tag in ("PPOSAT", "PDAT") and token.text.endswith(("er", "es")))
     )  # fmt: skip
     if (genitive and starts) or token.text in ("von", "vom"):
-        return end_of_noun_phrase(tokens, place + (token.tag in PREPOSITIONS))
+        return end_of_noun_phrase(tokens, index + (token.tag in PREPOSITIONS))
     if starts and (token.tag == "KON" or token.text == ",") and token.text not in ("aber", "sondern", "denn"):
-        return end_of_noun_phrase(tokens, place + 1)
-    return place
+        return end_of_noun_phrase(tokens, index + 1)
+    return index
 
 
-def is_participle_phrase(tokens: Sequence[Token], place: int) -> bool:
+def is_participle_phrase(tokens: Sequence[Token], index: int) -> bool:
     """Whether a preposition is inside of a noun phrase: "den in Klammern angegebenen Namen"."""
-    before = tokens[place - 1].tag if place else ""
+    before = tokens[index - 1].tag if index else ""
     if before not in DETERMINERS:
         return False
-    later = [token.tag for token in tokens[place + 1 : place + 8]]
+    later = [token.tag for token in tokens[index + 1 : index + 8]]
     return any(first == "ADJ(A)" and second in ("NN", "NE") for first, second in pairwise(later))
 
 

@@ -132,18 +132,18 @@ def invert(
     """
     phrases = list(clause.middle)
     if without is not None and without in phrases:
-        place = after = phrases.index(without)
+        index = after = phrases.index(without)
         while attached and after + 1 < len(phrases) and phrases[after + 1].kind == "PP":  # it may belong to the phrase
             after += 1
-        place -= bool(place) and phrases[place - 1].tokens[0].text in FOCUS
-        phrases = phrases[:place] + (phrases[after + 1 :] if rest else [])
+        index -= bool(index) and phrases[index - 1].tokens[0].text in FOCUS
+        phrases = phrases[:index] + (phrases[after + 1 :] if rest else [])
     phrases = [phrase for phrase in phrases if phrase.tokens[0].text not in REMARKS or phrase.kind != "ADV"]
     fronted = without is not None and without.tokens == clause.front
     pronoun = clause.pronoun
     reader = clause.is_for_reader
     if pronoun and pronoun.text.lower() in ("sie", "er", "es", "dies", "das") and not reader:
         return None
-    shown = [clause.words(phrase.tokens) for phrase in phrases if pronoun is None or phrase.tokens[0] is not pronoun]
+    parts = [clause.words(phrase.tokens) for phrase in phrases if pronoun is None or phrase.tokens[0] is not pronoun]
     end = clause.words(clause.end)
     front = "" if fronted or clause.kind in ("", "PRON", "CLAUSE") else small(clause.front, clause)
     if clause.kind == "":
@@ -152,7 +152,7 @@ def invert(
             return None
         verb, subject = "muss", "ich"
         end = f"{prefix}{base_form(clause.verb.text.lower(), 'VV(FIN)', GERMAN)}"
-        shown = ["mich" if text in ("sich", "dich") else text for text in shown if text != "Sie"]
+        parts = ["mich" if text in ("sich", "dich") else text for text in parts if text != "Sie"]
     elif reader:
         verb, subject = first_person(clause.verb), "ich"
     else:
@@ -162,17 +162,17 @@ def invert(
     if not subject and front and clause.kind != "NP":
         # The subject is in the middle: it comes before the phrase that was in front.
         if without is not None and without.kind == "NP" and not any(phrase.kind == "NP" for phrase in phrases):
-            return f"{join(word, verb, front, *shown, end)}?"
+            return f"{join(word, verb, front, *parts, end)}?"
         if not phrases or phrases[0].kind not in ("NP", "PRON"):
             return None
-        size = 2 if phrases[0].kind == "PRON" and len(shown) > 1 else 1
-        shown = [*shown[:size], front, *shown[size:]]
+        size = 2 if phrases[0].kind == "PRON" and len(parts) > 1 else 1
+        parts = [*parts[:size], front, *parts[size:]]
         front = ""
-    elif shown and shown[0] in ("mich", "sich", "dich", "mir", "dir"):
-        subject = join(subject, shown.pop(0))
+    elif parts and parts[0] in ("mich", "sich", "dich", "mir", "dir"):
+        subject = join(subject, parts.pop(0))
     if any(token.tag in SUBORDINATE for token in clause.front):
         front = f"{front}," if front else ""
-    text = join(word, verb, subject, front, *shown, end)
+    text = join(word, verb, subject, front, *parts, end)
     return f"{for_asker(text) if reader else text}?"
 
 
@@ -359,8 +359,8 @@ def is_passive(clause: MainClause) -> bool:
 
 def subject_or_object(clause: MainClause, without: Constituent) -> bool:
     """Whether a clause names a thing besides a phrase."""
-    others = [phrase for phrase in (*clause.middle, front_phrase(clause)) if phrase is not without]
-    return any(phrase.kind == "NP" and phrase.head for phrase in others)
+    phrases = [phrase for phrase in (*clause.middle, front_phrase(clause)) if phrase is not without]
+    return any(phrase.kind == "NP" and phrase.head for phrase in phrases)
 
 
 def ask_complement(clause: MainClause) -> Iterator[Ask]:
@@ -410,8 +410,8 @@ def ask_object(clause: MainClause) -> Iterator[Ask]:
 def ask_command(clause: MainClause) -> Iterator[Ask]:
     """Yield "Was muss ich beim Einbinden beachten?"."""
     things = [phrase for phrase in clause.middle if phrase.kind == "NP"]
-    places = [clause.words(phrase.tokens) for phrase in clause.middle if phrase.kind == "PP" and phrase.head]
-    if len(things) != 1 or len(places) != 1 or IDIOM.match(places[0][0].upper() + places[0][1:]):
+    contexts = [clause.words(phrase.tokens) for phrase in clause.middle if phrase.kind == "PP" and phrase.head]
+    if len(things) != 1 or len(contexts) != 1 or IDIOM.match(contexts[0][0].upper() + contexts[0][1:]):
         return
     certain = is_object(things[0], clause) and not is_vague(things[0])
     if certain and (question := invert(clause, "Was", things[0], attached=False)):

@@ -164,6 +164,6 @@ def phrases_with_case(clause: MainClause) -> Iterator[tuple[Constituent, bool]]:
         yield Constituent("NP", clause.front), subject_in_front
     things = [phrase for phrase in clause.middle if phrase.kind == "NP"]
     copula = clause.verb.text in ("ist", "sind", "war", "waren", "heißt", "heißen", "bleibt", "wird", "werden")
-    for place, phrase in enumerate(things):
-        is_first = place == 0 and not subject_in_front and clause.pronoun is None
+    for index, phrase in enumerate(things):
+        is_first = index == 0 and not subject_in_front and clause.pronoun is None
         yield phrase, is_first or (copula and not clause.end)

@@ -50,17 +50,17 @@ def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
     match = LEAD_PREDICATE.fullmatch(text)
     if match is None or english_words.DANGLING.search(text):
         return None
-    place = clauses.decapitalise(match["place"], vocabulary) if match["place"] else ""
+    location = clauses.decapitalise(match["place"], vocabulary) if match["place"] else ""
     subject = clauses.decapitalise(match["subject"], vocabulary)
     verb, to_do = match["verb"], match["to_do"]
     if match["be"]:
         doing = f"{to_do} do" if to_do and to_do.endswith(" to") else to_do or ""
-        question = clauses.join(f"What {match['be']}", subject, doing, place)
-        clause = clauses.join("what", subject, match["be"], doing, place)
+        question = clauses.join(f"What {match['be']}", subject, doing, location)
+        clause = clauses.join("what", subject, match["be"], doing, location)
     elif verb in ("need to", "have to"):
-        question = clauses.join("What do", subject, verb, "do", place)
-        clause = clauses.join("what", subject, verb, "do", place)
+        question = clauses.join("What do", subject, verb, "do", location)
+        clause = clauses.join("what", subject, verb, "do", location)
     else:
-        question = clauses.join(f"What {verb}", subject, "do", place)
-        clause = clauses.join("what", subject, verb, "do", place)
+        question = clauses.join(f"What {verb}", subject, "do", location)
+        clause = clauses.join("what", subject, verb, "do", location)
     return Ask("named", f"{question}?", clause)

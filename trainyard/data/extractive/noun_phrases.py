@@ -85,18 +85,18 @@ def main_verbs(tokens: Sequence[Token], language: str) -> list[int]:
     """Return the places of the finite verbs that belong to no clause of lower rank."""
     verbs: list[int] = []
     below = absorbed = False
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if token.tag in SUBORDINATE[language]:
             below = True
         elif token.text in ",;:–":
             below = absorbed = False
         elif is_finite(token, language):
-            following = tokens[place + 1].tag if place + 1 < len(tokens) else ""
+            following = tokens[index + 1].tag if index + 1 < len(tokens) else ""
             inverted = language == GERMAN and following == "PPER" and verbs == []  # "Als Quelle können Sie"
             if below and not inverted:
                 below, absorbed = False, True
-            elif not (absorbed and place and tokens[place - 1].tag == JOINING[language]):
-                verbs.append(place)
+            elif not (absorbed and index and tokens[index - 1].tag == JOINING[language]):
+                verbs.append(index)
     return verbs
 
 
@@ -113,19 +113,19 @@ class NounPhrase(NamedTuple):
 def noun_phrases(sentence: str, language: str) -> Iterator[NounPhrase]:
     """Yield the noun phrases of a sentence in its order."""
     tokens = tag_sentence(sentence, language)
-    verb = next((place for place, token in enumerate(tokens) if is_finite(token, language)), len(tokens))
+    verb = next((index for index, token in enumerate(tokens) if is_finite(token, language)), len(tokens))
     words = Words(sentence, tokens, verb, language)
-    place = 0
-    while place < len(tokens):
-        end = place
+    index = 0
+    while index < len(tokens):
+        end = index
         while end < len(tokens) and is_inside(tokens, end, language):
             end += 1
-        if end == place:
-            place += 1
+        if end == index:
+            index += 1
             continue
-        if phrase := phrase_at(words, place, end):
+        if phrase := phrase_at(words, index, end):
             yield phrase
-        place = end
+        index = end
 
 
 def is_finite(token: Token, language: str) -> bool:
@@ -138,16 +138,16 @@ def is_finite(token: Token, language: str) -> bool:
     )
 
 
-def is_inside(tokens: Sequence[Token], place: int, language: str) -> bool:
-    token = tokens[place]
+def is_inside(tokens: Sequence[Token], index: int, language: str) -> bool:
+    token = tokens[index]
     if token.tag not in INSIDE[language] or token.text == "cannot":
         return False
     return bool(re.match(r"[\w`'’]", token.text))
 
 
-def is_verb_first(tokens: Sequence[Token], place: int) -> bool:
+def is_verb_first(tokens: Sequence[Token], index: int) -> bool:
     """Whether the first word of an English sentence may be its verb: "Review access logs"."""
-    return place == 0 and may_be_verb(tokens[0].text)
+    return index == 0 and may_be_verb(tokens[0].text)
 
 
 class Words(NamedTuple):
@@ -213,17 +213,17 @@ def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
 
 def extended(tokens: Sequence[Token], of: int) -> int | None:
     """Return the end of a phrase with "of", as in "the security of your account"."""
-    place = of + 1
-    while place < len(tokens) and tokens[place].tag in DETERMINERS[ENGLISH]:
-        if tokens[place].text.lower() in ("this", "these", "those", "their", "its", "that", "such", "our"):
+    index = of + 1
+    while index < len(tokens) and tokens[index].tag in DETERMINERS[ENGLISH]:
+        if tokens[index].text.lower() in ("this", "these", "those", "their", "its", "that", "such", "our"):
             return None
-        place += 1
-    end = place
+        index += 1
+    end = index
     while end < len(tokens) and is_inside(tokens, end, ENGLISH):
         end += 1
-    while end > place and tokens[end - 1].tag not in NOUNS[ENGLISH]:
+    while end > index and tokens[end - 1].tag not in NOUNS[ENGLISH]:
         end -= 1
-    if end == place or (end < len(tokens) and tokens[end].tag in ("PRF", "CJC")):
+    if end == index or (end < len(tokens) and tokens[end].tag in ("PRF", "CJC")):
         return None
     return end
 

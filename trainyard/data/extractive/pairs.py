@@ -37,19 +37,19 @@ class Pair:
 def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
     """The facts of a document for a template, the most worthwhile first, otherwise in document order."""
     as_code = template is GenerationTemplate.CODE
-    found: Iterable[Fact]
+    facts: Iterable[Fact]
     if document.kind == "commit":
         title = document.title or document.source
-        found = (code.diff_facts if as_code else code.commit_facts)(document.text, title)
+        facts = (code.diff_facts if as_code else code.commit_facts)(document.text, title)
     elif document.kind == "code":
         title = "/".join(PurePosixPath(document.source).parts[-2:]) or document.title
-        found = (code.body_facts if as_code else code.docstring_facts)(document.text, title)
+        facts = (code.body_facts if as_code else code.docstring_facts)(document.text, title)
     else:
         sections = outline(document.kind, document.text)
         named = "" if TEMPLATE_TAG.search(document.title) else tidy_heading(document.title)
         title = title_of(sections, named or PurePosixPath(document.source).stem.replace("_", " "))
-        found = code.snippet_facts(sections, title) if as_code else prose_facts(sections, title)
-    return sorted(found, key=lambda fact: fact.worth)
+        facts = code.snippet_facts(sections, title) if as_code else prose_facts(sections, title)
+    return sorted(facts, key=lambda fact: fact.worth)
 
 
 def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int) -> list[Pair]:
@@ -57,8 +57,8 @@ def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int)
 
     `wordings` (1 to 8) applies to the qa template; an instruction, a piece of code and a preference have one each.
     """
-    found: list[Pair] = []
-    asked: set[str] = set()
+    result: list[Pair] = []
+    seen: set[str] = set()
     for fact in extract(document, template):
         identity = hashlib.sha256("\0".join((document.doc_id, fact.rule, fact.topic, fact.answer)).encode()).hexdigest()
         turn = int(hashlib.sha256("\0".join((fact.rule, fact.topic, fact.title)).encode()).hexdigest()[:8], 16)
@@ -70,7 +70,7 @@ def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int)
                 fact.rule, fact.topic, fact.title, count=count, turn=turn, language=fact.language, clause=fact.clause,
                 placed=fact.placed,
             )  # fmt: skip
-        if not asked.intersection(texts):
-            asked.update(texts)
-            found.append(Pair(identity[:16], texts, fact.answer, fact.worth, fact.rule))
-    return found
+        if not seen.intersection(texts):
+            seen.update(texts)
+            result.append(Pair(identity[:16], texts, fact.answer, fact.worth, fact.rule))
+    return result

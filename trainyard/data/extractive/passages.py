@@ -73,32 +73,32 @@ class Passage:
 
 def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Callable[[str], bool]) -> Iterator[Passage]:
     """Yield the passages of adjacent paragraphs."""
-    taken: list[str] = []
+    pending: list[str] = []
     for text in texts:
-        for place, sentence in enumerate(sentences.sentences(text)):
+        for index, sentence in enumerate(sentences.sentences(text)):
             if not usable(sentence):
-                yield from finished(taken)
-                taken = []
+                yield from finished(pending)
+                pending = []
                 continue
             leaning = follows(sentence)
-            fits = num_words(" ".join([*taken, sentence])) <= MOST_WORDS
-            if taken and (leaning or place) and fits:
-                taken.append(sentence)
+            fits = num_words(" ".join([*pending, sentence])) <= MOST_WORDS
+            if pending and (leaning or index) and fits:
+                pending.append(sentence)
                 continue
-            yield from finished(taken)
+            yield from finished(pending)
             if leaning and (rest := CONNECTIVE.sub("", sentence)) != sentence and not follows(rest):
                 sentence = rest[0].upper() + rest[1:] if rest[0].islower() and rest[1:2].islower() else rest
                 leaning = False
-            taken = [] if leaning or sentence.rstrip()[-1:] in "?？" else [sentence]
-    yield from finished(taken)
+            pending = [] if leaning or sentence.rstrip()[-1:] in "?？" else [sentence]
+    yield from finished(pending)
 
 
-def finished(taken: list[str]) -> Iterator[Passage]:
+def finished(pending: list[str]) -> Iterator[Passage]:
     """Yield a passage of these sentences, without questions at its end."""
-    while taken and taken[-1].rstrip()[-1:] in "?？":
-        taken = taken[:-1]
-    if taken and num_words(" ".join(taken)) >= LEAST_WORDS:
-        yield Passage(tuple(taken))
+    while pending and pending[-1].rstrip()[-1:] in "?？":
+        pending = pending[:-1]
+    if pending and num_words(" ".join(pending)) >= LEAST_WORDS:
+        yield Passage(tuple(pending))
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Candidate:
     """A phrase that a passage may be about."""
 
     text: str
-    shown: str
+    wording: str
     """The phrase as a question has it."""
     points: float
 
@@ -117,14 +117,14 @@ class Candidate:
 
 def candidates(passage: Passage, language: str) -> list[Candidate]:
     """Return the noun phrases that a passage may be about, the surest first."""
-    found: dict[str, Candidate] = {}
+    by_stem: dict[str, Candidate] = {}
     for number, sentence in enumerate(passage.sentences):
         for candidate in candidates_of(sentence, language):
             candidate.points += FIRST * (number == 0)
-            before = found.setdefault(stemmed(candidate.text), candidate)
+            before = by_stem.setdefault(stemmed(candidate.text), candidate)
             if before is not candidate:
                 before.points = max(before.points, candidate.points) + REPEATED
-    return sorted(found.values(), key=lambda candidate: -candidate.points)
+    return sorted(by_stem.values(), key=lambda candidate: -candidate.points)
 
 
 def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
@@ -143,19 +143,19 @@ def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
 
 
 def choose_topics(
-    found: list[Candidate], most: int, others: Collection[str], is_new: Callable[[str], bool]
+    candidates: list[Candidate], most: int, other_sentences: Collection[str], is_new: Callable[[str], bool]
 ) -> list[Candidate]:
     """Return up to `most` topics: phrases that no other sentence has.
 
-    `others` are the other sentences of the place as `plain_text`; `is_new` is false for the words of its headings. Two
-    phrases named together, neither of which is the topic alone, make a question that nobody would ask.
+    `other_sentences` are those of the same section as `plain_text`; `is_new` is false for the words of its headings.
+    Two phrases named together, neither of which is the topic alone, make a question that nobody would ask.
     """
     return [
         candidate
-        for candidate in found
+        for candidate in candidates
         if candidate.points >= LEAST_POINTS
         and is_new(candidate.text)
-        and not any(candidate.is_in(other) for other in others)
+        and not any(candidate.is_in(other) for other in other_sentences)
     ][:most]
 
 

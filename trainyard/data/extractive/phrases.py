@@ -73,16 +73,16 @@ class Reading:
         self.shape = "".join(letter_of(token) for token in self.tokens)
         if re.match(rf"a[{FINITE}]", self.shape) and self.tokens[0].text[0].isupper():
             self.shape = f"n{self.shape[1:]}"  # a name that is an adjective, too: "Paperless will"
-        for place, token in enumerate(self.tokens):
-            if self.shape[place] == "C" and token.text.lower() == "as" and AS_NOUN.match(self.shape, place + 1):
-                self.shape = f"{self.shape[:place]}r{self.shape[place + 1 :]}"
+        for index, token in enumerate(self.tokens):
+            if self.shape[index] == "C" and token.text.lower() == "as" and AS_NOUN.match(self.shape, index + 1):
+                self.shape = f"{self.shape[:index]}r{self.shape[index + 1 :]}"
 
     def words(self, start: int, end: int) -> str:
         """Return the text of the tokens from `start` up to `end`."""
         return self.text[self.tokens[start].start : self.tokens[end - 1].end] if start < end else ""
 
-    def lower(self, place: int) -> str:
-        return self.tokens[place].text.lower() if place < len(self.tokens) else ""
+    def lower(self, index: int) -> str:
+        return self.tokens[index].text.lower() if index < len(self.tokens) else ""
 
     def boundary(self, start: int) -> int:
         """Return where the clause at `start` ends."""
@@ -92,7 +92,7 @@ class Reading:
     def head(self, start: int, end: int) -> Token | None:
         """Return the noun that a noun phrase is about: the last one before "of" or another preposition."""
         match = re.match(rf"{NOUN}", self.shape[start:end])
-        nouns = [place for place in range(start, start + match.end()) if self.shape[place] in "npi1"] if match else []
+        nouns = [index for index in range(start, start + match.end()) if self.shape[index] in "npi1"] if match else []
         return self.tokens[nouns[-1]] if nouns else None
 
 
@@ -111,31 +111,31 @@ def read_phrases(reading: Reading, start: int, *, partly: bool = False) -> list[
     Where a verb shows that the sentence was cut wrongly: None, or with `partly` the phrases in front of it.
     """
     phrases: list[Phrase] = []
-    place, limit = start, reading.boundary(start)
-    while place < limit:
-        kind, end = phrase_at(reading, place, limit)
-        if reading.shape[place] == "c":
+    index, limit = start, reading.boundary(start)
+    while index < limit:
+        kind, end = phrase_at(reading, index, limit)
+        if reading.shape[index] == "c":
             break
         if not kind:
             # "the files you need": a clause without "that" behind its noun
-            contact = reading.shape[place] in FINITE and len(phrases) > 1 and phrases[-1].kind == "noun"
+            contact = reading.shape[index] in FINITE and len(phrases) > 1 and phrases[-1].kind == "noun"
             if not contact or reading.shape[phrases[-1].start] != "p":
                 return phrases[:-1] if partly else None
             kind, end = "that", limit
-            place = phrases.pop().start
+            index = phrases.pop().start
         if kind != "adverb":
-            phrases.append(Phrase(kind, reading.words(place, end), place, end, reading.lower(place)))
-        place = end
+            phrases.append(Phrase(kind, reading.words(index, end), index, end, reading.lower(index)))
+        index = end
     return phrases
 
 
-def phrase_at(reading: Reading, place: int, limit: int) -> tuple[str, int]:
+def phrase_at(reading: Reading, index: int, limit: int) -> tuple[str, int]:
     for kind, pattern in PHRASES:
-        match = pattern.match(reading.shape, place, limit)
+        match = pattern.match(reading.shape, index, limit)
         if match is None:
             continue
         if kind not in LONG:
             return kind, match.end()
         conjunction = CONJUNCTION.search(reading.shape, match.end(), limit)
         return kind, conjunction.start() if conjunction and kind != "when" else limit
-    return "", place
+    return "", index

@@ -173,7 +173,7 @@ def is_specific(clause: Clause) -> bool:
     return not (vague and (len(words) == 1 or words[0] in POINTING_ADJECTIVES))
 
 
-def who(phrase: Phrase, clause: Clause) -> str:
+def question_word(phrase: Phrase, clause: Clause) -> str:
     """Return "Who" where a noun phrase is a person's; empty for a pronoun."""
     head = clause.reading.head(phrase.start + (phrase.kind == "place"), phrase.end)
     if head is None or head.tag in ("PNP", "CRD") or re.search(r"\d+ ?%|\bpercent\b", phrase.text):
@@ -221,7 +221,7 @@ def is_means(phrase: Phrase | None) -> bool:
 
 def ask_needed(clause: Clause, phrase: Phrase, *before: str, where: str) -> Iterator[Ask]:
     """Yield the question for what a preposition at the end of the question asks for."""
-    word = who(phrase, clause)
+    word = question_word(phrase, clause)
     if clause.reading.shape[clause.phrases[0].start - 1] == "P" or (phrase.first == "by" and is_name(phrase, clause)):
         return  # "reach out to": the particle belongs to the verb; "by HR": who or what, nobody knows
     if word and not hangs(inner(phrase)) and not re.match(r"(?:\w+ )?(?:more|each|all|any|one)\b", phrase.text):
@@ -236,7 +236,7 @@ def ask_state(clause: Clause, where: str) -> Iterator[Ask]:
         return
     first, second = first_two(clause)
     is_clause = first.kind in ("infinitive", "that") and first.first in ("to", "that", "what")
-    if (first.kind == "noun" and not hangs(first.text) and who(first, clause)) or (
+    if (first.kind == "noun" and not hangs(first.text) and question_word(first, clause)) or (
         is_clause and len(content_words(clause.subject)) > 1
     ):
         yield ask_with("What", clause, where)
@@ -316,7 +316,7 @@ def ask_action(clause: Clause, where: str) -> Iterator[Ask]:
         or not is_named
         or len(obj.text.split()) > LONGEST_OBJECT
         or hangs(obj.text)
-        or not who(obj, clause)
+        or not question_word(obj, clause)
     ):
         return
     if following.first == "of" and clause.reading.lower(following.start - 1) == "instead":
@@ -357,7 +357,7 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
     if obj.text in ("you", "us") and following and following.kind == "noun" and not hangs(following.text):
         yield ask_with("What", clause, obj.text, where)
         return
-    word = who(obj, clause)
+    word = question_word(obj, clause)
     if not word or hangs(obj.text) or clause.lemma in WEAK_VERBS or is_complement(following, clause):
         return
     named = short and len(content_words(obj.text)) > 1
@@ -397,11 +397,11 @@ def ask_subject(clause: Clause, where: str) -> Iterator[Ask]:
     if long or HANGING.match(rest) or clause.phrases[-1].kind == "means":
         return
     predicate, head, words = join(clause.surface, rest, where), clause.head, content_words(clause.subject)
-    one = not clause.plural or clause.auxiliary in ("can", "may", "must", "should", "will", "could")
+    is_singular = not clause.plural or clause.auxiliary in ("can", "may", "must", "should", "will", "could")
     if head in PERSON_NOUNS:
-        if one:
+        if is_singular:
             yield Ask("subject", f"Who {predicate}?")
-    elif head[:1] == "`" and one and len(words) == 1:
+    elif head[:1] == "`" and is_singular and len(words) == 1:
         yield Ask("subject", f"What {predicate}?")
     elif (
         head.isalpha()

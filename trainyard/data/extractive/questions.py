@@ -59,14 +59,16 @@ def questions(
         rule = "bare"
     forms = WORDINGS[language].get(rule) or WORDINGS[language][SAME_RULE[rule]]
     if placed and rule in ("named", "bare"):
-        forms = tuple(place.replace("{question}", "{topic}") for place in PLACES[language])
+        forms = tuple(template.replace("{question}", "{topic}") for template in PLACES[language])
     elif placed:
-        forms = tuple(place.replace("{question}", form) for place, form in zip(PLACES[language], forms, strict=True))
+        forms = tuple(
+            template.replace("{question}", form) for template, form in zip(PLACES[language], forms, strict=True)
+        )
     training, reserved = forms[:-1], forms[-1]
-    chosen = [training[(turn + step) % len(training)] for step in range(max(1, count - 1))]
+    wordings = [training[(turn + step) % len(training)] for step in range(max(1, count - 1))]
     if count > 1:
-        chosen.append(reserved)
-    return [form.format(topic=topic, title=title, clause=clause) for form in chosen]
+        wordings.append(reserved)
+    return [form.format(topic=topic, title=title, clause=clause) for form in wordings]
 
 
 def instruction(rule: str, topic: str, title: str, language: str = ENGLISH) -> str:

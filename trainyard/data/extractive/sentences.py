@@ -112,15 +112,15 @@ def short_answer(text: str, most_sentences: int = 1) -> str | None:
     """
     if spoken(text) or only_refers(text):
         return None
-    taken: list[str] = []
+    parts: list[str] = []
     words = 0
     for sentence in sentences(text)[:most_sentences]:
         length = num_words(sentence)
-        if taken and (words + length > WANTED_WORDS or INCOMPLETE.search(sentence)):
+        if parts and (words + length > WANTED_WORDS or INCOMPLETE.search(sentence)):
             break
-        taken.append(sentence)
+        parts.append(sentence)
         words += length
-    answer = " ".join(taken).rstrip(" ;；")
+    answer = " ".join(parts).rstrip(" ;；")
     if not LEAST_WORDS <= words <= MOST_WORDS or not re.search(r"[^\W\d_]{2}", answer) or not complete(answer):
         return None
     last = answer.rstrip(CLOSERS)[-1:]
@@ -141,6 +141,6 @@ def complete(answer: str) -> bool:
     return all(bare.count(opener) == bare.count(closer) for opener, closer in pairs)
 
 
-def outside_code(text: str, shown: str = "x") -> str:
-    """The text with `shown` in place of each code span."""
-    return re.sub(r"`[^`]*`", shown, text)
+def outside_code(text: str, replacement: str = "x") -> str:
+    """The text with `replacement` in place of each code span."""
+    return re.sub(r"`[^`]*`", replacement, text)

@@ -132,9 +132,9 @@ def stems(text: str) -> set[str]:
 
 def is_fresh(answer: str, question: str, least: int) -> bool:
     """Whether an answer has `least` words that its question does not contain, or a new name, number or code."""
-    known, said = stems(question), stems(answer)
-    fresh = {stem for stem in said if stem not in known}
-    if len(fresh) >= least or (len(fresh) > 1 and len(fresh) * 2 > len(said)):
+    question_stems, answer_stems = stems(question), stems(answer)
+    fresh = {stem for stem in answer_stems if stem not in question_stems}
+    if len(fresh) >= least or (len(fresh) > 1 and len(fresh) * 2 > len(answer_stems)):
         return True
     if re.match(r"(?:Which|Who) ", question) and fresh:
         return True
@@ -148,7 +148,7 @@ def is_whole(answer: str, language: str) -> bool:
         return False
     if (glued := GLUED.get(language)) and glued.search(sentences.outside_code(answer)):
         return False
-    first, *others = sentences.sentences(answer)[:6] or [""]
+    first, *rest = sentences.sentences(answer)[:6] or [""]
     if leans(first, language):
         return False
-    return not (others and EXAMPLE.search(others[-1]))
+    return not (rest and EXAMPLE.search(rest[-1]))

@@ -141,13 +141,13 @@ class Reader:
         """Yield the statements of a section: those of its sentences and lists in page order, then its passages."""
         if self.language not in ASKERS:
             return
-        asked: dict[str, str] = {}
+        topics_by_answer: dict[str, str] = {}
         for statement in self.read_blocks(section, topic):
-            asked[statement.answer] = f"{asked.get(statement.answer, '')} {statement.topic}"
+            topics_by_answer[statement.answer] = f"{topics_by_answer.get(statement.answer, '')} {statement.topic}"
             yield statement
         for passage in self.passages(section):
             most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
-            besides = asked.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
+            besides = topics_by_answer.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
             for phrase in self.topics(passage, topic, most, besides):
                 yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
 
@@ -207,25 +207,27 @@ class Reader:
 
     def topics(self, passage: Passage, topic: str, most: int, besides: str = "") -> list[str]:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
-        known = soundness.stems(f"{self.title} {topic}")
+        heading_stems = soundness.stems(f"{self.title} {topic}")
         pointer = POINTERS[self.language]
         near = topic and place_of(self.title, topic, ": ") != self.title
-        own = {plain_text(sentence) for sentence in passage.sentences}
-        others = [text for text in (self.section_sentences if near else self.sentences) if text not in own]
-        taken = set(CONTENT[self.language](besides))
+        own_sentences = {plain_text(sentence) for sentence in passage.sentences}
+        other_sentences = [
+            text for text in (self.section_sentences if near else self.sentences) if text not in own_sentences
+        ]
+        used_words = set(CONTENT[self.language](besides))
 
         def is_new(phrase: str) -> bool:
-            return bool(soundness.stems(phrase) - known) and (topic, phrase.lower()) not in self.used_phrases
+            return bool(soundness.stems(phrase) - heading_stems) and (topic, phrase.lower()) not in self.used_phrases
 
-        found = []
+        candidates = []
         for candidate in passages.candidates(passage, self.language):
             content = set(CONTENT[self.language](candidate.text))
             bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
-            if content and not taken & content and not (self.language == ENGLISH and pointer.search(bare)):
-                found.append(candidate)
-        chosen = passages.choose_topics(found, most, others, is_new)
-        self.used_phrases |= {(topic, candidate.text.lower()) for candidate in chosen}
-        return [candidate.shown for candidate in chosen]
+            if content and not used_words & content and not (self.language == ENGLISH and pointer.search(bare)):
+                candidates.append(candidate)
+        topics = passages.choose_topics(candidates, most, other_sentences, is_new)
+        self.used_phrases |= {(topic, candidate.text.lower()) for candidate in topics}
+        return [candidate.wording for candidate in topics]
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """A further paragraph of a labelled list item."""
@@ -241,10 +243,10 @@ class Reader:
 
     def read_paragraph(self, text: str, topic: str) -> Iterator[Statement]:
         for first, answer, count in self.units(text):
-            head, *others = sentences.sentences(answer) if count > 1 else [first]
+            head, *rest = sentences.sentences(answer) if count > 1 else [first]
             yield from self.ask(head, answer, topic, count, alone=False)
             subject = self.subject_of(head)
-            for other in others:
+            for other in rest:
                 if num_words(other) >= FOLLOWING_WORDS and not POINTS_ONLY.match(other):
                     yield from self.ask(other, answer, topic, count, subject, alone=False)
 
@@ -288,38 +290,38 @@ class Reader:
 
         A sentence that points back continues the answer before it; it begins one of its own, too, with all of them.
         """
-        found: list[tuple[str, str, int]] = []
+        units: list[tuple[str, str, int]] = []
         parts = sentences.sentences(text)
-        taken: list[str] = []
+        pending: list[str] = []
         for part in parts:
             points = bool(FOLLOWS[self.language].match(part.lstrip(sentences.OPENERS)))
             points = points or soundness.leans(part, self.language)
-            whole = " ".join([*taken, part])
+            whole = " ".join([*pending, part])
             bare = part.rstrip(sentences.CLOSERS + " ")
             if items or bare[-1:] in ".!…":
                 pass
             else:
-                taken = []  # a lead-in or a caption
+                pending = []  # a lead-in or a caption
                 continue
-            if points and taken and num_words(whole) <= MOST_ANSWER_WORDS and acceptable_part(part):
+            if points and pending and num_words(whole) <= MOST_ANSWER_WORDS and acceptable_part(part):
                 if sentences.INCOMPLETE.search(part) or soundness.EXAMPLE.search(part):
-                    taken = []
+                    pending = []
                     continue
-                taken.append(part)
-                first, _, _ = found[-1]
-                found[-1] = (first, ended(whole), len(taken))
+                pending.append(part)
+                first, _, _ = units[-1]
+                units[-1] = (first, ended(whole), len(pending))
                 continue
             if soundness.leans(part, self.language):
-                taken = []
+                pending = []
             elif (sound := sentences.short_answer(part)) and acceptable_part(part):
-                taken = [part]
-                found.append((part, sound, 1))
+                pending = [part]
+                units.append((part, sound, 1))
             elif CONNECTIVE.match(part) and acceptable_part(part) and sentences.short_answer(without_opening(part)):
-                taken = [part]
-                found.append((part, ended(part), 1))
+                pending = [part]
+                units.append((part, ended(part), 1))
             else:
-                taken = []
-        return found
+                pending = []
+        return units
 
     def ask(
         self, sentence: str, answer: str, topic: str, count: int = 1, subject: str = "", *, alone: bool = True
@@ -361,15 +363,15 @@ class Reader:
     def read_list(self, blocks: list[TextBlock], topic: str, *, whole: bool) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
         lead = blocks[0].lead
-        shown = [block for block in blocks if num_words(block.text)]
-        texts = [block.text.rstrip(" ;,:.") for block in shown]
+        items = [block for block in blocks if num_words(block.text)]
+        texts = [block.text.rstrip(" ;,:.") for block in items]
         covered: set[str] = set()
         instructs = commands(texts, self.language)
-        for place, block in enumerate(shown):
+        for index, block in enumerate(items):
             for statement in self.read_item(block, topic, instructs=instructs):
                 covered.add(block.text)
                 yield statement
-            if place + 1 < len(shown) and shown[place + 1].depth != block.depth:
+            if index + 1 < len(items) and items[index + 1].depth != block.depth:
                 continue
         words = sum(num_words(text) for text in texts)
         name = topic if topic and not BARE.fullmatch(topic) and topic.lower() != self.title.lower() else ""
@@ -378,9 +380,9 @@ class Reader:
             return
         if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
             return
-        if not whole or any(block.text.rstrip().endswith((":", "：")) for block in shown):
+        if not whole or any(block.text.rstrip().endswith((":", "：")) for block in items):
             return  # a list of this list is missing in it
-        ordered = bool(shown[0].number)
+        ordered = bool(items[0].number)
         is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
         joined = "; ".join(texts)
         answer = ended(
@@ -392,7 +394,7 @@ class Reader:
                 yield Statement("statement", phrase, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
-        elif shown[0].depth > 1:
+        elif items[0].depth > 1:
             return  # its lead says what it lists, and no heading does
         elif name and ordered and instructs:
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))

@@ -42,8 +42,8 @@ def cell_value(name: str, text: str, texts: Collection[str]) -> Any:
 
 def row_values(row: Mapping[str, object], texts: Collection[str]) -> dict[str, object]:
     """The row of a query as JSON has it, without its nulls."""
-    found = {key: plain(value) for key, value in row.items() if value is not None}
-    return {key: cell_value(key, value, texts) if isinstance(value, str) else value for key, value in found.items()}
+    values = {key: plain(value) for key, value in row.items() if value is not None}
+    return {key: cell_value(key, value, texts) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def is_turn(value: object) -> bool:

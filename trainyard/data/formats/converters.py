@@ -47,13 +47,13 @@ class RowConverter:
 
     def of_sample(self, records: Sequence[object]) -> list[object]:
         """The converted rows of a sample, without those that it refuses."""
-        found = []
+        rows = []
         for record in records:
             try:
-                found.append(self(record))
+                rows.append(self(record))
             except BadRow:
                 continue
-        if records and not found:
+        if records and not rows:
             try:
                 self(records[0])
             except BadRow as reason:
@@ -63,7 +63,7 @@ class RowConverter:
                     do="Correct the function, or leave `converter` out.",
                     code="E-DATA-FORMAT",
                 ) from reason
-        return found
+        return rows
 
 
 def find_reference(name: str, settings: Settings) -> str:

@@ -35,7 +35,7 @@ class ColumnMapping(RowConverter):
 
     def of_sample(self, records: Sequence[object]) -> list[object]:
         """The renamed rows of a sample. Raises `InvalidInput` (`E-DATA-FORMAT`) for a column that none of them has."""
-        there = list(dict.fromkeys(key for one in records if isinstance(one, Mapping) for key in one))
+        there = list(dict.fromkeys(key for record in records if isinstance(record, Mapping) for key in record))
         for name, column in self.columns.items():
             optional = name == column and not COLUMN_FIELDS[name]
             if there and column not in there and not optional:
@@ -58,10 +58,10 @@ def map_columns(columns: Mapping[str, str]) -> ColumnMapping:
 
 def unknown_column(name: str, column: str, there: list[str]) -> InvalidInput:
     near = difflib.get_close_matches(column, there, n=1)
-    shown = ", ".join(key[:40] for key in there[:MOST_NAMES])
+    names = ", ".join(key[:40] for key in there[:MOST_NAMES])
     return InvalidInput(
         f"columns.{name}: there is no column {column!r}.",
-        why=f"The first rows have: {shown}.",
+        why=f"The first rows have: {names}.",
         do=f"Did you mean {near[0]!r}?" if near else "Name one of them.",
         code="E-DATA-FORMAT",
     )

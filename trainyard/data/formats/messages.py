@@ -101,8 +101,8 @@ def read_message(turn: Any, field: str, row: Record) -> Message:
         raise BadRow("wrong_type", f"{field} is {kind_of(turn)}, expected an object")
     role_key, content_key, role = spelling(turn)
     if role is None:
-        given = f"{field}.{role_key} is {turn.get(role_key)!r:.60}"
-        raise BadRow("unknown_role", f"{given}, expected one of {', '.join(ROLES)}")
+        detail = f"{field}.{role_key} is {turn.get(role_key)!r:.60}"
+        raise BadRow("unknown_role", f"{detail}, expected one of {', '.join(ROLES)}")
     if len(turn) == 2 and role != "call" and isinstance(content := turn.get(content_key), str):
         return Message(role, text_of(content, f"{field}.{content_key}"))
     turn = row.part(turn, field)
@@ -129,20 +129,20 @@ def more_of(turn: Record, role: str, thoughts: str, field: str) -> str | None:
     """What a turn has in addition to its text and calls, as the JSON text of `Message.more`; None if nothing."""
     if not thoughts and turn.keys().isdisjoint(TURN_KEYS) and turn.keys().isdisjoint(SPEECH_KEYS):
         return None
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for key in ("name", "tool_call_id"):
         if turn.get(key) is not None:
-            found[key] = text_of(turn[key], f"{field}.{key}")
+            fields[key] = text_of(turn[key], f"{field}.{key}")
     if role == "assistant":
         texts = [optional_text(turn, key) for key in REASONING_KEYS] + [thoughts]
-        said = list(dict.fromkeys(text for text in texts if text and not text.isspace()))
-        if len(said) > 1:
+        reasonings = list(dict.fromkeys(text for text in texts if text and not text.isspace()))
+        if len(reasonings) > 1:
             raise BadRow("two_reasonings", f"{field} has two different texts of reasoning")
-        if said:
-            found["reasoning_content"] = said[0]
+        if reasonings:
+            fields["reasoning_content"] = reasonings[0]
     if not is_learned(turn, role, field):
-        found[WEIGHT] = 0
-    return json_text(found, field) if found else None
+        fields[WEIGHT] = 0
+    return json_text(fields, field) if fields else None
 
 
 def is_learned(turn: Record, role: str, field: str) -> bool:
@@ -185,10 +185,10 @@ def content_of(turn: Record, key: str, field: str, *, optional: bool) -> tuple[s
 def part_text(part: Record, field: str) -> str:
     """The text of a part, under any of its names; reasoning may be a list of texts. Raises `BadRow` with its keys."""
     part.read.add("type")
-    found = next((key for key in PART_TEXTS if part.look(key) is not None), None)
-    if found is None:
+    name = next((key for key in PART_TEXTS if part.look(key) is not None), None)
+    if name is None:
         raise BadRow("wrong_type", f"{field} has no text; its keys are {', '.join(sorted(map(str, part)))[:200]}")
-    value, where = part[found], f"{field}.{found}"
+    value, where = part[name], f"{field}.{name}"
     if isinstance(value, list):
         return "".join(part_text(part.part(inner, where), where) for inner in value if isinstance(inner, Mapping))
     return text_of(value, where)
@@ -307,7 +307,7 @@ def check_answered(messages: list[Message], field: str) -> list[Message]:
         raise BadRow("no_answer", f"{field} ends with the turn of {roles[-1] if roles else 'nobody'}, not of assistant")
     if is_blank(messages[-1]):
         raise BadRow("empty", f"the last turn of {field} is empty")
-    if not messages[-1].learned and not any(one.learned for one in messages if one.role == "assistant"):
+    if not messages[-1].learned and not any(message.learned for message in messages if message.role == "assistant"):
         raise BadRow("no_target", f"no turn of {field} is to be learned: each of the assistant's has weight 0")
     systems = roles.count("system")
     if systems and (systems > 1 or roles[0] != "system"):

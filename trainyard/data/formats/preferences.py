@@ -36,7 +36,7 @@ def dialogue(text: str) -> list[Message] | None:
     if len(parts) < 3 or parts[0].strip():
         return None
     roles = {"Human": "user", "Assistant": "assistant"}
-    return [Message(roles[who], said.strip()) for who, said in zip(parts[1::2], parts[2::2], strict=True)]
+    return [Message(roles[speaker], text.strip()) for speaker, text in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def prompt_of(record: Record) -> list[Message] | None:
@@ -97,11 +97,11 @@ def openai_preference(record: Record) -> PreferenceRow:
         value = parsed(value, "input", "wrong_type")
     if not isinstance(value, dict):
         raise BadRow("wrong_type", f"input is {kind_of(value)}, expected an object with messages")
-    asked = record.part(value, "input")
-    prompt = with_system(record, read_messages(asked.get("messages"), "input.messages", record))
+    body = record.part(value, "input")
+    prompt = with_system(record, read_messages(body.get("messages"), "input.messages", record))
     chosen = read_messages(record["preferred_output"], "preferred_output", record)
     rejected = read_messages(record["non_preferred_output"], "non_preferred_output", record)
-    tools = asked if asked.shows("tools") or asked.shows("functions") else record
+    tools = body if body.shows("tools") or body.shows("functions") else record
     return pair(prompt, chosen, rejected, tools_of(tools))
 
 

@@ -9,7 +9,7 @@ rows, and a test; for a new format, a row in `spec/axes/data.py` too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,7 +40,9 @@ COLUMN_NAMES = frozenset(
 
 def allowed_shapes(format: DataFormat) -> tuple[RowShape, ...]:
     """The shapes that the rows of a format may have."""
-    return SHAPES if format is DataFormat.AUTO else tuple(one for one in BY_NAME.values() if format in one.formats)
+    return (
+        SHAPES if format is DataFormat.AUTO else tuple(shape for shape in BY_NAME.values() if format in shape.formats)
+    )
 
 
 def shape_of(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
@@ -70,40 +72,40 @@ class Detected:
     """Shapes of the format; a row has to have the first of them that its keys allow, and the set's port."""
 
 
-def detect(sample: Iterable[object], wanted: DataFormat, where: str) -> Detected:
+def detect(sample: Iterable[object], data_format: DataFormat, where: str) -> Detected:
     """Detect the format from the first rows, or check them against the format that was named.
 
     Raises `InvalidInput`: `E-DATA-FORMAT` if no row has a known shape, or none has one of the named format.
     """
     records = [record for record in sample if isinstance(record, Mapping)]
-    allowed = allowed_shapes(wanted)
+    allowed = allowed_shapes(data_format)
     counts = Counter(shape.name for record in records if (shape := shape_of_record(record, allowed)))
     if not counts:
-        raise no_format(records, wanted, where)
+        raise no_format(records, data_format, where)
     shape = BY_NAME[counts.most_common(1)[0][0]]
-    found = shape.formats[0] if wanted is DataFormat.AUTO else wanted
+    detected = shape.formats[0] if data_format is DataFormat.AUTO else data_format
     with_tools = sum("tools" in record or "functions" in record for record in records)
-    is_chat = found in (DataFormat.OPENAI, DataFormat.SHAREGPT)
-    if is_chat and wanted is DataFormat.AUTO and 2 * with_tools > len(records):
-        found = DataFormat.TOOL_CALLS
-    return Detected(found, shape, allowed)
+    is_chat = detected in (DataFormat.OPENAI, DataFormat.SHAREGPT)
+    if is_chat and data_format is DataFormat.AUTO and 2 * with_tools > len(records):
+        detected = DataFormat.TOOL_CALLS
+    return Detected(detected, shape, allowed)
 
 
-def no_format(records: Sequence[Mapping[str, object]], wanted: DataFormat, where: str) -> InvalidInput:
+def no_format(records: list[Mapping[str, object]], data_format: DataFormat, where: str) -> InvalidInput:
     keys = sorted({key for record in records for key in record})
     named = ", ".join(key[:40] for key in keys[:12]) or "none (the rows are not objects)"
     likely = Counter(shape.formats[0].value for record in records if (shape := shape_of(record)))
-    if wanted is DataFormat.AUTO:
-        what = f"The format of {where} is not known."
+    if data_format is DataFormat.AUTO:
+        message = f"The format of {where} is not known."
         do = (
             "Say what each column is with columns, such as columns: {prompt: question, completion: answer}, or name "
             "them as one of the formats does (docs/formats.md)."
         )
     else:
-        what = f"{where} is not in the format {wanted.value}."
+        message = f"{where} is not in the format {data_format.value}."
         other = likely.most_common(1)[0][0] if likely else "auto"
         do = f"Give format: {other}." if likely else "Correct the file or the format; docs/formats.md shows each."
-    return InvalidInput(what, why=f"The first rows have the keys: {named}.", do=do, code="E-DATA-FORMAT")
+    return InvalidInput(message, why=f"The first rows have the keys: {named}.", do=do, code="E-DATA-FORMAT")
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,11 +161,11 @@ class Normaliser:
         shape = shape_of(keys, self.detected.allowed)
         if shape is not None and shape.port is self.detected.shape.port:
             return Kind(shape, media=keys & MEDIA_KEYS)
-        wanted, other = self.detected.format.value, shape or shape_of(keys)
+        format_name, other = self.detected.format.value, shape or shape_of(keys)
         if other is not None and other.port is not Port.PROMPTS:
-            raise BadRow("other_format", f"the row looks like {other.name}, the set is {wanted}")
+            raise BadRow("other_format", f"the row looks like {other.name}, the set is {format_name}")
         named = ", ".join(sorted(key[:40] for key in keys)[:8]) or "none"
-        raise BadRow("missing_fields", f"keys of no {wanted} row: {named}")
+        raise BadRow("missing_fields", f"keys of no {format_name} row: {named}")
 
 
 def with_ignored(kind: Kind, ignored: Keys) -> Kind:

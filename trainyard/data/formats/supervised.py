@@ -86,8 +86,8 @@ def read_prompt(record: Record, key: str, *, strict: bool = False) -> list[Messa
     else:
         text = text_of(value, key)
         if not record.keys().isdisjoint(ADDED_KEYS):
-            others = (text_of(record[name], name) for name in added(record, key, strict=strict))
-            text = "\n".join(filter(None, (text, *others)))
+            texts = (text_of(record[name], name) for name in added(record, key, strict=strict))
+            text = "\n".join(filter(None, (text, *texts)))
         turns = [Message("user", require_text(text, key))]
     earlier = read_history(record, strict=strict) if "history" in record else []
     if earlier and turns[0].role == "system":

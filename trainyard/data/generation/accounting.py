@@ -62,9 +62,9 @@ class Books:
 
     def first_time(self, question: str) -> bool:
         """Return whether the question is new; case and spaces are ignored."""
-        known = len(self.questions)
+        before = len(self.questions)
         self.questions.add(question_key(question))
-        return len(self.questions) > known
+        return len(self.questions) > before
 
     def keep(self, account: DocumentCounts, rows: Sequence[SftRow | PreferenceRow]) -> None:
         account.kept += len(rows)
@@ -90,11 +90,11 @@ class Books:
             self.pending = []
 
     @property
-    def asked(self) -> int:
+    def rows_requested(self) -> int:
         return sum(account.asked for account in self.accounts)
 
     @property
-    def kept(self) -> int:
+    def rows_kept(self) -> int:
         return sum(account.kept for account in self.accounts)
 
     @property
@@ -106,7 +106,7 @@ class Books:
         for account in self.accounts:
             assert account.asked == account.kept + sum(account.rejected.values()), account
         rejected = dict(sorted(self.rejected.items()))
-        return {"asked": self.asked, "kept": self.kept, "rejected": rejected, "surplus": self.surplus}
+        return {"asked": self.rows_requested, "kept": self.rows_kept, "rejected": rejected, "surplus": self.surplus}
 
     def write_accounting(self, facts: JsonObject) -> None:
         """Write `accounting.json`: facts of the run, the balance, and one entry per document."""
@@ -137,7 +137,7 @@ def spread_evenly(count: int, capacities: Sequence[int]) -> list[int]:
     """At most `count` shares, as even as capacities allow: who has little gives it all, the others share the rest."""
     shares = [0] * len(capacities)
     left = count
-    for place, index in enumerate(sorted(range(len(capacities)), key=lambda index: (capacities[index], index))):
-        shares[index] = min(capacities[index], left // (len(capacities) - place))
+    for position, index in enumerate(sorted(range(len(capacities)), key=lambda index: (capacities[index], index))):
+        shares[index] = min(capacities[index], left // (len(capacities) - position))
         left -= shares[index]
     return shares

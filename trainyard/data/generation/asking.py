@@ -71,12 +71,12 @@ class PairRequest:
 
 def pieces(text: str, most: int) -> list[str]:
     """Pieces of at most `most` characters, cut at the last blank line, line end or space that fits."""
-    found = []
+    parts = []
     while len(text) > most:
         cut = next((at for mark in ("\n\n", "\n", " ") if (at := text.rfind(mark, most // 2, most)) > 0), most)
-        found.append(text[:cut])
+        parts.append(text[:cut])
         text = text[cut:].lstrip()
-    return [piece for piece in (*found, text) if piece.strip()]
+    return [piece for piece in (*parts, text) if piece.strip()]
 
 
 def pairs_per_request(config: AiGeneratorConfig) -> int:
@@ -91,15 +91,15 @@ def requests(config: AiGeneratorConfig, documents: Path, books: Books) -> Iterat
     shares = spread_by_weight(-(-config.count // wordings), lengths)
     rows = shapes.rows_per_pair(config.count, shares, wordings) if any(shares) else []
     seed = config.seed
-    for document, wanted in zip(read_documents(documents), rows, strict=False):
-        account = books.ask(document.doc_id, document.source, sum(wanted))
+    for document, row_counts in zip(read_documents(documents), rows, strict=False):
+        account = books.ask(document.doc_id, document.source, sum(row_counts))
         parts = pieces(document.text, config.max_chars)
         start = 0
-        for text, share in zip(parts, spread_by_weight(len(wanted), [len(part) for part in parts]), strict=True):
-            own = wanted[start : start + share]
+        for text, share in zip(parts, spread_by_weight(len(row_counts), [len(part) for part in parts]), strict=True):
+            counts = row_counts[start : start + share]
             start += share
             size = pairs_per_request(config)
-            batches = [own[at : at + size] for at in range(0, len(own), size)]
+            batches = [counts[at : at + size] for at in range(0, len(counts), size)]
             for part, batch in enumerate(batches, 1):
                 yield PairRequest(document, account, text, batch, part, len(batches), seed)
                 seed = (seed + 1) % 2**31
@@ -110,7 +110,7 @@ class Line:
 
     def __init__(self, complete: Complete, patience: int) -> None:
         self.complete, self.patience = complete, patience
-        self.in_a_row = self.asked = self.answered = 0
+        self.in_a_row = self.num_requests = self.answered = 0
         self.last: TrainyardError | None = None
 
     @property
@@ -128,7 +128,7 @@ class Line:
         """The same for a reply without which no row is lost: its failure does not count."""
         if self.cut:
             return BadPair("not_asked", f"The server was given up after {self.in_a_row} failures in a row.")
-        self.asked += 1
+        self.num_requests += 1
         try:
             text = await self.complete(messages, schema, seed)
         except TrainyardError as error:
@@ -169,7 +169,9 @@ async def ask(
         request, task = waiting.popleft()
         reader.accept(request, await task)
         settled += sum(request.rows)
-        report(min(1.0, settled / config.count), f"{settled:,} of {config.count:,} rows settled, {reader.kept:,} kept")
+        report(
+            min(1.0, settled / config.count), f"{settled:,} of {config.count:,} rows settled, {reader.rows_kept:,} kept"
+        )
 
     async with AsyncExitStack() as stack:
         prompter = stack.enter_context(Prompter(config.template, wordings=wordings, prompt=config.prompt))
@@ -178,8 +180,8 @@ async def ask(
         try:
             for request in requests(config, documents, books):
                 document = {name: getattr(request.document, name) for name in ("title", "source", "kind")}
-                given, size = {**document, "text": request.text}, len(request.rows)
-                messages = prompter.messages(given, pairs=size, part=request.part, parts=request.parts)
+                variables, size = {**document, "text": request.text}, len(request.rows)
+                messages = prompter.messages(variables, pairs=size, part=request.part, parts=request.parts)
                 await slots.acquire()
                 task = asyncio.create_task(draw(line, config, request, (messages, schemas[size]), document))
                 task.add_done_callback(lambda _: slots.release())
@@ -207,16 +209,16 @@ async def draw(
     line: Line,
     config: AiGeneratorConfig,
     request: PairRequest,
-    asked: tuple[Messages, JsonObject],
+    prompt: tuple[Messages, JsonObject],
     document: dict[str, str],
 ) -> Reply:
     """The reply to one request, and with `best_of` the further answers to its questions, one request after another."""
-    pairs = await line.ask(*asked, request.seed)
+    pairs = await line.ask(*prompt, request.seed)
     if config.best_of == 1:
         return Reply(pairs)
     questions = questions_of(pairs, config, len(request.rows))
-    given = {**document, "text": request.text}
-    return Reply(pairs, await further_answers(line.ask_more, config, given, questions, request.seed))
+    variables = {**document, "text": request.text}
+    return Reply(pairs, await further_answers(line.ask_more, config, variables, questions, request.seed))
 
 
 def questions_of(reply: str | BadPair, config: AiGeneratorConfig, most: int) -> dict[int, str]:
@@ -226,10 +228,10 @@ def questions_of(reply: str | BadPair, config: AiGeneratorConfig, most: int) -> 
     except BadPair:
         return {}
     valid = Draft202012Validator(item_schema(config.template, wordings_of(config)))
-    fine = {place: item for place, item in enumerate(items[:most]) if valid.is_valid(item)}
+    fine = {index: item for index, item in enumerate(items[:most]) if valid.is_valid(item)}
     if config.template is GenerationTemplate.QA:
-        return {place: item["questions"][0] for place, item in fine.items()}
-    return {place: item[FIELDS[config.template][0]] for place, item in fine.items()}
+        return {index: item["questions"][0] for index, item in fine.items()}
+    return {index: item[FIELDS[config.template][0]] for index, item in fine.items()}
 
 
 def pairs_of(reply: str | BadPair) -> list[Any]:
@@ -253,26 +255,26 @@ class ReplyReader:
     def __init__(self, config: AiGeneratorConfig, books: Books, candidates: CandidateBook | None = None) -> None:
         self.config, self.template, self.books, self.candidates = config, config.template, books, candidates
         self.validator = Draft202012Validator(item_schema(config.template, wordings_of(config)))
-        self.kept = 0
+        self.rows_kept = 0
 
-    def accept(self, request: PairRequest, given: Reply) -> None:
-        reply = given.pairs
+    def accept(self, request: PairRequest, response: Reply) -> None:
+        reply = response.pairs
         try:
             items = pairs_of(reply)
         except BadPair as bad:
             text = reply if isinstance(reply, str) else ""
             self.books.reject(request.account, bad.reason, sum(request.rows), bad.detail, text)
             return
-        for place, (rows, item) in enumerate(zip(request.rows, items, strict=False)):
+        for index, (rows, item) in enumerate(zip(request.rows, items, strict=False)):
             try:
-                made = self.rows(request, rows, item)
+                pair_rows = self.rows(request, rows, item)
             except BadPair as bad:
                 self.books.reject(request.account, bad.reason, rows, bad.detail, orjson.dumps(item).decode())
             else:
-                self.books.keep(request.account, made)
-                self.kept += len(made)
+                self.books.keep(request.account, pair_rows)
+                self.rows_kept += len(pair_rows)
                 if self.candidates is not None:
-                    self.candidates.keep(made, given.further, place)
+                    self.candidates.keep(pair_rows, response.further, index)
         if len(items) < len(request.rows):
             detail = f"{len(request.rows)} pairs were asked for, {len(items)} came back"
             self.books.reject(request.account, "missing", sum(request.rows[len(items) :]), detail, str(reply))
@@ -286,12 +288,12 @@ class ReplyReader:
         texts = [*item["questions"], item["answer"]] if is_qa else list(item.values())
         if any(not text.strip() for text in texts):
             raise BadPair("empty_text", "a text of the pair has only white space")
-        asked = item["questions"] if is_qa else texts[:1]
-        if len({" ".join(question.lower().split()) for question in asked}) < len(asked):
+        wordings = item["questions"] if is_qa else texts[:1]
+        if len({" ".join(question.lower().split()) for question in wordings}) < len(wordings):
             raise BadPair("same_wording", "two wordings of the question are the same")
         if self.template is GenerationTemplate.PREFERENCE and item["chosen"].strip() == item["rejected"].strip():
             raise BadPair("same_reply", "chosen and rejected are the same")
-        new = [self.books.first_time(question) for question in asked]
+        new = [self.books.first_time(question) for question in wordings]
         if not all(new):
             raise BadPair("duplicate", "the question was asked before")
         document = request.document
@@ -312,16 +314,17 @@ def check_answered(line: Line, books: Books) -> None:
     rejected = books.rejected
     lost = sum(count for reason, count in rejected.items() if reason == "not_asked" or reason.startswith("server_"))
     counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted(rejected.items()))
-    if line.last is not None and lost > (1 - LEAST_ANSWERED) * books.asked:
+    if line.last is not None and lost > (1 - LEAST_ANSWERED) * books.rows_requested:
         raise Unavailable(
-            f"The model server failed for {lost:,} of {books.asked:,} rows ({counts}); {books.kept:,} were kept.",
+            f"The model server failed for {lost:,} of {books.rows_requested:,} rows ({counts}); "
+            f"{books.rows_kept:,} were kept.",
             why=f"{line.last.what} {line.last.why}".strip(),
             do=f"{line.last.do} At least half of the rows have to be answered; then run the chain again.".strip(),
             code=line.last.code,
         )
-    if not books.kept:
+    if not books.rows_kept:
         raise TrainyardError(
-            f"None of the {books.asked:,} rows that were asked for could be kept ({counts}).",
+            f"None of the {books.rows_requested:,} rows that were asked for could be kept ({counts}).",
             why="The model's replies do not meet the schema, or repeat themselves.",
             do="Use a model or a server that follows response_format json_schema, or raise config.max_tokens.",
             code="E-DATA-EMPTY",

@@ -44,7 +44,7 @@ async def further_answers(
     ask: Ask, config: AiGeneratorConfig, document: dict[str, str], questions: Mapping[int, str], seed: int
 ) -> list[Further]:
     """`best_of - 1` further answers to each question; of a request that brought nothing usable, none."""
-    found: list[Further] = []
+    rounds: list[Further] = []
     for number in range(1, config.best_of if questions else 1):
         messages = answer_messages(config.template, document, list(questions.values()))
         reply = await ask(messages, answers_schema(len(questions)), (seed + number * SEED_STRIDE) % 2**31)
@@ -52,8 +52,8 @@ async def further_answers(
         if len(answers) != len(questions):
             answers = [None] * len(questions)  # which answer is whose is not known
         usable = zip(questions, answers, strict=True)
-        found.append({place: answer.strip() for place, answer in usable if isinstance(answer, str) and answer.strip()})
-    return found
+        rounds.append({index: answer.strip() for index, answer in usable if isinstance(answer, str) and answer.strip()})
+    return rounds
 
 
 def answers_of(reply: str) -> list[object]:
@@ -62,8 +62,8 @@ def answers_of(reply: str) -> list[object]:
         value = orjson.loads(reply)
     except (orjson.JSONDecodeError, UnicodeEncodeError):
         return []
-    found = value.get("answers") if isinstance(value, dict) else None
-    return found if isinstance(found, list) else []
+    answers = value.get("answers") if isinstance(value, dict) else None
+    return answers if isinstance(answers, list) else []
 
 
 @dataclass
@@ -72,7 +72,7 @@ class CandidateBook:
 
     folder: Path
     best_of: int
-    drawn: int = 0
+    num_candidates: int = 0
     missing: int = 0
     pairs: set[str] = field(default_factory=set)
 
@@ -84,16 +84,16 @@ class CandidateBook:
     def __exit__(self, *_error: object) -> None:
         self.file.close()
 
-    def keep(self, made: Sequence[Any], further: Sequence[Further], place: int) -> None:
+    def keep(self, rows: Sequence[Any], further: Sequence[Further], index: int) -> None:
         """Note the candidates of one pair of rows, which have the first of them. Equal answers are one candidate."""
-        row = made[0]
+        row = rows[0]
         if not isinstance(row, SftRow) or row.pair in self.pairs:
             return
         self.pairs.add(row.pair)
-        others = [answers[place] for answers in further if place in answers]
-        answers = list(dict.fromkeys([row.messages[-1].content, *others]))
-        self.drawn += 1 + len(others)
-        self.missing += self.best_of - 1 - len(others)
+        other_answers = [answers[index] for answers in further if index in answers]
+        answers = list(dict.fromkeys([row.messages[-1].content, *other_answers]))
+        self.num_candidates += 1 + len(other_answers)
+        self.missing += self.best_of - 1 - len(other_answers)
         line = Candidates(row.pair, row.messages[0].content, answers)
         self.file.write(msgspec.json.encode(line) + b"\n")
 
@@ -111,39 +111,39 @@ Scored = Sequence[float | None]
 
 def best_of(scores: Scored) -> int:
     """The place of the highest score, of equal ones the first; the first where none has a score."""
-    known = [(score, -place) for place, score in enumerate(scores) if score is not None]
-    return -max(known)[1] if known else 0
+    ranked = [(score, -index) for index, score in enumerate(scores) if score is not None]
+    return -max(ranked)[1] if ranked else 0
 
 
 def keep_best(folder: Path, port: Port, scores: Iterator[Scored]) -> dict[str, object]:
     """Rewrite the rows of a folder with the best answer to each question; returns what was chosen, in numbers."""
-    chosen: dict[str, str] = {}
+    best_answers: dict[str, str] = {}
     first_scores: list[float] = []
     best_scores: list[float] = []
     unscored = changed = 0
-    for one, own in zip(read_candidates(folder / CANDIDATES_FILE), scores, strict=True):
-        place = best_of(own)
-        chosen[one.pair] = one.answers[place]
-        changed += place > 0
-        unscored += sum(score is None for score in own)
-        first, best = own[0], own[place]
+    for candidates, question_scores in zip(read_candidates(folder / CANDIDATES_FILE), scores, strict=True):
+        index = best_of(question_scores)
+        best_answers[candidates.pair] = candidates.answers[index]
+        changed += index > 0
+        unscored += sum(score is None for score in question_scores)
+        first, best = question_scores[0], question_scores[index]
         if first is not None and best is not None:
             first_scores.append(first)
             best_scores.append(best)
-    rewrite(folder, port, chosen)
+    rewrite(folder, port, best_answers)
     count = len(best_scores)
     means = {"first": sum(first_scores) / count, "best": sum(best_scores) / count} if count else {}
-    return {"questions": len(chosen), "changed": changed, "unscored": unscored, "mean_reward": means}
+    return {"questions": len(best_answers), "changed": changed, "unscored": unscored, "mean_reward": means}
 
 
-def rewrite(folder: Path, port: Port, chosen: Mapping[str, str]) -> None:
+def rewrite(folder: Path, port: Port, answers: Mapping[str, str]) -> None:
     """Put the chosen answers into the rows, which keep their order."""
     path, new = folder / ROWS_FILE, folder / f"{ROWS_FILE}.new"
 
     def answered() -> Iterator[SftRow]:
         for row in read_rows(path, port):
             assert isinstance(row, SftRow), "a reward model scores answers"
-            row.messages[-1].content = chosen.get(row.pair, row.messages[-1].content)
+            row.messages[-1].content = answers.get(row.pair, row.messages[-1].content)
             yield row
 
     write_rows(new, port, answered())

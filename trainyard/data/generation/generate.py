@@ -78,11 +78,15 @@ def generate(
     }
     books.write_accounting(facts)
     seen = len(books.accounts)
-    report(1.0, f"{books.kept:,} of {books.asked:,} rows kept from {seen:,} documents")
+    report(1.0, f"{books.rows_kept:,} of {books.rows_requested:,} rows kept from {seen:,} documents")
     if candidates is not None:
-        facts["candidates"] = {"best_of": config.best_of, "drawn": candidates.drawn, "missing": candidates.missing}
+        facts["candidates"] = {
+            "best_of": config.best_of,
+            "drawn": candidates.num_candidates,
+            "missing": candidates.missing,
+        }
     facts |= {**books.balance(), "documents": seen, "seconds": round(time.monotonic() - started, 3), "usage": usage}
-    return Produced(outputs={port: ProducedSet(folder=port.value, rows=books.kept, facts=facts)}, facts=facts)
+    return Produced(outputs={port: ProducedSet(folder=port.value, rows=books.rows_kept, facts=facts)}, facts=facts)
 
 
 def report_rarely(report: Report) -> Report:

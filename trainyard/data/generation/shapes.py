@@ -54,10 +54,10 @@ def wording_rows(
     """
     questions = [*wordings[: rows - 1], wordings[-1]] if rows > 1 else [wordings[0]]
     origin = (document.doc_id, document.source, TRAIN, pair)
-    made = [SftRow([Message("user", question), Message("assistant", answer)], *origin) for question in questions]
-    if config.holdout is not None and config.holdout.wording and len(made) > 1:
-        made[-1].split = UNSEEN_WORDING
-    return made
+    result = [SftRow([Message("user", question), Message("assistant", answer)], *origin) for question in questions]
+    if config.holdout is not None and config.holdout.wording and len(result) > 1:
+        result[-1].split = UNSEEN_WORDING
+    return result
 
 
 def preference_row(document: DocumentRow, prompt: str, chosen: str, rejected: str) -> PreferenceRow:

@@ -68,12 +68,12 @@ class PairSurvey:
 
 def survey_documents(documents: Iterable[DocumentRow], *, wordings: int) -> PairSurvey:
     """Return the pairs of the documents, without questions that an earlier document asks."""
-    survey, asked = PairSurvey(), set[bytes]()
+    survey, seen = PairSurvey(), set[bytes]()
     for document in documents:
         fresh = []
         for pair in pairs(document, GenerationTemplate.QA, wordings=wordings):
-            if (key := question_key(pair.wordings[0])) not in asked:
-                asked.add(key)
+            if (key := question_key(pair.wordings[0])) not in seen:
+                seen.add(key)
                 fresh.append(pair)
         survey.documents.append(survey_document(document, fresh))
     return survey
@@ -111,9 +111,9 @@ def rows_of(survey: PairSurvey, count: int, wordings: int, holdout: HoldoutRules
     """
     config = AiGeneratorConfig(count=count, wordings=wordings, holdout=holdout)
     sources = sum(bool(entry.pairs) for entry in survey.documents)
-    wanted = math.ceil(shapes.with_heldout(config, sources).count / wordings)
-    used = min(wanted, len(survey.pairs))
-    return wanted, used, min(count, round(count * used / max(1, wanted)))
+    needed = math.ceil(shapes.with_heldout(config, sources).count / wordings)
+    used = min(needed, len(survey.pairs))
+    return needed, used, min(count, round(count * used / max(1, needed)))
 
 
 def model_cost(characters: Sequence[int], pairs_wanted: int, config: AiGeneratorConfig) -> tuple[int, int, int]:
@@ -123,6 +123,6 @@ def model_cost(characters: Sequence[int], pairs_wanted: int, config: AiGenerator
     """
     pieces = sum(math.ceil(max(1, count) / config.max_chars) for count in characters)
     calls = max(math.ceil(pairs_wanted / MOST_PAIRS), min(pieces, pairs_wanted))
-    shown = min(sum(characters) / max(1, pieces), config.max_chars)
-    prompt = round(calls * (PROMPT_TOKENS + shown / CHARS_PER_TOKEN))
+    piece_chars = min(sum(characters) / max(1, pieces), config.max_chars)
+    prompt = round(calls * (PROMPT_TOKENS + piece_chars / CHARS_PER_TOKEN))
     return calls, prompt, pairs_wanted * (PAIR_TOKENS + WORDING_TOKENS * config.wordings)

@@ -62,22 +62,22 @@ def read_frames(descriptor: int, most_bytes: int, wait_s: float | None = None) -
 
     A message that the sender did not finish is left out.
     """
-    kept = bytearray()
+    buffer = bytearray()
     while True:
         start = 0
-        while len(kept) - start >= HEADER.size:
-            (length,) = HEADER.unpack_from(kept, start)
+        while len(buffer) - start >= HEADER.size:
+            (length,) = HEADER.unpack_from(buffer, start)
             if length > most_bytes:
                 raise TooLong
             end = start + HEADER.size + length
-            if len(kept) < end:
+            if len(buffer) < end:
                 break
-            yield bytes(memoryview(kept)[start + HEADER.size : end])
+            yield bytes(memoryview(buffer)[start + HEADER.size : end])
             start = end
-        del kept[:start]
+        del buffer[:start]
         if wait_s is not None and not select.select([descriptor], [], [], wait_s)[0]:
             raise Silence
         block = os.read(descriptor, READ_BYTES)
         if not block:
             return
-        kept += block
+        buffer += block

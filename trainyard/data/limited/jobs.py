@@ -42,23 +42,23 @@ def carry_out(request: object, report: Report) -> requests.Result:
 def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
     """Read the set into `target/<port>`. A preference set under `sft` gives its chosen side."""
     allow_cpu(request.limits.chunk_cpu_s)
-    place, given, roots, limits = request.place, request.given, request.roots, request.limits
+    path, selection, roots, limits = request.path, request.selection, request.roots, request.limits
     convert: RowConverter | None = load_converter(*request.converter) if request.converter else None
     convert = map_columns(request.columns) if request.columns else convert
     if request.repository:
-        opened = open_repository_set(place, given, roots, limits)
+        opened = open_repository_set(path, selection, roots, limits)
     elif request.query:
-        opened = open_query(request.query, request.tables, request.wanted, roots, convert)
+        opened = open_query(request.query, request.tables, request.format, roots, convert)
     elif request.files:
-        opened = open_listed(request.files, request.wanted, request.name, roots, limits, convert=convert)
+        opened = open_listed(request.files, request.format, request.name, roots, limits, convert=convert)
     else:
         opened = open_files(
-            place, given, request.wanted, roots=roots, limits=limits, name=request.name, convert=convert
+            path, selection, request.format, roots=roots, limits=limits, name=request.name, convert=convert
         )
     port = port_of(request, opened)
     last, folder = 0.0, Path(request.target) / port.value
     gc.disable()  # until this process ends: millions of rows are allocated, none is part of a cycle
-    with RowWriter(folder, port, deduplicate=request.deduplicate, max_rows=given.max_rows) as intake:
+    with RowWriter(folder, port, deduplicate=request.deduplicate, max_rows=selection.max_rows) as intake:
         balance = intake.balance
         for chunk in opened.chunks:
             allow_cpu(limits.chunk_cpu_s)
@@ -71,7 +71,7 @@ def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
             fraction = opened.fraction()
             if fraction - last >= 0.01:
                 last = fraction
-                report(fraction, f"{opened.name}: {intake.taken} rows")
+                report(fraction, f"{opened.name}: {intake.num_rows} rows")
     balance.skipped.update(opened.skipped)
     first = intake.quarantine.first
     return requests.SetReadResult(opened.name, port, opened.format, balance, opened.facts, first, opened.why_empty)
@@ -83,14 +83,14 @@ def read_commits(request: requests.CommitsRequest, report: Report) -> requests.C
 
     Commits that give no tuple are counted by reason.
     """
-    repository = open_repository(request.place, request.roots, request.limits)
-    known = {name[:12]: brief for name, brief in request.briefs.items()}
+    repository = open_repository(request.path, request.roots, request.limits)
+    briefs = {name[:12]: brief for name, brief in request.briefs.items()}
     values = []
     for document in commit_documents(repository):
         allow_cpu(request.limits.chunk_cpu_s)
         # The text is the message, an empty line and the diff, which begins with its first "diff --git".
         message, sign, diff = document.text.partition("\n\ndiff --git ")
-        brief = known.get(document.source.rpartition("@")[2])
+        brief = briefs.get(document.source.rpartition("@")[2])
         value = {"diff": f"diff --git {diff}", "message": message}
         if not sign or not message.strip():
             repository.skipped["no_text_change"] += 1
@@ -107,7 +107,7 @@ def read_commits(request: requests.CommitsRequest, report: Report) -> requests.C
 def read_columns(request: requests.ColumnsRequest, report: Report) -> requests.ColumnsResult:
     """Read the names of the columns, and the beginning of the first value of each that is not empty."""
     allow_cpu(request.limits.chunk_cpu_s)
-    paths = walk(request.place, FileSelection()) if request.place.is_dir() else [request.place]
+    paths = walk(request.path, FileSelection()) if request.path.is_dir() else [request.path]
     files = (path for path in paths if suffix_of(path.name) in ROW_SUFFIXES)
     sample = read_first_rows(RowFile(path, path.name, request.roots, request.limits) for path in files)
     if not sample.records and sample.fault is not None:
@@ -133,7 +133,7 @@ def shorten(value: object) -> str:
 def parse_items(request: ParseRequest, report: Report) -> list[ParsedItem]:
     """Parse the items in children of this process, many in each."""
     items, breaches = request.items, 0
-    found: list[ParsedItem] = []
+    results: list[ParsedItem] = []
 
     def parse(number: int) -> DocumentReply:
         return DocumentReply(parsed=parse_item(items[number]))
@@ -141,8 +141,8 @@ def parse_items(request: ParseRequest, report: Report) -> list[ParsedItem]:
     for reply in Batch([len(item.data) for item in items], parse, request.limits).replies():
         breaches += reply.reason in BREACHES
         refuse_breaches(request.label, breaches, request.limits)
-        found.append(reply.parsed or ParsedItem(unreadable=reply.detail))
-    return found
+        results.append(reply.parsed or ParsedItem(unreadable=reply.detail))
+    return results
 
 
 def port_of(request: SetRequest, opened: OpenedSet) -> Port:

@@ -28,7 +28,7 @@ MOST_CHARS = 200_000
 class SetPlace:
     """Where a set is, and where its rows go."""
 
-    place: Path
+    path: Path
     """The real path of a file, a folder or a repository, inside one of `roots`."""
     roots: tuple[Path, ...]
     target: Path
@@ -38,17 +38,17 @@ class SetPlace:
 class SetRequest(SetPlace):
     """Read one set into a folder of `target` that is named by its port."""
 
-    given: FileSelection = field(default_factory=FileSelection)
+    selection: FileSelection = field(default_factory=FileSelection)
     repository: bool = False
     """Whether the place is a git repository to be read as one."""
-    wanted: DataFormat = DataFormat.AUTO
+    format: DataFormat = DataFormat.AUTO
     named: Port | None = None
     name: str = ""
-    """The file's name if `place` has another one."""
+    """The file's name if `path` has another one."""
     limits: Limits = field(default_factory=Limits)
     deduplicate: bool = False
     files: tuple[Path, ...] = ()
-    """The files of a set that has been fetched, in their order; `place` is then the folder above them."""
+    """The files of a set that has been fetched, in their order; `path` is then the folder above them."""
     query: str = ""
     """SQL over `tables`, whose rows are the set."""
     tables: Mapping[str, Path] = field(default_factory=dict)
@@ -63,35 +63,35 @@ class SetRequest(SetPlace):
     @property
     def label(self) -> str:
         """What a message calls the request."""
-        return self.name or self.place.name
+        return self.name or self.path.name
 
 
 @dataclass(frozen=True)
 class CommitsRequest:
     """Read the engineering tuples of a repository's commits."""
 
-    place: Path
+    path: Path
     roots: tuple[Path, ...]
     briefs: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
     @property
     def label(self) -> str:
-        return self.place.name
+        return self.path.name
 
 
 @dataclass(frozen=True)
 class ColumnsRequest:
     """Read the columns of the first rows of a file, or of the first file of a folder that has rows."""
 
-    place: Path
+    path: Path
     """The real path of a file or a folder, inside one of `roots`."""
     roots: tuple[Path, ...]
     limits: Limits = field(default_factory=Limits)
 
     @property
     def label(self) -> str:
-        return self.place.name
+        return self.path.name
 
 
 @dataclass(frozen=True)

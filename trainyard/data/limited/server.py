@@ -88,17 +88,17 @@ def answer_to(request: Request, out: int) -> Answer:
         )  # fmt: skip
 
 
-def serve(given: int, out: int) -> None:
+def serve(descriptor: int, out: int) -> None:
     """Fork a process for each request, one after another, until the parent closes its pipe."""
-    for payload in read_frames(given, MOST_REQUEST_BYTES):
+    for payload in read_frames(descriptor, MOST_REQUEST_BYTES):
         alive, kept_open = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(alive)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), given)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)
             carry_out_limited(payload, out)
         os.close(kept_open)
-        ended, _, _ = select.select([alive, given], [], [])
+        ended, _, _ = select.select([alive, descriptor], [], [])
         if alive not in ended:  # the parent is gone, or speaks out of turn: nobody waits for this set
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]

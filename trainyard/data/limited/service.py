@@ -153,15 +153,15 @@ def reading_environment() -> dict[str, str]:
     return {**passed, **OWN, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-_kept: ContextVar[ReadingService | None] = ContextVar("reading service", default=None)
+_open_service: ContextVar[ReadingService | None] = ContextVar("reading service", default=None)
 
 
 @contextlib.contextmanager
 def reading_service() -> Iterator[ReadingService]:
     """The service that is kept open in this context, else one that ends with this block."""
-    kept = _kept.get()
-    if kept is not None:
-        yield kept
+    current = _open_service.get()
+    if current is not None:
+        yield current
         return
     with ReadingService() as service:
         yield service
@@ -174,16 +174,16 @@ def kept_service(offered: ReadingService | None = None) -> Iterator[ReadingServi
     Other threads have their own, so that nobody waits for the slow file of somebody else; one that works for this block
     runs in a copy of its context.
     """
-    kept = _kept.get()
-    if kept is not None:
-        yield kept
+    current = _open_service.get()
+    if current is not None:
+        yield current
         return
     service = offered or ReadingService()
-    _kept.set(service)
+    _open_service.set(service)
     try:
         yield service
     finally:
-        _kept.set(None)
+        _open_service.set(None)
         service.stop()
 
 
@@ -195,7 +195,7 @@ def parse_limited(items: Sequence[ParseItem]) -> list[ParsedItem]:
     if not items:
         return []
     with reading_service() as service:
-        return [one for batch in batches(items) for one in service.parse(requests.ParseRequest(batch))]
+        return [item for batch in batches(items) for item in service.parse(requests.ParseRequest(batch))]
 
 
 def batches(items: Sequence[ParseItem]) -> Iterator[list[ParseItem]]:

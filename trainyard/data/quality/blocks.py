@@ -58,20 +58,20 @@ class Turns:
         roles, contents, calls, more = (part.fill_null("") for part in flat.flatten())
         return Turns(roles, contents, calls, more, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
-    def joined(self, texts: pa.Array, wanted: np.ndarray | None = None, separator: str = "\n") -> pa.Array:
+    def joined(self, texts: pa.Array, mask: np.ndarray | None = None, separator: str = "\n") -> pa.Array:
         """One text a row: those of its (wanted) messages in order."""
         counts = self.offsets
-        if wanted is not None:
-            counts = np.concatenate([[0], np.cumsum(wanted)])[self.offsets]
-            texts = texts.filter(pa.array(wanted))
+        if mask is not None:
+            counts = np.concatenate([[0], np.cumsum(mask)])[self.offsets]
+            texts = texts.filter(pa.array(mask))
         return pc.binary_join(pa.ListArray.from_arrays(pa.array(counts, pa.int32()), texts), separator)
 
     @cached_property
     def last(self) -> np.ndarray:
         """Whether a message is its row's last."""
-        found = np.zeros(len(self.roles), bool)
-        found[self.offsets[1:][np.diff(self.offsets) > 0] - 1] = True
-        return found
+        is_last = np.zeros(len(self.roles), bool)
+        is_last[self.offsets[1:][np.diff(self.offsets) > 0] - 1] = True
+        return is_last
 
     def is_role(self, role: str) -> np.ndarray:
         return values(pc.equal(self.roles, role))
@@ -94,8 +94,8 @@ class Block:
 
     def keep(self, mask: np.ndarray) -> Block:
         tokens = None if self.tokens is None else self.tokens[mask]
-        known = None if self.counted_words is None else self.counted_words.keep(np.repeat(mask, 2))
-        return Block(self.port, self.batch.filter(pa.array(mask)), self.numbers[mask], tokens, known)
+        word_table = None if self.counted_words is None else self.counted_words.keep(np.repeat(mask, 2))
+        return Block(self.port, self.batch.filter(pa.array(mask)), self.numbers[mask], tokens, word_table)
 
     def column(self, name: str) -> pa.Array:
         return self.batch.column(name)
@@ -111,8 +111,8 @@ class Block:
         if self.port is Port.TEXT:
             return pa.array([""] * len(self), pa.string())
         turns = self.turns(MESSAGE_COLUMNS[self.port][0])
-        wanted = ~turns.is_role("system")
-        return turns.joined(turns.contents, wanted & ~turns.last if self.port is Port.SFT else wanted)
+        mask = ~turns.is_role("system")
+        return turns.joined(turns.contents, mask & ~turns.last if self.port is Port.SFT else mask)
 
     @cached_property
     def answer(self) -> pa.Array:
@@ -160,12 +160,12 @@ def read_blocks(path: Path, port: Port) -> Iterator[Block]:
 
     Read, not memory-mapped: mapped pages count as resident, and the run has to stay small on a set of many GB.
     """
-    number, known = 1, {field.name: field for field in SCHEMAS[port]}
+    number, fields = 1, {field.name: field for field in SCHEMAS[port]}
     with pa.OSFile(str(path)) as stream, ipc.open_file(stream) as reader:
         for index in range(reader.num_record_batches):
             batch = reader.get_batch(index)
             # Fields that turns have got since an earlier release wrote the file.
-            schema = pa.schema([known.get(field.name, field) for field in batch.schema])
+            schema = pa.schema([fields.get(field.name, field) for field in batch.schema])
             batch = batch if batch.schema.equals(schema) else batch.cast(schema)
             step = max(1, min(BATCH_ROWS, MAX_BLOCK_BYTES * int(batch.num_rows) // max(int(batch.nbytes), 1)))
             for start in range(0, batch.num_rows, step):
@@ -180,7 +180,7 @@ class RowLedger:
 
     quarantine: Path
     read: int = 0
-    kept: int = 0
+    kept_rows: int = 0
     heldout: dict[str, int] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
@@ -213,10 +213,10 @@ class RowLedger:
 
     def check_balance(self) -> None:
         """Raise `TrainyardError` (`E-BATCH`) if a row is unaccounted for or counted twice."""
-        out = self.kept + sum(self.heldout.values()) + self.dropped.total()
+        out = self.kept_rows + sum(self.heldout.values()) + self.dropped.total()
         if self.read != out:
             raise TrainyardError(
-                f"The validator's balance is wrong: read {self.read}, kept {self.kept}, held out "
+                f"The validator's balance is wrong: read {self.read}, kept {self.kept_rows}, held out "
                 f"{sum(self.heldout.values())}, dropped {self.dropped.total()}.",
                 why="A row was lost or counted twice; this is a defect of the validator, not of the data.",
                 do="Report it with the config of the validator; the set was not handed on.",

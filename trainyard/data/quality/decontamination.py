@@ -47,25 +47,25 @@ class HeldOutIndex:
     """The document of each run, where only questions count."""
     questions: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, block: Block, documents: np.ndarray, asked: np.ndarray) -> None:
-        """Take the rows of a block, all of this set; `documents` and `asked` (question hashes) are one uint64 a row."""
-        self.add_words(questions(block) if self.questions_only else block.row_words, documents, asked)
+    def add(self, block: Block, documents: np.ndarray, question_keys: np.ndarray) -> None:
+        """Add the rows of a block; `documents` and `question_keys` (question hashes) have one uint64 per row."""
+        self.add_words(questions(block) if self.questions_only else block.row_words, documents, question_keys)
 
-    def add_words(self, found: WordTable, documents: np.ndarray, asked: np.ndarray) -> None:
-        runs = found.runs(self.length)
+    def add_words(self, table: WordTable, documents: np.ndarray, question_keys: np.ndarray) -> None:
+        runs = table.runs(self.length)
         self.runs.append(runs.hashes)
         if self.questions_only:
             self.documents.append(documents[runs.owners()])
-        self.questions.append(asked)
+        self.questions.append(question_keys)
 
     def sealed(self) -> Sealed:
         """The set, sorted for look-up; a run that is in several documents is marked so."""
-        asked = np.unique(concatenated(self.questions))
-        asked = asked[asked != 0]
+        question_keys = np.unique(concatenated(self.questions))
+        question_keys = question_keys[question_keys != 0]
         runs, documents = concatenated(self.runs), concatenated(self.documents)
         self.runs, self.documents = [], []
         if not self.questions_only:
-            return Sealed(self, np.unique(runs), documents[:0], asked)
+            return Sealed(self, np.unique(runs), documents[:0], question_keys)
         order = np.argsort(runs, kind="stable")
         runs, documents = runs[order], documents[order]
         starts = np.flatnonzero(np.concatenate([[True], runs[1:] != runs[:-1]])[: len(runs)])
@@ -73,7 +73,7 @@ class HeldOutIndex:
         if len(starts):
             lowest, highest = np.minimum.reduceat(documents, starts), np.maximum.reduceat(documents, starts)
             owners[lowest != highest] = SHARED
-        return Sealed(self, runs[starts], owners, asked)
+        return Sealed(self, runs[starts], owners, question_keys)
 
 
 class Sealed:
@@ -89,20 +89,20 @@ class Sealed:
         self.settled = 0
         """Shared runs that were left when they were last settled."""
 
-    def compare(self, block: Block, rows: np.ndarray, documents: np.ndarray, asked: np.ndarray) -> None:
+    def compare(self, block: Block, rows: np.ndarray, documents: np.ndarray, question_keys: np.ndarray) -> None:
         """Note what training rows share with the set; `rows` are their indices over the run."""
-        self.asks.append(rows[is_in(asked, self.questions)[0]])
-        found = (questions(block) if self.apart.questions_only else block.row_words).runs(self.apart.length)
-        hit, place = is_in(found.hashes, self.runs)
-        owner, place = found.owners()[hit], place[hit]
-        counts = ~self.boilerplate[place]
+        self.asks.append(rows[is_in(question_keys, self.questions)[0]])
+        runs = (questions(block) if self.apart.questions_only else block.row_words).runs(self.apart.length)
+        hit, index = is_in(runs.hashes, self.runs)
+        owner, index = runs.owners()[hit], index[hit]
+        counts = ~self.boilerplate[index]
         if self.apart.questions_only:
-            counts &= self.owners[place] != documents[owner]
-        owner, place = owner[counts], place[counts]
+            counts &= self.owners[index] != documents[owner]
+        owner, index = owner[counts], index[counts]
         if self.apart.strict:
             self.asks.append(np.unique(rows[owner]))
             return
-        self.shared.append(np.stack([place.astype(np.uint64), documents[owner], rows[owner].astype(np.uint64)]))
+        self.shared.append(np.stack([index.astype(np.uint64), documents[owner], rows[owner].astype(np.uint64)]))
         if sum(part.shape[1] for part in self.shared) > 2 * self.settled + SETTLE_AFTER:
             self.settle()
 
@@ -134,27 +134,27 @@ def questions(block: Block) -> WordTable:
 
 def question_hashes(block: Block) -> np.ndarray:
     """uint64 hash of each row's question by its words, or by its characters where it has no word; 0 for none."""
-    found = questions(block).text_hashes()
-    for index in np.flatnonzero(found == 0).tolist():
+    hashes = questions(block).text_hashes()
+    for index in np.flatnonzero(hashes == 0).tolist():
         text = block.question[index].as_py().strip()
-        found[index] = xxhash.xxh3_64_intdigest(text.encode()) if text else 0
-    return found
+        hashes[index] = xxhash.xxh3_64_intdigest(text.encode()) if text else 0
+    return hashes
 
 
 def is_in(values: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each value, whether it is in the sorted table, and where it would be."""
-    hit, place = np.zeros(len(values), bool), np.zeros(len(values), np.int64)
+    hit, index = np.zeros(len(values), bool), np.zeros(len(values), np.int64)
     if not len(table) or not len(values):
-        return hit, place
+        return hit, index
     # Most values are not there. A look at a bitmap of their first bits, 16 times as long as the table, spares nearly
     # all of them the binary search, whose cache misses would be half of the validator's time.
     shift = np.uint64(64 - min(max((16 * len(table)).bit_length(), 10), MAX_BITMAP_BITS))
     bitmap = np.zeros(1 << (64 - int(shift)), bool)
     bitmap[table >> shift] = True
     likely = np.flatnonzero(bitmap[values >> shift])
-    place[likely] = np.minimum(np.searchsorted(table, values[likely]), len(table) - 1)
-    hit[likely] = table[place[likely]] == values[likely]
-    return hit, place
+    index[likely] = np.minimum(np.searchsorted(table, values[likely]), len(table) - 1)
+    hit[likely] = table[index[likely]] == values[likely]
+    return hit, index
 
 
 def concatenated(parts: list[np.ndarray]) -> np.ndarray:
@@ -173,10 +173,10 @@ def load_evaluation_sets(paths: tuple[str, ...], length: int) -> HeldOutIndex | 
         return None
     apart = HeldOutIndex(strict=True, length=length)
     for path in paths:
-        for asked, texts in tasks(Path(path)):
-            found = words(pa.array([*asked, "\n".join(texts)], pa.string()))
-            hashes = found.text_hashes()
-            apart.add_words(found, np.zeros(len(found), np.uint64), hashes[: len(asked)])
+        for questions, texts in tasks(Path(path)):
+            table = words(pa.array([*questions, "\n".join(texts)], pa.string()))
+            hashes = table.text_hashes()
+            apart.add_words(table, np.zeros(len(table), np.uint64), hashes[: len(questions)])
     return apart
 
 
@@ -212,16 +212,16 @@ def decode(text: bytes, path: Path, number: int) -> Any:
 
 def task_texts(task: Any) -> tuple[list[str], list[str]]:
     """The questions of a task (by the names that task files use) and all its texts."""
-    asked, texts, open_ = [], [], [("", task)]
+    questions, texts, open_ = [], [], [("", task)]
     while open_:
         key, value = open_.pop()
         if isinstance(value, str):
             texts.append(value)
             if key in QUESTION_KEYS:
-                asked.append(value)
+                questions.append(value)
         elif isinstance(value, dict):
             is_user = value.get("role") == "user"
             open_ += [("question" if is_user and name == "content" else name, part) for name, part in value.items()]
         elif isinstance(value, list):
             open_ += [(key, part) for part in value]
-    return asked, texts
+    return questions, texts

@@ -41,13 +41,13 @@ TOP_LEVEL = frozenset(
 
 def find_emails(text: str) -> Iterator[Span]:
     """Addresses whose domain ends in a top-level domain; not remotes of git, logins in URLs, calls in code."""
-    for found in EMAIL.finditer(text) if "@" in text else ():
-        labels = found[1].split(".")
+    for match in EMAIL.finditer(text) if "@" in text else ():
+        labels = match[1].split(".")
         while len(labels) > 1 and not is_top_level(labels[-1]):
             labels.pop()
-        end = found.start(1) + len(".".join(labels))
-        start = found.start() + len(found[0]) - len(found[0].lstrip(".'%+=-"))
-        local = text[start : found.start(1) - 1]
+        end = match.start(1) + len(".".join(labels))
+        start = match.start() + len(match[0]) - len(match[0].lstrip(".'%+=-"))
+        local = text[start : match.start(1) - 1]
         after = text[end : end + 2]
         # The `user@host` or `password@host` of a URL.
         _, scheme, before = text[max(0, start - 80) : start].rpartition("://")
@@ -92,18 +92,18 @@ SAYS_NO_CARD = re.compile(
 
 def find_cards(text: str) -> Iterator[Span]:
     """Numbers of payment cards: a network's prefix and length, Luhn's check digit, and its groups if it has any."""
-    for found in CARD.finditer(text):
-        digits = re.sub(r"\D", "", found[0])
+    for match in CARD.finditer(text):
+        digits = re.sub(r"\D", "", match[0])
         if len(set(digits)) < 2 or not NETWORKS.fullmatch(digits) or not luhn(digits):
             continue
-        groups = tuple(map(len, re.split(r"[ -]", found[0])))
-        one_kind = not (" " in found[0] and "-" in found[0])
+        groups = tuple(map(len, re.split(r"[ -]", match[0])))
+        one_kind = not (" " in match[0] and "-" in match[0])
         if len(groups) > 1:
             is_card = one_kind and groups in CARD_GROUPS
         else:
-            is_card = not SAYS_NO_CARD.search(text[max(0, found.start() - 30) : found.start()])
+            is_card = not SAYS_NO_CARD.search(text[max(0, match.start() - 30) : match.start()])
         if is_card:
-            yield found.span()
+            yield match.span()
 
 
 def luhn(digits: str) -> bool:
@@ -162,29 +162,29 @@ KEY_PATTERNS = tuple(map(re.compile, KEY_CANDIDATES))
 
 def may_have_key(text: str) -> bool:
     """Whether a text has everything that a key, token or password has: cheaper than looking for them."""
-    return all(one.search(text) for one in KEY_PATTERNS)
+    return all(pattern.search(text) for pattern in KEY_PATTERNS)
 
 
 def find_keys(text: str) -> Iterator[Span]:
     """Keys and tokens of services, values behind a name such as `api_key`, passwords in URLs."""
-    for found in TOKEN.finditer(text):
-        prefix = next((one for one in PREFIXES if found[0].startswith(one)), "")
-        key = SERVICE_PATTERNS[prefix].match(found[0]) if prefix else None
+    for match in TOKEN.finditer(text):
+        prefix = next((candidate for candidate in PREFIXES if match[0].startswith(candidate)), "")
+        key = SERVICE_PATTERNS[prefix].match(match[0]) if prefix else None
         if key and (prefix != "sk-" or changes(key[0]) >= 3):  # sk-learn-compatible-estimators
-            yield found.start(), found.start() + len(key[0].rstrip(".-_"))
-    for found in NAMED.finditer(text):
-        value = found["value"]
+            yield match.start(), match.start() + len(key[0].rstrip(".-_"))
+    for match in NAMED.finditer(text):
+        value = match["value"]
         if is_random(value) and not PLACEHOLDER.search(value) and not UUID.fullmatch(value):
-            yield found.span("value")
+            yield match.span("value")
     if "://" in text:
-        yield from (found.span("value") for found in LOGIN.finditer(text) if not PLACEHOLDER.search(found["value"]))
-        yield from (found.span() for found in WEBHOOK.finditer(text))
+        yield from (match.span("value") for match in LOGIN.finditer(text) if not PLACEHOLDER.search(match["value"]))
+        yield from (match.span() for match in WEBHOOK.finditer(text))
 
 
 def changes(value: str) -> int:
     """Return how often letters and digits change: many times in a random text, rarely in a name with a number."""
     kinds = [char.isdigit() for char in value if char.isalnum()]
-    return sum(one is not two for one, two in pairwise(kinds))
+    return sum(first is not two for first, two in pairwise(kinds))
 
 
 def is_random(value: str) -> bool:
@@ -211,7 +211,7 @@ def find_private_keys(text: str) -> Iterator[Span]:
     if begin is not None:
         yield from whole_key(text, begin, None)
     if "AGE-SECRET-KEY-1" in text:
-        yield from (found.span() for found in AGE_KEY.finditer(text))
+        yield from (match.span() for match in AGE_KEY.finditer(text))
 
 
 def whole_key(text: str, begin: re.Match[str], marker: re.Match[str] | None) -> Iterator[Span]:

@@ -71,9 +71,9 @@ class Shingles:
     def add(self, block: Block) -> None:
         self.add_words(block.row_words, np.diff(block.words.offsets)[::2])
 
-    def add_words(self, found: WordTable, questions: np.ndarray | None = None) -> None:
+    def add_words(self, table: WordTable, questions: np.ndarray | None = None) -> None:
         """Take the words of rows; `questions` says how many of each row's first words are the question's."""
-        runs = shingles(found)
+        runs = shingles(table)
         sizes = np.diff(runs.offsets)
         self.runs.append(runs.hashes)
         self.sizes.append(sizes)
@@ -102,17 +102,17 @@ class Shingles:
         return proved(rows, threshold)
 
 
-def shingles(found: WordTable) -> WordTable:
+def shingles(table: WordTable) -> WordTable:
     """Runs of two words of each text; a text of one word is that word."""
-    if np.diff(found.offsets).min(initial=SHINGLE_WORDS) >= SHINGLE_WORDS:
-        return found.runs(SHINGLE_WORDS)
-    sizes = np.diff(found.offsets)
-    runs = found.runs(SHINGLE_WORDS)
+    if np.diff(table.offsets).min(initial=SHINGLE_WORDS) >= SHINGLE_WORDS:
+        return table.runs(SHINGLE_WORDS)
+    sizes = np.diff(table.offsets)
+    runs = table.runs(SHINGLE_WORDS)
     counts = np.where(sizes == 1, 1, np.diff(runs.offsets))
     offsets = np.concatenate([[0], np.cumsum(counts)])
     hashes = np.zeros(offsets[-1], np.uint64)
     single = np.repeat(sizes == 1, counts)
-    hashes[single] = found.hashes[found.offsets[:-1][sizes == 1]]
+    hashes[single] = table.hashes[table.offsets[:-1][sizes == 1]]
     hashes[~single] = runs.hashes
     return WordTable(hashes, offsets)
 
@@ -148,8 +148,8 @@ def proved(rows: list[FlaggedRow], threshold: float) -> dict[int, int]:
     """Go through the flagged rows in order; one that is similar enough to a kept one is its duplicate."""
     index = RMinHashLSH(threshold, SIGNATURE, bands(threshold))
     signatures = RMinHash.from_token_sets([row.tokens for row in rows], SIGNATURE, SEED)
-    found: dict[int, int] = {}
-    for place, (row, signature) in enumerate(zip(rows, signatures, strict=True)):
+    duplicates: dict[int, int] = {}
+    for position, (row, signature) in enumerate(zip(rows, signatures, strict=True)):
         for other in sorted(index.query(signature))[:MAX_COMPARED]:
             if row.pair and row.pair == rows[other].pair:
                 continue
@@ -157,14 +157,14 @@ def proved(rows: list[FlaggedRow], threshold: float) -> dict[int, int]:
             whole = not row.answer_start and not rows[other].answer_start
             alike = whole or jaccard(row.answer, rows[other].answer) >= SAME_ANSWER
             if alike and jaccard(row.all, rows[other].all) >= threshold:
-                found[row.index] = rows[other].index
+                duplicates[row.index] = rows[other].index
                 break
         else:
-            index.insert(place, signature)
-    return found
+            index.insert(position, signature)
+    return duplicates
 
 
-def jaccard(one: frozenset[bytes], other: frozenset[bytes]) -> float:
+def jaccard(first: frozenset[bytes], other: frozenset[bytes]) -> float:
     """Shared members over all members; 1 for two empty sets."""
-    shared = len(one & other)
-    return shared / (len(one) + len(other) - shared) if one or other else 1.0
+    shared = len(first & other)
+    return shared / (len(first) + len(other) - shared) if first or other else 1.0

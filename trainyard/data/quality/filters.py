@@ -53,8 +53,8 @@ def without_messages(block: Block) -> Check:
 
 
 def unknown_role(block: Block) -> Check:
-    known = pa.array(ROLES)
-    mask = any_column(block, lambda turns: any_message(turns, ~values(pc.is_in(turns.roles, value_set=known))))
+    roles = pa.array(ROLES)
+    mask = any_column(block, lambda turns: any_message(turns, ~values(pc.is_in(turns.roles, value_set=roles))))
     return mask, "unknown_role", f"a message's role is none of {', '.join(ROLES)}"
 
 
@@ -76,9 +76,9 @@ def without_user(block: Block) -> Check:
 
 def last_not_assistant(block: Block) -> Check:
     sides = map(block.turns, ANSWERS[block.port] or MESSAGE_COLUMNS[block.port])
-    said = [any_message(turns, turns.last & turns.is_role("assistant")) for turns in sides]
+    masks = [any_message(turns, turns.last & turns.is_role("assistant")) for turns in sides]
     return (
-        ~np.logical_and.reduce(said),
+        ~np.logical_and.reduce(masks),
         "last_not_assistant",
         "the last message is not the assistant's, so there is nothing to learn",
     )

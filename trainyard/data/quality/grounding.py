@@ -36,12 +36,12 @@ def load_vocabulary(documents: Path | None, masks: SensitiveRules) -> Vocabulary
             do="Put the validator behind a data_source of documents, or remove grounding.",
             code="E-DATA-NOT-FOUND",
         )
-    found: Vocabulary = {}
+    vocabulary: Vocabulary = {}
     for block in read_blocks(documents / ROWS_FILE, Port.DOCUMENTS):
         of_block = words(masked_texts(pa.concat_arrays([block.column("text").fill_null("")]), masks))
         for index, doc_id in enumerate(block.column("doc_id").to_pylist()):
-            found[document_key(doc_id)] = np.unique(of_block.of(index))
-    return found
+            vocabulary[document_key(doc_id)] = np.unique(of_block.of(index))
+    return vocabulary
 
 
 def document_key(doc_id: str | None) -> int:

@@ -59,7 +59,9 @@ def parts(item: Item) -> list[str]:
     if isinstance(item, str):
         return [item]
     thoughts = (message.extras.get("reasoning_content", "") if message.more else "" for message in item)
-    return [thought + one.content + (one.tool_calls or "") for thought, one in zip(thoughts, item, strict=True)]
+    return [
+        thought + message.content + (message.tool_calls or "") for thought, message in zip(thoughts, item, strict=True)
+    ]
 
 
 def load_token_counter(model_folder: Path) -> TokenCounter:

@@ -55,8 +55,8 @@ WITHOUT_ZERO = frozenset({"US", "CA"})
 
 def find_phones(text: str, regions: tuple[str, ...]) -> Iterator[Span]:
     """Yield the spans of phone numbers. `regions` are ISO 3166 codes for numbers without a country's code."""
-    for found in CANDIDATE.finditer(text):
-        start, end = found.span()
+    for match in CANDIDATE.finditer(text):
+        start, end = match.span()
         while text[start] == "(" and ")" not in text[start:end]:
             start += 1  # an opening bracket that the number does not close
         if is_phone(text[start:end], text[max(0, start - ASKED) : start], regions):

@@ -40,7 +40,7 @@ ESCAPED = r"|\\u00"
 class Looked:
     """What was found in one text: places by kind, the text with the masked kinds masked, and with all masked."""
 
-    found: Counter[str]
+    matches: Counter[str]
     masked: str
     bare: str
 
@@ -60,10 +60,10 @@ class Rules:
 
 @lru_cache(maxsize=32)
 def rules_of(config: SensitiveRules) -> Rules:
-    given = config.model_dump()
-    asked = {name: row for name, row in detectors(config.phone_regions).items() if given[name] != "off"}
-    actions = {name: given[name] for name in asked}
-    return Rules(actions, asked, "|".join(row.candidates[0] for row in asked.values()))
+    modes = config.model_dump()
+    rows = {name: row for name, row in detectors(config.phone_regions).items() if modes[name] != "off"}
+    actions = {name: modes[name] for name in rows}
+    return Rules(actions, rows, "|".join(row.candidates[0] for row in rows.values()))
 
 
 def check_sensitive(block: Block, sieve: RowFilter) -> Block:
@@ -75,11 +75,11 @@ def check_sensitive(block: Block, sieve: RowFilter) -> Block:
     names += ("answer",) if block.port is Port.PROMPTS else ()
     looked = {name: look_at(block, name, rules) for name in names}
     hits = {name: np.zeros(len(block), np.int64) for name in rules.detectors}
-    for one in (one for parts in looked.values() for one in parts):
-        for kind, places in one.looked.found.items():
-            hits[kind][one.row] += places
+    for part in (part for parts in looked.values() for part in parts):
+        for kind, counts in part.looked.matches.items():
+            hits[kind][part.row] += counts
     for kind, places_of_rows in hits.items():
-        sieve.sensitive.found[kind] += int(places_of_rows.sum())
+        sieve.sensitive.matches[kind] += int(places_of_rows.sum())
         sieve.sensitive.rows[kind] += int((places_of_rows > 0).sum())
     aside = np.zeros(len(block), bool)
     for kind in rules.named("quarantine"):
@@ -91,7 +91,7 @@ def check_sensitive(block: Block, sieve: RowFilter) -> Block:
         mask = hits[kind] > 0
         detail = f"contains {rules.detectors[kind].name}; the row is shown masked"
         block = sieve.ledger.drop(block, mask, f"sensitive_{kind}", detail)
-        hits = {name: places[~mask] for name, places in hits.items()}
+        hits = {name: counts[~mask] for name, counts in hits.items()}
     return block
 
 
@@ -109,16 +109,16 @@ def rewritten(block: Block, looked: Mapping[str, list[FlaggedText]], aside: np.n
     batch = block.batch
     for name, parts in looked.items():
         if parts:
-            place = batch.schema.get_field_index(name)
+            index = batch.schema.get_field_index(name)
             column = batch.column(name)
             if column.type == MESSAGES:
                 flat = column.flatten()
-                named = {one.name: [part for part in parts if part.field == one.name] for one in MESSAGE}
-                fields = [texts_with(flat.field(field), found, aside) for field, found in named.items()]
+                named = {field.name: [part for part in parts if part.field == field.name] for field in MESSAGE}
+                fields = [texts_with(flat.field(field), findings, aside) for field, findings in named.items()]
                 column = join_turns(block.turns(name).offsets, fields)
             else:
                 column = texts_with(column, parts, aside)
-            batch = batch.set_column(place, batch.schema.field(place), column)
+            batch = batch.set_column(index, batch.schema.field(index), column)
     return batch
 
 
@@ -127,7 +127,7 @@ def texts_with(texts: pa.Array, parts: list[FlaggedText], aside: np.ndarray) -> 
     if not parts:
         return texts
     mask = np.zeros(len(texts), bool)
-    mask[[part.place for part in parts]] = True
+    mask[[part.index for part in parts]] = True
     written = [part.looked.bare if aside[part.row] else part.looked.masked for part in parts]
     return pc.replace_with_mask(texts, pa.array(mask), pa.array(written, pa.string()))
 
@@ -140,7 +140,7 @@ class FlaggedText:
     """One text of a block with findings: its field, its place in the column's flat array, and its row."""
 
     field: str
-    place: int
+    index: int
     row: int
     looked: Looked
 
@@ -165,37 +165,37 @@ Reader = Callable[[str, Rules, Collection[str]], Looked]
 
 def parts_of(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read: Reader) -> Iterator[FlaggedText]:
     pattern = rules.candidates if read is whole_text else rules.candidates + ESCAPED
-    places = np.flatnonzero(values(pc.match_substring_regex(texts, pattern).fill_null(False)))
-    chosen = texts.take(pa.array(places))
+    indices = np.flatnonzero(values(pc.match_substring_regex(texts, pattern).fill_null(False)))
+    selection = texts.take(pa.array(indices))
     masks: dict[str, np.ndarray] = {}  # which texts each rule has to look at
     for name, row in rules.detectors.items() if read is whole_text else ():
-        matches = [values(pc.match_substring_regex(chosen, one)) for one in row.candidates]
+        matches = [values(pc.match_substring_regex(selection, regex)) for regex in row.candidates]
         masks[name] = np.logical_and.reduce(matches)
-    for number, (place, text) in enumerate(zip(places.tolist(), chosen.to_pylist(), strict=True)):
+    for number, (index, text) in enumerate(zip(indices.tolist(), selection.to_pylist(), strict=True)):
         names = [name for name, mask in masks.items() if mask[number]] if masks else rules.detectors
         looked = read(text, rules, names)
-        if looked.found:
-            yield FlaggedText(field, place, int(owners[place]), looked)
+        if looked.matches:
+            yield FlaggedText(field, index, int(owners[index]), looked)
 
 
 def whole_text(text: str, rules: Rules, names: Collection[str]) -> Looked:
     """Every place of the text, each under the first of the rules that finds it."""
-    taken: list[tuple[int, int, str]] = []
+    spans: list[tuple[int, int, str]] = []
     for name in names:
-        earlier = sorted(taken)
+        earlier = sorted(spans)
         for start, end in rules.detectors[name].find(text):
             if not overlaps(earlier, start, end):
-                taken.append((start, end, name))
-    if not taken:
+                spans.append((start, end, name))
+    if not spans:
         return Looked(Counter(), text, text)
-    taken = outermost(sorted(taken))
+    spans = outermost(sorted(spans))
     masked, bare, last = [], [], 0
-    for start, end, name in taken:
+    for start, end, name in spans:
         between, placeholder = text[last:start], rules.detectors[name].placeholder
         bare += [between, placeholder]
         masked += [between, placeholder if rules.actions[name] == "mask" else text[start:end]]
         last = end
-    return Looked(Counter(name for *_, name in taken), "".join([*masked, text[last:]]), "".join([*bare, text[last:]]))
+    return Looked(Counter(name for *_, name in spans), "".join([*masked, text[last:]]), "".join([*bare, text[last:]]))
 
 
 def overlaps(spans: list[tuple[int, int, str]], start: int, end: int) -> bool:
@@ -206,13 +206,13 @@ def overlaps(spans: list[tuple[int, int, str]], start: int, end: int) -> bool:
 
 def outermost(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Places in order without those that begin inside another: one rule may find a key by its form and by its name."""
-    kept: list[tuple[int, int, str]] = []
+    result: list[tuple[int, int, str]] = []
     for start, end, name in spans:
-        if kept and start < kept[-1][1]:
-            kept[-1] = (kept[-1][0], max(end, kept[-1][1]), kept[-1][2])
+        if result and start < result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]), result[-1][2])
         else:
-            kept.append((start, end, name))
-    return kept
+            result.append((start, end, name))
+    return result
 
 
 def json_text(text: str, rules: Rules, names: Collection[str], *, free: bool = False) -> Looked:
@@ -221,24 +221,24 @@ def json_text(text: str, rules: Rules, names: Collection[str], *, free: bool = F
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return whole_text(text, rules, names)
-    found: Counter[str] = Counter()
-    masked, bare = (msgspec.json.encode(side).decode() for side in walk(value, rules, found, free=free))
-    return Looked(found, masked, bare) if found else Looked(found, text, text)
+    counts: Counter[str] = Counter()
+    masked, bare = (msgspec.json.encode(side).decode() for side in walk(value, rules, counts, free=free))
+    return Looked(counts, masked, bare) if counts else Looked(counts, text, text)
 
 
-def walk(value: object, rules: Rules, found: Counter[str], *, free: bool) -> tuple[object, object]:
+def walk(value: object, rules: Rules, counts: Counter[str], *, free: bool) -> tuple[object, object]:
     """A JSON value masked both ways. `free`: inside the arguments of a call, where no key has a meaning for us."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and free):
         # A string in the arguments of a call is mostly JSON itself.
         written, is_json = str(value), free and str(value)[:1] in ("{", "[")
         names = rules.detectors
         looked = json_text(written, rules, names, free=True) if is_json else whole_text(written, rules, names)
-        found.update(looked.found)
+        counts.update(looked.matches)
         masked_text, bare_text = (value if text == written else text for text in (looked.masked, looked.bare))
         return masked_text, bare_text
     if isinstance(value, list):
-        pairs = [walk(item, rules, found, free=free) for item in value]
-        return [one for one, _ in pairs], [two for _, two in pairs]
+        pairs = [walk(item, rules, counts, free=free) for item in value]
+        return [first for first, _ in pairs], [two for _, two in pairs]
     if not isinstance(value, dict):
         return value, value
     masked: dict[str, object] = {}
@@ -247,17 +247,17 @@ def walk(value: object, rules: Rules, found: Counter[str], *, free: bool) -> tup
         if key in UNTOUCHED and not free and not isinstance(item, dict | list):
             masked[key] = bare[key] = item
             continue
-        one, two = walk(item, rules, found, free=free or key == "arguments")
+        masked_value, two = walk(item, rules, counts, free=free or key == "arguments")
         named = whole_text(key, rules, rules.detectors) if free else Looked(Counter(), key, key)
-        found.update(named.found)
-        masked[unused(named.masked, masked)], bare[unused(named.bare, bare)] = one, two
+        counts.update(named.matches)
+        masked[unused(named.masked, masked)], bare[unused(named.bare, bare)] = masked_value, two
     return masked, bare
 
 
-def unused(key: str, taken: Mapping[str, object]) -> str:
+def unused(key: str, existing: Mapping[str, object]) -> str:
     """The key, with a number if two keys became the same by being masked."""
     number, name = 2, key
-    while name in taken:
+    while name in existing:
         name, number = f"{key}_{number}", number + 1
     return name
 
@@ -271,7 +271,7 @@ MESSAGE_TEXTS: dict[str, Reader] = {"content": whole_text, "tool_calls": json_te
 def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str, dict[str, object]]:
     """Kind -> action, rows and places, for every kind that is looked for; for the report and the reference."""
     return {
-        kind: {"action": action, "rows": counts.rows[kind], "found": counts.found[kind]}
+        kind: {"action": action, "rows": counts.rows[kind], "found": counts.matches[kind]}
         for kind, action in rules_of(config).actions.items()
     }
 

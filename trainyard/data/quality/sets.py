@@ -79,7 +79,7 @@ class KeptRows:
     """uint64 place of the row's document in the hold-out order; equal for equal documents."""
     pairs: np.ndarray
     """uint64, equal for wordings of one question; 0 for none."""
-    asked: np.ndarray
+    question_keys: np.ndarray
     """uint64 hash of the question's words; 0 for none."""
     tokens: np.ndarray
     marks: np.ndarray
@@ -103,8 +103,8 @@ class KeptRows:
             column = block.column("words")
             starts = column.offsets.to_numpy().astype(np.int64)
             ends = np.stack([starts[:-1] + block.column("asked").to_numpy(), starts[1:]], axis=1).ravel() - starts[0]
-            found = WordTable(column.flatten().to_numpy(), np.concatenate([[0], ends]))
-            yield Block(self.port, rows, self.numbers[entries], counted_words=found), entries
+            table = WordTable(column.flatten().to_numpy(), np.concatenate([[0], ends]))
+            yield Block(self.port, rows, self.numbers[entries], counted_words=table), entries
 
     def detail(self, entry: int) -> str:
         return DETAILS[RowStatus(self.fates[entry])].format(origin=self.origins.get(entry, 0))
@@ -117,10 +117,10 @@ def work_schema(port: Port) -> pa.Schema:
 
 def with_words(block: Block) -> pa.RecordBatch:
     """A block's rows for the working file."""
-    found = block.row_words
-    column = pa.ListArray.from_arrays(pa.array(found.offsets, pa.int32()), pa.array(found.hashes))
-    asked = pa.array(np.diff(block.words.offsets)[::2])
-    return block.batch.append_column("words", column).append_column("asked", asked)
+    table = block.row_words
+    column = pa.ListArray.from_arrays(pa.array(table.offsets, pa.int32()), pa.array(table.hashes))
+    sizes = pa.array(np.diff(block.words.offsets)[::2])
+    return block.batch.append_column("words", column).append_column("asked", sizes)
 
 
 @dataclass
@@ -140,13 +140,13 @@ class Entries:
     def survivors(self, path: Path, port: Port) -> KeptRows:
         kinds = (np.int64, np.uint64, np.uint64, np.uint64, np.int64, np.uint8, np.uint64)
         whole = [
-            np.concatenate([np.zeros(0, kind), *(part[place] for part in self.columns)]).astype(kind)
-            for place, kind in enumerate(kinds)
+            np.concatenate([np.zeros(0, kind), *(part[index] for part in self.columns)]).astype(kind)
+            for index, kind in enumerate(kinds)
         ]
-        numbers, documents, pairs, asked, tokens, marks, answers = whole
+        numbers, documents, pairs, question_keys, tokens, marks, answers = whole
         documents = join_same_answers(documents, answers)
         fates = np.zeros(len(numbers), np.uint8)
-        return KeptRows(path, port, numbers, documents, pairs, asked, tokens, marks, fates)
+        return KeptRows(path, port, numbers, documents, pairs, question_keys, tokens, marks, fates)
 
 
 def origins(block: Block) -> tuple[np.ndarray, np.ndarray]:
@@ -154,8 +154,8 @@ def origins(block: Block) -> tuple[np.ndarray, np.ndarray]:
     ids = block.column("doc_id").to_pylist()
     if not all(ids):
         ids = [doc_id or key.hex() for doc_id, key in zip(ids, identities(block), strict=True)]
-    places = {doc_id: holdout_order(doc_id) for doc_id in set(ids)}
-    documents = np.fromiter((places[doc_id] for doc_id in ids), np.uint64, len(block))
+    orders = {doc_id: holdout_order(doc_id) for doc_id in set(ids)}
+    documents = np.fromiter((orders[doc_id] for doc_id in ids), np.uint64, len(block))
     if "pair" not in block.batch.schema.names:
         return documents, np.zeros(len(block), np.uint64)
     names = zip(ids, block.column("pair").to_pylist(), strict=True)
@@ -197,9 +197,9 @@ def near_duplicates(survivors: KeptRows, sieve: RowFilter) -> None:
     """Rows that are almost an earlier row."""
     if sieve.config.near_duplicates is None:
         return
-    found = sieve.shingles.near_duplicates(sieve.config.near_duplicates, survivors.pairs)
+    duplicates = sieve.shingles.near_duplicates(sieve.config.near_duplicates, survivors.pairs)
     sieve.shingles = Shingles()
-    for entry, earlier in found.items():
+    for entry, earlier in duplicates.items():
         survivors.fates[entry] = RowStatus.NEAR_DUPLICATE
         survivors.origins[entry] = int(survivors.numbers[earlier])
 
@@ -236,10 +236,10 @@ def first_rows(orders: Iterable[int], share: float, most: int) -> set[int]:
 
     At least one is taken and at least one is left for training; empty where there is only one.
     """
-    places, rows = np.unique(np.fromiter(orders, np.uint64), return_counts=True)
-    wanted = min(most, math.ceil(share * int(rows.sum()) - 1e-9))
-    groups = int(np.searchsorted(np.cumsum(rows), wanted)) + 1
-    return set(places[: min(groups, len(places) - 1)].tolist()) if len(places) > 1 else set()
+    values, rows = np.unique(np.fromiter(orders, np.uint64), return_counts=True)
+    count = min(most, math.ceil(share * int(rows.sum()) - 1e-9))
+    groups = int(np.searchsorted(np.cumsum(rows), count)) + 1
+    return set(values[: min(groups, len(values) - 1)].tolist()) if len(values) > 1 else set()
 
 
 def documents_needed(rows: np.ndarray, fraction: float, min_rows: int) -> int:
@@ -268,9 +268,11 @@ def holdout(survivors: KeptRows, sieve: RowFilter) -> None:
         train = survivors.are(RowStatus.TRAIN)
         marked_rows = train & (survivors.marks == MARKS[UNSEEN_WORDING])
         eligible = marked_rows & trained(survivors, train & ~marked_rows)
-        asked = survivors.asked[train & ~eligible]
+        question_keys = survivors.question_keys[train & ~eligible]
         survivors.fates[eligible] = RowStatus.UNSEEN_WORDING
-        survivors.fates[eligible & np.isin(survivors.asked, asked[asked != 0])] = RowStatus.SEEN_WORDING
+        survivors.fates[eligible & np.isin(survivors.question_keys, question_keys[question_keys != 0])] = (
+            RowStatus.SEEN_WORDING
+        )
 
 
 def last_wording(survivors: KeptRows, among: np.ndarray) -> np.ndarray:
@@ -303,7 +305,7 @@ def decontamination(survivors: KeptRows, sieve: RowFilter) -> None:
             mask = survivors.fates[entries] == fate
             if mask.any():
                 masked = entries[mask]
-                apart.add(block.keep(mask), survivors.documents[masked], survivors.asked[masked])
+                apart.add(block.keep(mask), survivors.documents[masked], survivors.question_keys[masked])
     sealed = {
         RowStatus.CONTAMINATED_UNSEEN_DOCUMENTS: documents.sealed(),
         RowStatus.CONTAMINATED_UNSEEN_WORDING: wording.sealed(),
@@ -313,12 +315,14 @@ def decontamination(survivors: KeptRows, sieve: RowFilter) -> None:
     for block, entries in survivors.blocks():
         mask = survivors.fates[entries] == RowStatus.TRAIN
         if mask.any():
-            part, kept = block.keep(mask), entries[mask]
-            for one in sealed.values():
-                one.compare(part, kept, survivors.documents[kept], survivors.asked[kept])
-    for fate, one in sealed.items():
-        gone = one.contaminated()
-        survivors.fates[gone[survivors.fates[gone] == RowStatus.TRAIN]] = fate
+            part, train_entries = block.keep(mask), entries[mask]
+            for sealed_set in sealed.values():
+                sealed_set.compare(
+                    part, train_entries, survivors.documents[train_entries], survivors.question_keys[train_entries]
+                )
+    for fate, sealed_set in sealed.items():
+        rows = sealed_set.contaminated()
+        survivors.fates[rows[survivors.fates[rows] == RowStatus.TRAIN]] = fate
     held_out = survivors.are(RowStatus.UNSEEN_WORDING)
     survivors.fates[held_out & ~trained(survivors, survivors.are(RowStatus.TRAIN))] = RowStatus.UNTRAINED_WORDING
 

@@ -28,7 +28,7 @@ class SensitiveCounts:
     """How many rows contain a kind of sensitive text, and how many places were found in them."""
 
     rows: Counter[str] = field(default_factory=Counter)
-    found: Counter[str] = field(default_factory=Counter)
+    matches: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass

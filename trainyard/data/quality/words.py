@@ -57,14 +57,14 @@ class WordTable:
     def text_hashes(self) -> np.ndarray:
         """uint64, one hash a text over its words in order; 0 for a text without words."""
         sizes = np.diff(self.offsets)
-        place = np.arange(len(self.hashes)) - np.repeat(self.offsets[:-1], sizes)
-        mixed = scramble(self.hashes + (place.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER)
+        positions = np.arange(len(self.hashes)) - np.repeat(self.offsets[:-1], sizes)
+        mixed = scramble(self.hashes + (positions.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER)
         sums = np.zeros(len(self.offsets), np.uint64)
         np.cumsum(mixed, out=mixed)
         sums[1:] = np.concatenate([np.zeros(1, np.uint64), mixed])[self.offsets[1:]]
-        found = scramble(np.diff(sums) + sizes.astype(np.uint64))
-        found[sizes == 0] = 0
-        return np.asarray(found)
+        hashes = scramble(np.diff(sums) + sizes.astype(np.uint64))
+        hashes[sizes == 0] = 0
+        return np.asarray(hashes)
 
     def runs(self, length: int) -> WordTable:
         """All runs of `length` words (n-grams) of each text, as one hash each; shorter texts have none."""
@@ -74,7 +74,7 @@ class WordTable:
         for step in range(1, length):
             combined *= _MULTIPLIER
             combined += self.hashes[step : step + windows]
-        starts = np.repeat(self.offsets[:-1], sizes) + _places(sizes)
+        starts = np.repeat(self.offsets[:-1], sizes) + _positions(sizes)
         return WordTable(combined[starts], np.concatenate([[0], np.cumsum(sizes)]))
 
 
@@ -106,21 +106,21 @@ def split(texts: pa.Array) -> WordTable:
     boundaries = offsets[offsets > 0] - 1
     ends[boundaries] = inside[boundaries]
     starts = np.flatnonzero(begins)
-    found = hash_words(data, starts, np.flatnonzero(ends) + 1 - starts)
-    return WordTable(found, np.searchsorted(starts, offsets).astype(np.int64))
+    hashes = hash_words(data, starts, np.flatnonzero(ends) + 1 - starts)
+    return WordTable(hashes, np.searchsorted(starts, offsets).astype(np.int64))
 
 
 def hash_words(data: bytes, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """uint64 hash of each piece of `data`; eight bytes must follow the last piece."""
     windows = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-    found = scramble((windows[starts] & _FIRST_BYTES[np.minimum(sizes, 8)]) + sizes.astype(np.uint64) * _MULTIPLIER)
+    hashes = scramble((windows[starts] & _FIRST_BYTES[np.minimum(sizes, 8)]) + sizes.astype(np.uint64) * _MULTIPLIER)
     for done in range(8, MAX_HASHED_BYTES, 8):
         longer = np.flatnonzero(sizes > done)
         if not len(longer):
             break
         piece = windows[starts[longer] + done] & _FIRST_BYTES[np.minimum(sizes[longer] - done, 8)]
-        found[longer] = scramble(found[longer] * _MULTIPLIER + piece)
-    return found
+        hashes[longer] = scramble(hashes[longer] * _MULTIPLIER + piece)
+    return hashes
 
 
 def buffer_of(texts: pa.Array) -> tuple[bytes, np.ndarray]:
@@ -144,7 +144,7 @@ def spaced(texts: pa.Array) -> pa.Array:
     return pc.replace_with_mask(plain, mask, pc.replace_substring_regex(other, _NOT_A_WORD, " "))
 
 
-def _places(sizes: np.ndarray) -> np.ndarray:
+def _positions(sizes: np.ndarray) -> np.ndarray:
     """0, 1, 2 … within each text, for texts with these many items."""
     total = int(sizes.sum())
     starts = np.cumsum(sizes) - sizes

@@ -35,30 +35,30 @@ class Chunk:
     source: str
     rows: list[Row] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     bad: list[Bad] = field(default_factory=list)
     size: int = 0
     """About how many bytes its rows have; the writer keeps so many in memory."""
 
-    def add(self, read: Callable[[Any], tuple[Row, Kind]], given: Any, line: int, offset: int, text: Any) -> None:
+    def add(self, read: Callable[[Any], tuple[Row, Kind]], value: Any, line: int, offset: int, text: Any) -> None:
         """Read one row; what cannot be read becomes a bad row. `text` is shown in the quarantine."""
         try:
-            row, kind = read(given)
+            row, kind = read(value)
         except BadRow as reason:
             self.add_bad(line, offset, reason, text)
             return
         self.rows.append(row)
         self.kinds.append(kind)
-        self.places.append(f"{self.source}:{line}")
+        self.sources.append(f"{self.source}:{line}")
 
     def take_all(self, read: list[tuple[Row, Kind]], first_line: int) -> None:
         """Take the rows of lines that are all good, which is faster than one by one."""
         self.rows, self.kinds = [row for row, _ in read], [kind for _, kind in read]
-        self.places = [f"{self.source}:{number}" for number in range(first_line, first_line + len(read))]
+        self.sources = [f"{self.source}:{number}" for number in range(first_line, first_line + len(read))]
 
     def add_bad(self, line: int, offset: int, reason: BadRow, text: object) -> None:
-        shown = text if isinstance(text, bytes | str) else repr(text)[:2000]
-        self.bad.append(Bad(len(self.rows), line, offset, reason, shown))
+        sample = text if isinstance(text, bytes | str) else repr(text)[:2000]
+        self.bad.append(Bad(len(self.rows), line, offset, reason, sample))
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.bad)

@@ -41,13 +41,13 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
         columns = map(described.metadata.schema.column, range(described.metadata.num_columns))
         repeated = [column.path for column in columns if is_text(column)]
         file = parquet.ParquetFile(stream, pre_buffer=False, read_dictionary=repeated)
-        taken = stream.seek(0, 2)
+        file_bytes = stream.seek(0, 2)
         groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
-        given = sum(group.total_byte_size for group in groups)
-        if limits.exceeded(given, taken):
-            raise column_bomb(name, given, taken)
+        expanded = sum(group.total_byte_size for group in groups)
+        if limits.exceeded(expanded, file_bytes):
+            raise column_bomb(name, expanded, file_bytes)
         batches = file.iter_batches(CHUNK_ROWS, use_threads=False)
-        yield from rows_of(batches, described.schema_arrow, name, taken, limits)
+        yield from rows_of(batches, described.schema_arrow, name, file_bytes, limits)
     except MemoryError:
         raise  # Arrow's is one of its own exceptions, too; who set the limit says what it means
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
@@ -58,10 +58,10 @@ def arrow_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[
     """Rows of an Arrow file or stream. Raises as `parquet_batches`."""
     try:
         is_stream = stream.read(len(STREAM_MAGIC)) == STREAM_MAGIC
-        taken = stream.seek(0, 2)
+        file_bytes = stream.seek(0, 2)
         stream.seek(0)
         reader = ipc.open_stream(stream) if is_stream else ipc.open_file(stream)
-        yield from rows_of(arrow_parts(reader), reader.schema, name, taken, limits)
+        yield from rows_of(arrow_parts(reader), reader.schema, name, file_bytes, limits)
     except MemoryError:
         raise
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
@@ -81,17 +81,17 @@ def arrow_parts(reader: Any) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema, name: str, taken: int, limits: Limits
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, name: str, file_bytes: int, limits: Limits
 ) -> Iterator[list[JsonObject]]:
-    """The rows of batches, as long as they are in proportion to the `taken` bytes of the file."""
+    """The rows of batches, as long as they are in proportion to the `file_bytes` bytes of the file."""
     target = pa.schema([field.with_type(readable(field.type)) for field in schema])
     restore = restorers(target)
-    given = 0
+    expanded = 0
     for batch in batches:
         size = sum(map(decoded_bytes, batch.columns)) + ROW_BYTES * batch.num_rows
-        given += size
-        if limits.exceeded(given, taken):
-            raise column_bomb(name, given, taken)
+        expanded += size
+        if limits.exceeded(expanded, file_bytes):
+            raise column_bomb(name, expanded, file_bytes)
         step = max(1, batch.num_rows * CHUNK_BYTES // max(CHUNK_BYTES, size))
         for first in range(0, batch.num_rows, step):
             rows = pa.Table.from_batches([batch.slice(first, step)])
@@ -111,13 +111,13 @@ def cast_columns(rows: pa.Table, target: pa.Schema) -> pa.Table:
     return pa.table(columns, names=rows.column_names)
 
 
-def restored(row: Mapping[str, object], restore: dict[str, Restore]) -> dict[str, object]:
-    found = {key: value for key, value in row.items() if value is not None}
+def restored(row: dict[str, object], restore: dict[str, Restore]) -> dict[str, object]:
+    values = {key: value for key, value in row.items() if value is not None}
     if restore:
-        for key in restore.keys() & found.keys():
-            found[key] = restore[key](found[key])
-        return {key: value for key, value in found.items() if value is not None}
-    return found
+        for key in restore.keys() & values.keys():
+            values[key] = restore[key](values[key])
+        return {key: value for key, value in values.items() if value is not None}
+    return values
 
 
 def readable(kind: pa.DataType) -> pa.DataType:
@@ -147,8 +147,8 @@ def restorer(kind: pa.DataType) -> Restore | None:
     if pa.types.is_struct(kind):
         return struct_restorer(kind)
     if pa.types.is_map(kind):
-        own = restorer(kind.item_type) or (lambda value: value)
-        return lambda pairs: {str(plain(key)): None if value is None else own(value) for key, value in pairs}
+        restore_item = restorer(kind.item_type) or (lambda value: value)
+        return lambda pairs: {str(plain(key)): None if value is None else restore_item(value) for key, value in pairs}
     if is_list(kind):
         inner = restorer(kind.value_type)
         return inner and (lambda values: [None if value is None else inner(value) for value in values])
@@ -189,9 +189,9 @@ def decoded_bytes(column: pa.Array) -> int:
     return int(column.nbytes)
 
 
-def column_bomb(name: str, given: int, taken: int) -> LimitExceeded:
+def column_bomb(name: str, expanded: int, file_bytes: int) -> LimitExceeded:
     return LimitExceeded(
-        f"{name} expands to {given:,} bytes out of {taken:,}.",
+        f"{name} expands to {expanded:,} bytes out of {file_bytes:,}.",
         why="It repeats values or rows; it looks like a decompression bomb.",
         do="Give the rows as JSON Lines if they are meant, or set max_rows.", code="E-DATA-LIMIT",
     )  # fmt: skip

@@ -102,8 +102,10 @@ def choose_dialect(lines: Sequence[str], name: str) -> Dialect:
     good, total = first.count_good(rest)
     best = first
     if good < total:
-        others = [replace(first, delimiter=sign, header=split(line, sign)) for sign in delimiters if sign != usual]
-        usable = [one for one in others if len(one.header) > 1 or len(first.header) == 1]
+        alternatives = [
+            replace(first, delimiter=sign, header=split(line, sign)) for sign in delimiters if sign != usual
+        ]
+        usable = [dialect for dialect in alternatives if len(dialect.header) > 1 or len(first.header) == 1]
         for other in (replace(first, backslash=True), *usable):
             count, _ = other.count_good(rest)
             if count > good:
@@ -152,10 +154,10 @@ def name_columns(header: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]
     """Column names without the spaces around them; a name of a format is read in any case. And what was changed."""
     names = [name.strip() for name in header]
     folded = [name.casefold() if name.casefold() in COLUMN_NAMES else name for name in names]
-    chosen = [new if folded.count(new) == 1 else name for name, new in zip(names, folded, strict=True)]
-    chosen = [name or (f"column {at}" if chosen.count("") > 1 else "") for at, name in enumerate(chosen, 1)]
-    pairs = zip(header, chosen, strict=True)
-    return tuple(chosen), {old: new for old, new in pairs if old != new and new in COLUMN_NAMES}
+    columns = [new if folded.count(new) == 1 else name for name, new in zip(names, folded, strict=True)]
+    columns = [name or (f"column {at}" if columns.count("") > 1 else "") for at, name in enumerate(columns, 1)]
+    pairs = zip(header, columns, strict=True)
+    return tuple(columns), {old: new for old, new in pairs if old != new and new in COLUMN_NAMES}
 
 
 def broken_header(name: str, problem: str, line: str) -> InvalidInput:

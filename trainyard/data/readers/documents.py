@@ -48,8 +48,8 @@ def plain(data: bytes, name: str) -> str:
 def read_markdown(data: bytes, name: str) -> tuple[str, str]:
     text = plain(data, name)
     front = FRONT_MATTER.match(text)
-    found = FRONT_TITLE.search(front[1]) if front else None
-    title = found[1].strip() if found else ""
+    match = FRONT_TITLE.search(front[1]) if front else None
+    title = match[1].strip() if match else ""
     quoted = len(title) > 1 and title[0] in "'\""
     title = title[1:].removesuffix(title[0]).strip() if quoted else title.rstrip("'\"")
     return title or first_heading(text[front.end() :] if front else text), text
@@ -65,7 +65,7 @@ def first_heading(text: str) -> str:
             above = ""
         elif line.startswith(FENCES):
             if last_fence is None:
-                last_fence = {one.rstrip(): index for index, one in enumerate(lines) if one.startswith(FENCES)}
+                last_fence = {other.rstrip(): index for index, other in enumerate(lines) if other.startswith(FENCES)}
             # A fence that nobody closes is a line like any other.
             fence, above = (line[:3], "") if last_fence.get(line[:3], -1) > number else ("", line)
         elif heading := marked_heading(line) or (above if UNDERLINE.fullmatch(line.rstrip()) else ""):

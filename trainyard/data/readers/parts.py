@@ -22,7 +22,7 @@ MOST_INDENTATION = 40
 class Boundary(NamedTuple):
     """Where a part may begin; the lower the rank, the better."""
 
-    place: int
+    start: int
     rank: int
 
 
@@ -36,17 +36,17 @@ def find_parts(text: str, most: int, overlap: int = 0) -> list[tuple[int, int]]:
     if len(text) <= most:
         return [(0, len(text))]
     boundaries = find_boundaries(text)
-    places = [one.place for one in boundaries]
-    cuts = find_cuts(text, most - overlap, boundaries, places)
-    return [(extend_back(text, places, start, overlap), end) for start, end in cuts]
+    starts = [boundary.start for boundary in boundaries]
+    cuts = find_cuts(text, most - overlap, boundaries, starts)
+    return [(extend_back(text, starts, start, overlap), end) for start, end in cuts]
 
 
-def find_cuts(text: str, most: int, boundaries: list[Boundary], places: list[int]) -> list[tuple[int, int]]:
+def find_cuts(text: str, most: int, boundaries: list[Boundary], starts: list[int]) -> list[tuple[int, int]]:
     """(start, end) of parts that follow each other; what is blank is left out."""
     parts: list[tuple[int, int]] = []
     start = 0
     while len(text) - start > most:
-        window = boundaries[bisect_right(places, start) : bisect_right(places, start + most)]
+        window = boundaries[bisect_right(starts, start) : bisect_right(starts, start + most)]
         # Without one after the last blank of a line that is too long; in the middle of it when it has none.
         blank = max(text.rfind(" ", start, start + most), text.rfind("\t", start, start + most))
         end = best_cut(window, start, most) or (blank + 1 if blank > start else start + most)
@@ -55,10 +55,10 @@ def find_cuts(text: str, most: int, boundaries: list[Boundary], places: list[int
     return [(start, end) for start, end in (*parts, (start, len(text))) if text[start:end].strip()]
 
 
-def extend_back(text: str, places: list[int], start: int, overlap: int) -> int:
+def extend_back(text: str, starts: list[int], start: int, overlap: int) -> int:
     """Where a part begins that repeats at most `overlap` characters: at a line, else at a word, else anywhere."""
     earliest = max(0, start - overlap)
-    lines = places[bisect_left(places, earliest) : bisect_left(places, start)]
+    lines = starts[bisect_left(starts, earliest) : bisect_left(starts, start)]
     if lines:
         return lines[0]
     blank = text.find(" ", earliest, start)
@@ -68,8 +68,8 @@ def extend_back(text: str, places: list[int], start: int, overlap: int) -> int:
 def find_boundaries(text: str) -> list[Boundary]:
     """The beginning of every line, ranked: headings by level, then paragraphs, then lines by indentation."""
     lines = text.splitlines(keepends=True)
-    found: list[Boundary] = []
-    place, fence, blank = 0, "", True
+    boundaries: list[Boundary] = []
+    position, fence, blank = 0, "", True
     for line, below in zip(lines, [*lines[1:], ""], strict=True):
         rank = PARAGRAPH if blank else LINE + min(len(line) - len(line.lstrip()), MOST_INDENTATION)
         if mark := FENCE.match(line):
@@ -78,16 +78,16 @@ def find_boundaries(text: str) -> list[Boundary]:
             rank = len(heading[1])
         elif not fence and blank and line.strip() and (underline := UNDERLINE.match(below)):
             rank = 1 if underline[1] == "=" else 2
-        found.append(Boundary(place, rank))
-        place, blank = place + len(line), not line.strip()
-    return found
+        boundaries.append(Boundary(position, rank))
+        position, blank = position + len(line), not line.strip()
+    return boundaries
 
 
 def best_cut(window: list[Boundary], start: int, most: int) -> int | None:
     """The last of the best boundaries, of those in the second half of what fits if there is a heading or no other."""
-    second = [one for one in window if one.place > start + most // 2]
-    headings = [one for one in window if one.rank < PARAGRAPH]
-    for choice in ([one for one in second if one.rank < PARAGRAPH], headings, second, window):
+    second = [boundary for boundary in window if boundary.start > start + most // 2]
+    headings = [boundary for boundary in window if boundary.rank < PARAGRAPH]
+    for choice in ([boundary for boundary in second if boundary.rank < PARAGRAPH], headings, second, window):
         if choice:
-            return min(choice, key=lambda one: (one.rank, -one.place)).place
+            return min(choice, key=lambda boundary: (boundary.rank, -boundary.start)).start
     return None

@@ -76,7 +76,7 @@ class Repository:
     limits: Limits = field(default_factory=Limits)
     skipped: Counter[str] = field(default_factory=Counter)
     """What was left out, with its reason: merges, commits without text, too large diffs, other file types."""
-    wanted: NameFilter | None = None
+    name_filter: NameFilter | None = None
     """The files that are read, in commits as well; None for all."""
     any_type: bool = False
     """Whether files of types that are not known are read too, because they were asked for by name."""
@@ -103,8 +103,8 @@ class Repository:
                 raise self.unusable(str(error)) from error
             if process.returncode:
                 errors.seek(0)
-                said = errors.read(4096).decode("utf-8", "replace").strip().splitlines()
-                raise self.unusable(said[0] if said else f"git ended with code {process.returncode}")
+                lines = errors.read(4096).decode("utf-8", "replace").strip().splitlines()
+                raise self.unusable(lines[0] if lines else f"git ended with code {process.returncode}")
             return output
 
     def unusable(self, why: str) -> InvalidInput:
@@ -127,8 +127,8 @@ def open_repository(path: Path, roots: Sequence[Path], limits: Limits) -> Reposi
     repository = Repository(path, limits)
     # One call for each, because a path may contain a line end.
     stores = [
-        Path(os.fsdecode(repository.run("rev-parse", "--path-format=absolute", which).removesuffix(b"\n")))
-        for which in ("--git-dir", "--git-common-dir")
+        Path(os.fsdecode(repository.run("rev-parse", "--path-format=absolute", option).removesuffix(b"\n")))
+        for option in ("--git-dir", "--git-common-dir")
     ]
     if stores[0] != path and not (path / ".git").exists():
         raise repository.unusable("The folder itself is not a repository")
@@ -157,7 +157,7 @@ def linked_places(store: Path) -> Iterator[Path]:
             yield top.resolve()
         elif top.is_dir():
             for where, folders, files in os.walk(top):
-                yield from (place.resolve() for name in (*folders, *files) if (place := Path(where, name)).is_symlink())
+                yield from (link.resolve() for name in (*folders, *files) if (link := Path(where, name)).is_symlink())
 
 
 def borrowed_stores(repository: Repository, objects: Path) -> Iterator[Path]:
@@ -175,11 +175,11 @@ def borrowed_stores(repository: Repository, objects: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def git_output(repository: Repository, ids: Sequence[str], *arguments: str) -> Iterator[IO[bytes]]:
     """The output of a git command that reads ids. Refuses a part of a repository that would pass for the whole."""
-    with tempfile.TemporaryFile() as wanted:
-        wanted.write("".join(f"{name}\n" for name in ids).encode("ascii"))
-        wanted.seek(0)
+    with tempfile.TemporaryFile() as names_file:
+        names_file.write("".join(f"{name}\n" for name in ids).encode("ascii"))
+        names_file.seek(0)
         with subprocess.Popen(
-            repository.command(*arguments), env=ENVIRONMENT, stdin=wanted, stdout=subprocess.PIPE,
+            repository.command(*arguments), env=ENVIRONMENT, stdin=names_file, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         ) as process:  # fmt: skip
             assert process.stdout is not None
@@ -214,26 +214,26 @@ def diffs(repository: Repository, commits: Sequence[str]) -> Iterator[bytes | No
         repository, commits, "diff-tree", "--stdin", "--root", "--patch", "--always", "--no-ext-diff", "--no-textconv",
         "--no-color", "--no-renames", "--submodule=short", "--unified=3",
     ) as output:  # fmt: skip
-        yield from patches(output, commits, repository.wanted)
+        yield from patches(output, commits, repository.name_filter)
 
 
-def patches(output: IO[bytes], commits: Sequence[str], wanted: NameFilter | None = None) -> Iterator[bytes | None]:
+def patches(output: IO[bytes], commits: Sequence[str], name_filter: NameFilter | None = None) -> Iterator[bytes | None]:
     """Cut the output at the lines that are the id of a coming commit, and leave out the files that are not wanted.
 
     A patch never has such a line: its lines begin with a space, a sign or a word. Long lines arrive in pieces, so only
     a piece that begins a line counts.
     """
-    place = {f"{name}\n".encode("ascii"): index for index, name in enumerate(commits)}
+    positions = {f"{name}\n".encode("ascii"): index for index, name in enumerate(commits)}
     parts: list[bytes] = []
-    size, at, begins, kept = 0, -1, True, True
+    size, at, begins, include = 0, -1, True, True
     while piece := output.readline(MAX_DIFF_BYTES):
-        index = place.get(piece, -1) if begins else -1
-        if begins and wanted is not None and piece.startswith(DIFF_HEADER):
-            kept = wanted(changed_file(piece))
+        index = positions.get(piece, -1) if begins else -1
+        if begins and name_filter is not None and piece.startswith(DIFF_HEADER):
+            include = name_filter(changed_file(piece))
         begins = piece.endswith(b"\n")
         if index <= at:
-            size += len(piece) if kept else 0
-            if kept and size <= MAX_DIFF_BYTES:
+            size += len(piece) if include else 0
+            if include and size <= MAX_DIFF_BYTES:
                 parts.append(piece)
             continue
         if at >= 0:
@@ -269,33 +269,33 @@ def commit_documents(repository: Repository) -> Iterator[DocumentRow]:
         changed = diff.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}").strip("\n")
         if header.count("\nparent ") > 1:
             repository.skipped["merge"] += 1
-        elif repository.wanted is not None and not changed:
+        elif repository.name_filter is not None and not changed:
             repository.skipped["no_wanted_file"] += 1
         elif not message or "\n@@" not in changed or "\0" in message:
             repository.skipped["no_text_change"] += 1
         else:
             text = f"{message}\n\n{changed}\n"
             doc_id = hashlib.sha256(text.encode()).hexdigest()[:16]
-            place = f"{repository.path.name}@{name[:12]}"
-            yield DocumentRow(doc_id, place, "commit", message.splitlines()[0][:200], text)
+            source = f"{repository.path.name}@{name[:12]}"
+            yield DocumentRow(doc_id, source, "commit", message.splitlines()[0][:200], text)
 
 
 def file_contents(repository: Repository) -> Iterator[tuple[str, bytes | BadRow]]:
     """(path, bytes) of the files of the newest commit that are wanted, or whose type is known."""
     listed = repository.run("ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
-    wanted: dict[str, str] = {}
+    object_ids: dict[str, str] = {}
     for entry in filter(None, listed):
         about, _, raw_name = entry.partition(b"\t")
         mode, _, object_id = about.decode("ascii").split()[:3]
         name = raw_name.decode("utf-8", "replace")
-        if repository.wanted is not None and not repository.wanted(name):
+        if repository.name_filter is not None and not repository.name_filter(name):
             continue
-        known = repository.any_type or PurePosixPath(name).suffix.lower() in TYPES
-        if mode in ("100644", "100755") and known:
-            wanted[name] = object_id
+        is_readable = repository.any_type or PurePosixPath(name).suffix.lower() in TYPES
+        if mode in ("100644", "100755") and is_readable:
+            object_ids[name] = object_id
         else:
             repository.skipped[PurePosixPath(name).suffix.lower()[:20] or "(no extension)"] += 1
-    for name, data in zip(wanted, batch(repository, list(wanted.values())), strict=False):
+    for name, data in zip(object_ids, batch(repository, list(object_ids.values())), strict=False):
         if data is None:
             yield name, BadRow("too_large", f"the file is over {repository.limits.document:,} bytes")
         elif not data.strip():

@@ -98,7 +98,7 @@ class RowWriter:
         return self._left is not None and self._left <= 0
 
     @property
-    def taken(self) -> int:
+    def num_rows(self) -> int:
         """Rows so far, bad ones left out."""
         return self.balance.read - self.balance.bad + len(self._pending)
 
@@ -115,10 +115,10 @@ class RowWriter:
             self.balance.ignore(kind.ignored, count)
         # Each row gets its digest, its place, and its `doc_id` if it came from no document.
         encode, digests = ENCODER.encode, self._digests
-        for row, place in zip(rows, chunk.places, strict=False):
+        for row, source in zip(rows, chunk.sources, strict=False):
             digest = xxh3_128_digest(encode(row))
             digests.append(digest)
-            row.source = place
+            row.source = source
             if not row.doc_id:
                 row.doc_id = digest[:8].hex()
         self._pending += rows
@@ -136,5 +136,5 @@ class RowWriter:
             self.balance.dropped["duplicate"] += len(self._pending) - len(rows)
         if rows:
             self._writer.write_batch(to_batch(rows, self.port))
-        self.balance.kept += len(rows)
+        self.balance.kept_rows += len(rows)
         self._pending, self._digests, self._pending_bytes = [], [], 0

@@ -83,7 +83,7 @@ def read_line(line: bytes) -> tuple[TextRow, Kind]:
 
 def row_set(
     paths: Sequence[Path],
-    wanted: DataFormat,
+    data_format: DataFormat,
     label: str,
     roots: Sequence[Path],
     limits: Limits,
@@ -97,7 +97,7 @@ def row_set(
     if not sample.records:
         raise nothing_to_read(label, "It has no rows.") if sample.fault is None else no_row(sample.fault)
     records = list(sample.records)
-    detected = detect(convert.of_sample(records) if convert else records, wanted, label)
+    detected = detect(convert.of_sample(records) if convert else records, data_format, label)
     normalise = Normaliser(detected, convert)
     facts: dict[str, object] = {"files": len(paths)}
 
@@ -183,9 +183,9 @@ class RowFile:
                     return FirstRows(next(batches, [])[: jsonl.SAMPLE_ROWS])
             if parser == "jsonl":
                 return self.sample_lines(text)
-            found = list(itertools.islice(self.records(parser, text, {}), jsonl.SAMPLE_ROWS))
-        good = [record for _, _, record, _ in found if not isinstance(record, BadRow)]
-        bad = next((row for row in found if isinstance(row[2], BadRow)), None)
+            records = list(itertools.islice(self.records(parser, text, {}), jsonl.SAMPLE_ROWS))
+        good = [record for _, _, record, _ in records if not isinstance(record, BadRow)]
+        bad = next((row for row in records if isinstance(row[2], BadRow)), None)
         return FirstRows(good, bad and Fault(self.name, bad[0], bad[2], bad[3]))
 
     def sample_lines(self, text: TextStream) -> FirstRows:

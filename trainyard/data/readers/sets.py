@@ -29,14 +29,14 @@ UNREAD_FOLDERS = {"__pycache__", "node_modules", "venv", "site-packages"}
 DOCUMENT_KIND = Kind(DOCUMENT)
 
 
-def walk(folder: Path, given: FileSelection) -> list[Path]:
+def walk(folder: Path, selection: FileSelection) -> list[Path]:
     """Files below a folder in a fixed order, hidden ones and installed packages left out, filtered by the globs."""
-    found = []
+    paths = []
     for where, folders, files in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in UNREAD_FOLDERS)
-        found += [Path(where) / name for name in files if name[0] != "."]
-    names = {path.relative_to(folder).as_posix(): path for path in found}
-    return [path for name, path in sorted(names.items()) if is_selected(name, given.include, given.exclude)]
+        paths += [Path(where) / name for name in files if name[0] != "."]
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    return [path for name, path in sorted(names.items()) if is_selected(name, selection.include, selection.exclude)]
 
 
 def unreadable(error: OSError) -> NoReturn:
@@ -48,9 +48,9 @@ def unreadable(error: OSError) -> NoReturn:
 
 
 def open_files(
-    place: Path,
-    given: FileSelection,
-    wanted: DataFormat,
+    path: Path,
+    selection: FileSelection,
+    data_format: DataFormat,
     *,
     roots: Sequence[Path],
     limits: Limits,
@@ -58,61 +58,61 @@ def open_files(
     convert: RowConverter | None = None,
 ) -> OpenedSet:
     """A file or a folder as a set; `name` is the file's name if the place has another one. A converter takes rows."""
-    label = name or place.name
-    if place.is_dir():
-        return open_folder(place, given, wanted, roots, limits, convert=convert)
-    if not is_selected(label, given.include, given.exclude):
+    label = name or path.name
+    if path.is_dir():
+        return open_folder(path, selection, data_format, roots, limits, convert=convert)
+    if not is_selected(label, selection.include, selection.exclude):
         raise nothing_to_read(label, "Its name is left out by the globs of include and exclude.")
     if convert is not None:
-        return row_set([place], wanted, label, roots, limits, convert=convert)
+        return row_set([path], data_format, label, roots, limits, convert=convert)
     suffix = suffix_of(label)
     is_document = suffix in TYPES and suffix not in ROW_SUFFIXES
-    if wanted is DataFormat.TEXT and is_document:
-        return text_lines([place], label, roots, limits)
-    if wanted is DataFormat.AUTO and suffix not in ROW_SUFFIXES and not is_document:
+    if data_format is DataFormat.TEXT and is_document:
+        return text_lines([path], label, roots, limits)
+    if data_format is DataFormat.AUTO and suffix not in ROW_SUFFIXES and not is_document:
         # Unless it begins like JSON or Parquet; if it is not text it is refused.
-        with open_inside(place, roots) as stream:
+        with open_inside(path, roots) as stream:
             is_parquet = stream.read(4) == PARQUET_MAGIC
             stream.seek(0)
             head = b"{" if is_parquet else next(open_text(stream, label, Limits()).blocks, b"")
         is_document = head.lstrip()[:1] not in (b"{", b"[")
-    if is_document and wanted in (DataFormat.AUTO, DataFormat.DOCUMENTS):
-        return document_set([place], place.parent, label, roots=roots, limits=limits, alone=label)
-    return row_set([place], wanted, label, roots, limits)
+    if is_document and data_format in (DataFormat.AUTO, DataFormat.DOCUMENTS):
+        return document_set([path], path.parent, label, roots=roots, limits=limits, alone=label)
+    return row_set([path], data_format, label, roots, limits)
 
 
 def open_folder(
-    place: Path,
-    given: FileSelection,
-    wanted: DataFormat,
+    folder: Path,
+    selection: FileSelection,
+    data_format: DataFormat,
     roots: Sequence[Path],
     limits: Limits,
     *,
     convert: RowConverter | None = None,
 ) -> OpenedSet:
     """A folder of documents, or of row files if a format of rows is named."""
-    files = walk(place, given)
-    as_rows = convert is not None or wanted not in (DataFormat.AUTO, DataFormat.DOCUMENTS)
-    chosen = [path for path in files if (suffix_of(path.name) in ROW_SUFFIXES) is as_rows]
-    if not as_rows and not given.include:
-        chosen = [path for path in chosen if path.suffix.lower() in TYPES]
-    label = place.name or str(place)
-    if wanted is DataFormat.TEXT and not chosen and convert is None:
-        chosen = [path for path in files if path.suffix.lower() in TYPES]
-        opened = text_lines(chosen, label, roots, limits)
-    elif as_rows and chosen:
-        opened = row_set(chosen, wanted, label, roots, limits, convert=convert)
+    files = walk(folder, selection)
+    as_rows = convert is not None or data_format not in (DataFormat.AUTO, DataFormat.DOCUMENTS)
+    paths = [path for path in files if (suffix_of(path.name) in ROW_SUFFIXES) is as_rows]
+    if not as_rows and not selection.include:
+        paths = [path for path in paths if path.suffix.lower() in TYPES]
+    label = folder.name or str(folder)
+    if data_format is DataFormat.TEXT and not paths and convert is None:
+        paths = [path for path in files if path.suffix.lower() in TYPES]
+        opened = text_lines(paths, label, roots, limits)
+    elif as_rows and paths:
+        opened = row_set(paths, data_format, label, roots, limits, convert=convert)
     else:
-        opened = document_set(chosen, place, label, roots=roots, limits=limits)
-    opened.skipped = Counter(path.suffix.lower()[:20] or "(no extension)" for path in set(files) - set(chosen))
-    if not chosen:
+        opened = document_set(paths, folder, label, roots=roots, limits=limits)
+    opened.skipped = Counter(path.suffix.lower()[:20] or "(no extension)" for path in set(files) - set(paths))
+    if not paths:
         opened.why_empty = empty_folder(opened.skipped, as_rows)
     return opened
 
 
 def open_listed(
     files: Sequence[Path],
-    wanted: DataFormat,
+    data_format: DataFormat,
     label: str,
     roots: Sequence[Path],
     limits: Limits,
@@ -120,10 +120,10 @@ def open_listed(
     convert: RowConverter | None = None,
 ) -> OpenedSet:
     """Files of rows that were chosen already, as one set; those of plain text are lines."""
-    as_lines = wanted is DataFormat.TEXT or (wanted is DataFormat.AUTO and label_suffixes(files) <= {".txt"})
+    as_lines = data_format is DataFormat.TEXT or (data_format is DataFormat.AUTO and label_suffixes(files) <= {".txt"})
     if convert is None and as_lines and not label_suffixes(files) & ROW_SUFFIXES:
         return text_lines(files, label, roots, limits)
-    return row_set(files, wanted, label, roots, limits, convert=convert)
+    return row_set(files, data_format, label, roots, limits, convert=convert)
 
 
 def label_suffixes(files: Sequence[Path]) -> set[str]:
@@ -190,12 +190,12 @@ def document_bytes(stream: BinaryIO, name: str, limits: Limits) -> bytes:
     return b"".join(parts)
 
 
-def open_repository_set(place: Path, given: FileSelection, roots: Sequence[Path], limits: Limits) -> OpenedSet:
+def open_repository_set(path: Path, selection: FileSelection, roots: Sequence[Path], limits: Limits) -> OpenedSet:
     """A git repository as documents: its commits, then the files of the newest one, both filtered by the globs."""
-    repository = open_repository(place, roots, limits)
-    if given.include or given.exclude:
-        repository.wanted = lambda name: is_selected(name, given.include, given.exclude)
-        repository.any_type = bool(given.include)
+    repository = open_repository(path, roots, limits)
+    if selection.include or selection.exclude:
+        repository.name_filter = lambda name: is_selected(name, selection.include, selection.exclude)
+        repository.any_type = bool(selection.include)
     commits = len(repository.commits())
     done = [0]
 
@@ -203,15 +203,15 @@ def open_repository_set(place: Path, given: FileSelection, roots: Sequence[Path]
         documents = commit_documents(repository)
         while piece := list(itertools.islice(documents, CHUNK_ROWS // 10)):
             done[0] += len(piece)
-            yield Chunk(place.name, [*piece], [DOCUMENT_KIND] * len(piece), [document.source for document in piece])
+            yield Chunk(path.name, [*piece], [DOCUMENT_KIND] * len(piece), [document.source for document in piece])
         yield from file_chunks(repository)
 
     opened = OpenedSet(
-        place.name, Port.DOCUMENTS, DataFormat.DOCUMENTS, chunks(),
+        path.name, Port.DOCUMENTS, DataFormat.DOCUMENTS, chunks(),
         lambda: min(1.0, done[0] / max(1, commits)), {"commits": commits},
     )  # fmt: skip
     opened.skipped = repository.skipped
-    if repository.wanted is not None:
+    if repository.name_filter is not None:
         opened.why_empty = "The globs leave no file of it, and no commit that changes one."
     return opened
 
@@ -230,10 +230,10 @@ def file_chunks(repository: Repository) -> Iterator[Chunk]:
         load_readers([name for name, _ in pending])
         sizes = [0 if isinstance(data, BadRow) else len(data) for _, data in pending]
         for (name, _), reply in zip(pending, Batch(sizes, read, repository.limits).replies(), strict=True):
-            place = f"{repository.path.name}/{name}"
+            source = f"{repository.path.name}/{name}"
             if reply.row is not None:
-                reply.row.source = place
-            yield document_chunk(place, reply)
+                reply.row.source = source
+            yield document_chunk(source, reply)
 
     size = 0
     for name, data in file_contents(repository):

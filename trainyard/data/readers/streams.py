@@ -70,9 +70,9 @@ class Limits:
     documents_per_child: int = 1000
     """Documents until a fresh process reads the next ones."""
 
-    def exceeded(self, given: int, taken: int) -> bool:
-        """Whether `given` bytes out of `taken` are more than a file may expand to."""
-        return given > self.expanded or (given > self.expansion_grace and given > taken * self.expansion)
+    def exceeded(self, expanded: int, file_bytes: int) -> bool:
+        """Whether `expanded` bytes out of `file_bytes` are more than a file may expand to."""
+        return expanded > self.expanded or (expanded > self.expansion_grace and expanded > file_bytes * self.expansion)
 
 
 @dataclass
@@ -145,19 +145,19 @@ def gunzip(blocks: Iterator[bytes], name: str, limits: Limits) -> Iterator[bytes
     cut off or damaged: rows behind the damage are lost, so the run must not continue as if it had read them all.
     """
     member = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    taken = given = 0
+    compressed = expanded = 0
     whole = False
     for block in blocks:
-        taken += len(block)
+        compressed += len(block)
         while block:
             try:
                 out = member.decompress(block, BLOCK_BYTES)
             except zlib.error as error:
-                raise broken_gzip(name, f"it is damaged after {given:,} expanded bytes ({error})") from error
-            given += len(out)
-            if limits.exceeded(given, taken):
+                raise broken_gzip(name, f"it is damaged after {expanded:,} expanded bytes ({error})") from error
+            expanded += len(out)
+            if limits.exceeded(expanded, compressed):
                 raise LimitExceeded(
-                    f"{name} expands to more than is read: {given:,} bytes out of {taken:,}.",
+                    f"{name} expands to more than is read: {expanded:,} bytes out of {compressed:,}.",
                     why=f"The caps are {limits.expansion} to 1 and {limits.expanded:,} bytes; "
                     "it looks like a decompression bomb.",
                     do="Give the file uncompressed if it is meant.",
@@ -171,7 +171,7 @@ def gunzip(blocks: Iterator[bytes], name: str, limits: Limits) -> Iterator[bytes
                 block = member.unused_data.lstrip(b"\0")
                 member = zlib.decompressobj(zlib.MAX_WBITS | 16)
     if not whole:
-        raise broken_gzip(name, f"it ends in the middle, after {given:,} expanded bytes")
+        raise broken_gzip(name, f"it ends in the middle, after {expanded:,} expanded bytes")
 
 
 def broken_gzip(name: str, why: str) -> InvalidInput:
@@ -193,9 +193,9 @@ def encoding_of(head: bytes, name: str) -> str:
         return "utf-16-le"
     if head.startswith(codecs.BOM_UTF16_BE):
         return "utf-16-be"
-    known = next((what for magic, what in OTHER_MAGIC.items() if head.startswith(magic)), None)
-    if known:
-        raise binary(name, known)
+    file_type = next((file_type for magic, file_type in OTHER_MAGIC.items() if head.startswith(magic)), None)
+    if file_type:
+        raise binary(name, file_type)
     even, odd = head[0::2].count(0), head[1::2].count(0)
     if len(head) >= 4 and max(even, odd) > 0.4 * len(head) / 2 and min(even, odd) == 0:
         return "utf-16-be" if even else "utf-16-le"

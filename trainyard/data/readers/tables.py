@@ -40,12 +40,12 @@ class ValueStream:
     def _lenient(self, strict: Callable[[Any], Any], instead: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A hook that continues to the end of a bad value: the end is needed to find the next one in an array."""
 
-        def hook(given: object) -> object:
+        def hook(value: object) -> Any:
             try:
-                return strict(given)
+                return strict(value)
             except BadRow as fault:
                 self._fault = self._fault or fault
-                return instead(given)
+                return instead(value)
 
         return hook
 
@@ -62,8 +62,8 @@ class ValueStream:
             value, end = self._parse()
             text = self._window[self._at : end] if self._fault or self._escaped else ""
             if self._escaped and (byte := ESCAPED_BYTE.search(text)):
-                place = self.line + text[: byte.start()].count("\n")
-                self._fault = BadRow("not_utf8", f"a byte of line {place} is not UTF-8: {ord(byte[0]) & 0xFF:#04x}")
+                line = self.line + text[: byte.start()].count("\n")
+                self._fault = BadRow("not_utf8", f"a byte of line {line} is not UTF-8: {ord(byte[0]) & 0xFF:#04x}")
             yield self.line, self.offset, self._fault or value, text[:MOST_TEXT] if self._fault else value
             self._advance(end)
 

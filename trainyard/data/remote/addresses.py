@@ -23,8 +23,8 @@ SHOWN_CHARS = 300
 NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)", re.IGNORECASE)
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 NOT_PUBLIC = tuple(
-    ipaddress.ip_network(one)
-    for one in (
+    ipaddress.ip_network(network)
+    for network in (
         "192.0.0.0/24",  # protocol assignments (RFC 6890); 192.0.0.192 answers with metadata in Oracle's cloud
         "168.63.129.16/32",  # the wire server of every machine in Azure
         "192.88.99.0/24",  # relays of 6to4, given up (RFC 7526)
@@ -41,10 +41,10 @@ Resolve = Callable[..., list[tuple[Any, ...]]]
 
 
 def refused(url: str, because: str, instead: str) -> Refused:
-    return Refused([Reason("R-URL", None, "config.url", f"{shown(url)!r} {because}.", instead)])
+    return Refused([Reason("R-URL", None, "config.url", f"{redact_url(url)!r} {because}.", instead)])
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return an address for messages: one line without user, password and query, which may contain secrets."""
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -85,8 +85,8 @@ def is_plain_ipv4(host: str) -> bool:
         return False
 
 
-def require_public(url: str, place: str, *, allowed: Iterable[str] = (), resolve: Resolve = socket.getaddrinfo) -> None:
-    """Refuse an address that is spelled oddly, is not known, or leads into a private network. `place` is its field.
+def require_public(url: str, field: str, *, allowed: Iterable[str] = (), resolve: Resolve = socket.getaddrinfo) -> None:
+    """Refuse an address that is spelled oddly, is not known, or leads into a private network. `field` is its field.
 
     Raises `Refused` (`R-URL`).
     """
@@ -97,7 +97,7 @@ def require_public(url: str, place: str, *, allowed: Iterable[str] = (), resolve
         except Unavailable as error:
             raise refused(url, "has a host that is not known here", "An address whose host is known.") from error
     except Refused as error:
-        raise Refused([replace(one, field=place) for one in error.reasons]) from error
+        raise Refused([replace(reason, field=field) for reason in error.reasons]) from error
 
 
 def is_public(address: str) -> bool:
@@ -125,27 +125,27 @@ class CheckedNetwork(httpcore.NetworkBackend):
     def addresses(self, host: str, port: int) -> list[str]:
         """The host's addresses, all judged. Raises `Refused` (`R-URL`) and `Unavailable`."""
         try:
-            found = list(dict.fromkeys(entry[4][0] for entry in self._resolve(host, port, type=socket.SOCK_STREAM)))
+            addresses = list(dict.fromkeys(entry[4][0] for entry in self._resolve(host, port, type=socket.SOCK_STREAM)))
         except (OSError, UnicodeError) as error:
             raise Unavailable(
                 f"The host {host} is not known.", why=str(error), do="Correct the address or the network.",
                 code="E-URL",
             ) from error  # fmt: skip
-        private = [address for address in found if not is_public(address)]
+        private = [address for address in addresses if not is_public(address)]
         if private and host.lower() not in self._allowed:
             raise refused(
                 f"http://[{host}]" if ":" in host else f"http://{host}",
                 f"leads to {private[0]}, a private, local or metadata address",
                 "A public address, or let the operator add the host to allow_private_urls.",
             )
-        return found
+        return addresses
 
     def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.NetworkStream:  # fmt: skip
-        *others, last = self.addresses(host, port)
-        for address in others:
+        *earlier, last = self.addresses(host, port)
+        for address in earlier:
             with contextlib.suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
                 return self._network.connect_tcp(address, port, timeout, local_address, socket_options)
         return self._network.connect_tcp(last, port, timeout, local_address, socket_options)

@@ -80,21 +80,21 @@ class BucketPlace:
         `E-PACKAGE-MISSING`).
         """
         files = self.list_objects() if self.scheme == "gs" else self.list_files()
-        shown = sorted((one for one in files if not hidden(one.name)), key=lambda one: one.name)
-        if not shown:
+        visible = sorted((file for file in files if not hidden(file.name)), key=lambda file: file.name)
+        if not visible:
             raise NotFound(
                 f"There is nothing at {self.address}.", do="Correct the address; a prefix ends at a slash.",
                 code="E-DATA-NOT-FOUND",
             )  # fmt: skip
-        size = sum(one.size or 0 for one in shown)
-        if len(shown) > MOST_FILES or size > MOST_BYTES:
+        size = sum(file.size or 0 for file in visible)
+        if len(visible) > MOST_FILES or size > MOST_BYTES:
             raise LimitExceeded(
-                f"{self.address} has {len(shown):,} files of {size:,} bytes.",
+                f"{self.address} has {len(visible):,} files of {size:,} bytes.",
                 why=f"At most {MOST_FILES:,} files of {MOST_BYTES:,} bytes are read.", do="Name a part of it.",
                 code="E-DATA-LIMIT",
             )  # fmt: skip
-        listing = json.dumps([asdict(one) for one in shown])
-        return hashlib.sha256(listing.encode()).hexdigest(), shown
+        listing = json.dumps([asdict(file) for file in visible])
+        return hashlib.sha256(listing.encode()).hexdigest(), visible
 
     def fetch(self, pin: Pin, file: RemoteFile, folder: Path) -> tuple[Path, Path]:
         """Download one file below `folder`. Raises `Conflict` (`E-OBJECT-CHANGED`) if it is not the listed one."""
@@ -136,25 +136,26 @@ class BucketPlace:
         """Files of a `gs://` address: the object of that name, else all below it."""
         above, _, name = self.address.rstrip("/").rpartition("/")
         if not self.address.endswith("/") and above.count("/") >= 2:
-            one = open_store(above).head(name)
-            if one is not None:
-                return [RemoteFile(name, one.size, f"{one.generation}:{one.crc32c}")]
-        found = open_store(self.address.rstrip("/")).list()
-        return [RemoteFile(one.name, one.size, f"{one.generation}:{one.crc32c}") for one in found if one.size]
+            info = open_store(above).head(name)
+            if info is not None:
+                return [RemoteFile(name, info.size, f"{info.generation}:{info.crc32c}")]
+        infos = open_store(self.address.rstrip("/")).list()
+        return [RemoteFile(info.name, info.size, f"{info.generation}:{info.crc32c}") for info in infos if info.size]
 
     def list_files(self) -> list[RemoteFile]:
         with asking(self.address):
             system = self.system()
-            found = system.find(self.path, detail=True)
+            entries = system.find(self.path, detail=True)
             # adlfs answers with a list for the name of a file (2026.8, `AzureBlobFileSystem._find`).
-            found = found if isinstance(found, dict) else {self.path: system.info(self.path)}
+            entries = entries if isinstance(entries, dict) else {self.path: system.info(self.path)}
         base = self.path.rstrip("/")
-        files = {str(name): info for name, info in found.items() if info.get("type") == "file" and info.get("size")}
+        files = {str(name): info for name, info in entries.items() if info.get("type") == "file" and info.get("size")}
         alone = list(files) == [base]
         names = {name: base.rpartition("/")[2] if alone else name.removeprefix(f"{base}/") for name in files}
-        shown = {name: own for name, own in names.items() if not hidden(own)}
+        visible = {name: relative for name, relative in names.items() if not hidden(relative)}
         return [
-            RemoteFile(checked_name(own), files[name]["size"], version_of(files[name])) for name, own in shown.items()
+            RemoteFile(checked_name(relative), files[name]["size"], version_of(files[name]))
+            for name, relative in visible.items()
         ]
 
     def system(self) -> Any:
@@ -180,8 +181,8 @@ def hidden(name: str) -> bool:
 
 def version_of(info: Any) -> str:
     """What changes with the bytes of a file."""
-    known = next((info[key] for key in VERSION_KEYS if info.get(key) not in (None, "", "null")), "")
-    return f"{info.get('size')}:{str(known).strip(chr(34))}"
+    version = next((info[key] for key in VERSION_KEYS if info.get(key) not in (None, "", "null")), "")
+    return f"{info.get('size')}:{str(version).strip(chr(34))}"
 
 
 @contextmanager

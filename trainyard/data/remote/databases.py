@@ -50,10 +50,10 @@ def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
 
 def database_url(name: str, settings: Settings) -> str:
     """The URL of a database that the operator has named. Raises `InvalidInput` (`E-DATA-UNREADABLE`)."""
-    known = ", ".join(sorted(settings.databases)) or "none"
+    names = ", ".join(sorted(settings.databases)) or "none"
     if name not in settings.databases:
         raise InvalidInput(
-            f"trainyard.toml has no database {name!r}.", why=f"It has {known}.",
+            f"trainyard.toml has no database {name!r}.", why=f"It has {names}.",
             do=f'Add `databases = {{{name} = "VARIABLE"}}` with the environment variable that has the URL.',
             code="E-DATA-UNREADABLE",
         )  # fmt: skip
@@ -99,9 +99,11 @@ def write_rows(
         with engine.connect() as connection, path.open("w", encoding="utf-8") as stream:
             for statement in READ_ONLY[engine.dialect.name]:
                 connection.exec_driver_sql(statement)
-            found = connection.execution_options(stream_results=True, yield_per=BATCH_ROWS).execute(alchemy.text(query))
-            texts = text_columns(tuple(found.keys()))
-            for number, row in enumerate(found.mappings()):
+            result = connection.execution_options(stream_results=True, yield_per=BATCH_ROWS).execute(
+                alchemy.text(query)
+            )
+            texts = text_columns(tuple(result.keys()))
+            for number, row in enumerate(result.mappings()):
                 if number == max_rows:
                     break
                 stream.write(json.dumps(row_values(row, texts)) + "\n")

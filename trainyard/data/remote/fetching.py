@@ -61,10 +61,10 @@ class LocalSet:
 class PinnedFiles:
     """The files of one pinned set, fetched in their order."""
 
-    def __init__(self, place: RemotePlace, job: FetchJob) -> None:
+    def __init__(self, remote: RemotePlace, job: FetchJob) -> None:
         """Raises what `pin_place` raises, and `InvalidInput` (`E-DATA-EMPTY`) where the globs leave no file."""
-        self.place, self.job = place, job
-        self.pin = read_pin(place, job.settings) or pin_place(place, job.settings)
+        self.remote, self.job = remote, job
+        self.pin = read_pin(remote, job.settings) or pin_place(remote, job.settings)
         include, exclude = job.source.include, job.source.exclude
         self.files = [file for file in self.pin.files if is_selected(file.name, include, exclude)]
         if not self.files:
@@ -75,7 +75,7 @@ class PinnedFiles:
         """Return (paths of the first files, the folders in which they have to be)."""
         for number in range(len(self.fetched), count):
             self.job.report(number / len(self.files), f"fetching {self.files[number].name}")
-            self.fetched.append(self.place.fetch(self.pin, self.files[number], self.job.folder))
+            self.fetched.append(self.remote.fetch(self.pin, self.files[number], self.job.folder))
         return tuple(path for path, _ in self.fetched), tuple(dict.fromkeys(root for _, root in self.fetched))
 
     def describe(self, path: Path, roots: tuple[Path, ...], files: tuple[Path, ...] = ()) -> LocalSet:
@@ -89,9 +89,9 @@ class PinnedFiles:
         )  # fmt: skip
 
 
-def fetch_in_order(place: RemotePlace, job: FetchJob) -> Iterator[LocalSet]:
+def fetch_in_order(remote: RemotePlace, job: FetchJob) -> Iterator[LocalSet]:
     """Fetch all files of a pinned set; with `max_rows` one at first, and each time twice as many."""
-    pinned = PinnedFiles(place, job)
+    pinned = PinnedFiles(remote, job)
     count = 1 if job.source.max_rows else len(pinned.files)
     while True:
         paths, roots = pinned.fetch(count)
@@ -102,10 +102,10 @@ def fetch_in_order(place: RemotePlace, job: FetchJob) -> Iterator[LocalSet]:
         count = min(len(pinned.files), 2 * count)
 
 
-def fetch_folder(place: RemotePlace, job: FetchJob) -> Iterator[LocalSet]:
+def fetch_folder(remote: RemotePlace, job: FetchJob) -> Iterator[LocalSet]:
     """Fetch all files of a pinned set, which are then read as a file or a folder of this machine."""
-    pinned = PinnedFiles(place, job)
+    pinned = PinnedFiles(remote, job)
     paths, roots = pinned.fetch(len(pinned.files))
     listed = pinned.pin.files
-    is_file = len(listed) == 1 and place.address.endswith(listed[0].name)
+    is_file = len(listed) == 1 and remote.address.endswith(listed[0].name)
     yield pinned.describe(paths[0] if is_file else job.folder.absolute() / "fetched", roots)

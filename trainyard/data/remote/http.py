@@ -17,7 +17,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpcore
 
 from trainyard.data.readers.streams import Limits
-from trainyard.data.remote.addresses import CheckedNetwork, Resolve, check_url, refused, shown
+from trainyard.data.remote.addresses import CheckedNetwork, Resolve, check_url, redact_url, refused
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
 
@@ -96,11 +96,11 @@ def fetch(
 
     def spend(url: str, done: int, size: int) -> None:
         if max(done, size) > limits.download:
-            what = f"{shown(url)} is larger than {limits.download:,} bytes."
-            raise LimitExceeded(what, do="Give a smaller file, or a path.", code="E-URL")
+            message = f"{redact_url(url)} is larger than {limits.download:,} bytes."
+            raise LimitExceeded(message, do="Give a smaller file, or a path.", code="E-URL")
         if time.monotonic() > deadline:
-            what = f"{shown(url)} did not arrive in time; {done:,} bytes did."
-            raise LimitExceeded(what, do="Try again, or give a file.", code="E-URL")
+            message = f"{redact_url(url)} did not arrive in time; {done:,} bytes did."
+            raise LimitExceeded(message, do="Try again, or give a file.", code="E-URL")
         progress(done, size)
 
     with httpcore.ConnectionPool(network_backend=network, ssl_context=ssl.create_default_context()) as pool:
@@ -113,7 +113,7 @@ def fetch(
                 raise
             except UNANSWERED as error:
                 raise Unavailable(
-                    f"{shown(url)} could not be read: {type(error).__name__} {error}".rstrip() + ".",
+                    f"{redact_url(url)} could not be read: {type(error).__name__} {error}".rstrip() + ".",
                     do="Try again later, or give a file.",
                     code="E-URL",
                 ) from error
@@ -134,14 +134,14 @@ def follow(
         "User-Agent": "trainyard",
     }
     with pool.stream("GET", url, headers=headers, extensions={"timeout": timeouts}) as response:
-        given = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-        if response.status in REDIRECTS and given.get("location"):
-            return urljoin(url, given["location"])
+        fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+        if response.status in REDIRECTS and fields.get("location"):
+            return urljoin(url, fields["location"])
         if (status := response.status) != 200:
             kind = Unavailable if status >= 500 or status == 429 else NotFound if status in (404, 410) else InvalidInput
             do = "Correct the address; a login is not supported."
-            raise kind(f"{shown(url)} answered with status {status}.", do=do, code="E-URL")
-        size = int(length) if re.fullmatch(r"[0-9]{1,18}", length := given.get("content-length", "")) else 0
+            raise kind(f"{redact_url(url)} answered with status {status}.", do=do, code="E-URL")
+        size = int(length) if re.fullmatch(r"[0-9]{1,18}", length := fields.get("content-length", "")) else 0
         done = 0
         path = folder / "fetched"
         with path.open("wb") as stream:
@@ -149,7 +149,7 @@ def follow(
                 done += len(part)
                 spend(url, done, size)
                 stream.write(part)
-        return Fetched(path, name_of(url, given.get("content-type", "")))
+        return Fetched(path, name_of(url, fields.get("content-type", "")))
 
 
 def name_of(url: str, content_type: str) -> str:

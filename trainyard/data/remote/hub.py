@@ -44,12 +44,12 @@ def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
 class HubPlace:
     """One split of a data set at a revision."""
 
-    given: HubSet
+    hub_set: HubSet
     lasting: bool = True
 
     @property
     def address(self) -> str:
-        return str(self.given)
+        return str(self.hub_set)
 
     def require_access(self, settings: Settings) -> None:
         """Do nothing: the Hub itself decides what an account may read."""
@@ -60,21 +60,21 @@ class HubPlace:
         Raises `NotFound` (`E-DATA-NOT-FOUND`), `InvalidInput` (`E-DATA-UNREADABLE`), `Unavailable` (`E-URL`).
         """
         hub, datasets = load("huggingface_hub"), load("datasets")
-        with asking(self.given):
-            commit = hub.HfApi().dataset_info(self.given.name, revision=self.given.revision).sha
-            builder = datasets.load_dataset_builder(self.given.name, self.given.config, revision=commit)
+        with asking(self.hub_set):
+            commit = hub.HfApi().dataset_info(self.hub_set.name, revision=self.hub_set.revision).sha
+            builder = datasets.load_dataset_builder(self.hub_set.name, self.hub_set.config, revision=commit)
         files = builder.config.data_files or {}
-        if self.given.split not in files:
+        if self.hub_set.split not in files:
             raise NotFound(
-                f"The data set {self.given.name} has no split {self.given.split!r}.",
+                f"The data set {self.hub_set.name} has no split {self.hub_set.split!r}.",
                 why=f"It has {', '.join(map(str, files)) or 'none'}.", do="Correct `split`.", code="E-DATA-NOT-FOUND",
             )  # fmt: skip
-        prefix = f"hf://datasets/{self.given.name}@{commit}/"
-        names = [str(file).removeprefix(prefix) for file in files[self.given.split]]
+        prefix = f"hf://datasets/{self.hub_set.name}@{commit}/"
+        names = [str(file).removeprefix(prefix) for file in files[self.hub_set.split]]
         unread = sorted({suffix_of(name) or "(no extension)" for name in names} - READ_SUFFIXES)
         if unread:
             raise InvalidInput(
-                f"The data set {self.given.name} has files that are not read: {', '.join(unread)}.",
+                f"The data set {self.hub_set.name} has files that are not read: {', '.join(unread)}.",
                 why=f"Read are {', '.join(sorted(READ_SUFFIXES))}.",
                 do="Choose a config with such files, or the Hub's own Parquet: `revision: refs/convert/parquet`.",
                 code="E-DATA-UNREADABLE",
@@ -84,14 +84,14 @@ class HubPlace:
     def fetch(self, pin: Pin, file: RemoteFile, folder: Path) -> tuple[Path, Path]:
         """The file in the Hub's cache, downloaded if it is not there."""
         hub = load("huggingface_hub")
-        with asking(self.given):
-            found = hub.hf_hub_download(self.given.name, file.name, repo_type="dataset", revision=pin.revision)
-        path = Path(found).absolute()
+        with asking(self.hub_set):
+            file_name = hub.hf_hub_download(self.hub_set.name, file.name, repo_type="dataset", revision=pin.revision)
+        path = Path(file_name).absolute()
         return path, path.parents[len(Path(file.name).parts) + 1]  # snapshots/<commit>/<name>, linked to blobs/
 
 
 @contextmanager
-def asking(given: HubSet) -> Iterator[None]:
+def asking(hub_set: HubSet) -> Iterator[None]:
     """Give the errors of the Hub's libraries their meaning."""
     errors: Any = load("huggingface_hub.errors")
     offline: Any = load("datasets.exceptions")
@@ -99,37 +99,38 @@ def asking(given: HubSet) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise NotFound(
-            f"The Hub does not give the data set {given.name!r} to this account.",
+            f"The Hub does not give the data set {hub_set.name!r} to this account.",
             why="The data set is gated: its owner asks every user to accept its terms first.",
-            do=f"Accept the terms at https://huggingface.co/datasets/{given.name} and set HF_TOKEN, then run it again.",
+            do=f"Accept the terms at https://huggingface.co/datasets/{hub_set.name} and set HF_TOKEN, then run it "
+            "again.",
             code="E-DATA-NOT-FOUND",
         ) from error
     except (errors.RevisionNotFoundError, errors.RepositoryNotFoundError) as error:
         raise NotFound(
-            f"The Hub has no data set {given.name!r} at {given.revision!r}, or does not show it to this account.",
+            f"The Hub has no data set {hub_set.name!r} at {hub_set.revision!r}, or does not show it to this account.",
             do="Correct the name or the revision, or set HF_TOKEN to an account that may read it.",
             code="E-DATA-NOT-FOUND",
         ) from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise unreachable(given, error) from error
+        raise unreachable(hub_set, error) from error
     except offline.DatasetNotFoundError as error:
-        raise unreachable(given, error) from error
+        raise unreachable(hub_set, error) from error
     except (ConnectionError, TimeoutError) as error:
-        raise unreachable(given, error) from error
+        raise unreachable(hub_set, error) from error
     except (ValueError, RuntimeError, FileNotFoundError) as error:
         if isinstance(error, TrainyardError):
             raise
         raise InvalidInput(
-            f"The data set {given.name!r} cannot be read with these settings.",
+            f"The data set {hub_set.name!r} cannot be read with these settings.",
             why=f"{first_line(error)} A data set that needs code of its own is never read.",
             do="Correct `config`, or name a revision with data files, such as refs/convert/parquet.",
             code="E-DATA-UNREADABLE",
         ) from error
 
 
-def unreachable(given: HubSet, error: BaseException) -> TrainyardError:
+def unreachable(hub_set: HubSet, error: BaseException) -> TrainyardError:
     return Unavailable(
-        f"The data set {given.name!r} is not on this machine and could not be downloaded.",
+        f"The data set {hub_set.name!r} is not on this machine and could not be downloaded.",
         why=first_line(error),
         do="Run it again when the Hub can be reached.",
         code="E-URL",

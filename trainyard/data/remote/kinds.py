@@ -62,9 +62,9 @@ def pin_sources(
     config: DataSourceConfig, settings: Settings, *, run: str, refresh: bool, say: Callable[[str], None]
 ) -> None:
     """Pin every set of a data source that can be pinned, and report what is new. Raises what `pin_place` raises."""
-    for place in (find_place(source) for _, _, source in config.named_sets()):
-        if place is not None:
-            before = read_pin(place, settings)
-            pin = pin_place(place, settings, run=run, refresh=refresh)
+    for remote in (find_place(source) for _, _, source in config.named_sets()):
+        if remote is not None:
+            before = read_pin(remote, settings)
+            pin = pin_place(remote, settings, run=run, refresh=refresh)
             if before is None or before.revision != pin.revision:
                 say(f"{pin.address} is {pin.revision[:12]}, {len(pin.files)} file{'s' * (len(pin.files) != 1)}")

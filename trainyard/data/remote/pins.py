@@ -22,9 +22,9 @@ def pin_file(address: str, settings: Settings) -> Path:
     return settings.home / "pins" / f"{hashlib.sha256(address.encode()).hexdigest()[:32]}.json"
 
 
-def read_pin(place: RemotePlace, settings: Settings) -> Pin | None:
+def read_pin(remote: RemotePlace, settings: Settings) -> Pin | None:
     """Return what a place was when it was last listed; None if that has not happened."""
-    path = pin_file(place.address, settings)
+    path = pin_file(remote.address, settings)
     if not path.is_file():
         return None
     value = read_versioned("pin", path.read_bytes(), path)
@@ -32,19 +32,19 @@ def read_pin(place: RemotePlace, settings: Settings) -> Pin | None:
     return Pin(value["address"], value["revision"], files, value["run"])
 
 
-def pin_place(place: RemotePlace, settings: Settings, *, run: str = "", refresh: bool = False) -> Pin:
+def pin_place(remote: RemotePlace, settings: Settings, *, run: str = "", refresh: bool = False) -> Pin:
     """Return the place's pin, made now if there is none, or if the place may have changed.
 
     A run lists a place at most once. Raises what listing raises, and `Refused` for a place that chains may not read.
     """
-    place.require_access(settings)
-    pin = read_pin(place, settings)
-    again = refresh or not place.lasting
+    remote.require_access(settings)
+    pin = read_pin(remote, settings)
+    again = refresh or not remote.lasting
     if pin is not None and (not again or (run and pin.run == run)):
         return pin
-    revision, files = place.look_up()
-    pin = Pin(place.address, revision, tuple(files), run)
-    path = pin_file(place.address, settings)
+    revision, files = remote.look_up()
+    pin = Pin(remote.address, revision, tuple(files), run)
+    path = pin_file(remote.address, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json_durably(path, versioned("pin", asdict(pin)))
     return pin

@@ -57,7 +57,7 @@ CLOSED = {
 def open_query(
     query: str,
     tables: Mapping[str, Path],
-    wanted: DataFormat,
+    data_format: DataFormat,
     roots: Sequence[Path],
     convert: RowConverter | None = None,
 ) -> OpenedSet:
@@ -70,7 +70,7 @@ def open_query(
     if not first:
         raise nothing_to_read("The query", "It gives no rows.")
     sample = first[:SAMPLE_ROWS]
-    detected = detect(convert.of_sample(sample) if convert else sample, wanted, "The query")
+    detected = detect(convert.of_sample(sample) if convert else sample, data_format, "The query")
     normalise, done = Normaliser(detected, convert), [0]
 
     def chunks() -> Iterator[Chunk]:
@@ -116,15 +116,15 @@ def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> 
 
 def read_call(connection: Any, path: Path) -> str:
     """The call that reads a file. Texts of JSON that look like times or UUIDs stay texts: these change as values."""
-    place, function = str(path.resolve()).replace("'", "''"), READERS[suffix_of(path.name)]
+    location, function = str(path.resolve()).replace("'", "''"), READERS[suffix_of(path.name)]
     options = OPTIONS[function]
     if function == "read_json":
-        found = connection.sql(f"SELECT * FROM {function}('{place}'{options})")
-        types = {column: text_type(kind) for column, kind in zip(found.columns, found.types, strict=True)}
-        if any(map(changes_texts, found.types)):
+        relation = connection.sql(f"SELECT * FROM {function}('{location}'{options})")
+        types = {column: text_type(kind) for column, kind in zip(relation.columns, relation.types, strict=True)}
+        if any(map(changes_texts, relation.types)):
             quoted = ", ".join(f"{quote(column)}: {quote(kind)}" for column, kind in types.items())
             options += f", columns={{{quoted}}}"
-    return f"{function}('{place}'{options})"
+    return f"{function}('{location}'{options})"
 
 
 def quote(text: str) -> str:

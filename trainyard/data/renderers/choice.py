@@ -43,21 +43,21 @@ class ChosenTemplate:
         return digest(self.text)
 
 
-def choose_template(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -> ChosenTemplate:
-    """The template for `wanted`: `auto` (the tokenizer's `own`), a renderer's name, or a `.jinja` file in `roots`.
+def choose_template(name: str, base_template: str | None = None, *, roots: Sequence[Path] = ()) -> ChosenTemplate:
+    """Return the template for `name`: `auto` (`base_template`), a renderer's name, or a `.jinja` file in `roots`.
 
     Raises `NotFound` (`E-CHAT-TEMPLATE`, `E-DATA-NOT-FOUND`), `Refused` (`R-PATH-ROOT`) and `InvalidInput`
     (`E-CHAT-TEMPLATE`). A file's text is only read here; `serve.chat_templates.check_chat_template` tries it.
     """
-    if wanted == AUTO:
-        if own:
-            return ChosenTemplate(recognise_template(own), own)
+    if name == AUTO:
+        if base_template:
+            return ChosenTemplate(recognise_template(base_template), base_template)
         note = "The tokenizer has no chat template; the renderer role_colon is used and saved with the result."
         return ChosenTemplate(ROLE_COLON, PLAIN_TEMPLATE, note)
-    if wanted.endswith(FILE_ENDING):
-        text = read(resolve_inside(wanted, roots or (Path.cwd(),), field="config.engine.template"))
+    if name.endswith(FILE_ENDING):
+        text = read(resolve_inside(name, roots or (Path.cwd(),), field="config.engine.template"))
         return ChosenTemplate(recognise_template(text), text)
-    spec = named(wanted)
+    spec = named(name)
     return ChosenTemplate(spec, template_text(spec, next(iter(spec.templates))))
 
 
@@ -101,8 +101,8 @@ def recognise_template(text: str) -> RendererSpec:
 
 def without_start(text: str) -> str:
     """A template's text without the first expression that writes the tokenizer's first tokens."""
-    found = START.match(text)
-    return text[found.end() :] if found else text
+    match = START.match(text)
+    return text[match.end() :] if match else text
 
 
 def digest(text: str) -> str:
@@ -117,8 +117,8 @@ def by_digest() -> dict[str, RendererSpec]:
 
 def template_text(spec: RendererSpec, name: str) -> str:
     """The text of one of a row's templates. Raises `NotFound` (`E-CHAT-TEMPLATE`) if TRL does not ship it."""
-    if name in spec.own:
-        return spec.own[name]
+    if name in spec.own_templates:
+        return spec.own_templates[name]
     path = list_shipped().get(name)
     if path is None:
         raise NotFound(
@@ -132,6 +132,6 @@ def template_text(spec: RendererSpec, name: str) -> str:
 @cache
 def list_shipped() -> dict[str, Path]:
     """Name -> file of every chat template in the installed TRL. Its package is found, not imported (5 s)."""
-    found = find_spec("trl")
-    folders = list(found.submodule_search_locations or ()) if found else []
+    spec = find_spec("trl")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
     return {path.stem: path for folder in folders for path in sorted(Path(folder, "chat_templates").glob("*.jinja"))}

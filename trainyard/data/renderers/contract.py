@@ -60,7 +60,7 @@ class RendererSpec:
     """Known chat templates (names of files that TRL ships, or of `own`) and the kinds of conversation in which each
     has the extension property. The first is the renderer's default. The claim is probed."""
     grammar: Grammar
-    own: Mapping[str, str] = field(default_factory=dict)
+    own_templates: Mapping[str, str] = field(default_factory=dict)
     """Texts of templates that TRL does not ship."""
     stops: tuple[str, ...] = ()
     """Stop tokens besides those that the template itself writes after an answer."""

@@ -51,10 +51,10 @@ def known_digests() -> frozenset[str]:
 
 def open_limited(template: str) -> LimitedTemplate:
     """The child's side of a template, shared by all who have it now; the child ends with the last of them."""
-    found = RUNNING.get(template)
-    if found is None:
-        found = RUNNING[template] = LimitedTemplate(template)
-    return found
+    child = RUNNING.get(template)
+    if child is None:
+        child = RUNNING[template] = LimitedTemplate(template)
+    return child
 
 
 class LimitedTemplate(LineChild):

@@ -43,12 +43,12 @@ class TemplateProbe:
 
     @property
     def extends_in(self) -> frozenset[Flavour]:
-        return frozenset(flavour for flavour, found in self.relations.items() if found.extends)
+        return frozenset(flavour for flavour, relations in self.relations.items() if relations.extends)
 
     @property
     def extension(self) -> bool:
         """Whether turns extend one another in every kind of conversation that the template takes."""
-        return bool(self.relations) and all(found.extends for found in self.relations.values())
+        return bool(self.relations) and all(relations.extends for relations in self.relations.values())
 
 
 def user(text: str) -> Turn:
@@ -85,7 +85,7 @@ class Sample:
     """A conversation, and texts that have to be seen in it."""
 
     turns: list[Turn]
-    shown: tuple[str, ...]
+    texts: tuple[str, ...]
     tools: Tools | None = None
 
 
@@ -128,16 +128,18 @@ def hidden_by(renderer: TemplateText, flavour: Flavour) -> str:
     messages = [turn["content"] for turn in turns if turn["role"] in ("user", "assistant") and turn["content"]]
     results = [turn["content"] for turn in turns if turn["role"] == "tool"]
     for name, contents in (("messages", messages), ("results of tools", results)):
-        shown = sum(content in text for content in contents)
-        if 0 < shown < len(contents):
-            return f"{name}: {shown} of {len(contents)} shown"
+        count = sum(content in text for content in contents)
+        if 0 < count < len(contents):
+            return f"{name}: {count} of {len(contents)} shown"
     return ""
 
 
 def talk(flavour: Flavour) -> list[Turn]:
     """Three questions with their answers."""
     more = [thought(n) if flavour is Flavour.THOUGHTS else {} for n in range(3)]
-    turns = [turn for asked, extra in zip(QUESTIONS, more, strict=True) for turn in (asked, assistant("Yes.", **extra))]
+    turns = [
+        turn for question, extra in zip(QUESTIONS, more, strict=True) for turn in (question, assistant("Yes.", **extra))
+    ]
     return [{"role": "system", "content": "Be brief."}, *turns] if flavour is Flavour.SYSTEM else turns
 
 
@@ -147,22 +149,24 @@ def thought(number: int) -> dict[str, str]:
 
 def measure(renderer: TemplateText) -> TemplateProbe:
     """Render conversations of every kind and compare their ids."""
-    found: dict[Flavour, Relations] = {}
+    by_flavour: dict[Flavour, Relations] = {}
     for flavour in Flavour:
-        taken = [relations for one in samples(flavour) if (relations := relate(renderer, one)) is not None]
-        if taken:
+        sample_relations = [
+            relations for sample in samples(flavour) if (relations := relate(renderer, sample)) is not None
+        ]
+        if sample_relations:
             hidden = hidden_by(renderer, flavour) if flavour in LONG_FLAVOURS else ""
-            history = not hidden and all(one.history for one in taken)
-            found[flavour] = Relations(all(one.prompt for one in taken), history, hidden)
-    return TemplateProbe(found)
+            history = not hidden and all(entry.history for entry in sample_relations)
+            by_flavour[flavour] = Relations(all(entry.prompt for entry in sample_relations), history, hidden)
+    return TemplateProbe(by_flavour)
 
 
-def wrong_flag(name: str, claimed: frozenset[Flavour], found: frozenset[Flavour]) -> InvalidInput:
+def wrong_flag(name: str, claimed: frozenset[Flavour], actual: frozenset[Flavour]) -> InvalidInput:
     def words(flavours: frozenset[Flavour]) -> str:
         return ", ".join(flavour.value for flavour in Flavour if flavour in flavours) or "none"
 
     return InvalidInput(
-        f"The template {name} is listed as extending its turns in: {words(claimed)}. Probed: {words(found)}.",
+        f"The template {name} is listed as extending its turns in: {words(claimed)}. Probed: {words(actual)}.",
         why="A wrong flag would train on, or cache, token sequences that the model never sees.",
         do="Correct the row in trainyard/data/renderers to what was probed.",
         code="E-CHAT-TEMPLATE",
@@ -172,22 +176,22 @@ def wrong_flag(name: str, claimed: frozenset[Flavour], found: frozenset[Flavour]
 def relate(renderer: TemplateText, sample: Sample) -> Relations | None:
     turns, tools = sample.turns, sample.tools
     try:
-        said = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
-        prompts = [renderer.text(turns[:index], tools, ask=True) for index in said]
-        answered = [renderer.text(turns[: index + 1], tools) for index in said]
+        answer_indices = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
+        prompts = [renderer.text(turns[:index], tools, ask=True) for index in answer_indices]
+        answered = [renderer.text(turns[: index + 1], tools) for index in answer_indices]
     except REFUSALS:
         return None
-    if not all(any(text in one for one in answered) for text in sample.shown):
+    if not all(any(text in whole for whole in answered) for text in sample.texts):
         return None
     ids = renderer.control.ids
     ended = [
         ids(text[: renderer.with_stop(after, renderer.turn_end(text))])
         for text, after in zip(answered, [*prompts[1:], answered[-1]], strict=True)
     ]
-    asked = [ids(text) for text in prompts]
+    prompt_ids = [ids(text) for text in prompts]
     return Relations(
-        prompt=all(begins(turn, prompt) for turn, prompt in zip(ended, asked, strict=True)),
-        history=all(begins(later, turn) for later, turn in zip(asked[1:], ended[:-1], strict=True)),
+        prompt=all(begins(turn, prompt) for turn, prompt in zip(ended, prompt_ids, strict=True)),
+        history=all(begins(later, turn) for later, turn in zip(prompt_ids[1:], ended[:-1], strict=True)),
     )
 
 

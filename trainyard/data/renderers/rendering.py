@@ -99,9 +99,9 @@ class Renderer(TemplateText):
         learned = self.learned(turns, tools, text)
         starts = self.message_starts(turns, tools, text)
         boundaries = {0, len(text), *starts, *(boundary for span in learned for boundary in (span.start, span.end))}
-        ids, places = self.ids_and_places(text, sorted(boundaries))
-        weights = [float(any(span.start < end and start < span.end for span in learned)) for start, end in places]
-        owners = [sum(start >= border for border in starts[1:]) for start, _ in places]
+        ids, spans = self.ids_and_places(text, sorted(boundaries))
+        weights = [float(any(span.start < end and start < span.end for span in learned)) for start, end in spans]
+        owners = [sum(start >= border for border in starts[1:]) for start, _ in spans]
         return Rendered(ids, weights, owners)
 
     def ids_and_places(self, text: str, boundaries: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
@@ -110,12 +110,12 @@ class Renderer(TemplateText):
             encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             return list(encoded["input_ids"]), [(start, end) for start, end in encoded["offset_mapping"]]
         ids: list[int] = []
-        places: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for start, end in pairwise(boundaries):
-            own = self.ids(text[start:end], start=start == 0)
-            ids += own
-            places += [(start, end)] * len(own)
-        return ids, places
+            piece_ids = self.ids(text[start:end], start=start == 0)
+            ids += piece_ids
+            spans += [(start, end)] * len(piece_ids)
+        return ids, spans
 
     def pieces(self, messages: Sequence[Message | Turn], tools: Tools | str | None = None) -> list[Piece]:
         """The whole conversation, cut where the learner changes. What follows the last stop token is left out.
@@ -139,21 +139,21 @@ class Renderer(TemplateText):
             pieces.append(Piece(text[position:], False, len(turns) - 1))
         return [piece for piece in pieces if piece.text]
 
-    def says_something(self, turn: Turn, said: str) -> bool:
+    def says_something(self, turn: Turn, answer: str) -> bool:
         """Whether a turn's text has more than control tokens and white space, and a part of the turn.
 
         A template without calls writes a turn of calls as an empty answer: learned, it would teach silence.
         """
         content = str(turn.get("content") or "").strip()
-        if content and content in said:
+        if content and content in answer:
             return True
-        if not self.control.anyone.sub("", said).strip():
+        if not self.control.anyone.sub("", answer).strip():
             return False
         if content:
             return True
         texts = [str(turn.get(REASONING) or "").strip(), *names_of_calls(turn)]
-        shown = remove_marks(said)
-        return any(text in shown or shows_words(shown, text) for text in texts if text)
+        plain = remove_marks(answer)
+        return any(text in plain or shows_words(plain, text) for text in texts if text)
 
     def cut(self, messages: Sequence[Message | Turn], tools: Tools | str | None = None) -> Cut:
         """The conversation as examples in which each turn of the assistant that takes part in the loss is learned once.
@@ -173,17 +173,17 @@ class Renderer(TemplateText):
         for index, message in enumerate(messages):
             if not is_learned(message) or index in spoken:
                 continue
-            own = None if index in bordered else self.cut_turn(turns[: index + 1], tools)
-            if own is not None and self.says_something(turns[index], own[-1].text):
-                examples.append(own)
-                texts.append("".join(piece.text for piece in own))
+            turn_pieces = None if index in bordered else self.cut_turn(turns[: index + 1], tools)
+            if turn_pieces is not None and self.says_something(turns[index], turn_pieces[-1].text):
+                examples.append(turn_pieces)
+                texts.append("".join(piece.text for piece in turn_pieces))
                 lengths.append(index + 1)
-            elif index in bordered or own is not None or not has_texts(turns[index]):
+            elif index in bordered or turn_pieces is not None or not has_texts(turns[index]):
                 empty += 1
             else:
                 unlearned += 1
-        shown = list(map(remove_marks, texts))
-        return Cut(examples, self.visibility.hidden(turns, tools, shown, lengths), empty, unlearned)
+        plain_texts = list(map(remove_marks, texts))
+        return Cut(examples, self.visibility.hidden(turns, tools, plain_texts, lengths), empty, unlearned)
 
     def cut_turn(self, turns: list[Turn], tools: Tools | str | None) -> list[Piece] | None:
         """The conversation up to a turn of the assistant, which alone is learned; None where it has no border."""
@@ -242,30 +242,30 @@ class Renderer(TemplateText):
         hidden: set[str] = set()
         examples: list[list[Piece]] = []
         empty = unlearned = 0
-        for messages, own, text in zip(answers, turns, texts, strict=True):
-            pieces = self.split_answer(before, own, tools, (text, start))
+        for messages, answer_turns, text in zip(answers, turns, texts, strict=True):
+            pieces = self.split_answer(before, answer_turns, tools, (text, start))
             bordered = {piece.message - len(before) for piece in pieces if piece.learned}
-            left = [turn for at, turn in enumerate(own) if is_learned(messages[at]) and at not in bordered]
+            left = [turn for at, turn in enumerate(answer_turns) if is_learned(messages[at]) and at not in bordered]
             empty += sum(not has_texts(turn) for turn in left)
             unlearned += sum(map(has_texts, left))
             for at, piece in enumerate(pieces):
                 if not piece.learned:
                     continue
-                turn = own[piece.message - len(before)]
-                heard = self.says_something(turn, piece.text) or (len(own) == 1 and not has_texts(turn))
+                turn = answer_turns[piece.message - len(before)]
+                heard = self.says_something(turn, piece.text) or (len(answer_turns) == 1 and not has_texts(turn))
                 empty += not heard
                 if not (heard and is_learned(messages[piece.message - len(before)])):
                     pieces[at] = replace(piece, learned=False)
-            whole = [*before, *own]
+            whole = [*before, *answer_turns]
             hidden |= self.visibility.hidden(whole, tools, [remove_marks(text)], [len(whole)])
             examples.append(pieces)
         return Cut(examples, hidden, empty, unlearned, texts[0][:start])
 
     def split_answer(
-        self, before: list[Turn], answer: list[Turn], tools: Tools | str | None, place: tuple[str, int]
+        self, before: list[Turn], answer: list[Turn], tools: Tools | str | None, text_start: tuple[str, int]
     ) -> list[Piece]:
-        """The pieces of an answer in a text, from `place` on; those of the assistant are marked as learned."""
-        text, start = place
+        """The pieces of an answer in a text, from `text_start` on; those of the assistant are marked as learned."""
+        text, start = text_start
         if len(answer) == 1:
             return [Piece(text[start : self.turn_end(text)], answer[0]["role"] == "assistant", len(before))]
         pieces: list[Piece] = []
@@ -287,18 +287,18 @@ class Renderer(TemplateText):
             ids: what the model sampled, from the end of the prompt on; what follows a stop token is ignored.
             opened: what the prompt already wrote of the answer, such as `<think>` (see `opening`).
         """
-        stopped = next((place for place, id in enumerate(ids) if id in self.stop_ids), None)
-        said = str(self.tokenizer.decode(list(ids[:stopped])))
+        stopped = next((index for index, id in enumerate(ids) if id in self.stop_ids), None)
+        text = str(self.tokenizer.decode(list(ids[:stopped])))
         if not opened and "open" not in self.spec.grammar["content"]:
-            said = said.removeprefix(self.lead)
+            text = text.removeprefix(self.lead)
         grammar = {"defaults": {"role": "assistant"}, "start_anchor": ANCHOR, "fields": dict(self.spec.grammar)}
         try:
-            turn = load("transformers.utils.chat_parsing:parse_response")(said, grammar, prefix=ANCHOR + opened)
+            turn = load("transformers.utils.chat_parsing:parse_response")(text, grammar, prefix=ANCHOR + opened)
         except (ValueError, KeyError, TypeError):  # a call that is not JSON, or not the JSON of a call
-            return Parsed({"role": "assistant", "content": said}, Termination.MALFORMED)
+            return Parsed({"role": "assistant", "content": text}, Termination.MALFORMED)
         calls = turn.get("tool_calls", [])
         if not all(isinstance(call.get("function"), dict) and "name" in call["function"] for call in calls):
-            return Parsed({"role": "assistant", "content": said}, Termination.MALFORMED)
+            return Parsed({"role": "assistant", "content": text}, Termination.MALFORMED)
         content = str(turn.get("content") or "")
         whole = {**turn, "content": content.rstrip("\n") if calls else content}
         return Parsed(whole, Termination.LENGTH if stopped is None else Termination.STOP)
@@ -336,14 +336,14 @@ class Renderer(TemplateText):
         if turns[0]["role"] == "tool":
             answers = [{"role": "assistant", "content": "", "tool_calls": [call(name)]} for name in ("kiwi", "plum")]
         try:
-            one, other = (self.text([*before, answer, *turns], ask=True) for answer in answers)
+            first, other = (self.text([*before, answer, *turns], ask=True) for answer in answers)
         except REFUSALS:
             return None
         # The two texts differ in the answer alone.
-        end = common_prefix(one, other) + len("kiwi")
+        end = common_prefix(first, other) + len("kiwi")
         if turns[0]["role"] == "tool":
-            end = min((place for stop in self.stops if (place := one.find(stop, end)) >= 0), default=len(one))
-        return one[end:] if one[end:] and other.endswith(one[end:]) else None
+            end = min((position for stop in self.stops if (position := first.find(stop, end)) >= 0), default=len(first))
+        return first[end:] if first[end:] and other.endswith(first[end:]) else None
 
 
 def call(name: str) -> JsonObject:
@@ -366,9 +366,9 @@ def turn_of(message: Message | Turn) -> Turn:
     """A message as chat templates expect it."""
     if not isinstance(message, Message):
         return message
-    given: Turn = {"role": message.role, "content": message.content}
+    turn: Turn = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        given["tool_calls"] = orjson.loads(message.tool_calls)
+        turn["tool_calls"] = orjson.loads(message.tool_calls)
     if message.more:
-        given |= {name: value for name, value in message.extras.items() if name in TEMPLATE_EXTRAS}
-    return given
+        turn |= {name: value for name, value in message.extras.items() if name in TEMPLATE_EXTRAS}
+    return turn

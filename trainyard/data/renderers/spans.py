@@ -94,21 +94,21 @@ class Control:
             index for index, (text, start) in enumerate(zip(texts, starts, strict=True))
             if self.tokenizer.is_fast and (start or self.keeps_start) and not MARKERS.search(text)
         ]  # fmt: skip
-        found: dict[int, list[int]] = {}
+        by_index: dict[int, list[int]] = {}
         if together:
             # `ids` was called before (`keeps_start`), so truncation and padding are off here.
-            chosen = [texts[index] for index in together]
-            encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(chosen, add_special_tokens=False)
-            found = {index: one.ids for index, one in zip(together, encoded, strict=True)}
+            batch = [texts[index] for index in together]
+            encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            by_index = {index: encoding.ids for index, encoding in zip(together, encoded, strict=True)}
         return [
-            found[index] if index in found else self.ids(text, start=start)
+            by_index[index] if index in by_index else self.ids(text, start=start)
             for index, (text, start) in enumerate(zip(texts, starts, strict=True))
         ]
 
 
 def pattern(tokens: set[str]) -> re.Pattern[str]:
     """A pattern that matches any of the tokens, the longest first; none never matches."""
-    return re.compile("|".join(map(re.escape, sorted(tokens, key=lambda one: (-len(one), one)))) or "(?!)")
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=lambda token: (-len(token), token)))) or "(?!)")
 
 
 def remove_marks(text: str) -> str:
@@ -135,7 +135,9 @@ class TemplateText:
         Raises `TemplateRefusal`, whatever the template raised, and `TemplateLimit` for one that took too much.
         """
         with refusals():
-            return self.written(self.taken(turns), orjson.loads(tools) if isinstance(tools, str) else tools, ask=ask)
+            return self.written(
+                self.adapt_turns(turns), orjson.loads(tools) if isinstance(tools, str) else tools, ask=ask
+            )
 
     def written(self, turns: list[Turn], tools: Tools | None, *, ask: bool) -> str:
         template = self.template if self.is_trusted else self.variables
@@ -158,7 +160,7 @@ class TemplateText:
         names = ["messages", "tools", "documents", "add_generation_prompt", *self.tokenizer.special_tokens_map]
         return "{{ {" + ", ".join(f"'{name}': {name}" for name in names) + "} | tojson }}"
 
-    def taken(self, turns: list[Turn]) -> list[Turn]:
+    def adapt_turns(self, turns: list[Turn]) -> list[Turn]:
         """The turns in the form that the template takes: contents as text or blocks, arguments as objects or text, and
         results in the order of their calls. Raises `TemplateRefusal` for arguments that are not an object."""
         if any(turn.get("tool_calls") for turn in turns):
@@ -170,8 +172,8 @@ class TemplateText:
     @cached_property
     def wants_blocks(self) -> bool:
         """Whether a content has to be a list of blocks, as in templates of models that see pictures."""
-        shown = [ASKED["content"] in self.attempt(turns, ask=True) for turns in ([ASKED], as_blocks([ASKED]))]
-        return shown == [False, True]
+        results = [ASKED["content"] in self.attempt(turns, ask=True) for turns in ([ASKED], as_blocks([ASKED]))]
+        return results == [False, True]
 
     @cached_property
     def wants_argument_text(self) -> bool:
@@ -179,8 +181,8 @@ class TemplateText:
         function = {"name": "weigh", "arguments": {"fruit": "kiwi"}}
         called: Turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         forms = [[ASKED, with_arguments(called, as_text=as_text)] for as_text in (False, True)]
-        taken = [bool(self.attempt(as_blocks(form) if self.wants_blocks else form, ask=False)) for form in forms]
-        return taken == [False, True]
+        results = [bool(self.attempt(as_blocks(form) if self.wants_blocks else form, ask=False)) for form in forms]
+        return results == [False, True]
 
     def attempt(self, turns: list[Turn], *, ask: bool) -> str:
         """The text for turns in this form; empty if the template does not take them."""
@@ -192,10 +194,10 @@ class TemplateText:
     @cached_property
     def stops(self) -> dict[str, int]:
         """Stop tokens -> ids: the one that the template writes after a last answer, the row's, and the end of text."""
-        own = self.after_answer([ASKED, ANSWERED]) or self.separator
-        wanted = [own, *self.spec.stops, self.tokenizer.eos_token]
+        stop = self.after_answer([ASKED, ANSWERED]) or self.separator
+        tokens = [stop, *self.spec.stops, self.tokenizer.eos_token]
         added = self.tokenizer.get_added_vocab()
-        return {token: added[token] for token in wanted if token and token in added}
+        return {token: added[token] for token in tokens if token and token in added}
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -213,10 +215,10 @@ class TemplateText:
             text = self.text(turns)
         except REFUSALS:
             return None
-        _, shown, rest = text.rpartition(ANSWERED["content"])
-        run = re.match(rf"(?:\s*(?:{self.control.anyone.pattern}))+", rest) if shown else None
-        found = self.control.anyone.findall(run.group()) if run else []
-        return next((token for token in found if token in self.spec.stops), found[0] if found else None)
+        _, answer, rest = text.rpartition(ANSWERED["content"])
+        run = re.match(rf"(?:\s*(?:{self.control.anyone.pattern}))+", rest) if answer else None
+        tokens = self.control.anyone.findall(run.group()) if run else []
+        return next((token for token in tokens if token in self.spec.stops), tokens[0] if tokens else None)
 
     @cached_property
     def lead(self) -> str:
@@ -225,8 +227,8 @@ class TemplateText:
             prompt, whole = self.text([ASKED], ask=True), self.text([ASKED, ANSWERED])
         except REFUSALS:
             return ""
-        lead, shown, _ = whole[self.border(prompt, whole) :].partition(ANSWERED["content"])
-        return lead if shown else ""
+        lead, answer, _ = whole[self.border(prompt, whole) :].partition(ANSWERED["content"])
+        return lead if answer else ""
 
     @cached_property
     def trailer(self) -> str:
@@ -237,21 +239,21 @@ class TemplateText:
             earlier = self.text([ASKED, ANSWERED, ASKED]).partition(ANSWERED["content"])[2]
         except REFUSALS:
             return ""
-        own = self.after_answer([ASKED, ANSWERED])
-        if own is None or earlier.startswith(last) or not earlier.lstrip().startswith(own):
+        stop = self.after_answer([ASKED, ANSWERED])
+        if stop is None or earlier.startswith(last) or not earlier.lstrip().startswith(stop):
             return ""
-        return last.partition(own)[2].strip()
+        return last.partition(stop)[2].strip()
 
     # Borders
 
-    def border(self, one: str, other: str) -> int:
+    def border(self, first: str, other: str) -> int:
         """Where two texts part, moved to the start of a control token of either that it would cut."""
-        place = common_prefix(one, other)
-        return min(self.outside_tokens(text, place) for text in (one, other))
+        position = common_prefix(first, other)
+        return min(self.outside_tokens(text, position) for text in (first, other))
 
-    def outside_tokens(self, text: str, place: int) -> int:
-        found = self.control.anyone.finditer(text, max(0, place - self.control.longest))
-        return next((match.start() for match in found if match.start() < place < match.end()), place)
+    def outside_tokens(self, text: str, position: int) -> int:
+        matches = self.control.anyone.finditer(text, max(0, position - self.control.longest))
+        return next((match.start() for match in matches if match.start() < position < match.end()), position)
 
     def learned(self, turns: list[Turn], tools: Tools | str | None, whole: str, *, first: int = 0) -> list[Span]:
         """Return the spans of the assistant's turns in the rendered text, stop tokens included, from a turn on.
@@ -284,10 +286,10 @@ class TemplateText:
         if start >= opened:
             return start
         content = str(history[-1].get("content") or "").strip()
-        said = whole.rfind(content) if content else -1
+        content_start = whole.rfind(content) if content else -1
         header = prompt[opened:]
-        found = whole.find(header, said + len(content)) if said >= 0 and header.strip() else -1
-        return found + len(header) if found >= 0 else None
+        header_start = whole.find(header, content_start + len(content)) if content_start >= 0 and header.strip() else -1
+        return header_start + len(header) if header_start >= 0 else None
 
     def turn_end(self, upto: str) -> int:
         """Where the last turn of a text ends: after the first of the stop tokens at its end."""
@@ -312,8 +314,8 @@ class TemplateText:
         starts, position = [0], 0
         for count in range(1, len(turns) + 1):
             content = str(turns[count - 1].get("content") or "").strip()
-            found = whole.find(content, position) if content else -1
-            end = max(position, found + len(content))
+            content_start = whole.find(content, position) if content else -1
+            end = max(position, content_start + len(content))
             if stop := next((stop for stop in self.stops if whole.startswith(stop, end)), ""):
                 rest = whole[end + len(stop) :]
                 end = len(whole) - len(rest.lstrip())
@@ -324,7 +326,7 @@ class TemplateText:
         return starts
 
 
-def common_prefix(one: str, other: str) -> int:
+def common_prefix(first: str, other: str) -> int:
     """Length of what two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))
+    pairs = enumerate(zip(first, other, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(first), len(other)))

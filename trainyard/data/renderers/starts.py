@@ -37,18 +37,18 @@ def choose_for_tokenizer(
 
     Raises as `choose_template`, and `TemplateLimit` (`E-CHAT-TEMPLATE`) for a file that cannot be rendered.
     """
-    own = tokenizer.get_chat_template() if tokenizer.chat_template else None
-    chosen = choose_template(name, own, roots=roots)
+    base_template = tokenizer.get_chat_template() if tokenizer.chat_template else None
+    choice = choose_template(name, base_template, roots=roots)
     start = find_start(tokenizer)
-    if not start or writes_start(tokenizer, chosen.text, start):
-        return chosen
-    if chosen.text == own:
+    if not start or writes_start(tokenizer, choice.text, start):
+        return choice
+    if choice.text == base_template:
         note = f"The tokenizer puts {start} before a text, and the base's own chat template does not: no chat has it."
-        return replace(chosen, note=" ".join(filter(None, (chosen.note, note))))
+        return replace(choice, note=" ".join(filter(None, (choice.note, note))))
     first = "bos_token" if start == tokenizer.bos_token else json.dumps(start, ensure_ascii=False)
     note = f"The template does not write {start}, which the tokenizer puts first: it is added, and saved with it."
-    text = f"{{{{ {first} }}}}{chosen.text}"
-    return replace(chosen, text=text, note=" ".join(filter(None, (chosen.note, note))))
+    text = f"{{{{ {first} }}}}{choice.text}"
+    return replace(choice, text=text, note=" ".join(filter(None, (choice.note, note))))
 
 
 def find_start(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -64,8 +64,8 @@ def writes_start(tokenizer: PreTrainedTokenizerBase, template: str, start: str) 
     for content in (QUESTION, [{"type": "text", "text": QUESTION}]):
         turns = [{"role": "user", "content": content}]
         names = {**tokenizer.special_tokens_map, "messages": turns, "add_generation_prompt": True}
-        before, shown, _ = write_text(template, names).partition(QUESTION)
-        if shown:
+        before, question, _ = write_text(template, names).partition(QUESTION)
+        if question:
             return start in before
     return start in template or "bos_token" in template  # it takes no single question
 

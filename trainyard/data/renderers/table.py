@@ -155,7 +155,7 @@ MISTRAL = RendererSpec(
         },
         **CONTENT,
     },
-    own={"mistral": read_template("mistral")},
+    own_templates={"mistral": read_template("mistral")},
 )  # fmt: skip
 """Mistral Instruct (v0.3): instructions in brackets, `</s>` after each answer, the system prompt in the last question.
 Because the system prompt and the tools move to the last question, a conversation that has them does not extend.
@@ -182,7 +182,7 @@ OLMO3 = RendererSpec(
         ),
         **THOUGHTS,
     },
-    own={"olmo3": read_template("olmo3")},
+    own_templates={"olmo3": read_template("olmo3")},
     tokens=("<|endoftext|>",),
 )  # fmt: skip
 """OLMo 3: ChatML in which the last answer ends with the end-of-text token and an earlier one with `<|im_end|>`.
@@ -224,13 +224,13 @@ QWEN = (
 """Qwen 2.5 is ChatML with a system prompt of its own. From Qwen 3 on, the hybrid models drop thoughts from the history,
 so their turns do not extend one another."""
 
-ROLE_COLON = RendererSpec("role_colon", {"role_colon": PLAIN}, CONTENT, own={"role_colon": PLAIN_TEMPLATE})
+ROLE_COLON = RendererSpec("role_colon", {"role_colon": PLAIN}, CONTENT, own_templates={"role_colon": PLAIN_TEMPLATE})
 """`user: …`, `assistant: …`: for a base model without a template; needs no special token but the end of text."""
 
 RENDERERS: dict[str, RendererSpec] = {
     spec.name: spec
     for spec in (
-        RendererSpec("chatml", {"chatml": PLAIN}, CONTENT, own={"chatml": CHATML_TEMPLATE}),
+        RendererSpec("chatml", {"chatml": PLAIN}, CONTENT, own_templates={"chatml": CHATML_TEMPLATE}),
         COHERE,
         RendererSpec("deepseek-r1", claim("deepseek_r1_distill deepseek_r1_distill_training", NONE), DEEPSEEK_GRAMMAR),
         RendererSpec("deepseek-v3", {"deepseekv3": NONE, "deepseekv3_training": NONE}, DEEPSEEK_GRAMMAR),

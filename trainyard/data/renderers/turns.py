@@ -83,5 +83,5 @@ def read_arguments(value: Any, name: str) -> JsonObject:
         return {}
     if isinstance(arguments, Mapping):
         return dict(arguments)
-    shown = repr(value) if len(repr(value)) <= SHOWN_CHARS else f"{repr(value)[:SHOWN_CHARS]}…"
-    raise TemplateRefusal(f"the arguments of the call of {name!r} are not an object: {shown}")
+    text = repr(value) if len(repr(value)) <= SHOWN_CHARS else f"{repr(value)[:SHOWN_CHARS]}…"
+    raise TemplateRefusal(f"the arguments of the call of {name!r} are not an object: {text}")

@@ -77,9 +77,11 @@ def verify(names: frozenset[str] = frozenset()) -> list[Verified]:
     Raises `NotFound` (`E-CHAT-TEMPLATE`) for a name that is neither a renderer nor a template.
     """
     rows = [(spec, name, template_text(spec, name)) for spec in RENDERERS.values() for name in spec.templates]
-    known = {name for _, name, _ in rows}
+    templates = {name for _, name, _ in rows}
     rows += [
-        (DEFAULT, name, path.read_text(encoding="utf-8")) for name, path in list_shipped().items() if name not in known
+        (DEFAULT, name, path.read_text(encoding="utf-8"))
+        for name, path in list_shipped().items()
+        if name not in templates
     ]
     for name in sorted(names - {name for spec, template, _ in rows for name in (spec.name, template)}):
         named(name)
@@ -95,27 +97,27 @@ def verify_file(path: Path) -> Verified:
 def verify_template(spec: RendererSpec, name: str, template: str) -> Verified:
     """One template: probed, its parity checked, an answer parsed back."""
     renderer = Renderer(toy_tokenizer(template, spec), spec, template)
-    found = measure(renderer)
-    claim = spec.templates.get(name, found.extends_in)
-    problems = [] if claim == found.extends_in else [str(wrong_flag(name, claim, found.extends_in))]
-    conversations = [one for flavour in Flavour for one in samples(flavour)]
-    problems += [text for one in conversations if (text := parity_problem(renderer, one.turns, one.tools))]
+    probe = measure(renderer)
+    claim = spec.templates.get(name, probe.extends_in)
+    problems = [] if claim == probe.extends_in else [str(wrong_flag(name, claim, probe.extends_in))]
+    conversations = [sample for flavour in Flavour for sample in samples(flavour)]
+    problems += [text for sample in conversations if (text := parity_problem(renderer, sample.turns, sample.tools))]
     return Verified(
         renderer=spec.name,
         template=name,
         sha256=digest(template),
         stops=tuple(renderer.stops),
-        extension=found.extension,
-        kinds={flavour.value: relation_word(found.relations.get(flavour)) for flavour in Flavour},
+        extension=probe.extension,
+        kinds={flavour.value: relation_word(probe.relations.get(flavour)) for flavour in Flavour},
         problem="; ".join(problems),
     )
 
 
-def relation_word(one: Relations | None) -> str:
-    if one is None:
+def relation_word(relations: Relations | None) -> str:
+    if relations is None:
         return "-"
-    failing = [name for name, passed in (("prompt", one.prompt), ("history", one.history)) if not passed]
-    note = f" ({one.hidden})" if one.hidden else ""
+    failing = [name for name, passed in (("prompt", relations.prompt), ("history", relations.history)) if not passed]
+    note = f" ({relations.hidden})" if relations.hidden else ""
     return "not " + "+".join(failing) + note if failing else "yes"
 
 
@@ -128,8 +130,10 @@ def parity_problem(renderer: Renderer, turns: list[Turn], tools: Tools | None = 
         return ""
     apply: Any = renderer.tokenizer.apply_chat_template
     try:
-        theirs = apply(renderer.taken(turns), tools=tools, chat_template=renderer.template, return_dict=False)
+        expected_ids = apply(
+            renderer.adapt_turns(turns), tools=tools, chat_template=renderer.template, return_dict=False
+        )
     except REFUSALS:
         return ""
-    ours = renderer.render(turns, tools).ids
-    return "" if ours == theirs else f"{len(ours)} ids where apply_chat_template gives {len(theirs)}"
+    ids = renderer.render(turns, tools).ids
+    return "" if ids == expected_ids else f"{len(ids)} ids where apply_chat_template gives {len(expected_ids)}"

@@ -69,9 +69,9 @@ class Visibility:
         hidden = set(self.by_structure[structure])
         parts = [part for turn in name_turns(turns) for part in list_parts(turn)]
         for kind, text in [*self.parts_of_tools(tools), *parts]:
-            if kind in hidden or any(text in shown for shown in texts):
+            if kind in hidden or any(text in rendering for rendering in texts):
                 continue
-            if not any(shows_words(shown, text) for shown in texts):
+            if not any(shows_words(rendering, text) for rendering in texts):
                 hidden.add(kind)
         return hidden - {SCHEMA} if TOOLS in hidden else hidden
 
@@ -99,19 +99,19 @@ class Visibility:
         parts = [part for turn in marked for part in list_parts(turn)]
         if tools:
             parts += [part for part in list_tool_parts(tools) if part[0] == TOOLS]
-        return frozenset(kind for kind, text in parts if not any(text in shown for shown in texts))
+        return frozenset(kind for kind, text in parts if not any(text in rendering for rendering in texts))
 
 
 MOST_TOOL_LISTS = 1000
 """Lists of tools whose texts are remembered."""
 
 
-def shows_words(shown: str, text: str) -> bool:
+def shows_words(rendering: str, text: str) -> bool:
     """Whether the words of a text are in a rendering, in their order: templates trim texts and escape them as JSON."""
     for form in (text.translate(ESCAPED), escape_ascii(text)):
         position = 0
         for word in WORD.findall(form):
-            position = shown.find(word, position)
+            position = rendering.find(word, position)
             if position < 0:
                 break
             position += len(word)

@@ -17,9 +17,9 @@ def multiple_choice(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
     values: list[Value] = []
     for case in cases:
         losses = [score.nll / score.tokens if score else None for score in (next(scores) for _ in case.choices)]
-        known = [loss for loss in losses if loss is not None]
-        if len(known) < len(losses):
+        valid = [loss for loss in losses if loss is not None]
+        if len(valid) < len(losses):
             values.append(None)
         else:
-            values.append(float(case.choices[known.index(min(known))] in case.gold))
+            values.append(float(case.choices[valid.index(min(valid))] in case.gold))
     return values

@@ -34,18 +34,18 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def word_f1(said: str, gold: str) -> float:
+def word_f1(answer: str, gold: str) -> float:
     """Harmonic mean of precision and recall over words, counted with repetition; two empty answers agree."""
-    said_words, gold_words = normalise(said).split(), normalise(gold).split()
+    said_words, gold_words = normalise(answer).split(), normalise(gold).split()
     if not said_words or not gold_words:
         return float(said_words == gold_words)
     shared = sum((Counter(said_words) & Counter(gold_words)).values())
     return 2 * shared / (len(said_words) + len(gold_words))
 
 
-exact_match = best_match(lambda said, gold: float(normalise(said) == normalise(gold)))
+exact_match = best_match(lambda answer, gold: float(normalise(answer) == normalise(gold)))
 """1.0 when the greedy answer equals an accepted one after normalisation, else 0.0."""
-quotes = best_match(lambda said, gold: float(f" {normalise(gold)} " in f" {normalise(said)} "))
+quotes = best_match(lambda answer, gold: float(f" {normalise(gold)} " in f" {normalise(answer)} "))
 """1.0 when the greedy answer contains an accepted one word for word (after normalisation), else 0.0."""
 f1 = best_match(word_f1)
 """Word overlap F1 with the best accepted answer, between 0 and 1."""

@@ -62,7 +62,7 @@ def pair_messages(case: Case, first: str, second: str) -> list[dict[str, str]]:
         f"length nor their order counts. {DATA_ONLY} "
         'Reply with JSON {"reason": "one sentence", "winner": "A" | "B" | "tie"}.'
     )
-    answers = f'<answer name="A">\n{shown(first)}\n</answer>\n<answer name="B">\n{shown(second)}\n</answer>'
+    answers = f'<answer name="A">\n{escape_tags(first)}\n</answer>\n<answer name="B">\n{escape_tags(second)}\n</answer>'
     return [{"role": "system", "content": task}, {"role": "user", "content": f"{prompt_text(case)}\n{answers}"}]
 
 
@@ -72,16 +72,16 @@ def rubric_messages(case: Case, answer: str, rubric: str) -> list[dict[str, str]
         f"Score an answer from {LEAST_SCORE} (worst) to {BEST_SCORE} (best) by this rubric:\n{rubric}\n{DATA_ONLY} "
         'Reply with JSON {"reason": "one sentence", "score": 1 to 5}.'
     )
-    asked = f"{prompt_text(case)}\n<answer>\n{shown(answer)}\n</answer>"
-    return [{"role": "system", "content": task}, {"role": "user", "content": asked}]
+    question = f"{prompt_text(case)}\n<answer>\n{escape_tags(answer)}\n</answer>"
+    return [{"role": "system", "content": task}, {"role": "user", "content": question}]
 
 
 def prompt_text(case: Case) -> str:
     turns = "\n".join(f"{turn.get('role')}: {turn.get('content') or ''}" for turn in case.prompt)
-    return f"<prompt>\n{shown(turns)}\n</prompt>"
+    return f"<prompt>\n{escape_tags(turns)}\n</prompt>"
 
 
-def shown(text: str) -> str:
+def escape_tags(text: str) -> str:
     """A text that cannot close the tags around it."""
     return text[:MOST_CHARS].replace("</", "<\\/")
 
@@ -124,13 +124,13 @@ class PairVerdict:
 
 def label_matrix(verdicts: Sequence[PairVerdict]) -> list[list[list[int]]]:
     """Verdicts on (chosen, rejected) pairs as counts [pair][truth A, B][said A, B, tie], each order a judgment."""
-    said = [Verdict.FIRST, Verdict.SECOND, Verdict.TIE]
-    found = []
-    for one in verdicts:
+    labels = [Verdict.FIRST, Verdict.SECOND, Verdict.TIE]
+    matrix = []
+    for verdict in verdicts:
         counts = [[0, 0, 0], [0, 0, 0]]
-        if one.straight is not None:
-            counts[0][said.index(one.straight)] += 1
-        if one.turned is not None:
-            counts[1][said.index(one.turned.swapped)] += 1
-        found.append(counts)
-    return found
+        if verdict.straight is not None:
+            counts[0][labels.index(verdict.straight)] += 1
+        if verdict.turned is not None:
+            counts[1][labels.index(verdict.turned.swapped)] += 1
+        matrix.append(counts)
+    return matrix

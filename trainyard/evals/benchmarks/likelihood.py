@@ -25,10 +25,10 @@ def scores(model: ScoredModel, cases: Sequence[Case]) -> list[AnswerScore | None
     """The answers' scores; rows that are plain text are scored as text."""
     talks = [index for index, case in enumerate(cases) if case.answer is not None]
     plain = [index for index, case in enumerate(cases) if case.answer is None and case.text]
-    found: list[AnswerScore | None] = [None] * len(cases)
+    results: list[AnswerScore | None] = [None] * len(cases)
     pairs = [(cases[index], answer) for index in talks if (answer := cases[index].answer) is not None]
     for index, score in zip(talks, model.answers(pairs), strict=True):
-        found[index] = score
+        results[index] = score
     for index, score in zip(plain, model.texts([cases[index].text or "" for index in plain]), strict=True):
-        found[index] = score
-    return found
+        results[index] = score
+    return results

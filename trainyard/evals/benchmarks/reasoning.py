@@ -24,17 +24,17 @@ def final_answer_of(text: str) -> str:
 
 def final_answer(model: TimedModel, cases: Sequence[Case]) -> list[Value]:
     """1.0 when the final answer equals that of an accepted answer, else 0.0."""
-    found = model.timed(cases, MOST_TOKENS)
+    answers = model.timed(cases, MOST_TOKENS)
     return [
-        None if one is None else float(final_answer_of(one.text) in {final_answer_of(gold) for gold in case.gold})
-        for one, case in zip(found, cases, strict=True)
+        None if answer is None else float(final_answer_of(answer.text) in {final_answer_of(gold) for gold in case.gold})
+        for answer, case in zip(answers, cases, strict=True)
     ]
 
 
 def answer_tokens(model: TimedModel, cases: Sequence[Case]) -> list[Value]:
     """Tokens and thoughts of each answer."""
-    return [None if one is None else float(one.tokens) for one in model.timed(cases, MOST_TOKENS)]
+    return [None if answer is None else float(answer.tokens) for answer in model.timed(cases, MOST_TOKENS)]
 
 
 def answer_seconds(model: TimedModel, cases: Sequence[Case]) -> list[Value]:
-    return [None if one is None else one.seconds for one in model.timed(cases, MOST_TOKENS)]
+    return [None if answer is None else answer.seconds for answer in model.timed(cases, MOST_TOKENS)]

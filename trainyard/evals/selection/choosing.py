@@ -49,7 +49,7 @@ def choose_best(
     *,
     threads: int,
     seed: int,
-    wanted: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = always_run,
     on_event: Callable[[JsonObject], None] = ignore,
 ) -> Produced:
     """The generator's result in `folder` with the best answer to each question in the place of the first one.
@@ -65,7 +65,9 @@ def choose_best(
     child.mkdir(parents=True)
     (child / SPEC_FILE).write_text(job.model_dump_json(indent=1), encoding="utf-8")
     argv = [sys.executable, "-P", "-m", "trainyard.compute.launch", PROGRAM, str(child)]
-    outcome = supervise(argv, child, env=CHILD_ENVIRONMENT, wanted=wanted, on_event=on_event, grace_s=30, poll_s=0.2)
+    outcome = supervise(
+        argv, child, env=CHILD_ENVIRONMENT, desired_state=desired_state, on_event=on_event, grace_s=30, poll_s=0.2
+    )
     if outcome.status is Status.STOPPED:
         raise Conflict(
             f"The choice among the answers was stopped ({outcome.reason}).",
@@ -76,8 +78,8 @@ def choose_best(
     if outcome.status is not Status.DONE:
         fields = {"what": "The answers could not be scored.", "code": "E-CRASH", **(outcome.error or {})}
         raise from_fields(fields)
-    chosen = keep_best(part, port, read_scores(child / SCORES_FILE))
-    return with_facts(produced, part, port, chosen)
+    selection = keep_best(part, port, read_scores(child / SCORES_FILE))
+    return with_facts(produced, part, port, selection)
 
 
 def read_scores(path: Path) -> Iterator[Scored]:
@@ -87,14 +89,14 @@ def read_scores(path: Path) -> Iterator[Scored]:
             yield orjson.loads(line)
 
 
-def with_facts(produced: Produced, part: Path, port: Port, chosen: Mapping[str, object]) -> Produced:
+def with_facts(produced: Produced, part: Path, port: Port, selection: Mapping[str, object]) -> Produced:
     """The result whose facts and whose accounting say what was chosen."""
-    facts: Facts = {**produced.facts, "candidates": {**produced.facts["candidates"], **chosen}}
+    facts: Facts = {**produced.facts, "candidates": {**produced.facts["candidates"], **selection}}
     path = part / ACCOUNTING_FILE
     account = {**json.loads(path.read_text(encoding="utf-8")), "candidates": facts["candidates"]}
     path.write_bytes(orjson.dumps(account, option=orjson.OPT_INDENT_2))
-    given = produced.outputs[port]
+    output = produced.outputs[port]
     return Produced(
-        outputs={port: given.model_copy(update={"facts": {**given.facts, "candidates": facts["candidates"]}})},
+        outputs={port: output.model_copy(update={"facts": {**output.facts, "candidates": facts["candidates"]}})},
         facts=facts,
     )

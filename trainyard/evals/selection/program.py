@@ -58,7 +58,7 @@ def main(folder: Path, events: Events) -> None:
 
 def report_refusals(judge: AnswerJudge, events: Events) -> None:
     """Warn of answers that the chat template refuses. Raises `InvalidInput` (`E-DATA-EMPTY`) if none has a score."""
-    refused = [f"{count} times: {words}" for words, count in judge.refused.most_common()]
+    refused = [f"{count} times: {message}" for message, count in judge.refused.most_common()]
     if judge.scored == 0:
         raise InvalidInput(
             "The reward model can score none of the answers.",
@@ -88,13 +88,13 @@ class AnswerJudge:
 
     def score(self, questions: Sequence[Candidates]) -> list[list[float | None]]:
         """A number for each answer to each question. Raises `TrainyardError` (`E-NON-FINITE`)."""
-        rows = [self.row(one.prompt, answer) for one in questions for answer in one.answers]
+        rows = [self.row(question.prompt, answer) for question in questions for answer in question.answers]
         fitting = [row for row in rows if row is not None]
         self.scored += len(fitting)
         values = iter(self.scorer.score_rows(fitting) if fitting else [])
         scores = iter([None if row is None else next(values) for row in rows])
-        found = [[next(scores) for _ in one.answers] for one in questions]
-        for value in itertools.chain.from_iterable(found):
+        answer_scores = [[next(scores) for _ in question.answers] for question in questions]
+        for value in itertools.chain.from_iterable(answer_scores):
             if value is not None and not math.isfinite(value):
                 raise TrainyardError(
                     f"The reward model gives {value} to an answer.",
@@ -102,17 +102,17 @@ class AnswerJudge:
                     do="Train it again with a lower learning rate or in fp32.",
                     code="E-NON-FINITE",
                 )
-        return found
+        return answer_scores
 
     def row(self, question: str, answer: str) -> list[int] | None:
         """Ids of a question with an answer; None where the template refuses it, or the model does not see so much."""
         turn = {"role": "assistant", "content": answer}
         try:
-            asked, (said,) = self.renderer.answered([{"role": "user", "content": question}], [[turn]])
+            prompt, (reply,) = self.renderer.answered([{"role": "user", "content": question}], [[turn]])
         except TemplateError as error:
             self.refused[str(error)] += 1
             return None
-        ids = [*self.renderer.ids(asked), *self.renderer.learned_ids(said)]
+        ids = [*self.renderer.ids(prompt), *self.renderer.learned_ids(reply)]
         return ids if self.context is None or len(ids) <= self.context else None
 
 

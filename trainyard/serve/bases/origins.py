@@ -47,22 +47,22 @@ def choose_base(folder: Path, bases: Sequence[ModelSource]) -> ModelSource:
         return bases[0]
     trained_on = read_origin(folder).get("base_sha256")
     if trained_on is not None:
-        found = next((base for base in bases if base.sha256 == trained_on), None)
-        said = f"Its base has the digest {str(trained_on)[:12]}"
+        match = next((base for base in bases if base.sha256 == trained_on), None)
+        reason = f"Its base has the digest {str(trained_on)[:12]}"
     else:
         named = read_json(folder / "adapter_config.json", "E-ADAPTER-INVALID").get("base_model_name_or_path")
-        found = next((base for base in bases if named and named in (base.name, str(base.path))), None)
-        said = f"Its adapter_config.json names {named!r}" if named else "Its files name no base"
-    if found is None:
+        match = next((base for base in bases if named and named in (base.name, str(base.path))), None)
+        reason = f"Its adapter_config.json names {named!r}" if named else "Its files name no base"
+    if match is None:
         served = ", ".join(f"{base.name} ({base.sha256[:12]})" for base in bases)
         raise InvalidInput(
             f"The adapter was trained on another base than those that are served: {served}.",
-            why=f"{said}.",
+            why=f"{reason}.",
             do="Serve the base that it was trained on, too, or train the adapter on one of these.",
             code="E-ADAPTER-MISMATCH",
         )
-    check_origin(folder, found)
-    return found
+    check_origin(folder, match)
+    return match
 
 
 def check_origin(folder: Path, base: ModelSource) -> None:
@@ -103,8 +103,8 @@ class NamedAdapter:
 def full_name(name: str, settings: Settings) -> str:
     """`ROLE` and `ROLE/vN` are names of this home's tenant, unless a tenant of that name has such a role."""
     first, _, rest = name.partition("/")
-    own = not rest or (VERSION.fullmatch(rest) and not (settings.adapters / first / rest).is_dir())
-    return f"{settings.tenant}/{name}" if own else name
+    is_local = not rest or (VERSION.fullmatch(rest) and not (settings.adapters / first / rest).is_dir())
+    return f"{settings.tenant}/{name}" if is_local else name
 
 
 def find_adapter(name: str, settings: Settings) -> NamedAdapter:
@@ -113,23 +113,23 @@ def find_adapter(name: str, settings: Settings) -> NamedAdapter:
     Raises `NotFound` (`E-ADAPTER-NOT-FOUND`) for an unknown version or a role without a live one, `InvalidInput`
     (`E-NAME`; `E-ADAPTER-INVALID` for a whole model, which has no base) and `Corrupt` (`E-CORRUPT`).
     """
-    registry, wanted = AdapterRegistry(settings.adapters), full_name(name, settings)
-    version = registry.verify(registry.show(wanted))
+    registry, version_name = AdapterRegistry(settings.adapters), full_name(name, settings)
+    version = registry.verify(registry.show(version_name))
     if version.kind != "adapter":
         raise InvalidInput(
             f"{version.name} is a whole model, not an adapter.",
             do=f"Serve it as a base: --model {registry.path(version)}.",
             code="E-ADAPTER-INVALID",
         )
-    alias = version.alias if parse_name(wanted)[2] is None else None
+    alias = version.alias if parse_name(version_name)[2] is None else None
     return NamedAdapter(version.name, registry.path(version), alias)
 
 
 def require_bases(adapters: Sequence[NamedAdapter], bases: Sequence[ModelSource]) -> None:
     """Compare each adapter with the bases. Raises as `choose_base`."""
-    for one in adapters:
+    for adapter in adapters:
         try:
-            choose_base(one.folder, bases)
+            choose_base(adapter.folder, bases)
         except InvalidInput as error:
-            what = f"{one.name} cannot be served: {error.what}"
-            raise InvalidInput(what, why=error.why, do=error.do, code=error.code) from error
+            message = f"{adapter.name} cannot be served: {error.what}"
+            raise InvalidInput(message, why=error.why, do=error.do, code=error.code) from error

@@ -50,14 +50,14 @@ def find_bases(names: Sequence[str], settings: Settings, *, download: bool = Fal
     With `download`, a Hub name that is not on this machine is downloaded, unless HF_HUB_OFFLINE forbids it. Raises what
     `resolve_model`, `download_model` and `check_folder` raise, and `NotFound` (`E-MODEL-NOT-FOUND`).
     """
-    found: dict[str, ModelSource] = {}
+    sources: dict[str, ModelSource] = {}
     aliases: dict[str, str] = {}
     for name in dict.fromkeys(names):
         source = find_base(name, settings, download=download)
-        first = found.setdefault(source.sha256, source)
+        first = sources.setdefault(source.sha256, source)
         if first is not source and name != str(first.path):
             aliases[name] = first.name
-    return BaseSources(tuple(found.values()), aliases)
+    return BaseSources(tuple(sources.values()), aliases)
 
 
 def find_base(name: str, settings: Settings, *, download: bool) -> ModelSource:
@@ -82,18 +82,18 @@ def require_room(bases: Sequence[ModelSource], dtype: str, settings: Settings) -
     free, limit = psutil.virtual_memory().available, settings.serve_memory_mb << 20
     room = min(free, limit) if limit else free
     bound = "serve_memory_mb is" if limit and limit <= free else "Free on this machine are"
-    taken: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for base in bases:
-        need, left = needed_bytes(base, dtype), room - sum(taken.values())
+        need, left = needed_bytes(base, dtype), room - sum(sizes.values())
         if need > left:
-            others = "".join(f"; {name!r} takes {gib(size)}" for name, size in taken.items())
+            rest = "".join(f"; {name!r} takes {gib(size)}" for name, size in sizes.items())
             raise LimitExceeded(
                 f"The base {base.name!r} needs {gib(need)} of memory, and {gib(left)} are left.",
-                why=f"{bound} {gib(room)}{others}.",
+                why=f"{bound} {gib(room)}{rest}.",
                 do="Serve fewer or smaller bases, use --dtype bfloat16, or end what takes the memory.",
                 code="E-MEMORY-FIT",
             )
-        taken[base.name] = need
+        sizes[base.name] = need
 
 
 def gib(size: int) -> str:

@@ -252,16 +252,16 @@ class ChatClient:
         Raises `ServerUnreachable`, `ServerTimeout`, `InvalidServerResponse` or `ServerRefused`, and `Refused`
         (`R-URL`) for a name that may not lead where it leads.
         """
-        asked: dict[str, object] = {"model": self.model, "messages": messages}
+        body: dict[str, object] = {"model": self.model, "messages": messages}
         options = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature}
-        asked |= {name: value for name, value in options.items() if value is not None}
+        body |= {name: value for name, value in options.items() if value is not None}
         if self.template_options:
-            asked["chat_template_kwargs"] = self.template_options
+            body["chat_template_kwargs"] = self.template_options
         if schema is not None:
             form = {"name": "reply", "strict": True, "schema": schema}
-            asked["response_format"] = {"type": "json_schema", "json_schema": form}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
         self.requests += 1
-        content = orjson.dumps(asked)
+        content = orjson.dumps(body)
         retrying = AsyncRetrying(
             retry=retry_if_exception(_is_transient),
             stop=stop_after_attempt(self.retries + 1),
@@ -288,11 +288,11 @@ class ChatClient:
     def _wait_s(self, state: RetryCallState) -> float:
         """0.5, 1, 2 … s (times 0.5 to 1 by chance), or what the server's Retry-After says; at most 60 s."""
         failure = state.outcome.exception() if state.outcome else None
-        asked = failure.retry_after if isinstance(failure, _Failure) else None
+        retry_after = failure.retry_after if isinstance(failure, _Failure) else None
         # The jitter is taken from the system, never from the seeded generators that decide what is made.
         jitter = 0.5 + int.from_bytes(os.urandom(2)) / 131_072
         exponential = self.first_wait_s * 2 ** (state.attempt_number - 1)
-        return float(min(MOST_WAIT_S, max(exponential * jitter, asked or 0.0)))
+        return float(min(MOST_WAIT_S, max(exponential * jitter, retry_after or 0.0)))
 
     async def _chat(self, content: bytes) -> _Chat:
         self.attempts += 1
@@ -352,13 +352,13 @@ class ChatClient:
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
             return self._quote(body)
-        found = value.get("error", value) if isinstance(value, dict) else value
-        message = found.get("message") if isinstance(found, dict) else found
+        error = value.get("error", value) if isinstance(value, dict) else value
+        message = error.get("message") if isinstance(error, dict) else error
         return self._quote(str(message or value))
 
-    def _quote(self, said: bytes | str) -> str:
+    def _quote(self, content: bytes | str) -> str:
         """The beginning of what was said, printable, in one line and without our key."""
-        text = said if isinstance(said, str) else said[: 8 * QUOTE_CHARS].decode("utf-8", "replace")
+        text = content if isinstance(content, str) else content[: 8 * QUOTE_CHARS].decode("utf-8", "replace")
         if self._api_key:
             text = text.replace(self._api_key, "***")
         printable = "".join(char if char.isprintable() else " " for char in text[:QUOTE_CHARS])
@@ -367,13 +367,13 @@ class ChatClient:
     def _error(self, failure: _Failure, attempts: int) -> ServerError:
         """The typed error after the last attempt: server, attempts, what happened, what to do."""
         tried = f"{attempts} attempt{'s' if attempts > 1 else ''}"
-        what = {
+        message = {
             ServerUnreachable: f"The model server at {self.api} could not be reached ({tried}).",
             ServerTimeout: f"The model server at {self.api} did not answer in time ({tried}).",
             InvalidServerResponse: f"The model server at {self.api} sent an answer that cannot be used ({tried}).",
             ServerRefused: f"The model server at {self.api} refused with status {failure.status} ({tried}).",
         }[failure.kind]
-        error = failure.kind(what, why=f"{failure.detail.rstrip('.')}.", do=advice(failure.kind, failure.status))
+        error = failure.kind(message, why=f"{failure.detail.rstrip('.')}.", do=advice(failure.kind, failure.status))
         error.status = failure.status
         return error
 

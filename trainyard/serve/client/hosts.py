@@ -22,13 +22,13 @@ class JudgedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await asyncio.get_running_loop().run_in_executor(None, self._hosts.addresses, host, port)
+        addresses = await asyncio.get_running_loop().run_in_executor(None, self._hosts.addresses, host, port)
         return [
             ResolveResult(
                 hostname=host, host=address, port=port, proto=0, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
                 family=socket.AF_INET6 if ":" in address else socket.AF_INET,
             )
-            for address in found
+            for address in addresses
         ]  # fmt: skip
 
     async def close(self) -> None:
@@ -51,8 +51,8 @@ class JudgedTransport(httpx.BaseTransport):
         except OSError as error:
             raise httpx.ConnectError(str(error), request=request) from error
         request.extensions["sni_hostname"] = url.host  # the certificate's name; the Host header is already the name
-        *others, last = addresses
-        for address in others:
+        *earlier, last = addresses
+        for address in earlier:
             request.url = url.copy_with(host=address)
             try:
                 return self._transport.handle_request(request)

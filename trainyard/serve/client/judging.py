@@ -41,4 +41,4 @@ class JudgedHosts:
         except Unavailable as error:
             raise OSError(error.why) from error
         except Refused as error:
-            raise Refused([replace(one, field=FIELD) for one in error.reasons]) from error
+            raise Refused([replace(reason, field=FIELD) for reason in error.reasons]) from error

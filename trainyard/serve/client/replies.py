@@ -35,7 +35,7 @@ class JudgeServer:
         limits: Any = {"concurrency": AT_ONCE, "retries": RETRIES, "first_wait_s": self.first_wait_s}
         client = ChatClient(self.base_url, self.model, self.key, private_hosts=self.private_hosts, **limits)
         async with client:
-            found = await asyncio.gather(
+            completions = await asyncio.gather(
                 *(
                     client.complete(
                         [{"role": "user", "content": prompt}], schema, max_tokens=MOST_TOKENS, temperature=0
@@ -43,4 +43,4 @@ class JudgeServer:
                     for prompt in prompts
                 )
             )
-        return [one.text for one in found]
+        return [completion.text for completion in completions]

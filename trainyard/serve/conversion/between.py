@@ -93,7 +93,7 @@ def convert(
     Raises `Conflict` (`E-FILE-EXISTS`),
     `NotFound` (`E-ADAPTER-NOT-FOUND`), `InvalidInput` (`E-CONVERT`, `E-ADAPTER-INVALID`) and `Corrupt`.
     """
-    found = layout_of(source)
+    layout = layout_of(source)
     if target.exists():
         raise Conflict(
             f"{target} exists already.",
@@ -101,20 +101,20 @@ def convert(
             code="E-FILE-EXISTS",
         )
     make_folders(DISK, target.parent)
-    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:
-        peft, made = Path(place) / "peft", Path(place) / "made"
-        LAYOUTS[found].to_peft(source, peft, base)
-        LAYOUTS[to].from_peft(peft, made, base)
-        if made.is_dir() and (source / TOKENIZER_FOLDER).is_dir():
-            shutil.copytree(source / TOKENIZER_FOLDER, made / TOKENIZER_FOLDER)
-        LAYOUTS[to].to_peft(made, Path(place) / "again", base)
-        require_same_adapter(read_adapter(peft), read_adapter(Path(place) / "again"), target)
-        try_run(Path(place) / "again")
-        if made.is_dir():
-            complete(made)
-        flush_tree(DISK, Path(place))
-        move_folder(DISK, made, target)
-    return found
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as work:
+        peft, output = Path(work) / "peft", Path(work) / "made"
+        LAYOUTS[layout].to_peft(source, peft, base)
+        LAYOUTS[to].from_peft(peft, output, base)
+        if output.is_dir() and (source / TOKENIZER_FOLDER).is_dir():
+            shutil.copytree(source / TOKENIZER_FOLDER, output / TOKENIZER_FOLDER)
+        LAYOUTS[to].to_peft(output, Path(work) / "again", base)
+        require_same_adapter(read_adapter(peft), read_adapter(Path(work) / "again"), target)
+        try_run(Path(work) / "again")
+        if output.is_dir():
+            complete(output)
+        flush_tree(DISK, Path(work))
+        move_folder(DISK, output, target)
+    return layout
 
 
 def require_same_adapter(source: Adapter, again: Adapter, target: Path) -> None:

@@ -51,10 +51,10 @@ def convert(folder: Path, target: Path, environment: Path) -> None:
         env=child_environment(), umask=UMASK,
     )  # fmt: skip
     if ran.returncode:
-        said = ran.stderr.strip().splitlines()
+        lines = ran.stderr.strip().splitlines()
         raise Unavailable(
             f"The model in {folder} could not be converted to GGUF.",
-            why=said[-1][:500] if said else f"The converter ended with exit code {ran.returncode}.",
+            why=lines[-1][:500] if lines else f"The converter ended with exit code {ran.returncode}.",
             do="Use a base of a family that llama.cpp knows, or another target.",
             code="E-CONVERT",
         )

@@ -107,20 +107,20 @@ def adapter_of(source: Path, shape: Base, base: str) -> Adapter:
     alpha = reader.get_field("adapter.lora.alpha")
     if alpha is None or value(reader, "general.architecture") != shape.architecture.name:
         raise make_refusal(f"{source.name} is not a low-rank adapter for the architecture {shape.architecture.name}.")
-    modules = {theirs: ours for ours, theirs in names(gguf, shape).items()}
+    modules = {name: module for module, name in names(gguf, shape).items()}
     parts: dict[str, Tensors] = {"a": {}, "b": {}}
     for tensor in reader.tensors:
         part = next((part for part, ending in ENDINGS.items() if tensor.name.endswith(ending)), None)
         module = modules.get(tensor.name.removesuffix(ENDINGS[part])) if part else None
         if part is None or module is None:
             raise make_refusal(f"It contains {tensor.name!r}, which is not part of a low-rank pair.")
-        taken = taken_out(tensor)
+        weight = taken_out(tensor)
         heads = shape.heads_of(module) if part == "b" else 0
-        parts[part][module] = Tensor(taken.dtype, reorder(taken.bits, heads, back=True)) if heads else taken
+        parts[part][module] = Tensor(weight.dtype, reorder(weight.bits, heads, back=True)) if heads else weight
     if not parts["a"] or parts["a"].keys() != parts["b"].keys():
         raise Corrupt(f"The adapter {source} is half of one.", do="Train it again.", code="E-CORRUPT")
-    known = value(reader, CONFIG_KEY)
-    config = json.loads(known) if known else config_of(parts, float(alpha.contents()), base)
+    config_text = value(reader, CONFIG_KEY)
+    config = json.loads(config_text) if config_text else config_of(parts, float(alpha.contents()), base)
     if not isinstance(config, dict):
         raise ValueError(f"{CONFIG_KEY} is not a config")
     return Adapter(config, parts["a"], parts["b"])
@@ -146,11 +146,11 @@ def taken_out(tensor: Any) -> Tensor:
 def names(gguf: Any, shape: Base) -> dict[str, str]:
     """Our name of a linear module -> llama.cpp's, for every block and for the output layer."""
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == shape.architecture.name)
-    known = gguf.get_tensor_name_map(arch, shape.blocks).mapping
+    tensor_names = gguf.get_tensor_name_map(arch, shape.blocks).mapping
     linear = FUSED if shape.architecture.fused else LINEAR
     # The table also contains the modules of other architectures.
-    own = {"lm_head", *(f"model.layers.{block}.{module}" for block in range(shape.blocks) for module in linear)}
-    return {ours: theirs for ours, (_, theirs) in known.items() if ours in own}
+    modules = {"lm_head", *(f"model.layers.{block}.{module}" for block in range(shape.blocks) for module in linear)}
+    return {module: name for module, (_, name) in tensor_names.items() if module in modules}
 
 
 def value(reader: Any, key: str) -> str | None:

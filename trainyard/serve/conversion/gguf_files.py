@@ -21,7 +21,7 @@ class WholeFileReader(gguf.GGUFReader):
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         self.pieces += 1
-        found = super()._get(offset, dtype, count, override_order)
-        if len(found) < count or self.pieces > MOST_PIECES:
-            raise ValueError("a part of it is missing" if len(found) < count else "its header has too many parts")
-        return found
+        values = super()._get(offset, dtype, count, override_order)
+        if len(values) < count or self.pieces > MOST_PIECES:
+            raise ValueError("a part of it is missing" if len(values) < count else "its header has too many parts")
+        return values

@@ -45,24 +45,24 @@ def merge_files(
     """
     require_words_only(adapter)
     environment = require_converter(settings, dtype) if format == "gguf" else None
-    found = {**facts, "format": format}
+    record = {**facts, "format": format}
 
     def write(folder: Path) -> None:
-        with TemporaryDirectory(prefix="trainyard-merge-") as place:
-            whole = folder if environment is None else Path(place) / adapter.parent.name
+        with TemporaryDirectory(prefix="trainyard-merge-") as work:
+            whole = folder if environment is None else Path(work) / adapter.parent.name
             spec: dict[str, object] = {"base": str(base), "adapter": str(adapter), "out": str(whole)}
             spec["threads"] = child_threads(settings)
             spec["dtype"] = dtype if environment is None else "float32"
-            found.update(run_child(PROGRAM, Path(place) / "child", spec, MERGED_FILE, "The merge failed."))
+            record.update(run_child(PROGRAM, Path(work) / "child", spec, MERGED_FILE, "The merge failed."))
             if environment is not None:
                 gguf_files.convert(whole, folder / GGUF_MODEL, environment)
                 if (whole / "chat_template.jinja").is_file():
                     shutil.copyfile(whole / "chat_template.jinja", folder / "chat_template.jinja")
-        write_json_durably(folder / MERGED_FILE, found)
+        write_json_durably(folder / MERGED_FILE, record)
 
     target.parent.mkdir(parents=True, exist_ok=True)
     write_folder(target, write, facts=None)
-    return found
+    return record
 
 
 def converter_environment(settings: Settings) -> Path:

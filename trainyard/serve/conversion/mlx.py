@@ -25,7 +25,9 @@ def peft_to_mlx(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     left = {f"{module}.lora_a": tensor.transposed() for module, tensor in adapter.a.items()}
     right = {f"{module}.lora_b": tensor.transposed() for module, tensor in adapter.b.items()}
-    write_tensors(target / MLX_FILE, {**left, **right, **{f"{module}.m": one for module, one in adapter.m.items()}})
+    write_tensors(
+        target / MLX_FILE, {**left, **right, **{f"{module}.m": tensor for module, tensor in adapter.m.items()}}
+    )
     config = {
         "fine_tune_type": "dora" if adapter.config.get("use_dora") else "lora",
         "num_layers": -1,

@@ -38,12 +38,12 @@ Tensors = dict[str, Tensor]
 
 def read_tensors(path: Path) -> Tensors:
     """Return every tensor of a safetensors file. Raises `KeyError` for a dtype that no weights have."""
-    found: Tensors = {}
+    tensors: Tensors = {}
     for name, entry in safetensors.deserialize(path.read_bytes()):
         width = BYTES[entry["dtype"]]
         bits = np.frombuffer(bytes(entry["data"]), dtype=f"<u{width}").reshape(entry["shape"])
-        found[name] = Tensor(entry["dtype"], bits)
-    return found
+        tensors[name] = Tensor(entry["dtype"], bits)
+    return tensors
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -27,9 +27,9 @@ def rule_of(base: Path) -> str:
 
     Raises `InvalidInput` (`E-CONVERT`).
     """
-    given = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
-    rule = given.get("pre_tokenizer") or {}
-    plain = not rule.get("add_prefix_space") and not given.get("normalizer")
+    tokenizer = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
+    rule = tokenizer.get("pre_tokenizer") or {}
+    plain = not rule.get("add_prefix_space") and not tokenizer.get("normalizer")
     if plain and {key: rule.get(key) for key in GPT2_RULE} == GPT2_RULE:
         return "gpt-2"
     raise InvalidInput(
@@ -49,7 +49,7 @@ def converter_of(base: Path) -> Any:
     hyper = conversion.ModelBase.load_hparams(base, False)
     architecture = conversion.get_model_architecture(hyper, conversion.ModelType.TEXT)
     try:
-        known = conversion.get_model_class(architecture)
+        model_class = conversion.get_model_class(architecture)
     except NotImplementedError as error:
         raise InvalidInput(
             f"llama.cpp has no models of architecture {architecture}.",
@@ -57,8 +57,8 @@ def converter_of(base: Path) -> Any:
             code="E-CONVERT",
         ) from error
 
-    class Converter(known):  # type: ignore[misc, valid-type]
-        model_arch = known.model_arch
+    class Converter(model_class):  # type: ignore[misc, valid-type]
+        model_arch = model_class.model_arch
 
         def get_vocab_base_pre(self, tokenizer: object) -> str:
             try:
@@ -86,4 +86,4 @@ def convert(tools: Path, base: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    convert(*(Path(given) for given in sys.argv[1:4]))
+    convert(*(Path(argument) for argument in sys.argv[1:4]))

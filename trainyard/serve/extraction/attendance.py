@@ -76,10 +76,10 @@ class Attendee:
 
 def is_attendance(label: str) -> bool:
     """Whether a heading or a field's label is one of people who were there (or were not)."""
-    found = names.WORD.findall(re.sub(r"\(.*?\)", " ", label.casefold().replace("_", " ")))
-    if not 1 <= len(found) <= 6:
+    words = names.WORD.findall(re.sub(r"\(.*?\)", " ", label.casefold().replace("_", " ")))
+    if not 1 <= len(words) <= 6:
         return False
-    return found[0] in LABELS or found[-1] in LABELS or " ".join(found[-2:]) == "roll call"
+    return words[0] in LABELS or words[-1] in LABELS or " ".join(words[-2:]) == "roll call"
 
 
 def sections(document: str) -> Iterator[list[str]]:
@@ -113,8 +113,8 @@ def is_roll(line: str) -> bool:
 def next_heading(lines: list[str], start: int, level: int) -> int:
     """Where a heading of this level or a higher one is; headings below it divide the list (`### Remote`)."""
     for index in range(start, len(lines)):
-        found = HEADING.match(lines[index])
-        if found and len(found["level"]) <= level:
+        match = HEADING.match(lines[index])
+        if match and len(match["level"]) <= level:
             return index
     return len(lines)
 
@@ -126,7 +126,7 @@ def end_of_list(lines: list[str], start: int) -> int:
         if HEADING.match(line) or (index > start and UNDERLINE.match(line)) or begins_another(line):
             return index
         if not line.strip():
-            after = next((one for one in lines[index + 1 : index + 3] if one.strip()), "")
+            after = next((text for text in lines[index + 1 : index + 3] if text.strip()), "")
             if not BULLET.match(after) and not ROW.match(after) and not is_entry(clean(after)):
                 return index
     return len(lines)
@@ -134,8 +134,8 @@ def end_of_list(lines: list[str], start: int) -> int:
 
 def begins_another(line: str) -> bool:
     """Whether a line is the label of something else, such as `Agenda:`."""
-    found = ALONE.match(line)
-    return found is not None and line.rstrip(" *_").endswith(":") and not is_attendance(found["label"])
+    match = ALONE.match(line)
+    return match is not None and line.rstrip(" *_").endswith(":") and not is_attendance(match["label"])
 
 
 def people_of(lines: list[str]) -> list[Attendee]:
@@ -147,7 +147,7 @@ def people_of(lines: list[str]) -> list[Attendee]:
         if group and is_group(group["label"], group["people"]):
             company = "" if is_attendance(group["label"]) else names.company_name(group["label"])
             members = named(separate([group["people"]]))
-            people += [Attendee(one.name, one.company or company) for one in members]
+            people += [Attendee(member.name, member.company or company) for member in members]
         else:
             plain.append(entry)
     return named(separate(plain)) + people
@@ -163,24 +163,24 @@ def joined(lines: list[str]) -> list[str]:
 
     A plain line counts until the first item: what follows a list is text.
     """
-    found: list[str] = []
+    texts: list[str] = []
     items = False
     for line in lines:
         if HEADING.match(line) or ROW.match(line) or not line.strip():
             continue
         item = BULLET.match(line)
         text = item["text"] if item else line.strip()
-        if found and not item and found[-1].endswith((",", ";", " and")):
-            found[-1] = f"{found[-1]} {text}"
+        if texts and not item and texts[-1].endswith((",", ";", " and")):
+            texts[-1] = f"{texts[-1]} {text}"
         elif item or not items:
-            found.append(text)
+            texts.append(text)
         items = items or item is not None
-    return found
+    return texts
 
 
 def clean(entry: str) -> str:
     """An entry without links, addresses, handles and emphasis."""
-    text = NOISE.sub(" ", LINK.sub(lambda found: found["text"], entry))
+    text = NOISE.sub(" ", LINK.sub(lambda match: match["text"], entry))
     text = re.sub(r"(?<=[^\W\d_])_(?=[^\W\d_])", " ", text)
     return " ".join(text.split()).strip(" ,;*_")
 
@@ -190,14 +190,14 @@ def separate(entries: list[str]) -> list[str]:
     rows = [re.split(rf"\s*;\s*{OUTER}" if ";" in entry else rf"\s*,\s*{OUTER}", entry) for entry in entries]
     divided = [";" in entry for entry in entries]
     described = are_described([row for row, semicolons in zip(rows, divided, strict=True) if not semicolons])
-    found: list[str] = []
+    persons: list[str] = []
     for entry, row, semicolons in zip(entries, rows, divided, strict=True):
         people = sum(is_entry(part) for part in row)
         if semicolons or (people > 1 and not described and people * 5 >= len(row) * 3):
-            found += [one for part in row for one in pair(part)]
+            persons += [person for part in row for person in pair(part)]
         else:
-            found += pair(entry)
-    return found
+            persons += pair(entry)
+    return persons
 
 
 def are_described(rows: list[list[str]]) -> bool:
@@ -208,14 +208,14 @@ def are_described(rows: list[list[str]]) -> bool:
     divided = [row for row in rows if len(row) > 1]
     if len(divided) < 2:
         return False
-    said = [row for row in divided if len(row) <= 3 and is_entry(row[0]) and not is_entry(row[1])]
+    with_role = [row for row in divided if len(row) <= 3 and is_entry(row[0]) and not is_entry(row[1])]
     alike = len(divided) >= 3 and all(len(row) == 2 for row in divided)
-    return alike or len(said) * 2 >= len(divided)
+    return alike or len(with_role) * 2 >= len(divided)
 
 
 def is_entry(text: str) -> bool:
-    found = ENTRY.match(text.strip())
-    return found is not None and names.is_person(found["name"])
+    match = ENTRY.match(text.strip())
+    return match is not None and names.is_person(match["name"])
 
 
 def pair(entry: str) -> list[str]:
@@ -226,12 +226,12 @@ def pair(entry: str) -> list[str]:
 
 def named(entries: list[str]) -> list[Attendee]:
     """The people of entries of one person each. Initials in parentheses are known by the whole list."""
-    found = [match for entry in entries if (match := ENTRY.match(entry.strip())) and names.is_person(match["name"])]
-    insides = [[one["inside"].strip() for one in BRACKETS.finditer(match["rest"] or "")] for match in found]
-    initials = initials_of([(match["name"], inside) for match, inside in zip(found, insides, strict=True)])
+    matches = [match for entry in entries if (match := ENTRY.match(entry.strip())) and names.is_person(match["name"])]
+    insides = [[bracket["inside"].strip() for bracket in BRACKETS.finditer(match["rest"] or "")] for match in matches]
+    initials = initials_of([(match["name"], inside) for match, inside in zip(matches, insides, strict=True)])
     return [
         Attendee(match["name"].strip(), affiliation(match["name"], inside, match["rest"] or "", initials))
-        for match, inside in zip(found, insides, strict=True)
+        for match, inside in zip(matches, insides, strict=True)
     ]
 
 
@@ -240,9 +240,11 @@ def initials_of(entries: list[tuple[str, list[str]]]) -> frozenset[str]:
 
     Initials belong to one person. When half of a list's different abbreviations fit their person, all of them do.
     """
-    given = [(name, inside) for name, insides in entries for inside in insides if names.ABBREVIATION.fullmatch(inside)]
-    counts = Counter(inside for _, inside in given)
-    single = [(name, inside) for name, inside in given if counts[inside] == 1]
+    abbreviations = [
+        (name, inside) for name, insides in entries for inside in insides if names.ABBREVIATION.fullmatch(inside)
+    ]
+    counts = Counter(inside for _, inside in abbreviations)
+    single = [(name, inside) for name, inside in abbreviations if counts[inside] == 1]
     fitting = {inside for name, inside in single if names.is_abbreviation_of(inside, name)}
     if len(fitting) > 1 and len(fitting) * 2 >= len(single):
         return frozenset(inside for _, inside in single)
@@ -267,8 +269,8 @@ def tables(document: str) -> Iterator[list[list[str]]]:
     """The tables in pipes: rows of cells, the first one the header; without a header's rule it is not a table."""
     rows: list[list[str]] = []
     for line in [*document.splitlines(), ""]:
-        if found := ROW.match(line):
-            rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", found["cells"])])
+        if match := ROW.match(line):
+            rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", match["cells"])])
         else:
             if len(rows) > 2 and RULE.match("|".join(rows[1])):
                 yield [rows[0], *rows[2:]]
@@ -280,17 +282,17 @@ def people_of_table(table: list[list[str]], *, listed: bool) -> list[tuple[Atten
     header = [clean(cell).casefold() for cell in table[0]]
     columns = people_columns(header, listed=listed)
     companies = [index for index, label in enumerate(header) if label in COMPANY_COLUMNS]
-    found: list[tuple[Attendee, dict[str, str]]] = []
+    people: list[tuple[Attendee, dict[str, str]]] = []
     for row in table[1:]:
         cells = [clean(cell) for cell in row]
         by_header = dict(zip(header, cells, strict=False))
-        given = " ".join(by_header.get(label, "") for label in ("first name", "last name") if label in header)
-        texts = [given] if given.strip() else [cells[index] for index in columns if index < len(cells)]
+        full_name = " ".join(by_header.get(label, "") for label in ("first name", "last name") if label in header)
+        texts = [full_name] if full_name.strip() else [cells[index] for index in columns if index < len(cells)]
         employer = next((names.company_name(cells[index]) for index in companies if index < len(cells)), "")
         for text in texts:
-            for one in people_of([text]):
-                found.append((Attendee(one.name, employer or one.company), by_header))
-    return found
+            for person in people_of([text]):
+                people.append((Attendee(person.name, employer or person.company), by_header))
+    return people
 
 
 def people_columns(header: list[str], *, listed: bool) -> list[int]:

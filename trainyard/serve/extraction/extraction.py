@@ -133,8 +133,8 @@ def window_chars(context_tokens: int, thinking: Thinking | None = None) -> int:
     Raises `InvalidInput` (`E-PROFILE`) where no useful part of one does.
     """
     thinking = thinking or Thinking()
-    taken = ANSWER_TOKENS + TEMPLATE_TOKENS + (thinking.max_tokens if thinking.on else 0)
-    chars = int((context_tokens - taken) * CHARS_PER_TOKEN) - len(INSTRUCTIONS)
+    reserved = ANSWER_TOKENS + TEMPLATE_TOKENS + (thinking.max_tokens if thinking.on else 0)
+    chars = int((context_tokens - reserved) * CHARS_PER_TOKEN) - len(INSTRUCTIONS)
     if chars < LEAST_WINDOW_CHARS:
         needed = context_tokens + math.ceil((LEAST_WINDOW_CHARS - chars) / CHARS_PER_TOKEN)
         raise InvalidInput(
@@ -173,10 +173,10 @@ def prompt(document: str, stream: str, thinking: Thinking | None = None) -> Mess
 
 def document_of(messages: Messages) -> tuple[str, str]:
     """(document, stream) of a prompt that `prompt` made. Raises `InvalidInput` (`E-EXTRACTION`) for any other."""
-    found = PROMPT.search(messages[-1].get("content", "")) if messages else None
-    if found is None:
+    match = PROMPT.search(messages[-1].get("content", "")) if messages else None
+    if match is None:
         raise nonconforming("the prompt is not one of extraction: its document has no marks")
-    return found["text"], found["stream"]
+    return match["text"], match["stream"]
 
 
 def parse(answer: str) -> Extraction:
@@ -197,15 +197,17 @@ def parse(answer: str) -> Extraction:
     if fenced := FENCE.fullmatch(text):
         text = fenced["inside"]
     try:
-        given = orjson.loads(text)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise nonconforming(f"the answer is not valid JSON: {error}" if text else "the answer is empty") from error
-    if (problem := best_match(VALIDATOR.iter_errors(given))) is not None:
+    if (problem := best_match(VALIDATOR.iter_errors(value))) is not None:
         raise nonconforming(described(problem))
-    entities = tuple(facts.Entity(one["kind"], one["name"], one.get("attributes", {})) for one in given["entities"])
+    entities = tuple(
+        facts.Entity(entity["kind"], entity["name"], entity.get("attributes", {})) for entity in value["entities"]
+    )
     relations = tuple(
-        facts.Relation(one["kind"], facts.Named(**one["source"]), facts.Named(**one["target"]))
-        for one in given["relations"]
+        facts.Relation(relation["kind"], facts.Named(**relation["source"]), facts.Named(**relation["target"]))
+        for relation in value["relations"]
     )
     return settled(entities, relations)
 
@@ -214,16 +216,16 @@ def settled(entities: tuple[facts.Entity, ...], relations: tuple[facts.Relation,
     """With cleaned names, each entity once, each relation's ends among the entities."""
     empty = facts.Mutation("any", "any", "any", "0" * 64, "any", entities, relations)
     try:
-        made = facts.check_mutation(empty)
+        mutation = facts.check_mutation(empty)
     except InvalidInput as error:
         raise nonconforming(error.why) from error
-    return Extraction(made.entities, made.relations)
+    return Extraction(mutation.entities, mutation.relations)
 
 
 def described(error: ValidationError) -> str:
     """A schema error in a line: where, and what is allowed there; of the value only its beginning."""
-    place = "/".join(str(part) for part in error.absolute_path) or "the answer"
-    return f"{place}: {error.validator} {str(error.validator_value)[:120]} fails for {str(error.instance)[:60]!r}"
+    path = "/".join(str(part) for part in error.absolute_path) or "the answer"
+    return f"{path}: {error.validator} {str(error.validator_value)[:120]} fails for {str(error.instance)[:60]!r}"
 
 
 async def extract(document: str, stream: str, complete: Complete, thinking: Thinking | None = None) -> Extraction:

@@ -62,8 +62,8 @@ def common_words(document: str) -> frozenset[str]:
 
 def is_person(name: str) -> bool:
     """Whether a text of two words or more can be a person's name."""
-    found = [word.casefold() for word in name.replace("_", " ").split()]
-    plain = [word.strip(".,") for word in found]
+    words = [word.casefold() for word in name.replace("_", " ").split()]
+    plain = [word.strip(".,") for word in words]
     capital = [word for word in name.split() if word[:1].isupper()]
     return (
         len(plain) > 1
@@ -84,8 +84,8 @@ def is_address(text: str) -> bool:
 
 def is_person_in_text(name: str, common: frozenset[str]) -> bool:
     """The same in running text, where capitals also begin sentences and titles: most of it must not be common words."""
-    found = [word for word in WORD.findall(name) if word[0].isupper()]
-    return is_person(name) and sum(word.casefold() in common for word in found) * 2 < len(found)
+    words = [word for word in WORD.findall(name) if word[0].isupper()]
+    return is_person(name) and sum(word.casefold() in common for word in words) * 2 < len(words)
 
 
 def is_abbreviation_of(short: str, name: str) -> bool:
@@ -108,15 +108,15 @@ def institute(match: re.Match[str], common: frozenset[str]) -> str:
     A determiner goes, and so does the capital that begins a line or a sentence when the document writes the word in
     lower case elsewhere.
     """
-    found = match["name"].split()
+    words = match["name"].split()
     before = match.string[max(0, match.start() - 3) : match.start()].rstrip(" \t*_-")
     begins = not before or before[-1] in "\n.!?:"
-    while len(found) > 1:
-        first = found[0].casefold()
+    while len(words) > 1:
+        first = words[0].casefold()
         if first not in DETERMINERS and not (begins and (first in common or first in TOPICS)):
             break
-        found, begins = found[1:], False
-    return " ".join(found) if any(word.casefold() not in TOPICS for word in found[:-1]) else ""
+        words, begins = words[1:], False
+    return " ".join(words) if any(word.casefold() not in TOPICS for word in words[:-1]) else ""
 
 
 def company_name(text: str) -> str:
@@ -124,8 +124,8 @@ def company_name(text: str) -> str:
     text = " ".join(text.split()).strip(" ,;:*\"'`()[]")
     if COMPANY.fullmatch(text):
         return text
-    if found := INSTITUTE.match(text):
-        return institute(found, frozenset())
+    if match := INSTITUTE.match(text):
+        return institute(match, frozenset())
     parts = text.split()
     plain = [part.casefold().strip(".,") for part in parts]
     if not 1 <= len(parts) <= 5 or NO_COMPANY.search(text) or not re.search(r"[^\W\d_]{2}|\d[^\W\d_]", text):

@@ -40,18 +40,18 @@ def first_and_last(value: JsonObject) -> str:
 def with_whole_names(document: str) -> list[str]:
     """The lines of a text with `first:` and `last:` of one person as one line `name: First Last`."""
     lines = [IN_BRACES.sub(braces_to_name, line) for line in document.splitlines()]
-    found: list[str] = []
+    whole_lines: list[str] = []
     index = 0
     while index < len(lines):
         name, after = name_at(lines, index)
         if name:
             indent = re.match(r"[\s\-]*", lines[index])
-            found.append(f"{indent[0] if indent else ''}name: {name}")
+            whole_lines.append(f"{indent[0] if indent else ''}name: {name}")
             index = after
         else:
-            found.append(lines[index])
+            whole_lines.append(lines[index])
             index += 1
-    return found
+    return whole_lines
 
 
 def name_at(lines: list[str], index: int) -> tuple[str, int]:
@@ -69,11 +69,11 @@ def name_at(lines: list[str], index: int) -> tuple[str, int]:
     return "", index
 
 
-def braces_to_name(found: re.Match[str]) -> str:
+def braces_to_name(match: re.Match[str]) -> str:
     """`name: {first: Jane, last: Doe}` in one line."""
-    pairs = (part.partition(":") for part in found["inside"].split(","))
+    pairs = (part.partition(":") for part in match["inside"].split(","))
     name = first_and_last({key.strip(" \"'"): value.strip(" \"'") for key, _, value in pairs})
-    return name or found[0]
+    return name or match[0]
 
 
 def text_records(lines: list[str]) -> Iterator[Record]:

@@ -94,35 +94,35 @@ class Mentions:
             return None
         if kind == "person" and (names.COMPANY.fullmatch(name) or not names.is_person(name)):
             return None
-        known = self.entities.get((kind, plain))
-        if known is None:
+        entity = self.entities.get((kind, plain))
+        if entity is None:
             if len(self.entities) >= extraction.MAX_ENTITIES:
                 return None
-            known = self.entities[kind, plain] = {"kind": kind, "name": name, "attributes": {}}
+            entity = self.entities[kind, plain] = {"kind": kind, "name": name, "attributes": {}}
         for key, value in attributes.items():
-            known["attributes"].setdefault(key, value[:ATTRIBUTE_CHARS])
-        return {"kind": kind, "name": known["name"]}
+            entity["attributes"].setdefault(key, value[:ATTRIBUTE_CHARS])
+        return {"kind": kind, "name": entity["name"]}
 
     def whole_name(self, name: str) -> str:
         """The name of a person who is known already, also by a part of it; else the name itself."""
         plain = normalise_name("person", name)
-        for kind, known in self.entities:
-            if kind == "person" and f" {plain} " in f" {known} ":
-                return str(self.entities[kind, known]["name"])
+        for kind, entity_name in self.entities:
+            if kind == "person" and f" {plain} " in f" {entity_name} ":
+                return str(self.entities[kind, entity_name]["name"])
         return name
 
     def add_person_of_text(self, name: str) -> dict[str, str] | None:
         """Add a person of running text, where capitals prove nothing: a known one, or a name that cannot be words."""
         whole = self.whole_name(name)
-        known = ("person", normalise_name("person", whole)) in self.entities
-        return self.add("person", whole) if known or names.is_person_in_text(name, self.common) else None
+        is_known = ("person", normalise_name("person", whole)) in self.entities
+        return self.add("person", whole) if is_known or names.is_person_in_text(name, self.common) else None
 
-    def add_attendee(self, one: attendance.Attendee) -> dict[str, str] | None:
-        person = self.add("person", one.name)
+    def add_attendee(self, attendee: attendance.Attendee) -> dict[str, str] | None:
+        person = self.add("person", attendee.name)
         if person is not None:
             self.listed.add(normalise_name("person", person["name"]))
-        if one.company and one.company not in self.speakers:
-            self.join("works_at", person, self.add("company", one.company))
+        if attendee.company and attendee.company not in self.speakers:
+            self.join("works_at", person, self.add("company", attendee.company))
         return person
 
     def join(self, kind: str, source: dict[str, str] | None, target: dict[str, str] | None) -> None:
@@ -139,42 +139,42 @@ class Mentions:
 
 def extract(document: str) -> JsonObject:
     """The answer for one document, as `SCHEMA` has it."""
-    found = Mentions(names.common_words(document), frozenset(SPEAKING.findall(document)))
+    mentions = Mentions(names.common_words(document), frozenset(SPEAKING.findall(document)))
     records, text = read_data(document, VOCABULARY)
     for record in records or ():
-        read_record(record, found, DATA_KINDS)
-        read_prose("\n".join(value for _, value in record), found)
+        read_record(record, mentions, DATA_KINDS)
+        read_prose("\n".join(value for _, value in record), mentions)
     if text:
-        read_lists(text, found)
+        read_lists(text, mentions)
         for record in text_records(with_whole_names(text)):
-            read_record(record, found, KIND_OF)
-        read_prose(text, found)
-    return found.answer()
+            read_record(record, mentions, KIND_OF)
+        read_prose(text, mentions)
+    return mentions.answer()
 
 
-def read_lists(document: str, found: Mentions) -> None:
+def read_lists(document: str, mentions: Mentions) -> None:
     """The lists and tables of those present, and tables with a column of people."""
     for lines in attendance.sections(document):
-        for one in attendance.people_of(lines):
-            found.add_attendee(one)
-        read_tables("\n".join(lines), found, listed=True)
-    read_tables(document, found, listed=False)
+        for attendee in attendance.people_of(lines):
+            mentions.add_attendee(attendee)
+        read_tables("\n".join(lines), mentions, listed=True)
+    read_tables(document, mentions, listed=False)
 
 
-def read_tables(text: str, found: Mentions, *, listed: bool) -> None:
+def read_tables(text: str, mentions: Mentions, *, listed: bool) -> None:
     for table in attendance.tables(text):
-        for one, row in attendance.people_of_table(table, listed=listed):
-            person = found.add_attendee(one)
+        for attendee, row in attendance.people_of_table(table, listed=listed):
+            person = mentions.add_attendee(attendee)
             if person is not None:
-                given = {key: row[key] for key in extraction.ATTRIBUTE_NAMES if row.get(key)}
-                found.add("person", person["name"], **given)
+                attributes = {key: row[key] for key in extraction.ATTRIBUTE_NAMES if row.get(key)}
+                mentions.add("person", person["name"], **attributes)
 
 
 def kind_of(label: str, kinds: Mapping[str, str] = KIND_OF) -> str | None:
     return kinds.get(label) or ("person" if attendance.is_attendance(label) else None)
 
 
-def read_record(record: Record, found: Mentions, kinds: Mapping[str, str]) -> None:
+def read_record(record: Record, mentions: Mentions, kinds: Mapping[str, str]) -> None:
     """Add the entities of labelled values, and what a record joins."""
     attributes = {key: value for key, value in record if key in extraction.ATTRIBUTE_NAMES}
     ends: dict[str, list[dict[str, str]]] = {kind: [] for kind in FIELDS}
@@ -184,98 +184,98 @@ def read_record(record: Record, found: Mentions, kinds: Mapping[str, str]) -> No
         if label == "name" and all(map(names.COMPANY.fullmatch, values)):
             kind = "company"
         if kind == "person":
-            ends[kind] += read_people(values, attributes if label in OF_ONE else {}, found)
+            ends[kind] += read_people(values, attributes if label in OF_ONE else {}, mentions)
         elif kind is not None:
             between = BETWEEN_PLACES if kind == "location" else BETWEEN
             parts = (part for value in values for part in re.split(between, value))
-            given = (part for part in parts if not is_sentence(part))
-            named = [end for name in given if (end := found.add(kind, name)) is not None]
+            fragments = (part for part in parts if not is_sentence(part))
+            named = [end for name in fragments if (end := mentions.add(kind, name)) is not None]
             ends[kind] += named
             employers += named if kind == "company" and label not in BUSINESS_PARTNERS else []
     if len(employers) == 1:
         ends["company"] = employers
-    join_record(ends, found)
+    join_record(ends, mentions)
 
 
 def is_sentence(text: str) -> bool:
     """Return whether a field's value is a sentence, not a name: some words, most of them in lower case."""
-    found = names.WORD.findall(text)
-    return len(found) > 4 and sum(word.islower() for word in found) * 2 > len(found)
+    words = names.WORD.findall(text)
+    return len(words) > 4 and sum(word.islower() for word in words) * 2 > len(words)
 
 
-def read_people(values: list[str], attributes: dict[str, str], found: Mentions) -> list[dict[str, str]]:
+def read_people(values: list[str], attributes: dict[str, str], mentions: Mentions) -> list[dict[str, str]]:
     """The people of a field's values; returned are those whose organisation only their record may know."""
     ends = []
-    for one in attendance.people_of(values):
-        end = found.add_attendee(one)
+    for attendee in attendance.people_of(values):
+        end = mentions.add_attendee(attendee)
         if end is not None:
-            found.add("person", end["name"], **attributes)
-            ends += [] if one.company else [end]
+            mentions.add("person", end["name"], **attributes)
+            ends += [] if attendee.company else [end]
     return ends
 
 
-def join_record(ends: dict[str, list[dict[str, str]]], found: Mentions) -> None:
+def join_record(ends: dict[str, list[dict[str, str]]], mentions: Mentions) -> None:
     """One company in a record is the employer, the holder and the resident of the rest."""
     people, companies = ends["person"], ends["company"]
     if len(companies) == 1:
         for person in people:
-            found.join("works_at", person, companies[0])
+            mentions.join("works_at", person, companies[0])
         for account in ends["account"]:
-            found.join("holds", companies[0], account)
-        for place in ends["location"]:
-            found.join("located_in", companies[0], place)
+            mentions.join("holds", companies[0], account)
+        for location in ends["location"]:
+            mentions.join("located_in", companies[0], location)
     if len(ends["project"]) == 1:
         for person in people:
-            found.join("works_on", person, ends["project"][0])
+            mentions.join("works_on", person, ends["project"][0])
 
 
-def read_prose(document: str, found: Mentions) -> None:
+def read_prose(document: str, mentions: Mentions) -> None:
     for match in SPEAKER.finditer(document):
         if kind_of(match["name"].lower()) is None:
-            found.add_person_of_text(match["name"])
+            mentions.add_person_of_text(match["name"])
     for match in IN_BRACKETS.finditer(document):
-        read_brackets(match, found)
+        read_brackets(match, mentions)
     for match in OF_COMPANY.finditer(document):
-        read_affiliation(match, found)
+        read_affiliation(match, mentions)
     for match in names.COMPANY.finditer(document):
-        found.add("company", match["name"])
-    institutes = {names.institute(match, found.common) for match in names.INSTITUTE.finditer(document)} - {""}
+        mentions.add("company", match["name"])
+    institutes = {names.institute(match, mentions.common) for match in names.INSTITUTE.finditer(document)} - {""}
     for name in sorted(institutes):
         if not any(name.endswith(f" {other}") for other in institutes):  # `Updated Blue Foundation` is a capital more
-            found.add("company", name)
+            mentions.add("company", name)
     for match in ON_PROJECT.finditer(document):
-        person = found.add_person_of_text(match["person"])
-        found.join("works_on", person, found.add("project", match["project"]))
+        person = mentions.add_person_of_text(match["person"])
+        mentions.join("works_on", person, mentions.add("project", match["project"]))
     for match in PROJECT.finditer(document):
-        if not match["before"] or match["before"].strip().casefold() in found.common:
-            add_project(match["name"], found)
+        if not match["before"] or match["before"].strip().casefold() in mentions.common:
+            add_project(match["name"], mentions)
     for match in PROJECT_AFTER.finditer(document):
-        add_project(match["name"], found)
+        add_project(match["name"], mentions)
     for kind, pattern in (("account", ACCOUNT), ("location", PLACE)):
         for match in pattern.finditer(document):
-            found.add(kind, match["name"])
+            mentions.add(kind, match["name"])
 
 
-def read_brackets(match: re.Match[str], found: Mentions) -> None:
+def read_brackets(match: re.Match[str], mentions: Mentions) -> None:
     """`Jane Doe (Acme)`; an abbreviation of the name is not an organisation, and the name may not be a person's."""
-    name, inside = found.whole_name(match["person"]), match["inside"].strip()
-    if normalise_name("person", name) in found.listed or names.is_abbreviation_of(inside, name):
+    name, inside = mentions.whole_name(match["person"]), match["inside"].strip()
+    if normalise_name("person", name) in mentions.listed or names.is_abbreviation_of(inside, name):
         return
-    if inside.startswith("@") or inside in found.speakers:
-        found.add_person_of_text(name)
+    if inside.startswith("@") or inside in mentions.speakers:
+        mentions.add_person_of_text(name)
         return
-    for one in attendance.named([f"{name} ({inside})"]):
-        person = found.add_person_of_text(one.name) if one.company else None
-        found.join("works_at", person, found.add("company", one.company) if person else None)
+    for attendee in attendance.named([f"{name} ({inside})"]):
+        person = mentions.add_person_of_text(attendee.name) if attendee.company else None
+        mentions.join("works_at", person, mentions.add("company", attendee.company) if person else None)
 
 
-def read_affiliation(match: re.Match[str], found: Mentions) -> None:
+def read_affiliation(match: re.Match[str], mentions: Mentions) -> None:
     following = names.WORD.match(match.string[match.end() :].lstrip(" \t"))
     if following and names.is_address(f"{match['company']} {following.group()}"):
         return
     company = names.company_name(match["company"])
-    if company and not is_common(company, found.common) and (person := found.add_person_of_text(match["person"])):
-        found.join("works_at", person, found.add("company", company))
+    if company and not is_common(company, mentions.common) and (person := mentions.add_person_of_text(match["person"])):
+        mentions.join("works_at", person, mentions.add("company", company))
 
 
 def is_common(name: str, common: Iterable[str]) -> bool:
@@ -284,10 +284,10 @@ def is_common(name: str, common: Iterable[str]) -> bool:
     return all(word.casefold() in ordinary or word.casefold() in common for word in names.WORD.findall(name))
 
 
-def add_project(name: str, found: Mentions) -> None:
+def add_project(name: str, mentions: Mentions) -> None:
     first = names.WORD.findall(name)[:1]
-    if first and not is_common(first[0], found.common):
-        found.add("project", name)
+    if first and not is_common(first[0], mentions.common):
+        mentions.add("project", name)
 
 
 def answer(messages: extraction.Messages) -> str:

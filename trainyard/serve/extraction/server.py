@@ -41,24 +41,24 @@ class RulesServer:
     async def chat(self, request: Request) -> Response:
         self.running += 1
         try:
-            asked = await read_request(ChatRequest, request)
-            if asked.model != MODEL:
-                raise not_found(asked.model, [MODEL])
-            for name, given in (("stream", asked.stream), ("n", (asked.n or 1) > 1), ("tools", asked.tools)):
-                if given:
+            body = await read_request(ChatRequest, request)
+            if body.model != MODEL:
+                raise not_found(body.model, [MODEL])
+            for name, value in (("stream", body.stream), ("n", (body.n or 1) > 1), ("tools", body.tools)):
+                if value:
                     raise ApiError(400, f"{name} is not supported by the model `rules`.", param=name)
-            for at, message in enumerate(asked.messages):
+            for at, message in enumerate(body.messages):
                 if extra := set(message.for_template()) - {"role", "content"}:
                     path = f"messages.{at}.{min(extra)}"
                     raise ApiError(400, f"{path} is not supported by the model `rules`.", param=path)
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
-            messages = [message.for_template() for message in asked.messages]
+            messages = [message.for_template() for message in body.messages]
             text = reply_to(messages)
             self.answered += 1
         finally:
             self.running -= 1
-        return JSONResponse(completion(asked, messages, text))
+        return JSONResponse(completion(body, messages, text))
 
     async def health(self, _request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -105,15 +105,15 @@ def reply_to(messages: list[dict[str, str]]) -> str:
         raise from_trainyard(error) from error
 
 
-def completion(asked: ChatRequest, messages: list[dict[str, str]], text: str) -> JsonObject:
+def completion(body: ChatRequest, messages: list[dict[str, str]], text: str) -> JsonObject:
     """Tokens are counted as four characters each: there is no tokenizer."""
-    prompt, written = sum(len(one["content"]) for one in messages) // 4, len(text) // 4
+    prompt, written = sum(len(message["content"]) for message in messages) // 4, len(text) // 4
     message = {"role": "assistant", "content": text}
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": asked.model,
+        "model": body.model,
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
     }

@@ -43,7 +43,7 @@ class Vocabulary:
     """What the labels of records mean: label -> kind, and the labels that a description of a person or company has."""
 
     kinds: Mapping[str, str]
-    known: Set[str]
+    described: Set[str]
 
 
 def read_data(document: str, words: Vocabulary) -> tuple[list[Record] | None, str]:
@@ -82,7 +82,9 @@ def yaml_value(text: str) -> object:
 def is_described(value: object, words: Vocabulary) -> bool:
     """Return whether most objects of a value have a field that this reader knows: minutes as YAML do not."""
     objects = list(objects_in(value))
-    described = sum(any(plain(key) in words.known or plain(key) in words.kinds for key in one) for one in objects)
+    described = sum(
+        any(plain(key) in words.described or plain(key) in words.kinds for key in entry) for entry in objects
+    )
     return bool(objects) and described * 2 > len(objects)
 
 

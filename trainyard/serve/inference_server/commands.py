@@ -27,9 +27,9 @@ WEIGHTS_ROOM = 1.5
 def read_profile(path: Path) -> ServerProfile:
     """A profile file. Raises `NotFound` (`E-PROFILE`) or `InvalidInput` (`E-PROFILE`)."""
     if not path.is_file():
-        others = ", ".join(sorted(one.stem for one in path.parent.glob("*.yaml"))) or "none"
+        names = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml"))) or "none"
         raise NotFound(
-            f"There is no model profile {path.stem!r}.", why=f"Known here: {others}.",
+            f"There is no model profile {path.stem!r}.", why=f"Known here: {names}.",
             do="Name one of them, or write the file.", code="E-PROFILE",
         )  # fmt: skip
     try:
@@ -80,7 +80,7 @@ def vllm_command(engine: profiles.VllmEngine, port: int, profile: ServerProfile,
     return [*argv, *engine.options]
 
 
-def llama_command(engine: profiles.LlamaServerEngine, port: int, *_given: object) -> list[str]:
+def llama_command(engine: profiles.LlamaServerEngine, port: int, *_arguments: object) -> list[str]:
     program = shutil.which(engine.program)
     if program is None:
         raise Unavailable(
@@ -96,7 +96,7 @@ def llama_command(engine: profiles.LlamaServerEngine, port: int, *_given: object
     return [*argv, *engine.options]
 
 
-def embedded_command(engine: profiles.EmbeddedEngine, port: int, *_given: object) -> list[str]:
+def embedded_command(engine: profiles.EmbeddedEngine, port: int, *_arguments: object) -> list[str]:
     if engine.model == RULES:
         return [sys.executable, "-P", "-m", "trainyard.serve.extraction.server", "--port", str(port)]
     server = [sys.executable, "-P", "-m", "trainyard.serve.server", "--model", engine.model]

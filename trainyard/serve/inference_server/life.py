@@ -58,7 +58,7 @@ class InferenceServer:
         self.draining = False
         self.sleeping = False
         self.in_flight = 0
-        self.begun = time.monotonic()
+        self.started_at = time.monotonic()
         """When its start began, the boot of its machine included."""
 
     # addresses
@@ -91,7 +91,7 @@ class InferenceServer:
         A server that an earlier process left in this folder is ended first. Raises `Conflict` (`E-DEVICE-OCCUPIED`)
         if somebody else computes on the device, `Unavailable` (`E-SERVER-START`, `R-PACKAGE-MISSING`).
         """
-        self.begun = time.monotonic()
+        self.started_at = time.monotonic()
         self.service.end_leftover()
         if self.uses_gpu:
             self.refuse_strangers()
@@ -107,9 +107,9 @@ class InferenceServer:
         return self.profile.url is None and self.profile.engine.type in ON_GPU
 
     def refuse_strangers(self) -> None:
-        if found := occupants(self.index, self.read(), own_services(self.settings)):
+        if program := occupants(self.index, self.read(), own_services(self.settings)):
             raise Conflict(
-                f"The model server is not started: the device cuda:{self.index} is in use by {found}.",
+                f"The model server is not started: the device cuda:{self.index} is in use by {program}.",
                 why="Its memory is too small for both.",
                 do="End that program, or choose another device by CUDA_VISIBLE_DEVICES.",
                 code="E-DEVICE-OCCUPIED",
@@ -126,10 +126,10 @@ class InferenceServer:
         Raises `Unavailable` (`E-SERVER-START`) when `ready_s` of the profile has passed since the start, or
         `timeout_s` from now.
         """
-        allowed = max(0.0, self.begun + self.profile.ready_s - time.monotonic())
+        allowed = max(0.0, self.started_at + self.profile.ready_s - time.monotonic())
         allowed = allowed if timeout_s is None else min(allowed, timeout_s)
-        what = f"The model server ({self.profile.engine.type})"
-        self.service.await_ready(what, self.url, allowed, ADVICE.get(self.profile.engine.type, ""))
+        name = f"The model server ({self.profile.engine.type})"
+        self.service.await_ready(name, self.url, allowed, ADVICE.get(self.profile.engine.type, ""))
 
     def warm(self, schema: Mapping[str, object]) -> None:
         """One short answer bound by the schema, so that its grammar is compiled.
@@ -205,8 +205,8 @@ class InferenceServer:
         except httpx.HTTPError:
             return 0
         names = "|".join(re.escape(name) for name in RUNNING_GAUGES[self.profile.engine.type])
-        found = re.findall(rf"^(?:{names})(?:{{[^}}]*}})? ([\d.e+]+)$", text, re.MULTILINE)
-        return int(sum(float(value) for value in found))
+        values = re.findall(rf"^(?:{names})(?:{{[^}}]*}})? ([\d.e+]+)$", text, re.MULTILINE)
+        return int(sum(float(value) for value in values))
 
     def stop(self) -> Release:
         """Give the device back as the profile says; returns how. A server that cannot sleep is ended.
@@ -254,8 +254,8 @@ class InferenceServer:
         left = find_service(self.service.record)
         if left is not None and not self.sleeping:
             raise occupied(f"the model server's process {left.pid}")
-        ours = left.pids() if left is not None else frozenset()
-        wait_until_empty(self.index, read=self.read, ours=lambda: ours, wait_s=timeout_s)
+        own_pids = left.pids() if left is not None else frozenset()
+        wait_until_empty(self.index, read=self.read, own_pids=lambda: own_pids, wait_s=timeout_s)
         allowed = (self.before_mb or 0) + (SLEEPING_MB if self.sleeping else TOLERANCE_MB)
         while (now := self.memory_mb()) is not None and self.before_mb is not None and now > allowed:
             if time.monotonic() - started > timeout_s:
@@ -278,10 +278,10 @@ def occupied(by: str) -> Conflict:
     )
 
 
-def run_command(argv: tuple[str, ...], timeout_s: float, what: str, folder: Path) -> None:
-    """Run an operator's command without a shell, output in `<what>.log`. Raises `Unavailable` (`E-SERVER-START`)."""
+def run_command(argv: tuple[str, ...], timeout_s: float, purpose: str, folder: Path) -> None:
+    """Run an operator's command without a shell, output in `<purpose>.log`. Raises `Unavailable` (`E-SERVER-START`)."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / f"{what}.log"
+    log = folder / f"{purpose}.log"
     try:
         with log.open("ab") as stream:
             done = subprocess.run(
@@ -295,7 +295,7 @@ def run_command(argv: tuple[str, ...], timeout_s: float, what: str, folder: Path
         problem = f"{argv[0]}: {error.strerror}"
     if problem:
         raise Unavailable(
-            f"The {what} command of the model server failed: {problem}.",
+            f"The {purpose} command of the model server failed: {problem}.",
             why=f"It was: {' '.join(argv)[:200]}.",
             do=f"Read {log.name} in {folder}, or correct the profile.",
             code="E-SERVER-START",

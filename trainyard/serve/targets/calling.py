@@ -70,15 +70,15 @@ def send(site: TargetDeployment, method: str, path: str, **content: Any) -> http
 
 def make_refusal(site: TargetDeployment, path: str, response: httpx.Response) -> TrainyardError:
     """The error of an answer of 400 or more."""
-    said = server_message(response)
+    message = server_message(response)
     if response.status_code in (401, 403):
         return Unavailable(
             f"{site.where} refused the API key.",
-            why=said if site.target.endpoint else f"{said.rstrip('.')}. The target's url is asked without a key.",
+            why=message if site.target.endpoint else f"{message.rstrip('.')}. The target's url is asked without a key.",
             do="Let the target name an endpoint of trainyard.toml that has api_key_env, and set that variable.",
             code="E-AUTH",
         )
-    if response.status_code == 404 and said == "Not Found" and "lora" in path:
+    if response.status_code == 404 and message == "Not Found" and "lora" in path:
         return Unavailable(
             f"{site.where} does not load adapters while it runs.",
             why=f"It has no {path}.",
@@ -87,7 +87,7 @@ def make_refusal(site: TargetDeployment, path: str, response: httpx.Response) ->
         )
     return TrainyardError(
         f"{site.where} answered {path} with status {response.status_code}.",
-        why=said,
+        why=message,
         do="Correct what the server names, and run the deployment again.",
         code="E-SERVER-REFUSED",
     )
@@ -105,9 +105,9 @@ def server_message(response: httpx.Response) -> str:
     return str(value)[:500]
 
 
-def make_response_error(site: TargetDeployment, what: str) -> TrainyardError:
+def make_response_error(site: TargetDeployment, problem: str) -> TrainyardError:
     return Unavailable(
-        f"{site.where} is not an OpenAI-compatible server: {what}.",
+        f"{site.where} is not an OpenAI-compatible server: {problem}.",
         do="Correct the target's url.",
         code="E-SERVER-RESPONSE",
     )

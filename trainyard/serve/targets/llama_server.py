@@ -54,8 +54,8 @@ def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
     if site.target.merged is not None:
         return merged.gguf_of(site), None
     if site.candidate.kind != "adapter":
-        own = version / KEPT_MODEL
-        return own if own.is_file() else base_gguf(version, settings, environment), None
+        model = version / KEPT_MODEL
+        return model if model.is_file() else base_gguf(version, settings, environment), None
     base, adapter = Path(site.candidate.base_path), started.convert_version(site) / ADAPTER_FILE
     from trainyard.serve.conversion.gguf import peft_to_gguf  # imports numpy
 

@@ -35,10 +35,10 @@ class ServerRecipe:
 
     def at(self, port: int) -> ServerRecipe:
         """The same on another port: as an argument of its own, and at the end of an address."""
-        words = [str(port) if word == str(self.port) else word for word in self.argv]
+        argv = [str(port) if word == str(self.port) else word for word in self.argv]
         tail = f":{self.port}"
-        words = [f"{word.removesuffix(tail)}:{port}" if word.endswith(tail) else word for word in words]
-        return replace(self, argv=words, port=port)
+        argv = [f"{word.removesuffix(tail)}:{port}" if word.endswith(tail) else word for word in argv]
+        return replace(self, argv=argv, port=port)
 
     def start(self) -> services.Service:
         """Start it and wait until it answers; it outlives the caller. Raises `Unavailable` (`E-SERVER-START`)."""
@@ -82,9 +82,9 @@ def remember_server(path: Path, recipe: ServerRecipe | None) -> None:
 
 def list_expected(settings: Settings) -> dict[Path, ServerRecipe]:
     """Ready file -> how its server is started, for every server that should live."""
-    kept = sorted(path for kind in KINDS for path in (settings.services / "started").glob(f"{kind}-*.json"))
-    found = {settings.services / path.name: recipe_of(settings.services / path.name) for path in kept}
-    return {path: recipe for path, recipe in found.items() if recipe is not None}
+    paths = sorted(path for kind in KINDS for path in (settings.services / "started").glob(f"{kind}-*.json"))
+    recipes = {settings.services / path.name: recipe_of(settings.services / path.name) for path in paths}
+    return {path: recipe for path, recipe in recipes.items() if recipe is not None}
 
 
 def restore_servers(settings: Settings) -> list[str]:
@@ -94,13 +94,13 @@ def restore_servers(settings: Settings) -> list[str]:
         if services.find_service(path) is not None:
             continue
         try:
-            found = recipe.at(services.free_port(recipe.port)).start()
+            service = recipe.at(services.free_port(recipe.port)).start()
         except (TrainyardError, OSError) as error:
             lines.append(f"{path.stem} ({recipe.model}) does not start: {error}")
             continue
-        services.write_record(path, found)
-        remember_server(path, recipe.at(found.port))
-        lines.append(f"{path.stem} serves {recipe.model} again at {found.url}")
+        services.write_record(path, service)
+        remember_server(path, recipe.at(service.port))
+        lines.append(f"{path.stem} serves {recipe.model} again at {service.url}")
     return lines
 
 

@@ -25,33 +25,33 @@ MERGED = "merged"
 
 def check(site: TargetDeployment) -> list[Reason]:
     """What a sum needs: an adapter, the files of its base, and llama.cpp's converter for a GGUF file."""
-    wanted = site.target.merged
-    if wanted is None:
+    merged_format = site.target.merged
+    if merged_format is None:
         return []
     if site.candidate.kind != "adapter":
         because = "the version is a whole model, so there is nothing to merge."
         return [site.reason("R-TARGET", "merged", because, "leave `merged` out.")]
     reasons = started.check_base_folder(site, "it is one of the two parts of a merged model")
-    if wanted == "gguf" and not has_converter(started.settings_of(site)):
+    if merged_format == "gguf" and not has_converter(started.settings_of(site)):
         because = "a merged model as GGUF is written by the converter of llama.cpp, which is not installed."
         instead = f"call `trainyard backends install {BACKEND}`."
         reasons.append(site.reason("R-PACKAGE-MISSING", "merged", because, instead))
     return reasons
 
 
-def make_models(sites: Sequence[TargetDeployment], made: list[Path]) -> None:
-    """Make the merged model of every target that wants one and has none yet; its folder is added to `made`.
+def make_models(sites: Sequence[TargetDeployment], folders: list[Path]) -> None:
+    """Make the merged model of every target that wants one and has none yet; its folder is added to `folders`.
 
     Raises what `merge_files` raises, such as `E-MERGE` for a sum that says something else.
     """
     for site in sites:
-        wanted = site.target.merged
-        if wanted is None or ((folder := model_folder(site)) / MERGED_FILE).is_file():
+        merged_format = site.target.merged
+        if merged_format is None or ((folder := model_folder(site)) / MERGED_FILE).is_file():
             continue
         adapter, base = site.registry.path(site.new), Path(site.candidate.base_path)
         settings = started.settings_of(site)
-        merge_files(adapter, base, folder, settings, facts_of(site.new), format=wanted, dtype="auto")
-        made.append(folder)
+        merge_files(adapter, base, folder, settings, facts_of(site.new), format=merged_format, dtype="auto")
+        folders.append(folder)
 
 
 def facts_of(version: AdapterVersion) -> JsonObject:
@@ -78,5 +78,5 @@ def shown_facts(site: TargetDeployment) -> dict[str, object]:
     if site.target.merged is None:
         return {}
     record = json.loads((model_folder(site) / MERGED_FILE).read_text(encoding="utf-8"))
-    shown = ("format", "dtype", "divergence", "saved_divergence")
-    return {MERGED: {"path": str(model_folder(site)), **{key: record[key] for key in shown}}}
+    keys = ("format", "dtype", "divergence", "saved_divergence")
+    return {MERGED: {"path": str(model_folder(site)), **{key: record[key] for key in keys}}}

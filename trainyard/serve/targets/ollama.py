@@ -43,8 +43,8 @@ class GoTemplate:
 
 
 def chatml(turns: Turns) -> str:
-    said = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
-    return f"{said}<|im_start|>assistant\n"
+    text = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
+    return f"{text}<|im_start|>assistant\n"
 
 
 def role_colon(turns: Turns) -> str:
@@ -78,8 +78,8 @@ def check(site: TargetDeployment) -> list[Reason]:
         instead = "use target llama_server, which runs Jinja."
         reasons.append(site.reason("R-TEMPLATE-MISMATCH", "type", because, instead))
     if not reasons and not isinstance(call(site, "GET", "/api/version"), dict):
-        what = f"{site.where} is not an ollama server."
-        raise Unavailable(what, do="Correct the target's url.", code="E-SERVER-RESPONSE")
+        message = f"{site.where} is not an ollama server."
+        raise Unavailable(message, do="Correct the target's url.", code="E-SERVER-RESPONSE")
     return reasons
 
 
@@ -94,9 +94,9 @@ def go_template(text: str) -> GoTemplate | None:
 
 def rendered(child: LimitedTemplate, turns: Turns) -> str | None:
     """What a chat template writes; None if it refuses the turns."""
-    given = {"messages": turns, "add_generation_prompt": True, "eos_token": "", "bos_token": "", "tools": None}
+    context = {"messages": turns, "add_generation_prompt": True, "eos_token": "", "bos_token": "", "tools": None}
     try:
-        return child.render(json.dumps(given))
+        return child.render(json.dumps(context))
     except TemplateError:
         return None
 

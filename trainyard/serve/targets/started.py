@@ -19,7 +19,7 @@ def settings_of(site: TargetDeployment) -> Settings:
     return site.settings
 
 
-def place(site: TargetDeployment) -> Path:
+def ready_path(site: TargetDeployment) -> Path:
     """The ready file of this kind of server for the role."""
     return local.ready_file(settings_of(site), site.target.type.value, site.new.tenant, site.new.role)
 
@@ -66,7 +66,7 @@ def template_file(version: Path) -> Path | None:
 def bring_up(site: TargetDeployment, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
     """Start the version's server next to the one that answers now."""
     log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
-    old, before = find_service(place(site)), local.recipe_of(place(site))
+    old, before = find_service(ready_path(site)), local.recipe_of(ready_path(site))
     recipe = local.ServerRecipe(argv, port, str(log), site.new.name, variables or {})
     site.server, site.loaded = local.Replacement(recipe.start(), old, recipe, before), True
     site.http = http_client(site.target, site.server.new.url, settings_of(site))
@@ -74,8 +74,8 @@ def bring_up(site: TargetDeployment, argv: list[str], port: int, variables: dict
 
 def switch(site: TargetDeployment) -> None:
     assert site.server is not None, "the canary has answered"
-    write_record(place(site), site.server.new)
-    local.remember_server(place(site), site.server.recipe)
+    write_record(ready_path(site), site.server.new)
+    local.remember_server(ready_path(site), site.server.recipe)
     site.switched = True
 
 
@@ -83,8 +83,8 @@ def undo(site: TargetDeployment) -> None:
     if site.server is None:
         return
     if site.switched:
-        write_record(place(site), site.server.old)
-        local.remember_server(place(site), site.server.before)
+        write_record(ready_path(site), site.server.old)
+        local.remember_server(ready_path(site), site.server.before)
         site.switched = False
     close(site)
     end_service(site.server.new)

@@ -51,8 +51,8 @@ def check_servable(site: TargetDeployment) -> list[Reason]:
     method = Method.DORA if config.get("use_dora") else Method.OFT if config.get("peft_type") == "OFT" else Method.LORA
     instead = "train with method lora and without method.modules_to_save, or use target embedded."
     reasons = [
-        site.reason("R-TARGET", "type", f"A server of type {site.target.type} does not serve {what}.", instead)
-        for what in unserved(site.target.type, method, config.get("modules_to_save") or ())
+        site.reason("R-TARGET", "type", f"A server of type {site.target.type} does not serve {feature}.", instead)
+        for feature in unserved(site.target.type, method, config.get("modules_to_save") or ())
     ]
     limit = site.target.max_lora_rank or facts.max_lora_rank
     if limit is not None and site.candidate.rank > limit:
@@ -92,12 +92,12 @@ def check_base(site: TargetDeployment) -> list[Reason]:
 def suggest_base(site: TargetDeployment, served: str) -> str:
     """Return what to do about another base: serve the adapter's, train on the server's, or only register."""
     base = site.candidate.base_model
-    own = f"start a server with {base!r}, or declare `base_model` if it is the same base under another name"
+    advice = f"start a server with {base!r}, or declare `base_model` if it is the same base under another name"
     if site.target.type is TargetType.EMBEDDED:
         models = site.settings.served_models if site.settings is not None else (served,)
         line = f"serve_models = {json.dumps([*dict.fromkeys((*models, base))])}"
-        own = f"write `{line}` into {settings_file()} and call `trainyard down` and `trainyard up`"
-    return f"{own}; or train on {served!r}; or use target registry."
+        advice = f"write `{line}` into {settings_file()} and call `trainyard down` and `trainyard up`"
+    return f"{advice}; or train on {served!r}; or use target registry."
 
 
 def find_base_card(site: TargetDeployment) -> Mapping[str, object]:

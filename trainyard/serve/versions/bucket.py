@@ -26,11 +26,11 @@ from trainyard.stores.objects.versions import (
     RESERVED,
     create,
     is_uploaded,
-    place,
+    make_conflict,
     point_there,
     published_number,
-    taken,
     upload,
+    version_prefix,
 )
 from trainyard.stores.whole import MANIFEST
 
@@ -60,11 +60,11 @@ def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: s
     Raises `Conflict` (`E-PUBLISH`) when the number belongs to another adapter there, `Corrupt` (`E-PUBLISH`) when a
     reader would get something else.
     """
-    objects, prefix = open_store(address), place(version.tenant, version.role, version.version)
+    objects, prefix = open_store(address), version_prefix(version.tenant, version.role, version.version)
     registry.verify(version)
     there = objects.head(f"{prefix}/{MANIFEST}") is not None
     if not create(objects, f"{prefix}/{RESERVED}", canonical_json({"run_key": version.run_key or version.sha256})):
-        raise taken(version)
+        raise make_conflict(version)
     upload(objects, registry.path(version), version)
     if not is_uploaded(objects, version):
         raise Corrupt(
@@ -117,7 +117,7 @@ def fetch_published(
     adapter has this number here, and what `register_pulled` raises.
     """
     tenant, role = alias.split("/")
-    prefix = place(tenant, role, number)
+    prefix = version_prefix(tenant, role, number)
     where = f"{source}/{prefix}"
     if objects.head(f"{prefix}/{MANIFEST}") is None:
         raise NotFound(

@@ -66,19 +66,19 @@ def push_to_hub(
     hub = load()
     api = open_client(hub, require_token(to.token_env))
     registry.root.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=registry.root.parent, prefix=".push-") as place, translated(hub, to.name, "push"):
-        folder = Path(place) / "version"
+    with TemporaryDirectory(dir=registry.root.parent, prefix=".push-") as work, translated(hub, to.name, "push"):
+        folder = Path(work) / "version"
         folder.mkdir()
         stage(version, registry, folder)
         try_run(folder)
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
         head = open_repository(hub, api, to)
-        there = {one.rfilename for one in head.siblings or ()} - KEPT
-        if there and (owner := owner_of(api, to, head, Path(place))) != version.alias:
+        there = {sibling.rfilename for sibling in head.siblings or ()} - KEPT
+        if there and (owner := owner_of(api, to, head, Path(work))) != version.alias:
             raise occupied(to, owner, version)
-        own = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        changes = [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in own.items()]
-        changes += [hub.CommitOperationDelete(path_in_repo=name) for name in sorted(there - own.keys())]
+        files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        changes = [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
+        changes += [hub.CommitOperationDelete(path_in_repo=name) for name in sorted(there - files.keys())]
         done = api.create_commit(
             to.name, changes, commit_message=f"Publish {version.name}", revision=to.revision, parent_commit=head.sha
         )
@@ -108,11 +108,11 @@ def open_repository(hub: ModuleType, api: Any, to: HubAddress) -> Any:
     return head
 
 
-def owner_of(api: Any, to: HubAddress, head: Any, place: Path) -> str:
+def owner_of(api: Any, to: HubAddress, head: Any, work: Path) -> str:
     """The role whose version a repository contains; empty if Trainyard has not published it."""
-    if MANIFEST not in {one.rfilename for one in head.siblings or ()}:
+    if MANIFEST not in {sibling.rfilename for sibling in head.siblings or ()}:
         return ""
-    path = api.hf_hub_download(to.name, MANIFEST, revision=head.sha, local_dir=place / "there")
+    path = api.hf_hub_download(to.name, MANIFEST, revision=head.sha, local_dir=work / "there")
     return read_publication(Path(path).read_bytes(), to.name).alias
 
 
@@ -135,9 +135,9 @@ def pull_from_hub(source: HubAddress, settings: Settings, alias: str | None = No
     hub = load()
     anyone = source.token_env == TOKEN_VARIABLE and not os.environ.get(TOKEN_VARIABLE)
     api = open_client(hub, None if anyone else require_token(source.token_env))
-    with TemporaryDirectory(prefix="trainyard-pull-") as place, translated(hub, source.name, "pull"):
+    with TemporaryDirectory(prefix="trainyard-pull-") as work, translated(hub, source.name, "pull"):
         head = api.model_info(source.name, revision=source.revision)
-        there = [one.rfilename for one in head.siblings or ()]
+        there = [sibling.rfilename for sibling in head.siblings or ()]
         if MANIFEST not in there:
             if not any(name.endswith(".safetensors") for name in there):
                 refuse_pickled(there, source.name)
@@ -156,9 +156,9 @@ def pull_from_hub(source: HubAddress, settings: Settings, alias: str | None = No
                     do="Publish the version again.",
                     code="E-CORRUPT",
                 )
-            shutil.move(api.hf_hub_download(source.name, name, revision=head.sha, local_dir=place), target)
+            shutil.move(api.hf_hub_download(source.name, name, revision=head.sha, local_dir=work), target)
 
-        path = Path(api.hf_hub_download(source.name, MANIFEST, revision=head.sha, local_dir=place))
+        path = Path(api.hf_hub_download(source.name, MANIFEST, revision=head.sha, local_dir=work))
         publication = read_publication(path.read_bytes(), source.name)
         return register_pulled(
             publication,

@@ -19,5 +19,5 @@ from trainyard.train.methods.merging import merge
 def main(folder: Path, _events: Events) -> None:
     spec = json.loads((folder / SPEC_FILE).read_text(encoding="utf-8"))
     torch.set_num_threads(int(spec["threads"]))
-    found = merge(spec["base"], Path(spec["adapter"]), Path(spec["out"]), spec["dtype"])
-    write_json_durably(folder / MERGED_FILE, found)
+    record = merge(spec["base"], Path(spec["adapter"]), Path(spec["out"]), spec["dtype"])
+    write_json_durably(folder / MERGED_FILE, record)

@@ -63,13 +63,13 @@ def require_base_folder(adapter: Reference, name: str, settings: Settings) -> Pa
             do=f"Use its folder as it is: {adapter.path}.",
             code="E-MERGE",
         )
-    wanted = DeployRequest(DeployerConfig(), adapter.path, adapter, {}, "", "")
-    candidate = find_base(describe(wanted), settings)
+    request = DeployRequest(DeployerConfig(), adapter.path, adapter, {}, "", "")
+    candidate = find_base(describe(request), settings)
     if not (Path(candidate.base_path) / "config.json").is_file():
         raise NotFound(
             f"The base {candidate.base_model!r} of {name} is not on this machine.",
             do="Download it, or bring its folder back; its digest is compared.",
             code="E-MODEL-NOT-FOUND",
         )
-    refuse(check_files(wanted, candidate, settings))
+    refuse(check_files(request, candidate, settings))
     return Path(candidate.base_path)

@@ -26,8 +26,8 @@ from trainyard.stores.artifacts import Reference
 
 def newest(registry: AdapterRegistry, name: str) -> AdapterVersion:
     """The version of a name; of `<tenant>/<role>` the one with the highest number, live or not."""
-    found = [one for one in registry.list() if one.alias == name]
-    return found[-1] if found else registry.show(name)
+    versions = [version for version in registry.list() if version.alias == name]
+    return versions[-1] if versions else registry.show(name)
 
 
 def roll_out_version(
@@ -46,10 +46,10 @@ def roll_out_version(
     and what `deploy` raises.
     """
     config = config_of(version, registry, targets)
-    wanted = DeployRequest(config, registry.path(version), reference(version, registry), {}, version.tenant, "")
+    request = DeployRequest(config, registry.path(version), reference(version, registry), {}, version.tenant, "")
     with ExitStack() as open_clients:
-        sites = open_sites(wanted, registry, settings, clients, open_clients)
-        refuse(check_files(wanted, sites[0].candidate, settings))
+        sites = open_sites(request, registry, settings, clients, open_clients)
+        refuse(check_files(request, sites[0].candidate, settings))
         refuse(check_sites(sites))
         version = keep_card(try_version(registry.verify(version), registry, settings), registry, settings)
         sites[-1].action = action  # the registry's own pointer is the last one
@@ -58,29 +58,31 @@ def roll_out_version(
 
 def config_of(version: AdapterVersion, registry: AdapterRegistry, targets: Sequence[Target]) -> DeployerConfig:
     """The deployer's config with which a version is made live."""
-    own = deployment_of(version)
-    if own is None and not targets:
+    deployment = deployment_of(version)
+    if deployment is None and not targets:
         raise InvalidInput(
             f"{version.name} does not say where it was deployed.",
             why="It was pulled, or registered by an earlier version of Trainyard.",
             do="Name its targets, such as --target embedded, --target vllm=http://10.0.0.5:8000 or --target registry.",
             code="E-ADAPTER-INVALID",
         )
-    known = DeployerConfig.model_validate({"tenant": version.tenant, "role": version.role, **(own or {})})
-    chosen = list(targets) or [*known.targets, *targets_of_live(version, registry)]
-    return known.model_copy(update={"targets": tuple(one for at, one in enumerate(chosen) if one not in chosen[:at])})
+    config = DeployerConfig.model_validate({"tenant": version.tenant, "role": version.role, **(deployment or {})})
+    all_targets = list(targets) or [*config.targets, *targets_of_live(version, registry)]
+    return config.model_copy(
+        update={"targets": tuple(target for at, target in enumerate(all_targets) if target not in all_targets[:at])}
+    )
 
 
 def targets_of_live(version: AdapterVersion, registry: AdapterRegistry) -> tuple[Target, ...]:
     number = registry.live(version.tenant, version.role).version
-    own = deployment_of(registry.show(f"{version.alias}/v{number}")) if number else None
-    return DeployerConfig.model_validate({"role": version.role, **own}).targets if own is not None else ()
+    deployment = deployment_of(registry.show(f"{version.alias}/v{number}")) if number else None
+    return DeployerConfig.model_validate({"role": version.role, **deployment}).targets if deployment is not None else ()
 
 
 def deployment_of(version: AdapterVersion) -> JsonObject | None:
     """What a version remembers of its deployer: targets and canary; None if nothing."""
-    found: JsonObject | None = version.facts.get("deployment")
-    return found
+    deployment: JsonObject | None = version.facts.get("deployment")
+    return deployment
 
 
 def reference(version: AdapterVersion, registry: AdapterRegistry) -> Reference:
@@ -90,17 +92,17 @@ def reference(version: AdapterVersion, registry: AdapterRegistry) -> Reference:
 
 def parse_target(text: str, settings: Settings) -> Target:
     """The target of `TYPE`, `TYPE=URL` or `TYPE=ENDPOINT`. Raises `InvalidInput` (`E-PARAMETER`, `E-ENDPOINT`)."""
-    kind, _, place = text.partition("=")
-    if kind not in {one.value for one in TargetType}:
+    kind, _, address = text.partition("=")
+    if kind not in {target.value for target in TargetType}:
         raise InvalidInput(
             f"{text!r} is not a valid target.",
-            why=f"{kind!r} is not one of {', '.join(one.value for one in TargetType)}.",
+            why=f"{kind!r} is not one of {', '.join(target.value for target in TargetType)}.",
             do="Write TYPE, TYPE=URL or TYPE=ENDPOINT, such as vllm=http://10.0.0.5:8000.",
             code="E-PARAMETER",
         )
-    if not place:
+    if not address:
         return Target(type=TargetType(kind))
-    if "://" in place:
-        return Target(type=TargetType(kind), url=place)
-    settings.endpoint(place)
-    return Target(type=TargetType(kind), endpoint=place)
+    if "://" in address:
+        return Target(type=TargetType(kind), url=address)
+    settings.endpoint(address)
+    return Target(type=TargetType(kind), endpoint=address)

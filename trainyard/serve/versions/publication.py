@@ -77,26 +77,26 @@ class Publication(BaseModel):
 def read_publication(text: bytes, source: str) -> Publication:
     """The checked manifest of a source. Raises `Corrupt` (`E-CORRUPT`), `InvalidInput` (`E-MODEL-UNSAFE`, `E-NAME`)."""
     try:
-        found = Publication.model_validate_json(text)
+        publication = Publication.model_validate_json(text)
     except ValidationError as error:
         raise Corrupt(
             f"{source} has no valid {MANIFEST} of Trainyard.",
-            why="; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3]),
+            why="; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3]),
             do="Pull what `trainyard adapters push` has published.",
             code="E-CORRUPT",
         ) from error
-    parse_name(found.name)
-    check_facts(found.facts, source)
-    names = [checked_name(name) for name in found.files]
+    parse_name(publication.name)
+    check_facts(publication.facts, source)
+    names = [checked_name(name) for name in publication.files]
     refuse_pickled(names, source)
-    if files_digest({name: one.model_dump() for name, one in found.files.items()}) != found.sha256:
+    if files_digest({name: file.model_dump() for name, file in publication.files.items()}) != publication.sha256:
         raise Corrupt(
             f"The manifest of {source} does not agree with itself.",
             why="The digest over its files is another one than it says.",
             do="Publish the version again.",
             code="E-CORRUPT",
         )
-    return found
+    return publication
 
 
 def refuse_pickled(names: list[str], source: str) -> None:
@@ -123,15 +123,15 @@ def stage(version: AdapterVersion, registry: AdapterRegistry, folder: Path) -> P
     named = public_base(version) or None
     base = {"base_model": named} if named else {}
     change_json(folder / "adapter_config.json", lambda old: {**old, "base_model_name_or_path": named})
-    kept = {**read_object(folder / "training.json"), **base}
-    change_json(folder / "training.json", lambda _: {k: v for k, v in kept.items() if k not in OF_THIS_MACHINE})
+    training = {**read_object(folder / "training.json"), **base}
+    change_json(folder / "training.json", lambda _: {k: v for k, v in training.items() if k not in OF_THIS_MACHINE})
     files = describe_files(folder)
     publication = Publication(
         name=version.name,
         sha256=files_digest(files),
         run_key=version.run_key,
         kind="adapter" if version.kind == "adapter" else "model",
-        files={name: PublishedFile(**one) for name, one in files.items()},
+        files={name: PublishedFile(**entry) for name, entry in files.items()},
         facts={**{name: facts[name] for name in TRAVELLING_FACTS if name in facts}, **base},
         trained_sha256=version.sha256,
     )
@@ -180,8 +180,8 @@ def register_pulled(
     """
     tenant, role, _ = parse_name(to.alias or publication.alias)
     to.work.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=to.work, prefix=".pull-") as place:
-        folder = Path(place) / "version"
+    with TemporaryDirectory(dir=to.work, prefix=".pull-") as work:
+        folder = Path(work) / "version"
         for name in publication.files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             fetch(name, folder / name)
@@ -206,8 +206,8 @@ def register_pulled(
 
 
 def require_same(publication: Publication, folder: Path, source: str) -> None:
-    found = describe_files(folder)
-    wrong = [name for name, one in publication.files.items() if found.get(name) != one.model_dump()]
+    files = describe_files(folder)
+    wrong = [name for name, file in publication.files.items() if files.get(name) != file.model_dump()]
     if wrong:
         raise Corrupt(
             f"{wrong[0]} of {source} is not what its manifest says.",
@@ -231,13 +231,13 @@ def new_version(settings: Settings, alias: str | None = None) -> Destination:
 def require_base(base: Mapping[str, str], settings: Settings) -> None:
     """Raise `Refused` (`R-BASE-MISMATCH`) when the base is on this machine and is another one."""
     try:
-        found = resolve_model(base["base_model"], settings)
+        model = resolve_model(base["base_model"], settings)
     except TrainyardError:
         return  # it is not here; a deployment asks again
-    if found.path is not None and base["base_sha256"] and found.sha256 != base["base_sha256"]:
+    if model.path is not None and base["base_sha256"] and model.sha256 != base["base_sha256"]:
         because = (
             f"the adapter belongs to a base {base['base_model']!r} with the digest {base['base_sha256'][:12]}, and "
-            f"that of this machine has {found.sha256[:12]}."
+            f"that of this machine has {model.sha256[:12]}."
         )
         instead = "bring the same base to this machine, then pull it again."
         raise Refused([Reason("R-BASE-MISMATCH", None, "base_model", because, instead)], what="It was not pulled.")

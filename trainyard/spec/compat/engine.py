@@ -32,7 +32,7 @@ KERNEL_DEVICES: dict[str, dict[object, tuple[Device, ...]]] = {
 }
 """Setting of the engine -> value -> devices that its kernels are written for. FlashAttention 3 is for Hopper; the ROCm
 builds of flash-attention 2 and Liger (since 0.4.0) are in their READMEs, torchao's float8 in pytorch/ao#4131. On a CPU
-a compiled step was not worth its compilation (docs/log.md)."""
+a compiled step was not worth its compilation (docs/dev/log.md)."""
 PORTABLE = {"kernels": "torch", "compile": "false"}
 """Setting -> the value that every device has, where that is not `auto`."""
 

@@ -80,7 +80,7 @@ class AuditLog:
     max_file_bytes: int = MAX_FILE_BYTES
     flushed: float = field(default=0.0, init=False)
     """When this process flushed last, on the monotonic clock."""
-    known: LogEnd | None = field(default=None, init=False)
+    last_end: LogEnd | None = field(default=None, init=False)
     """The end after this process's last line. Reading it again takes longer than writing a line."""
 
     @cached_property
@@ -101,7 +101,7 @@ class AuditLog:
     def keep_private(self) -> None:
         """Make the folder, or take from it what others may do."""
         try:
-            mode = os.stat(self.folder).st_mode if self.known is not None else 0o077
+            mode = os.stat(self.folder).st_mode if self.last_end is not None else 0o077
         except FileNotFoundError:
             mode = 0o077
         if mode & 0o077:
@@ -109,9 +109,9 @@ class AuditLog:
             self.folder.chmod(0o700)
 
     def _append(self, entry: Mapping[str, object], flush: bool) -> None:
-        known, self.known = self.known, None
-        is_known = known is not None and known.is_still(self.max_file_bytes)
-        end = known if known is not None and is_known else find_end(self.folder)
+        last_end, self.last_end = self.last_end, None
+        is_known = last_end is not None and last_end.is_still(self.max_file_bytes)
+        end = last_end if last_end is not None and is_known else find_end(self.folder)
         is_full = end.size >= self.max_file_bytes
         path = self.folder / log_name(number_of(end.path) + 1) if is_full else end.path
         line, digest = sealed({"seq": end.seq + 1, **entry, "previous": end.digest})
@@ -132,7 +132,7 @@ class AuditLog:
         if is_full or not end.size:
             DISK.fsync_folder(self.folder)
         self._write_head(end.seq + 1, digest)
-        self.known = LogEnd(path, size + len(data), end.seq + 1, digest)
+        self.last_end = LogEnd(path, size + len(data), end.seq + 1, digest)
 
     def _write_head(self, seq: int, digest: str) -> None:
         text = f'{{"seq": {seq}, "hash": "{digest}"}}'.ljust(HEAD_BYTES - 1) + "\n"
@@ -170,8 +170,8 @@ def sealed(entry: Mapping[str, object]) -> tuple[bytes, str]:
     A value of bytes is in canonical form already: an entry may have eight kilobytes of fields, and two lines.
     """
     parts = [
-        b'"%s":%s' % (name.encode(), one if isinstance(one, bytes) else canonical(one))
-        for name, one in sorted(entry.items())
+        b'"%s":%s' % (name.encode(), value if isinstance(value, bytes) else canonical(value))
+        for name, value in sorted(entry.items())
     ]
     digest = hashlib.sha256(b"{%s}" % b",".join(parts)).hexdigest()
     parts.insert(sum(name < "hash" for name in entry), b'"hash":"%s"' % digest.encode())
@@ -231,16 +231,16 @@ def verify_log(folder: Path) -> LogVerification:
     seq, previous, count, first = 0, BEGINNING, 0, 0
     for path in files:
         for number, data in enumerate(while_caller_waits(path.read_bytes().splitlines()), 1):
-            value, place = parsed(data), f"{path.name}:{number}"
+            value, where = parsed(data), f"{path.name}:{number}"
             if value is None:
-                problems.append(f"{place} is not a whole line: cut off by a power cut, or changed")
+                problems.append(f"{where} is not a whole line: cut off by a power cut, or changed")
                 continue
             count, first = count + 1, first or value["seq"]
             if canonical({**value, "hash": digest_without_hash(value)}) != data:
-                problems.append(f"{place} was changed after it was written")
+                problems.append(f"{where} was changed after it was written")
             if value.get("previous") != previous or value["seq"] != seq + 1:
                 problems.append(
-                    f"{place} does not follow the line before it: {seq + 1} is expected, it is {value['seq']}"
+                    f"{where} does not follow the line before it: {seq + 1} is expected, it is {value['seq']}"
                 )
             seq, previous = value["seq"], str(value["hash"])
     problems += head_problems(folder, seq, previous)
@@ -248,18 +248,18 @@ def verify_log(folder: Path) -> LogVerification:
 
 
 def digest_without_hash(value: JsonMapping) -> str:
-    return hashlib.sha256(canonical({key: one for key, one in value.items() if key != "hash"})).hexdigest()
+    return hashlib.sha256(canonical({key: entry for key, entry in value.items() if key != "hash"})).hexdigest()
 
 
 def head_problems(folder: Path, seq: int, last_hash: str) -> list[str]:
     """Compare the end of the log with the head; it may be one line behind, if its writer was killed between the two."""
     try:
         head = json.loads((folder / "head.json").read_bytes())
-        known, digest = int(head["seq"]), str(head["hash"])
+        last, digest = int(head["seq"]), str(head["hash"])
     except FileNotFoundError:
         return ["head.json is missing, which names the last line"] if seq else []
     except (ValueError, KeyError, TypeError):
         return ["head.json cannot be read"]
-    if known > seq:
-        return [f"the last {known - seq} lines are missing: {known} were written, {seq} are there"]
-    return ["the last line is not the one that head.json names"] if known == seq and digest != last_hash else []
+    if last > seq:
+        return [f"the last {last - seq} lines are missing: {last} were written, {seq} are there"]
+    return ["the last line is not the one that head.json names"] if last == seq and digest != last_hash else []

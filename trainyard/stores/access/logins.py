@@ -72,7 +72,7 @@ class LoginFile:
     def add(self, secret: str, record: JsonObject, lasts_s: float, now: float | None) -> None:
         now = time.time() if now is None else now
         with self.file.changing() as records:
-            for digest in [digest for digest, one in records.items() if one["expires"] <= now]:
+            for digest in [digest for digest, record in records.items() if record["expires"] <= now]:
                 del records[digest]
             while len(records) >= MAX_LOGINS:
                 del records[min(records, key=lambda digest: records[digest]["expires"])]

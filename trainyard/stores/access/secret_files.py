@@ -40,11 +40,11 @@ def digest_of(secret: str) -> str:
 
 def find_record(records: Mapping[str, JsonObject], secret: str) -> JsonObject | None:
     """The record of a secret; all records are compared, so that the time says nothing about them."""
-    digest, found = digest_of(secret), None
-    for known, record in records.items():
-        if hmac.compare_digest(known, digest):
-            found = record
-    return found
+    digest, match = digest_of(secret), None
+    for key, record in records.items():
+        if hmac.compare_digest(key, digest):
+            match = record
+    return match
 
 
 class SecretFile:
@@ -61,11 +61,11 @@ class SecretFile:
     def records(self) -> Records:
         """What the file has now; empty without one. Raises `Corrupt`, `Conflict` (`E-SCHEMA`)."""
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except FileNotFoundError:
             self._seen, self._records = None, {}
             return self._records
-        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+        seen = (status.st_ino, status.st_mtime_ns, status.st_size)
         if seen != self._seen:
             self._records = self.read()
             self._seen = seen
@@ -74,7 +74,7 @@ class SecretFile:
     def read(self) -> Records:
         try:
             records = self.unpacked(self.path.read_bytes(), self.path)["records"]
-            if not isinstance(records, dict) or not all(isinstance(one, dict) for one in records.values()):
+            if not isinstance(records, dict) or not all(isinstance(record, dict) for record in records.values()):
                 raise ValueError("its records are not a mapping of mappings")
         except (ValueError, KeyError) as error:
             raise Corrupt(

@@ -65,18 +65,18 @@ class TokenFile:
     def create(self, name: str, scope: str, tenant: str, days: int, now: float | None = None) -> str:
         """A new token. Raises `InvalidInput` (`E-NAME`), `Conflict` for a name that is taken, `LimitExceeded`."""
         now = time.time() if now is None else now
-        for what, text in (("token", name), ("tenant", tenant)):
-            if not NAME.fullmatch(text) and (text or what == "token"):
+        for field, text in (("token", name), ("tenant", tenant)):
+            if not NAME.fullmatch(text) and (text or field == "token"):
                 raise InvalidInput(
-                    f"{text!r} is not a valid name of a {what}.",
+                    f"{text!r} is not a valid name of a {field}.",
                     why="It has to be 1 to 63 small letters, digits and hyphens, and start with a letter or digit.",
                     do="Choose another, such as ci.", code="E-NAME",
                 )  # fmt: skip
         token = new_secret(PREFIX)
         with self.file.changing() as records:
-            for digest in [digest for digest, one in records.items() if not TokenRecord(**one).is_valid(now)]:
+            for digest in [digest for digest, record in records.items() if not TokenRecord(**record).is_valid(now)]:
                 del records[digest]
-            if name in OWNER_NAMES or any(one["name"] == name for one in records.values()):
+            if name in OWNER_NAMES or any(record["name"] == name for record in records.values()):
                 raise Conflict(
                     f"There is a token {name!r} already.",
                     do=f"Choose another name, or revoke it: tokens revoke {name}.",
@@ -89,28 +89,30 @@ class TokenFile:
     def find(self, token: str, now: float | None = None) -> TokenRecord | None:
         """What a token allows; None for one that is unknown, revoked or expired."""
         record = find_record(self.file.records(), token)
-        found = TokenRecord(**record, id=digest_of(token)) if record is not None else None
-        return found if found and found.is_valid(time.time() if now is None else now) else None
+        entry = TokenRecord(**record, id=digest_of(token)) if record is not None else None
+        return entry if entry and entry.is_valid(time.time() if now is None else now) else None
 
     def find_by_id(self, token_id: str, now: float | None = None) -> TokenRecord | None:
         """Return what the token of an id allows; None for one that was revoked or has expired."""
         record = self.file.records().get(token_id)
-        found = TokenRecord(**record, id=token_id) if record is not None else None
-        return found if found and found.is_valid(time.time() if now is None else now) else None
+        entry = TokenRecord(**record, id=token_id) if record is not None else None
+        return entry if entry and entry.is_valid(time.time() if now is None else now) else None
 
     def list(self) -> list[TokenRecord]:
         """Every token, by name; those that have expired included, until another is made."""
         records = self.file.records().items()
-        return sorted((TokenRecord(**one, id=token_id) for token_id, one in records), key=lambda one: one.name)
+        return sorted(
+            (TokenRecord(**record, id=token_id) for token_id, record in records), key=lambda record: record.name
+        )
 
     def revoke(self, name: str) -> TokenRecord:
         """Remove a token; it opens nothing any more. Raises `NotFound` (`E-NOT-FOUND`)."""
         with self.file.changing() as records:
-            found = next((digest for digest, one in records.items() if one["name"] == name), None)
-            if found is None:
-                known = ", ".join(sorted(one["name"] for one in records.values())) or "none"
-                raise NotFound(f"There is no token {name!r}.", why=f"There is {known}.", do="Correct the name.")
-            return TokenRecord(**records.pop(found), id=found)
+            match = next((digest for digest, record in records.items() if record["name"] == name), None)
+            if match is None:
+                names = ", ".join(sorted(record["name"] for record in records.values())) or "none"
+                raise NotFound(f"There is no token {name!r}.", why=f"There is {names}.", do="Correct the name.")
+            return TokenRecord(**records.pop(match), id=match)
 
 
 def facts_of(record: TokenRecord) -> JsonObject:

@@ -66,13 +66,13 @@ def asks_for_code(config: Mapping[str, object]) -> bool:
 def check_kernels(where: str, config: Mapping[str, object]) -> None:
     """Refuse a config that names an attention kernel or an experts kernel of its own (`E-MODEL-INVALID`)."""
     for key, value in nested(config):
-        known = ATTENTIONS if key in ATTENTION_KEYS else EXPERTS if key in EXPERT_KEYS else None
-        wanted = list(value.values()) if isinstance(value, dict) else [value]
-        odd = [one for one in wanted if one is not None and str(one) not in known] if known is not None else []
-        if known is not None and odd:
+        kernels = ATTENTIONS if key in ATTENTION_KEYS else EXPERTS if key in EXPERT_KEYS else None
+        values = list(value.values()) if isinstance(value, dict) else [value]
+        odd = [name for name in values if name is not None and str(name) not in kernels] if kernels is not None else []
+        if kernels is not None and odd:
             raise InvalidInput(
                 f"{where} asks for {key} {str(odd[0])[:100]!r}.",
-                why=f"Another kernel is code that would be downloaded; allowed are {', '.join(sorted(known))}.",
+                why=f"Another kernel is code that would be downloaded; allowed are {', '.join(sorted(kernels))}.",
                 do=f"Remove {key} from the file, and choose the kernel with engine.attention.",
                 code="E-MODEL-INVALID",
             )
@@ -87,30 +87,30 @@ def check_sizes(where: str, config: Mapping[str, object], parameters: int) -> No
         most = MAX_LAYERS if key in LAYERS else parameters if key in WIDTHS else MAX_POSITIONS
         if key not in (*LAYERS, *WIDTHS, POSITIONS) or value is None:
             continue
-        for one in value if isinstance(value, list) else [value]:
-            if type(one) is not int or one < 0:
-                raise absurd(where, f"{key} is {str(one)[:100]!r}", "A size is a whole number.")
-            if one > most:
-                raise absurd(where, f"{key} is {one:,}", f"At most {most:,} fits {parameters:,} weights in the files.")
+        for size in value if isinstance(value, list) else [value]:
+            if type(size) is not int or size < 0:
+                raise absurd(where, f"{key} is {str(size)[:100]!r}", "A size is a whole number.")
+            if size > most:
+                raise absurd(where, f"{key} is {size:,}", f"At most {most:,} fits {parameters:,} weights in the files.")
     shape = ModelShape.from_config(config) if config.get("num_attention_heads") else None
     described = shape.parameters if shape is not None else 0
     if described > MAX_EXCESS * parameters + MARGIN:
         raise absurd(where, f"it describes {described:,} weights", f"The files have {parameters:,}.")
 
 
-def absurd(where: str, what: str, why: str) -> InvalidInput:
+def absurd(where: str, problem: str, why: str) -> InvalidInput:
     return InvalidInput(
-        f"The sizes in {where} do not fit the weights: {what}.", why=why,
+        f"The sizes in {where} do not fit the weights: {problem}.", why=why,
         do="Take config.json and the weights from their maker again.", code="E-MODEL-INVALID",
     )  # fmt: skip
 
 
 def check_init(where: str, config: Mapping[str, object]) -> None:
     """Refuse an adapter whose loading rewrites the base (`E-ADAPTER-INVALID`)."""
-    asked = config.get("init_lora_weights")
-    if (isinstance(asked, (dict, list, float, int)) and not isinstance(asked, bool)) or asked not in NEUTRAL_INITS:
+    init = config.get("init_lora_weights")
+    if (isinstance(init, (dict, list, float, int)) and not isinstance(init, bool)) or init not in NEUTRAL_INITS:
         raise InvalidInput(
-            f"The adapter in {where} was started with init_lora_weights {str(asked)[:100]!r}, which changes the base.",
+            f"The adapter in {where} was started with init_lora_weights {str(init)[:100]!r}, which changes the base.",
             why="Loading it would change the weights that every other adapter and the base itself answer with.",
             do="Save it with PEFT's path_initial_model_for_weight_conversion, which makes a plain LoRA of it, or train "
             "it with another init.",
@@ -123,20 +123,20 @@ def patterns(config: JsonMapping) -> list[tuple[str, str, str]]:
 
     Raises `InvalidInput` (`E-ADAPTER-INVALID`) for a field of another type.
     """
-    found = []
+    matches = []
     for name in ("target_modules", "exclude_modules"):
         if isinstance(config.get(name), str):
-            found.append((name, config[name], "fullmatch"))
+            matches.append((name, config[name], "fullmatch"))
     for name, form in LISTED.items():
         listed = [config[name]] if isinstance(config.get(name), str) else config.get(name) or []
-        found += [(name, form.replace("{}", one), "match") for one in texts(name, listed)]
+        matches += [(name, form.replace("{}", text), "match") for text in texts(name, listed)]
     for name in ("rank_pattern", "alpha_pattern"):
-        found += [(name, rf"(.*\.)?({one})$", "match") for one in texts(name, config.get(name) or {})]
-    return [(name, text, how) for name, text, how in found if text != "all-linear"]
+        matches += [(name, rf"(.*\.)?({text})$", "match") for text in texts(name, config.get(name) or {})]
+    return [(name, text, how) for name, text, how in matches if text != "all-linear"]
 
 
 def texts(name: str, values: Any) -> list[str]:
-    if not isinstance(values, (list, dict)) or not all(isinstance(one, str) for one in values):
+    if not isinstance(values, (list, dict)) or not all(isinstance(value, str) for value in values):
         raise InvalidInput(
             f"{name} of the adapter's config is not made of texts.",
             do="Take it from its maker.",
@@ -150,12 +150,12 @@ def check_patterns(where: str, config: JsonMapping, modules: Iterable[str]) -> N
 
     Plain names, which every adapter of this product has, need no child. Raises `InvalidInput` (`E-ADAPTER-INVALID`).
     """
-    given = [(name, text, how) for name, text, how in patterns(config) if not is_plain(name, text)]
-    if not given:
+    regexes = [(name, text, how) for name, text, how in patterns(config) if not is_plain(name, text)]
+    if not regexes:
         return
     child = LineChild("trainyard.stores.base_models.pattern_child", ChildLimits(PATTERNS_S, PATTERN_BYTES))
     try:
-        problem = child.start({"patterns": given, "names": sorted(set(modules))})["problem"]
+        problem = child.start({"patterns": regexes, "names": sorted(set(modules))})["problem"]
     except ChildEnded:
         problem = f"Matching took more than {PATTERNS_S:g} s of processor time, or too much memory."
     finally:

@@ -44,10 +44,10 @@ def download_model(name: str, settings: Settings) -> ModelSource:
         ) from error
     except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
         raise unreachable(name, error) from error
-    found = resolve_model(name, settings)
-    if found.path is None:
+    model = resolve_model(name, settings)
+    if model.path is None:
         raise unreachable(name, "the download left no config.json")
-    return found
+    return model
 
 
 def unreachable(name: str, error: object) -> TrainyardError:

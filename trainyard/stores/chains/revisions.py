@@ -93,8 +93,8 @@ class ChainStore:
 
     def list(self, tenant: str = "") -> list[StoredChain]:
         """The newest revision of every chain of a tenant, or of all; the newest first."""
-        found = (self.newest(folder) for folder in self.folders(tenant))
-        return sorted((one for one in found if one is not None), key=lambda one: (-one.created, one.id))
+        chains = (self.newest(folder) for folder in self.folders(tenant))
+        return sorted((chain for chain in chains if chain is not None), key=lambda chain: (-chain.created, chain.id))
 
     def find(self, name: str, tenant: str = "") -> StoredChain:
         """The newest revision of the chain of that id or name, or of the only one that begins so.
@@ -103,20 +103,21 @@ class ChainStore:
         """
         if CHAIN_ID.fullmatch(name):
             folders = [folder for folder in self.folders(tenant) if folder.name == name]
-            found = [one for folder in folders if (one := self.newest(folder)) is not None]
+            matches = [chain for folder in folders if (chain := self.newest(folder)) is not None]
         else:
             chains = self.list(tenant)
-            found = [one for one in chains if one.name == name]
-            beginning = [one for one in chains if one.name.startswith(name) or one.id.startswith(name)]
-            found = found or (beginning if len(beginning) == 1 else [])
-        if not found:
+            matches = [chain for chain in chains if chain.name == name]
+            beginning = [chain for chain in chains if chain.name.startswith(name) or chain.id.startswith(name)]
+            matches = matches or (beginning if len(beginning) == 1 else [])
+        if not matches:
             raise no_chain(name)
-        if len(found) > 1:
+        if len(matches) > 1:
             raise Conflict(
-                f"{name!r} is the name of {len(found)} stored chains: {', '.join(one.id for one in found[:5])}.",
+                f"{name!r} is the name of {len(matches)} stored chains: "
+                f"{', '.join(chain.id for chain in matches[:5])}.",
                 do="Give the id of the one that you mean.", code="E-CONFLICT",
             )  # fmt: skip
-        return found[0]
+        return matches[0]
 
     def show(self, chain: StoredChain, revision: int) -> StoredChain:
         """Another revision of the same chain. Raises `NotFound` (`E-NOT-FOUND`)."""
@@ -131,25 +132,25 @@ class ChainStore:
     def delete(self, chain: StoredChain) -> None:
         """Remove a chain with all its revisions; nobody finds a part of them."""
         folder = self.root / chain.tenant / chain.id
-        gone = folder.with_name(f".{chain.id}{DELETED}")
+        trash = folder.with_name(f".{chain.id}{DELETED}")
         try:
-            self.files.rename_noreplace(folder, gone)
+            self.files.rename_noreplace(folder, trash)
         except FileNotFoundError as error:
             raise no_chain(chain.id) from error
         self.files.fsync_folder(folder.parent)
-        remove_folder(self.files, gone)
+        remove_folder(self.files, trash)
 
     def folders(self, tenant: str = "") -> Iterator[Path]:
         tenants = [tenant] if tenant else self.files.listdir(self.root) if self.files.is_folder(self.root) else []
-        for one in tenants:
-            place = self.root / one
-            if TENANT.fullmatch(one) and self.files.is_folder(place):
-                yield from (place / name for name in self.files.listdir(place) if CHAIN_ID.fullmatch(name))
+        for owner in tenants:
+            folder = self.root / owner
+            if TENANT.fullmatch(owner) and self.files.is_folder(folder):
+                yield from (folder / name for name in self.files.listdir(folder) if CHAIN_ID.fullmatch(name))
 
     def newest(self, folder: Path) -> StoredChain | None:
         """The newest revision in a folder; None in one that was made and not written, or is deleted meanwhile."""
         try:
-            numbers = [int(found[1]) for name in self.files.listdir(folder) if (found := REVISION_FILE.fullmatch(name))]
+            numbers = [int(match[1]) for name in self.files.listdir(folder) if (match := REVISION_FILE.fullmatch(name))]
             return read_revision(folder / f"{max(numbers)}.json", self.files) if numbers else None  # type: ignore[arg-type]
         except FileNotFoundError:
             return None

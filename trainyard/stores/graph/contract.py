@@ -55,7 +55,7 @@ class Graph(Protocol):
 
     def export(self, path: Path, tenant: str | None = None) -> int:
         """Write the dump to a file that replaces the old one at once; returns the number of lines."""
-        text = [f"{one}\n" for one in self.dump(tenant)]
+        text = [f"{line}\n" for line in self.dump(tenant)]
         with translate_os_errors("The graph was not exported"):
             make_folders(DISK, path.absolute().parent)
             write_whole(DISK, path.absolute(), "".join(text).encode())
@@ -78,8 +78,8 @@ class AskedGraph(Graph):
         """The answer to a question, as JSON values. Raises what the other process raised."""
 
     def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
-        given = [check_mutation(one) for one in mutations]
-        return [MutateResult(**one) for one in self.ask("mutate", mutations=given)] if given else []
+        batch = [check_mutation(mutation) for mutation in mutations]
+        return [MutateResult(**fields) for fields in self.ask("mutate", mutations=batch)] if batch else []
 
     def has(self, documents: Collection[str]) -> set[str]:
         return set(self.ask("has", documents=sorted(documents)))

@@ -34,8 +34,10 @@ def check_reading(cypher: str) -> None:
     words = [word.lower() for word in WORD.findall(bare)]
     if not words or words[0] not in BEGINNINGS:
         raise refused(f"it begins with {words[0].upper() if words else 'nothing'}, not with MATCH, UNWIND or RETURN")
-    if found := next((word for word in words if word in FORBIDDEN), None):
-        raise refused(f"it contains the word {found.upper()}, which does more than read; quote a name with backticks")
+    if forbidden := next((word for word in words if word in FORBIDDEN), None):
+        raise refused(
+            f"it contains the word {forbidden.upper()}, which does more than read; quote a name with backticks"
+        )
 
 
 def refused(why: str) -> InvalidInput:

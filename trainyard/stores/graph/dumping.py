@@ -19,27 +19,27 @@ def line(kind: str, fields: JsonObject) -> str:
 
 
 def document_line(key: str, document: GraphDocument) -> str:
-    known = {"key": key, "tenant": document.tenant, "stream": document.stream, "names": sorted(document.names)}
-    return line("document", {**known, "content_sha256": document.content_sha256, "version": document.version})
+    fields = {"key": key, "tenant": document.tenant, "stream": document.stream, "names": sorted(document.names)}
+    return line("document", {**fields, "content_sha256": document.content_sha256, "version": document.version})
 
 
 def entity_line(key: str, tenant: str, entity: Entity, documents: Iterable[str]) -> str:
-    known = {"key": key, "tenant": tenant, "kind": entity.kind, "name": entity.name}
-    return line("entity", {**known, "attributes": dict(entity.attributes), "documents": sorted(documents)})
+    fields = {"key": key, "tenant": tenant, "kind": entity.kind, "name": entity.name}
+    return line("entity", {**fields, "attributes": dict(entity.attributes), "documents": sorted(documents)})
 
 
 def relation_line(key: str, edge: Edge, documents: Iterable[str]) -> str:
-    known = {"key": key, "tenant": edge.tenant, "kind": edge.kind, "source": edge.source, "target": edge.target}
-    return line("relation", {**known, "documents": sorted(documents)})
+    fields = {"key": key, "tenant": edge.tenant, "kind": edge.kind, "source": edge.source, "target": edge.target}
+    return line("relation", {**fields, "documents": sorted(documents)})
 
 
 def stats_of(lines: Iterable[str]) -> GraphStats:
     """The counts of a dump."""
     totals: Counter[str] = Counter()
     kinds: dict[str, Counter[str]] = {"entity": Counter(), "relation": Counter()}
-    for one in map(orjson.loads, lines):
-        totals[one["a"]] += 1
-        if one["a"] in kinds:
-            kinds[one["a"]][one["kind"]] += 1
+    for row in map(orjson.loads, lines):
+        totals[row["a"]] += 1
+        if row["a"] in kinds:
+            kinds[row["a"]][row["kind"]] += 1
     entities, relations = dict(sorted(kinds["entity"].items())), dict(sorted(kinds["relation"].items()))
     return GraphStats(totals["document"], totals["entity"], totals["relation"], entities, relations)

@@ -107,12 +107,12 @@ class Mutation:
     def contents(self) -> Contents:
         """The same by keys."""
         tenant = self.tenant
-        mentions = {entity_key(tenant, one.kind, one.name): one for one in self.entities}
+        mentions = {entity_key(tenant, entity.kind, entity.name): entity for entity in self.entities}
         relations = {}
-        for one in self.relations:
-            source = entity_key(tenant, one.source.kind, one.source.name)
-            target = entity_key(tenant, one.target.kind, one.target.name)
-            relations[digest("relation", one.kind, source, target)] = Edge(tenant, one.kind, source, target)
+        for relation in self.relations:
+            source = entity_key(tenant, relation.source.kind, relation.source.name)
+            target = entity_key(tenant, relation.target.kind, relation.target.name)
+            relations[digest("relation", relation.kind, source, target)] = Edge(tenant, relation.kind, source, target)
         return Contents(mentions, relations)
 
 
@@ -158,54 +158,55 @@ def normalise_name(kind: str, name: str) -> str:
     return " ".join(words)
 
 
-def parse_mutation(given: Mapping[str, object]) -> Mutation:
+def parse_mutation(fields: Mapping[str, object]) -> Mutation:
     """A mutation from JSON, checked. Raises `InvalidInput` (`E-GRAPH-QUERY`) naming the field."""
-    return check_mutation(to_mutation(given))
+    return check_mutation(to_mutation(fields))
 
 
-def to_mutation(given: JsonMapping) -> Mutation:
+def to_mutation(fields: JsonMapping) -> Mutation:
     """A mutation from JSON that was checked before it became JSON."""
     try:
-        entities = tuple(Entity(**one) for one in given.get("entities", ()))
+        entities = tuple(Entity(**entity) for entity in fields.get("entities", ()))
         relations = tuple(
-            Relation(one["kind"], Named(**one["source"]), Named(**one["target"])) for one in given.get("relations", ())
+            Relation(relation["kind"], Named(**relation["source"]), Named(**relation["target"]))
+            for relation in fields.get("relations", ())
         )
-        rest = {key: value for key, value in given.items() if key not in ("entities", "relations")}
+        rest = {key: value for key, value in fields.items() if key not in ("entities", "relations")}
         return Mutation(**rest, entities=entities, relations=relations)
     except (TypeError, KeyError, AttributeError) as error:
         raise wrong(f"its shape is wrong: {error}") from error
 
 
-def check_mutation(given: Mutation) -> Mutation:
+def check_mutation(mutation: Mutation) -> Mutation:
     """The mutation with cleaned names and each relation's ends among its entities.
 
     Raises `InvalidInput` (`E-GRAPH-QUERY`) for a kind that does not exist, a relation between kinds that it does not
     join, a name that is empty or too long, or more than the caps allow.
     """
-    for value, pattern, what in (
-        (given.tenant, TENANT, "tenant"),
-        (given.stream, STREAM, "stream"),
-        (given.content_sha256, SHA256, "content_sha256"),
+    for value, pattern, label in (
+        (mutation.tenant, TENANT, "tenant"),
+        (mutation.stream, STREAM, "stream"),
+        (mutation.content_sha256, SHA256, "content_sha256"),
     ):
         if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise wrong(f"{what} is {value!r}, which does not match {pattern.pattern}")
-    for value, what in ((given.name, "name"), (given.version, "version")):
+            raise wrong(f"{label} is {value!r}, which does not match {pattern.pattern}")
+    for value, label in ((mutation.name, "name"), (mutation.version, "version")):
         if not isinstance(value, str) or not value or len(value) > 1024 or "\0" in value:
-            raise wrong(f"{what} has to be a text of 1 to 1,024 characters")
-    if len(given.entities) > ENTITIES_PER_DOCUMENT or len(given.relations) > RELATIONS_PER_DOCUMENT:
+            raise wrong(f"{label} has to be a text of 1 to 1,024 characters")
+    if len(mutation.entities) > ENTITIES_PER_DOCUMENT or len(mutation.relations) > RELATIONS_PER_DOCUMENT:
         raise wrong(
-            f"it has {len(given.entities)} entities and {len(given.relations)} relations; at most "
+            f"it has {len(mutation.entities)} entities and {len(mutation.relations)} relations; at most "
             f"{ENTITIES_PER_DOCUMENT} and {RELATIONS_PER_DOCUMENT} are allowed"
         )
-    relations = tuple(checked_relation(one) for one in given.relations)
-    ends = [Entity(end.kind, end.name) for one in relations for end in (one.source, one.target)]
-    entities = merged([*(checked_entity(one) for one in given.entities), *ends])
-    return replace(given, entities=entities, relations=tuple(dict.fromkeys(relations)))
+    relations = tuple(checked_relation(relation) for relation in mutation.relations)
+    ends = [Entity(end.kind, end.name) for relation in relations for end in (relation.source, relation.target)]
+    entities = merged([*(checked_entity(entity) for entity in mutation.entities), *ends])
+    return replace(mutation, entities=entities, relations=tuple(dict.fromkeys(relations)))
 
 
-def checked_entity(given: Entity) -> Entity:
-    named = checked_name(Named(given.kind, given.name))
-    attributes = given.attributes
+def checked_entity(entity: Entity) -> Entity:
+    named = checked_name(Named(entity.kind, entity.name))
+    attributes = entity.attributes
     if not isinstance(attributes, Mapping) or len(attributes) > ATTRIBUTES:
         raise wrong(f"the attributes of {named.name!r} have to be at most {ATTRIBUTES} texts")
     for key, value in attributes.items():
@@ -217,35 +218,39 @@ def checked_entity(given: Entity) -> Entity:
 
 
 @lru_cache(65_536)
-def checked_name(given: Named) -> Named:
-    if given.kind not in ENTITY_KINDS:
-        raise wrong(f"an entity is of kind {str(given.kind)[:40]!r}; there are {', '.join(ENTITY_KINDS)}")
-    if not isinstance(given.name, str):
-        raise wrong(f"the name of a {given.kind} is not a string")
-    name = " ".join(unicodedata.normalize("NFC", given.name).split())
-    if not normalise_name(given.kind, name) or len(name) > NAME_CHARS or not name.isprintable():
-        raise wrong(f"a {given.kind} is named {name[:40]!r}; a name has 1 to {NAME_CHARS} printable characters")
-    return Named(given.kind, name)
+def checked_name(entity: Named) -> Named:
+    if entity.kind not in ENTITY_KINDS:
+        raise wrong(f"an entity is of kind {str(entity.kind)[:40]!r}; there are {', '.join(ENTITY_KINDS)}")
+    if not isinstance(entity.name, str):
+        raise wrong(f"the name of a {entity.kind} is not a string")
+    name = " ".join(unicodedata.normalize("NFC", entity.name).split())
+    if not normalise_name(entity.kind, name) or len(name) > NAME_CHARS or not name.isprintable():
+        raise wrong(f"a {entity.kind} is named {name[:40]!r}; a name has 1 to {NAME_CHARS} printable characters")
+    return Named(entity.kind, name)
 
 
-def checked_relation(given: Relation) -> Relation:
-    if given.kind not in RELATION_KINDS:
-        raise wrong(f"a relation is of kind {str(given.kind)[:40]!r}; there are {', '.join(RELATION_KINDS)}")
-    sources, targets = RELATION_KINDS[given.kind]
-    source, target = checked_name(given.source), checked_name(given.target)
+def checked_relation(relation: Relation) -> Relation:
+    if relation.kind not in RELATION_KINDS:
+        raise wrong(f"a relation is of kind {str(relation.kind)[:40]!r}; there are {', '.join(RELATION_KINDS)}")
+    sources, targets = RELATION_KINDS[relation.kind]
+    source, target = checked_name(relation.source), checked_name(relation.target)
     if source.kind not in sources or target.kind not in targets:
-        raise wrong(f"{given.kind} does not lead from a {source.kind} to a {target.kind}")
-    return Relation(given.kind, source, target)
+        raise wrong(f"{relation.kind} does not lead from a {source.kind} to a {target.kind}")
+    return Relation(relation.kind, source, target)
 
 
 def merged(entities: Sequence[Entity]) -> tuple[Entity, ...]:
     """One entity a key: the first spelling wins, attributes are joined (a relation's end may name it otherwise)."""
-    found: dict[tuple[str, str], Entity] = {}
-    for one in entities:
-        place = (one.kind, normalise_name(one.kind, one.name))
-        known = found.get(place)
-        found[place] = one if known is None else Entity(known.kind, known.name, {**one.attributes, **known.attributes})
-    return tuple(found.values())
+    by_name: dict[tuple[str, str], Entity] = {}
+    for entity in entities:
+        key = (entity.kind, normalise_name(entity.kind, entity.name))
+        earlier = by_name.get(key)
+        by_name[key] = (
+            entity
+            if earlier is None
+            else Entity(earlier.kind, earlier.name, {**entity.attributes, **earlier.attributes})
+        )
+    return tuple(by_name.values())
 
 
 def wrong(why: str) -> InvalidInput:

@@ -100,10 +100,10 @@ class LadybugGraph(AskedGraph):
             silence.cancel()
         if not line.endswith(b"\n"):
             raise self.died()
-        said = orjson.loads(line)
-        if "error" in said:
-            raise from_fields(said["error"])
-        return said["ok"]
+        reply = orjson.loads(line)
+        if "error" in reply:
+            raise from_fields(reply["error"])
+        return reply["ok"]
 
     def start(self) -> None:
         """Start the writer and wait until it has the database. Raises `Conflict` (`E-GRAPH-BUSY`) if it cannot."""

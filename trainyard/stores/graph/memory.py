@@ -19,7 +19,7 @@ class MemoryGraph(Graph):
         self.state = State()
 
     def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
-        batch, results = [check_mutation(one) for one in mutations], list[MutateResult]()
+        batch, results = [check_mutation(mutation) for mutation in mutations], list[MutateResult]()
         for part in self.state.runs(batch):
             results += self.state.apply(part)[0]
         return results

@@ -62,12 +62,12 @@ class HttpGraph(AskedGraph):
                 problem = f"{type(error).__name__}: {error}"
                 continue
             if reply.is_success:
-                found = self.read(reply)
-                return found[key] if key else found
-            said = refusal(reply)
-            if said is not None and reply.status_code not in TRANSIENT:
-                raise said
-            problem = f"{reply.status_code}: {said or reply.text[:200]}"
+                value = self.read(reply)
+                return value[key] if key else value
+            reason = refusal(reply)
+            if reason is not None and reply.status_code not in TRANSIENT:
+                raise reason
+            problem = f"{reply.status_code}: {reason or reply.text[:200]}"
             if reply.status_code not in TRANSIENT:
                 break
         raise Unavailable(

@@ -41,7 +41,7 @@ class EntityTally:
     kind: str
     spellings: Counter[str] = field(default_factory=Counter)
     values: dict[str, Counter[str]] = field(default_factory=dict)
-    shown: Entity | None = None
+    entity_cache: Entity | None = None
     """What most mentions say; None when there is none, or until the next look after a change."""
 
     def add(self, mention: Entity, times: int = 1) -> None:
@@ -49,16 +49,20 @@ class EntityTally:
         bump(self.spellings, mention.name, times)
         for name, value in mention.attributes.items():
             bump(self.values.setdefault(name, Counter()), value, times)
-        known, said = self.shown, mention.attributes.items()
-        same = known is not None and mention.name == known.name and all(known.attributes.get(k) == v for k, v in said)
+        current, attributes = self.entity_cache, mention.attributes.items()
+        same = (
+            current is not None
+            and mention.name == current.name
+            and all(current.attributes.get(k) == v for k, v in attributes)
+        )
         if times < 0 or not same:
-            self.shown = None  # one more voice for the winner changes nothing
+            self.entity_cache = None  # one more voice for the winner changes nothing
 
     def entity(self) -> Entity | None:
-        if self.shown is None and self.spellings:
+        if self.entity_cache is None and self.spellings:
             attributes = {name: most(counts) for name, counts in sorted(self.values.items()) if counts}
-            self.shown = Entity(self.kind, most(self.spellings), attributes)
-        return self.shown
+            self.entity_cache = Entity(self.kind, most(self.spellings), attributes)
+        return self.entity_cache
 
 
 def bump(counts: Counter[str], key: str, times: int) -> None:
@@ -111,24 +115,26 @@ class State:
         replaces. Take each part in before asking for the next."""
         part: list[Mutation] = []
         slots: set[Slot] = set()
-        said: set[str] = set()
+        documents: set[str] = set()
         replaced: set[str] = set()
-        for one in batch:
-            slot = (one.tenant, one.stream, one.name)
-            if slot in slots or one.document in replaced or self.slots.get(slot) in said:
+        for mutation in batch:
+            slot = (mutation.tenant, mutation.stream, mutation.name)
+            if slot in slots or mutation.document in replaced or self.slots.get(slot) in documents:
                 yield part
-                part, slots, said, replaced = [], set(), set(), set()
-            part.append(one)
+                part, slots, documents, replaced = [], set(), set(), set()
+            part.append(mutation)
             slots.add(slot)
-            said.add(one.document)
-            replaced |= self.replaced_by([one])
+            documents.add(mutation.document)
+            replaced |= self.replaced_by([mutation])
         if part:
             yield part
 
     def replaced_by(self, part: Iterable[Mutation]) -> set[str]:
         """Documents that lose a name to a part of a batch."""
-        found = [(one.document, self.slots.get((one.tenant, one.stream, one.name))) for one in part]
-        return {current for key, current in found if current is not None and current != key}
+        pairs = [
+            (mutation.document, self.slots.get((mutation.tenant, mutation.stream, mutation.name))) for mutation in part
+        ]
+        return {current for key, current in pairs if current is not None and current != key}
 
     def apply(self, part: Sequence[Mutation]) -> tuple[list[MutateResult], Changes]:
         """Take checked mutations in, one after the other.
@@ -136,26 +142,28 @@ class State:
         What they replace (`contents`, `supports`) and the tallies of all that both mention have to be loaded.
         """
         before = Before(self, part)
-        results = [self.take(one) for one in part]
+        results = [self.take(mutation) for mutation in part]
         return results, before.changes()
 
-    def take(self, given: Mutation) -> MutateResult:
-        key, slot = given.document, (given.tenant, given.stream, given.name)
+    def take(self, mutation: Mutation) -> MutateResult:
+        key, slot = mutation.document, (mutation.tenant, mutation.stream, mutation.name)
         current = self.slots.get(slot)
         if current == key:
             return MutateResult(key, already=True)
         already, entities, changed, relations = key in self.documents, 0, 0, 0
         if not already:
-            self.documents[key] = GraphDocument(given.tenant, given.stream, given.content_sha256, given.version)
-            self.contents[key] = given.contents
-            entities, changed, relations = self.add(given.tenant, self.contents[key])
+            self.documents[key] = GraphDocument(
+                mutation.tenant, mutation.stream, mutation.content_sha256, mutation.version
+            )
+            self.contents[key] = mutation.contents
+            entities, changed, relations = self.add(mutation.tenant, self.contents[key])
         self.name(key, slot)
-        gone = self.release(current, slot) if current is not None else (0, 0, 0)
-        return MutateResult(key, entities, changed + gone[1], relations, gone[0], gone[2], already)
+        counts = self.release(current, slot) if current is not None else (0, 0, 0)
+        return MutateResult(key, entities, changed + counts[1], relations, counts[0], counts[2], already)
 
     def name(self, key: str, slot: Slot) -> None:
-        known = self.documents[key]
-        self.documents[key] = replace(known, names=known.names | {slot[2]})
+        document = self.documents[key]
+        self.documents[key] = replace(document, names=document.names | {slot[2]})
         self.slots[slot] = key
 
     def add(self, tenant: str, contents: Contents) -> tuple[int, int, int]:
@@ -181,9 +189,9 @@ class State:
 
     def release(self, key: str, slot: Slot) -> tuple[int, int, int]:
         """Take a name off a document; (removed entities, changed entities, removed relations) if it was the last."""
-        known = self.documents[key]
-        left = known.names - {slot[2]}
-        self.documents[key] = replace(known, names=left)
+        document = self.documents[key]
+        left = document.names - {slot[2]}
+        self.documents[key] = replace(document, names=left)
         if left:
             return 0, 0, 0
         contents, removed, changed, relations = self.contents.pop(key), 0, 0, 0
@@ -213,41 +221,43 @@ class Before:
     def __init__(self, state: State, batch: Sequence[Mutation]) -> None:
         self.state = state
         # Of two with one content the first counts, whatever a model made of the second.
-        said = {one.document: one.contents for one in reversed(batch)}
+        new_contents = {mutation.document: mutation.contents for mutation in reversed(batch)}
         old = state.replaced_by(batch)
-        self.said = {**{key: state.contents[key] for key in old if key in state.contents}, **said}
-        self.documents = {key: state.documents.get(key) for key in self.said}
-        entities = {key for contents in self.said.values() for key in contents.mentions}
+        self.contents = {**{key: state.contents[key] for key in old if key in state.contents}, **new_contents}
+        self.documents = {key: state.documents.get(key) for key in self.contents}
+        entities = {key for contents in self.contents.values() for key in contents.mentions}
         self.entities = {key: entity_of(state.tallies, key) for key in entities}
-        self.edges = {key: edge for contents in self.said.values() for key, edge in contents.relations.items()}
+        self.edges = {key: edge for contents in self.contents.values() for key, edge in contents.relations.items()}
         self.relations = {key for key in self.edges if key in state.relations}
 
     def changes(self) -> Changes:
-        state, found = self.state, Changes()
+        state, changes = self.state, Changes()
         for key, document in self.documents.items():
             now = state.documents.get(key)
             if now is None and document is not None:
-                found.dead_documents.append(key)
+                changes.dead_documents.append(key)
             elif now is not None and document is None:
-                found.new_documents[key] = now
-                found.mentions += [(key, entity, one) for entity, one in state.contents[key].mentions.items()]
-                found.statements += [(key, relation, edge) for relation, edge in state.contents[key].relations.items()]
+                changes.new_documents[key] = now
+                changes.mentions += [(key, entity, mention) for entity, mention in state.contents[key].mentions.items()]
+                changes.statements += [
+                    (key, relation, edge) for relation, edge in state.contents[key].relations.items()
+                ]
             elif now is not None and now != document:
-                found.renamed_documents[key] = now
+                changes.renamed_documents[key] = now
         for key, entity in self.entities.items():
             after = entity_of(state.tallies, key)
             if after is None and entity is not None:
-                found.dead_entities.append(key)
+                changes.dead_entities.append(key)
             elif after is not None and entity is None:
-                found.new_entities[key] = (state.tallies[key].tenant, after)
+                changes.new_entities[key] = (state.tallies[key].tenant, after)
             elif after is not None and after != entity:
-                found.changed_entities[key] = after
+                changes.changed_entities[key] = after
         for key, edge in self.edges.items():
             if key in state.relations and key not in self.relations:
-                found.new_relations[key] = edge
+                changes.new_relations[key] = edge
             elif key not in state.relations and key in self.relations:
-                found.dead_relations[key] = edge
-        return found
+                changes.dead_relations[key] = edge
+        return changes
 
 
 def entity_of(tallies: Mapping[str, EntityTally], key: str) -> Entity | None:

@@ -64,8 +64,8 @@ class Tables:
 
     def rows(self, cypher: str, **parameters: Any) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a statement that Trainyard wrote."""
-        found: Any = self.connection.execute(cypher, parameters)
-        table = found.get_as_arrow(65_536)
+        result: Any = self.connection.execute(cypher, parameters)
+        table = result.get_as_arrow(65_536)
         return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
     def run(self, cypher: str, **parameters: Any) -> None:
@@ -92,13 +92,13 @@ class Tables:
         state.contents = {key: Contents() for key in state.replaced_by(part)}
         if state.contents:
             self.load_contents(sorted(state.contents))
-        wanted = {key for contents in state.contents.values() for key in contents.mentions}
-        for one in part:
-            if one.document not in state.documents:
-                wanted |= one.contents.mentions.keys()
+        keys = {key for contents in state.contents.values() for key in contents.mentions}
+        for mutation in part:
+            if mutation.document not in state.documents:
+                keys |= mutation.contents.mentions.keys()
         if len(state.tallies) > CACHED_TALLIES:
             state.tallies.clear()
-        missing = sorted((wanted & state.entities) - state.tallies.keys())
+        missing = sorted((keys & state.entities) - state.tallies.keys())
         for key, tenant, kind, name, attributes in self.rows(
             "UNWIND $keys AS k MATCH (:Document)-[m:MENTIONS]->(e:Entity) WHERE e.key = k "
             "RETURN e.key, e.tenant, e.kind, m.name, m.attributes", keys=missing,
@@ -134,9 +134,12 @@ class Tables:
     def mutate(self, batch: Sequence[Mutation]) -> list[MutateResult]:
         """All mutations, which the caller has checked, in one transaction; see `contract.Graph`."""
         results = list[MutateResult]()
-        fresh = any(self.state.slots.get((one.tenant, one.stream, one.name)) != one.document for one in batch)
+        fresh = any(
+            self.state.slots.get((mutation.tenant, mutation.stream, mutation.name)) != mutation.document
+            for mutation in batch
+        )
         if not fresh:
-            return [MutateResult(one.document, already=True) for one in batch]
+            return [MutateResult(mutation.document, already=True) for mutation in batch]
         self.run("BEGIN TRANSACTION")
         try:
             for part in self.state.runs(batch):
@@ -170,29 +173,29 @@ class Tables:
     def write(self, changes: Changes) -> None:
         self.remove(changes)
         self.create("Document", ("key", "tenant", "stream", "names", "content_sha256", "version"), [
-            (key, one.tenant, one.stream, names_text(one), one.content_sha256, one.version)
-            for key, one in changes.new_documents.items()
+            (key, document.tenant, document.stream, names_text(document), document.content_sha256, document.version)
+            for key, document in changes.new_documents.items()
         ])  # fmt: skip
         self.create("Entity", ("key", "tenant", "kind", "name", "attributes"), [
-            (key, tenant, one.kind, one.name, attributes_text(one))
-            for key, (tenant, one) in changes.new_entities.items()
+            (key, tenant, entity.kind, entity.name, attributes_text(entity))
+            for key, (tenant, entity) in changes.new_entities.items()
         ])  # fmt: skip
         self.join("RELATES", ("Entity", "Entity"), ("from", "to", "tenant", "kind", "key"), [
-            (one.source, one.target, one.tenant, one.kind, key) for key, one in changes.new_relations.items()
+            (edge.source, edge.target, edge.tenant, edge.kind, key) for key, edge in changes.new_relations.items()
         ])  # fmt: skip
         self.join("MENTIONS", ("Document", "Entity"), ("from", "to", "name", "attributes"), [
-            (document, key, one.name, attributes_text(one)) for document, key, one in changes.mentions
+            (document, key, mention.name, attributes_text(mention)) for document, key, mention in changes.mentions
         ])  # fmt: skip
         self.join("STATES", ("Document", "Entity"), ("from", "to", "kind", "target", "relation"), [
-            (document, one.source, one.kind, one.target, key) for document, key, one in changes.statements
+            (document, edge.source, edge.kind, edge.target, key) for document, key, edge in changes.statements
         ])  # fmt: skip
         if changes.changed_entities:
             self.run(
                 "UNWIND $rows AS row MATCH (e:Entity) WHERE e.key = row.key "
                 "SET e.name = row.name, e.attributes = row.attributes",
                 rows=[
-                    {"key": key, "name": one.name, "attributes": attributes_text(one)}
-                    for key, one in changes.changed_entities.items()
+                    {"key": key, "name": entity.name, "attributes": attributes_text(entity)}
+                    for key, entity in changes.changed_entities.items()
                 ],
             )
         for key, document in changes.renamed_documents.items():
@@ -217,8 +220,8 @@ class Tables:
     def join(self, table: str, ends: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
         """New edges, each once. The first two columns, `from` and `to`, are the keys of the ends."""
         fields = ", ".join(f"{name}: row.{name}" for name in columns[2:])
-        found = f"MATCH (a:{ends[0]}), (b:{ends[1]}) WHERE a.key = row.`from` AND b.key = row.`to` "
-        self.insert(table, columns, rows, f"{found}CREATE (a)-[:{table} {{{fields}}}]->(b)")
+        match = f"MATCH (a:{ends[0]}), (b:{ends[1]}) WHERE a.key = row.`from` AND b.key = row.`to` "
+        self.insert(table, columns, rows, f"{match}CREATE (a)-[:{table} {{{fields}}}]->(b)")
 
     def insert(self, table: str, columns: Sequence[str], rows: Rows, statement: str) -> None:
         """Write many rows by COPY, a few by a statement for each `row`."""
@@ -226,8 +229,8 @@ class Tables:
             batch = pa.table(dict(zip(columns, zip(*rows, strict=True), strict=True)))  # noqa: F841 (COPY finds it)
             self.connection.execute(f"COPY {table} FROM batch")
         elif rows:
-            given = [dict(zip(columns, row, strict=True)) for row in rows]
-            self.run(f"UNWIND $rows AS row {statement}", rows=given)
+            records = [dict(zip(columns, row, strict=True)) for row in rows]
+            self.run(f"UNWIND $rows AS row {statement}", rows=records)
 
     # reading
 
@@ -240,16 +243,16 @@ class Tables:
         self.run("BEGIN TRANSACTION READ ONLY")
         self.connection.set_query_timeout(QUERY_S * 1000)
         try:
-            found: Any = self.connection.execute(cypher, dict(parameters))
-            names = found.get_column_names()
+            result: Any = self.connection.execute(cypher, dict(parameters))
+            names = result.get_column_names()
             rows: list[JsonObject] = []
-            while found.has_next():
+            while result.has_next():
                 if len(rows) == MAX_ROWS:
                     raise LimitExceeded(
                         f"The query has more than {MAX_ROWS:,} rows.", do="Add a LIMIT.", code="E-GRAPH-QUERY"
                     )
-                rows.append(dict(zip(names, found.get_next(), strict=True)))
-            found.close()
+                rows.append(dict(zip(names, result.get_next(), strict=True)))
+            result.close()
         except TrainyardError:
             raise
         except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:  # of a value that it cannot convert
@@ -265,13 +268,13 @@ class Tables:
         return rows
 
     def stats(self, tenant: str | None) -> GraphStats:
-        documents = [one for one in self.state.documents.values() if tenant in (None, one.tenant)]
-        given = {"tenant": tenant} if tenant is not None else {}
-        where = "WHERE {}.tenant = $tenant " if given else ""
+        documents = [document for document in self.state.documents.values() if tenant in (None, document.tenant)]
+        parameters = {"tenant": tenant} if tenant is not None else {}
+        where = "WHERE {}.tenant = $tenant " if parameters else ""
         of_entities = f"MATCH (e:Entity) {where.format('e')}RETURN e.kind, count(*)"
         of_relations = f"MATCH (:Entity)-[r:RELATES]->(:Entity) {where.format('r')}RETURN r.kind, count(*)"
-        entities = dict(sorted((kind, count) for kind, count in self.rows(of_entities, **given)))
-        relations = dict(sorted((kind, count) for kind, count in self.rows(of_relations, **given)))
+        entities = dict(sorted((kind, count) for kind, count in self.rows(of_entities, **parameters)))
+        relations = dict(sorted((kind, count) for kind, count in self.rows(of_relations, **parameters)))
         return GraphStats(len(documents), sum(entities.values()), sum(relations.values()), entities, relations)
 
     def dump(self, tenant: str | None) -> list[str]:
@@ -281,7 +284,11 @@ class Tables:
         statements: dict[str, list[str]] = {}
         for key, document in self.rows("MATCH (d:Document)-[s:STATES]->(:Entity) RETURN s.relation, d.key"):
             statements.setdefault(key, []).append(document)
-        lines = [document_line(key, one) for key, one in self.state.documents.items() if tenant in (None, one.tenant)]
+        lines = [
+            document_line(key, document)
+            for key, document in self.state.documents.items()
+            if tenant in (None, document.tenant)
+        ]
         for key, owner, kind, name, attributes in self.rows(
             "MATCH (e:Entity) RETURN e.key, e.tenant, e.kind, e.name, e.attributes"
         ):

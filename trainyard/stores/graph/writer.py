@@ -26,20 +26,20 @@ from trainyard.stores.graph.tables import Tables
 
 Verb = Callable[[Tables, dict[str, Any]], Any]
 VERBS: dict[str, Verb] = {
-    "mutate": lambda tables, asked: [
-        asdict(o) for o in tables.mutate([to_mutation(one) for one in asked["mutations"]])
+    "mutate": lambda tables, request: [
+        asdict(o) for o in tables.mutate([to_mutation(mutation) for mutation in request["mutations"]])
     ],
-    "has": lambda tables, asked: tables.has(asked["documents"]),
-    "query": lambda tables, asked: tables.query(asked["cypher"], asked["parameters"]),
-    "stats": lambda tables, asked: asdict(tables.stats(asked["tenant"])),
-    "dump": lambda tables, asked: tables.dump(asked["tenant"]),
+    "has": lambda tables, request: tables.has(request["documents"]),
+    "query": lambda tables, request: tables.query(request["cypher"], request["parameters"]),
+    "stats": lambda tables, request: asdict(tables.stats(request["tenant"])),
+    "dump": lambda tables, request: tables.dump(request["tenant"]),
 }
 
 
 def answer(tables: Tables, line: bytes) -> JsonObject:
-    asked = orjson.loads(line)
+    request = orjson.loads(line)
     try:
-        return {"ok": VERBS[asked["do"]](tables, asked)}
+        return {"ok": VERBS[request["do"]](tables, request)}
     except TrainyardError as error:
         return {"error": {"kind": type(error).__name__, **error.as_dict()}}
     except RuntimeError as error:  # the database's own; it is open still

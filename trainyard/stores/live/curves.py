@@ -236,26 +236,26 @@ class Extension:
         self.present: set[str] = set(facts.get("present", []))
 
     def add(self, events: Iterable[Event]) -> None:
-        said: list[Event] = []
+        reports: list[Event] = []
         for event in events:
             kind = event["event"]
             if kind == "progress":
-                said.append(event)
+                reports.append(event)
                 step = event.get("step")
                 if isinstance(step, int) and abs(step) < MOST_STEPS:
                     get = event.get
                     self.points[step] = (step, get("time"), *[get(name) for name in MEASURED])
             elif kind == "begin":
                 self.restart(event.get("restarted_from"))
-                said.append({name: event[name] for name in TOTALS if name in event})
+                reports.append({name: event[name] for name in TOTALS if name in event})
                 write_facts(self.database, begun=number(event.get("time")) or 0.0)
         self.flush()
-        self.note_progress(said)
+        self.note_progress(reports)
 
-    def note_progress(self, said: Sequence[Event]) -> None:
+    def note_progress(self, reports: Sequence[Event]) -> None:
         """Record the newest number of each word of the progress."""
-        for name in set[str]().union(*said).intersection(PROGRESS):
-            newest = (value for event in reversed(said) if isinstance(value := event.get(name), int | float))
+        for name in set[str]().union(*reports).intersection(PROGRESS):
+            newest = (value for event in reversed(reports) if isinstance(value := event.get(name), int | float))
             if (value := next(newest, None)) is not None:
                 self.progress[name] = value
         write_facts(self.database, progress=self.progress)
@@ -272,14 +272,16 @@ class Extension:
             return
         steps, times, *columns = zip(*self.points.values(), strict=True)
         times = tuple(time or 0.0 for time in numbers(times))
-        found = {
-            name: values for name, own in zip(MEASURED, columns, strict=True) if any_number(values := numbers(own))
+        series = {
+            name: values
+            for name, column in zip(MEASURED, columns, strict=True)
+            if any_number(values := numbers(column))
         }
-        self.present |= found.keys()
+        self.present |= series.keys()
         write_facts(self.database, present=[name for name in MEASURED if name in self.present])
-        names = ", ".join(("step", "time", *found))
-        marks = ", ".join("?" * (len(found) + 2))
-        rows = zip(steps, times, *found.values(), strict=True)
+        names = ", ".join(("step", "time", *series))
+        marks = ", ".join("?" * (len(series) + 2))
+        rows = zip(steps, times, *series.values(), strict=True)
         self.database.executemany(f"insert or replace into points ({names}) values ({marks})", rows)
         sum_up(self.database, min(self.points))
         self.points = {}
@@ -373,10 +375,10 @@ def summarized(steps_per_point: int, rows: Sequence[Sequence[Any]], metrics: Seq
     """Rows of a level, made by `rollup`, as points of their means, and their other values as columns."""
     columns = list(zip(*rows, strict=True)) or [()] * (3 + len(metrics) * len(PARTS))
     _, steps, times, *values = columns
-    own = {name: dict(zip(PARTS, values[at * len(PARTS) :], strict=False)) for at, name in enumerate(metrics)}
-    means = [mean_of(own[name]) if name in own else (None,) * len(rows) for name in MEASURED]
+    by_name = {name: dict(zip(PARTS, values[at * len(PARTS) :], strict=False)) for at, name in enumerate(metrics)}
+    means = [mean_of(by_name[name]) if name in by_name else (None,) * len(rows) for name in MEASURED]
     points = tuple(map(point_of, zip(steps, times, *means, strict=True)))
-    low, high, last = ({name: parts[part] for name, parts in own.items()} for part in ("low", "high", "last"))
+    low, high, last = ({name: parts[part] for name, parts in by_name.items()} for part in ("low", "high", "last"))
     return Resolution(steps_per_point, points, low, high, last)
 
 

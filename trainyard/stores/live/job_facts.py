@@ -29,33 +29,33 @@ def read_facts(tags: Iterable[str], parameters: JsonMapping) -> dict[str, str]:
     chain = parameters.get("spec")
     chain = chain.get("chain", chain) if isinstance(chain, Mapping) else None
     job, publish = parameters.get("job"), parameters.get("publish")
-    given = next((one for one in (chain, job, publish) if isinstance(one, Mapping)), {})
+    source = next((value for value in (chain, job, publish) if isinstance(value, Mapping)), {})
     facts = trainer_facts(job) if isinstance(job, Mapping) else chain_facts(chain or {})
-    return {"tenant": tenant_of(tags) or str(given.get("tenant") or DEFAULT_TENANT), **facts}
+    return {"tenant": tenant_of(tags) or str(source.get("tenant") or DEFAULT_TENANT), **facts}
 
 
 def trainer_facts(config: JsonMapping) -> dict[str, str]:
     """The four words of a trainer's settings, in any of their spellings; unset ones as their defaults."""
     try:
-        words = spell_out(job_words(config))
+        settings = spell_out(job_words(config))
     except (ValueError, TypeError):  # settings of another version: nobody can read them, and a list shows the job
-        words = {}
-    found = {name: word_of(words.get(name) or default) for name, default in DEFAULTS.items()}
-    return found | {"base_model": str(words.get("base_model") or "")}
+        settings = {}
+    facts = {name: word_of(settings.get(name) or default) for name, default in DEFAULTS.items()}
+    return facts | {"base_model": str(settings.get("base_model") or "")}
 
 
-def word_of(given: object) -> str:
+def word_of(value: object) -> str:
     """The word of a value on an axis: itself, or the `type` of its settings."""
-    if isinstance(given, Mapping):
-        return str(given.get("type", ""))
-    return str(getattr(given, "type", given)) if isinstance(given, Strict) else str(getattr(given, "value", given))
+    if isinstance(value, Mapping):
+        return str(value.get("type", ""))
+    return str(getattr(value, "type", value)) if isinstance(value, Strict) else str(getattr(value, "value", value))
 
 
 def chain_facts(chain: JsonMapping) -> dict[str, str]:
     """The four words of a chain's last trainer; empty without one."""
     nodes = chain.get("nodes")
-    found = [one for one in nodes if isinstance(one, Mapping) and one.get("type") == "trainer"] if nodes else []
-    return trainer_facts(found[-1].get("config") or {}) if found else dict.fromkeys(WORDS, "")
+    trainers = [node for node in nodes if isinstance(node, Mapping) and node.get("type") == "trainer"] if nodes else []
+    return trainer_facts(trainers[-1].get("config") or {}) if trainers else dict.fromkeys(WORDS, "")
 
 
 def read_chain_facts(run_folder: Path) -> dict[str, str] | None:

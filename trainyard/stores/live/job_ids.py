@@ -102,7 +102,7 @@ def is_named(word: str, name: str) -> bool:
 def is_meant(word: str, run_id: str, name: str, tags: Iterable[str]) -> bool:
     """Return whether a word names a run: by the beginning of one of its ids, or by its name."""
     ids = (run_id, job_id_of(run_id, tags))
-    return is_named(word, name) or (bool(word) and any(one.startswith(word.lower()) for one in ids))
+    return is_named(word, name) or (bool(word) and any(full_id.startswith(word.lower()) for full_id in ids))
 
 
 def select_meant(word: str, runs: Sequence[Run], facts: Callable[[Run], tuple[str, str, Iterable[str]]]) -> list[Run]:
@@ -113,5 +113,5 @@ def select_meant(word: str, runs: Sequence[Run], facts: Callable[[Run], tuple[st
 
 def is_reserved(tag: str) -> bool:
     """Whether a tag says what Trainyard itself decides: whether a run is a job, a session or of a chain, and whose."""
-    named = any(one.fullmatch(tag) for one in (JOB_ID, SESSION_ID, CHAIN_ID, REVISION_TAG))
+    named = any(pattern.fullmatch(tag) for pattern in (JOB_ID, SESSION_ID, CHAIN_ID, REVISION_TAG))
     return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG, CONTINUES_TAG)) or named

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +84,8 @@ class JobQuery:
     stage: str = ""
     text: str = ""
     group: str = ""
+    since: datetime | None = None
+    """The earliest creation; without a time zone it is local time."""
     limit: int = 50
     after: tuple[float, str] | None = None
     """(created, run id) of the last job of the page before."""
@@ -96,6 +99,7 @@ class JobQuery:
             and self.state in (None, row["state"])
             and self.text.lower() in text_of(row)
             and self.group in ("", group_of(row.get("tags", ())))
+            and (self.since is None or (row["created"] or 0.0) >= self.since.timestamp())
             and (self.after is None or place_of(row) < self.after)
         )
 
@@ -118,8 +122,8 @@ def place_of(row: JsonMapping) -> tuple[float, str]:
     return row["created"] or 0.0, row["run_id"]
 
 
-def write_cursor(place: tuple[float, str]) -> str:
-    return base64.urlsafe_b64encode(orjson.dumps(place)).decode().rstrip("=")
+def write_cursor(position: tuple[float, str]) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps(position)).decode().rstrip("=")
 
 
 def read_cursor(cursor: str) -> tuple[float, str]:
@@ -138,8 +142,8 @@ def read_cursor(cursor: str) -> tuple[float, str]:
 
 
 def text_of(row: JsonMapping) -> str:
-    words = [*(str(row.get(name) or "") for name in TEXTS), *row.get("tags", ())]
-    return "\n".join(words).lower()
+    texts = [*(str(row.get(name) or "") for name in TEXTS), *row.get("tags", ())]
+    return "\n".join(texts).lower()
 
 
 class Freshness(NamedTuple):
@@ -173,21 +177,21 @@ class IndexReaders(threading.local):
     """The connections of a thread, by file: opening one takes longer than a query."""
 
     def __init__(self) -> None:
-        self.kept: dict[Path, IndexReader] = {}
+        self.readers: dict[Path, IndexReader] = {}
 
     def connection(self, path: Path) -> sqlite3.Connection:
         """Raises `FileNotFoundError`, and `sqlite3.DatabaseError` as `connect` does."""
         stamp = stamp_of(path)
-        found = self.kept.get(path)
-        if found is None or found.stamp != stamp:
+        reader = self.readers.get(path)
+        if reader is None or reader.stamp != stamp:
             self.drop(path)
-            while len(self.kept) >= MOST_KEPT:
-                self.drop(next(iter(self.kept)))
-            found = self.kept[path] = IndexReader(path, stamp)
-        return found.connection
+            while len(self.readers) >= MOST_KEPT:
+                self.drop(next(iter(self.readers)))
+            reader = self.readers[path] = IndexReader(path, stamp)
+        return reader.connection
 
     def drop(self, path: Path) -> None:
-        self.kept.pop(path, None)
+        self.readers.pop(path, None)
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -195,8 +199,8 @@ def stamp_of(path: Path) -> Stamp:
 
     In SQLite's write-ahead mode the file itself changes only when its log is copied into it.
     """
-    found = os.stat(path)
-    return os.getpid(), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    status = os.stat(path)
+    return os.getpid(), status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 READERS = IndexReaders()
@@ -258,20 +262,20 @@ class JobIndex:
             f"union select run_id from jobs where id between ? and ? union select run_id from jobs where {NAMED}) "
             "and (? = '' or tenant = ?) order by created desc, run_id desc limit ?"
         )
-        found = self.query(text, first, last, first, last, *name_patterns(word), tenant, tenant, MOST_MATCHES)
-        if not found:
+        rows = self.query(text, first, last, first, last, *name_patterns(word), tenant, tenant, MOST_MATCHES)
+        if not rows:
             text = (
                 "select row from jobs where name between ? and ? and (? = '' or tenant = ?) "
                 "order by created desc, run_id desc limit ?"
             )
-            found = self.query(text, word, word + LAST_CHARACTER, tenant, tenant, MOST_MATCHES)
-        return [read_row(blob) for (blob,) in found]
+            rows = self.query(text, word, word + LAST_CHARACTER, tenant, tenant, MOST_MATCHES)
+        return [read_row(blob) for (blob,) in rows]
 
     def rows_of(self, run_ids: Iterable[str]) -> dict[str, Row]:
         """The rows of these runs that are there."""
-        wanted, rows = sorted(run_ids), dict[str, Row]()
-        for start in range(0, len(wanted), AT_ONCE):
-            some = wanted[start : start + AT_ONCE]
+        ids, rows = sorted(run_ids), dict[str, Row]()
+        for start in range(0, len(ids), AT_ONCE):
+            some = ids[start : start + AT_ONCE]
             text = f"select run_id, row from jobs where run_id in ({', '.join('?' * len(some))})"
             rows |= {run_id: read_row(blob) for run_id, blob in self.query(text, *some)}
         return rows
@@ -419,6 +423,9 @@ def conditions(query: JobQuery) -> tuple[str, list[object]]:
     if query.name:
         parts.append(f"({NAMED})")
         values += name_patterns(query.name)
+    if query.since is not None:
+        parts.append("created >= ?")
+        values.append(query.since.timestamp())
     if query.after is not None:
         parts.append("(created, run_id) < (?, ?)")
         values += query.after

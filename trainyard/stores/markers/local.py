@@ -65,13 +65,13 @@ class LocalMarkers(records.LeasedMarkers):
             record = self._read(marker.name, state)
             if state is MarkerState.CLAIMED and not self._stale(record):
                 return None
-            taken = self._renewed(replace(record, owner=owner, fence=record.fence + 1))
-            self._write(marker.name, state, taken)
+            claimed = self._renewed(replace(record, owner=owner, fence=record.fence + 1))
+            self._write(marker.name, state, claimed)
             self.at("marker.claim-written")
             if state is MarkerState.PENDING:
                 self._rename(marker.name, state, MarkerState.CLAIMED)
             self.at("marker.claimed")
-            return taken.claim()
+            return claimed.claim()
 
     def heartbeat(self, claim: Claim) -> Claim:
         with translate_os_errors("The claim was not renewed"), self._locked():
@@ -83,13 +83,13 @@ class LocalMarkers(records.LeasedMarkers):
     def states(self) -> dict[str, MarkerState]:
         if not self.files.is_folder(self.folder):
             return {}
-        found: dict[str, MarkerState] = {}
+        states: dict[str, MarkerState] = {}
         listed = set(self.files.listdir(self.folder))
         for state in MarkerState:
             for file in sorted(listed):
                 if not file.startswith(".") and file.endswith(state.suffix):
-                    found[file.removesuffix(state.suffix)] = state
-        return dict(sorted(found.items()))
+                    states[file.removesuffix(state.suffix)] = state
+        return dict(sorted(states.items()))
 
     def show(self, name: str) -> MarkerRecord:
         state = self._state(name)
@@ -137,15 +137,15 @@ class LocalMarkers(records.LeasedMarkers):
         self.files.fsync_folder(self.folder)
 
     def _state(self, name: str) -> MarkerState | None:
-        found = [state for state in MarkerState if self.files.exists(self._path(name, state))]
-        return found[-1] if found else None
+        states = [state for state in MarkerState if self.files.exists(self._path(name, state))]
+        return states[-1] if states else None
 
     def _settled(self, name: str) -> MarkerState | None:
         """The state, after removing the old name that a crash amid link and unlink leaves (no RENAME_NOREPLACE)."""
-        found = [state for state in MarkerState if self.files.exists(self._path(name, state))]
-        for state in found[:-1]:
+        states = [state for state in MarkerState if self.files.exists(self._path(name, state))]
+        for state in states[:-1]:
             self.files.unlink(self._path(name, state))
-        return found[-1] if found else None
+        return states[-1] if states else None
 
     def _path(self, name: str, state: MarkerState = MarkerState.PENDING) -> Path:
         return self.folder / f"{name}{state.suffix}"

@@ -224,11 +224,11 @@ def check_name(word: str, value: str, pattern: re.Pattern[str]) -> None:
         )
 
 
-def check_same(there: Marker, ours: Marker) -> None:
+def check_same(there: Marker, marker: Marker) -> None:
     """Raise if two different markers meet in one file name; they can, because names may contain hyphens."""
-    if any(getattr(there, word) != getattr(ours, word) for word in ("run", "tenant", "role", "bucket")):
+    if any(getattr(there, word) != getattr(marker, word) for word in ("run", "tenant", "role", "bucket")):
         raise Conflict(
-            f"The marker name {ours.name} is taken by role {there.role} of tenant {there.tenant}.",
+            f"The marker name {marker.name} is taken by role {there.role} of tenant {there.tenant}.",
             why="Run, tenant, role and bucket are joined by hyphens, and these two come out the same.",
             do="Rename one of the roles or buckets.",
             code="E-NAME",
@@ -251,10 +251,10 @@ def is_stale(record: MarkerRecord, clock: Clock, alive: Alive, *, skew_s: float 
     On the owner's own machine the monotonic clock decides, which no clock change touches. On another machine the wall
     clock decides, `skew_s` later.
     """
-    known = alive(record.owner) if record.owner else False
-    if known is None:
+    is_alive = alive(record.owner) if record.owner else False
+    if is_alive is None:
         return clock.now() > record.expires + skew_s
-    return not known or clock.monotonic() > record.expires_monotonic
+    return not is_alive or clock.monotonic() > record.expires_monotonic
 
 
 def owner_alive(owner: Owner) -> bool | None:

@@ -68,7 +68,7 @@ class ObjectMarkers(records.LeasedMarkers):
 
     def expired(self) -> list[Claim]:
         """The claims whose owner is gone. Completes on the way what a crash left of an ended marker."""
-        claimed = (one for one in self._all(complete=True).values() if one.state is MarkerState.CLAIMED)
+        claimed = (record for record in self._all(complete=True).values() if record.state is MarkerState.CLAIMED)
         return [record.claim() for record in claimed if self._stale(record)]
 
     def claim(self, marker: Marker, owner: Owner) -> Claim | None:
@@ -78,13 +78,13 @@ class ObjectMarkers(records.LeasedMarkers):
             there = there and replace(there, generation=0)
         if there is None or there.state in ENDED or (there.state is MarkerState.CLAIMED and not self._stale(there)):
             return None
-        taken = self._renewed(replace(there, owner=owner, fence=there.fence + 1))
+        claimed = self._renewed(replace(there, owner=owner, fence=there.fence + 1))
         try:
-            info = self._put(marker.name, MarkerState.CLAIMED, taken, there.generation)
+            info = self._put(marker.name, MarkerState.CLAIMED, claimed, there.generation)
         except Conflict:
             return None
         self.at("marker.claimed")
-        return replace(taken, generation=info.generation).claim()
+        return replace(claimed, generation=info.generation).claim()
 
     def heartbeat(self, claim: Claim) -> Claim:
         record = self._change(claim, self._renewed)
@@ -105,7 +105,8 @@ class ObjectMarkers(records.LeasedMarkers):
     def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: JsonObject | None = None) -> None:
         if state is MarkerState.PENDING:
             self._change(
-                claim, lambda one: replace(one, state=state, owner=None, attempts=one.attempts + 1, reason=reason)
+                claim,
+                lambda current: replace(current, state=state, owner=None, attempts=current.attempts + 1, reason=reason),
             )
             self.at("marker.ended")
             return
@@ -113,7 +114,9 @@ class ObjectMarkers(records.LeasedMarkers):
         if there is not None and there.state is state and there.fence == claim.fence:
             record = there
         else:
-            record = self._change(claim, lambda one: replace(one, state=state, reason=reason, facts=facts or {}))
+            record = self._change(
+                claim, lambda current: replace(current, state=state, reason=reason, facts=facts or {})
+            )
         self.at("marker.end-written")
         self._write_end(record)
         self.at("marker.ended")
@@ -142,10 +145,10 @@ class ObjectMarkers(records.LeasedMarkers):
             if error.code != "E-OBJECT-EXISTS":
                 raise
 
-    def _put(self, name: str, place: MarkerState, record: MarkerRecord, generation: int) -> ObjectInfo:
+    def _put(self, name: str, state: MarkerState, record: MarkerRecord, generation: int) -> ObjectInfo:
         short = replace(record, facts={}, reason="").to_json()
         return self.store.put(
-            self._object(name, place),
+            self._object(name, state),
             record.to_json(),
             if_generation_match=generation,
             metadata={RECORD: json.dumps(json.loads(short), separators=(",", ":"))},
@@ -153,21 +156,21 @@ class ObjectMarkers(records.LeasedMarkers):
 
     def _all(self, *, complete: bool = False) -> dict[str, MarkerRecord]:
         """Name -> record of every marker, from one listing."""
-        found: dict[str, MarkerRecord] = {}
-        shown: set[str] = set()
+        records: dict[str, MarkerRecord] = {}
+        ended: set[str] = set()
         infos = self.store.list(f"{self.prefix}/")
         for info in infos:  # sorted: <name>.json comes before <name>.json.claimed
             name, dot, state = info.name.removeprefix(f"{self.prefix}/").partition(".json")
             if state in (".completed", ".failed"):
-                shown.add(name)
+                ended.add(name)
             elif dot and state in ("", ".claimed"):
                 record = self._record(info)
                 assert record is not None
-                found[name] = record
-        for name, record in found.items() if complete else ():
-            if record.state in ENDED and name not in shown:
+                records[name] = record
+        for name, record in records.items() if complete else ():
+            if record.state in ENDED and name not in ended:
                 self._write_end(self.show(name))
-        return dict(sorted(found.items()))
+        return dict(sorted(records.items()))
 
     def _record(self, info: ObjectInfo | None) -> MarkerRecord | None:
         """What an object says: by its metadata, or by its bytes where somebody copied it there by hand without any.

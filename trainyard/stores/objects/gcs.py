@@ -135,8 +135,8 @@ class GcsStore:
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         with self._asking("listed", prefix):
-            found = self.bucket.list_blobs(prefix=self.prefix + prefix, **Patience(self.settings).arguments())
-            return sorted((self._info(blob) for blob in found), key=lambda info: info.name)
+            blobs = self.bucket.list_blobs(prefix=self.prefix + prefix, **Patience(self.settings).arguments())
+            return sorted((self._info(blob) for blob in blobs), key=lambda info: info.name)
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         patience = Patience(self.settings)
@@ -175,13 +175,13 @@ class GcsStore:
         name = blob.name.removeprefix(self.prefix)
         return ObjectInfo(name, int(blob.generation or 0), int(blob.size or 0), blob.crc32c or "", metadata)
 
-    def _failed(self, name: str, wanted: int | None, there: storage.Blob | None) -> TrainyardError:
-        return store.precondition_failed(name, wanted or 0, self._info(there) if there else None)
+    def _failed(self, name: str, generation: int | None, there: storage.Blob | None) -> TrainyardError:
+        return store.precondition_failed(name, generation or 0, self._info(there) if there else None)
 
     @contextmanager
     def _asking(self, done: str, name: str = "") -> Iterator[None]:
         """Give the client's errors their meaning; `PreconditionFailed` and `DataCorruption` are the caller's."""
-        what = f"The object {name} in {self.address}" if name else f"The bucket {self.address}"
+        subject = f"The object {name} in {self.address}" if name else f"The bucket {self.address}"
         try:
             yield
         except (api.PreconditionFailed, DataCorruption, TrainyardError):
@@ -193,16 +193,16 @@ class GcsStore:
         except (api.Forbidden, api.Unauthorized) as error:
             raise forbidden(self.address, first_line(error)) from error
         except (api.GoogleAPICallError, api.RetryError, InvalidResponse, OSError) as error:
-            raise self._unavailable(f"{what} was not {done}.", error) from error
+            raise self._unavailable(f"{subject} was not {done}.", error) from error
         except auth.GoogleAuthError as error:
             if is_passing(error):
-                raise self._unavailable(f"{what} was not {done}.", error) from error
+                raise self._unavailable(f"{subject} was not {done}.", error) from error
             raise forbidden(self.address, first_line(error)) from error
 
-    def _unavailable(self, what: str, error: Exception) -> Unavailable:
+    def _unavailable(self, message: str, error: Exception) -> Unavailable:
         cause = getattr(error, "cause", None) or error
         return Unavailable(
-            what,
+            message,
             why=f"Within {self.settings.deadline_s:g} s the last answer was: {first_line(cause)}",
             do="Run it again when the service answers: what had arrived is recognised and nothing is written twice.",
             code="E-OBJECT-STORE",

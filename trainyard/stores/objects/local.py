@@ -96,8 +96,8 @@ class FolderStore:
             if info is None or generation not in (None, info.generation):
                 raise store.object_missing(name, generation)
             content = self.files.read(path)
-        if (found := crc32c(content)) != info.crc32c:
-            raise store.object_corrupt(name, info.crc32c, found)
+        if (checksum := crc32c(content)) != info.crc32c:
+            raise store.object_corrupt(name, info.crc32c, checksum)
         return content
 
     def download(self, name: str, path: Path) -> ObjectInfo:
@@ -118,8 +118,8 @@ class FolderStore:
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         with self._locked():
             names = [name for name in self._names(self.root / BOOKS, "") if name.startswith(prefix)]
-            found = [self._book(name).now for name in sorted(names)]
-        return [info for info in found if info is not None]
+            infos = [self._book(name).now for name in sorted(names)]
+        return [info for info in infos if info is not None]
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         path = self._path(name)
@@ -141,10 +141,10 @@ class FolderStore:
 
     def _book(self, name: str) -> Book:
         """What is known, settled: after a crash the bytes themselves say whether the announced write came."""
-        place = self.root / BOOKS / name
-        if not self.files.exists(place) or self.files.is_folder(place):
+        book_file = self.root / BOOKS / name
+        if not self.files.exists(book_file) or self.files.is_folder(book_file):
             return Book()
-        book = Book.from_json(name, self.files.read(place))
+        book = Book.from_json(name, self.files.read(book_file))
         path = self.root / name
         if not self.files.exists(path):
             return Book(book.last)
@@ -154,9 +154,9 @@ class FolderStore:
         return Book(book.last, book.next if came else book.now)
 
     def _keep(self, book: Book, name: str) -> None:
-        place = self.root / BOOKS / name
-        self._make_folder(place.parent, name)
-        write_whole(self.files, place, book.to_json())
+        book_file = self.root / BOOKS / name
+        self._make_folder(book_file.parent, name)
+        write_whole(self.files, book_file, book.to_json())
 
     def _make_folder(self, folder: Path, name: str) -> None:
         try:

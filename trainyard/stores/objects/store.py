@@ -134,8 +134,8 @@ def wrong_address(address: str, why: str) -> InvalidInput:
     )
 
 
-def precondition_failed(name: str, wanted: int, there: ObjectInfo | None) -> Conflict:
-    if wanted == 0:
+def precondition_failed(name: str, generation: int, there: ObjectInfo | None) -> Conflict:
+    if generation == 0:
         return Conflict(
             f"The object {name} is there already.",
             why=f"Its generation is {there.generation}." if there else "",
@@ -143,7 +143,7 @@ def precondition_failed(name: str, wanted: int, there: ObjectInfo | None) -> Con
             code="E-OBJECT-EXISTS",
         )
     return Conflict(
-        f"The object {name} is no longer generation {wanted}.",
+        f"The object {name} is no longer generation {generation}.",
         why=f"It is generation {there.generation} now." if there else "It is gone.",
         do="Read it again before changing it.",
         code="E-OBJECT-CHANGED",
@@ -151,16 +151,16 @@ def precondition_failed(name: str, wanted: int, there: ObjectInfo | None) -> Con
 
 
 def object_missing(name: str, generation: int | None = None) -> NotFound:
-    which = f" with generation {generation}" if generation is not None else ""
+    suffix = f" with generation {generation}" if generation is not None else ""
     return NotFound(
-        f"There is no object {name}{which}.", do="List what is there, or run the publication.", code="E-NOT-FOUND"
+        f"There is no object {name}{suffix}.", do="List what is there, or run the publication.", code="E-NOT-FOUND"
     )
 
 
-def object_corrupt(name: str, wanted: str, found: str) -> Corrupt:
+def object_corrupt(name: str, expected: str, actual: str) -> Corrupt:
     return Corrupt(
         f"The object {name} arrived damaged.",
-        why=f"Its CRC32C is {found}, recorded is {wanted}.",
+        why=f"Its CRC32C is {actual}, recorded is {expected}.",
         do="Read it again; if it stays so, publish it again from its adapter version.",
         code="E-CORRUPT",
     )

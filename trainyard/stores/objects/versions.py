@@ -28,7 +28,7 @@ Sure = Callable[[], None]
 """Asked right before an effect: raises `Conflict` (`E-MARKER-LOST`) when another owner has the marker."""
 
 
-def place(tenant: str, role: str, number: int) -> str:
+def version_prefix(tenant: str, role: str, number: int) -> str:
     return f"adapters/{tenant}/{role}/v{number}"
 
 
@@ -64,7 +64,7 @@ def upload(
 
     Raises `Conflict` (`E-PUBLISH`) when another adapter has this number there.
     """
-    prefix, manifest = place(version.tenant, version.role, version.version), manifest_of(version)
+    prefix, manifest = version_prefix(version.tenant, version.role, version.version), manifest_of(version)
     if objects.head(f"{prefix}/{MANIFEST}") is None:
         for name in sorted(version.files):
             sure()
@@ -73,9 +73,9 @@ def upload(
         at("night.upload.before-manifest")
         sure()
         if not create(objects, f"{prefix}/{MANIFEST}", manifest):
-            raise taken(version)
+            raise make_conflict(version)
     elif objects.get(f"{prefix}/{MANIFEST}") != manifest:
-        raise taken(version)
+        raise make_conflict(version)
     at("night.upload.manifest")
 
 
@@ -97,13 +97,13 @@ def manifest_of(version: AdapterVersion) -> bytes:
             "sha256": version.sha256,
             "run_key": version.run_key,
             "files": {
-                name: {"sha256": one["sha256"], "bytes": int(one["bytes"])} for name, one in version.files.items()
+                name: {"sha256": entry["sha256"], "bytes": int(entry["bytes"])} for name, entry in version.files.items()
             },
         }
     )
 
 
-def taken(version: AdapterVersion) -> Conflict:
+def make_conflict(version: AdapterVersion) -> Conflict:
     return Conflict(
         f"Another adapter is published as {version.name}.",
         why="A published version is never overwritten.",
@@ -114,26 +114,26 @@ def taken(version: AdapterVersion) -> Conflict:
 
 def is_uploaded(objects: ObjectStore, version: AdapterVersion) -> bool:
     """Whether a reader gets what this version is: the manifest, and the size and the digest of each file."""
-    prefix = place(version.tenant, version.role, version.version)
+    prefix = version_prefix(version.tenant, version.role, version.version)
     same = objects.get(f"{prefix}/{MANIFEST}") == manifest_of(version)
-    for name, one in version.files.items():
+    for name, entry in version.files.items():
         there = objects.head(f"{prefix}/{name}")
-        found = (there.size, there.metadata.get("sha256")) if there is not None else None
-        same = same and found == (one["bytes"], one["sha256"])
+        facts = (there.size, there.metadata.get("sha256")) if there is not None else None
+        same = same and facts == (entry["bytes"], entry["sha256"])
     return same
 
 
 def point_there(objects: ObjectStore, version: AdapterVersion, sure: Sure = lambda: None) -> None:
     """The pointer in the object store moves forward only, and only from the state that was read."""
     name = pointer(version.tenant, version.role)
-    wanted = canonical_json({"version": version.version, "sha256": version.sha256})
+    content = canonical_json({"version": version.version, "sha256": version.sha256})
     while True:
         there = objects.head(name)
         if there is not None and orjson.loads(objects.get(name))["version"] >= version.version:
             return
         sure()
         try:
-            objects.put(name, wanted, if_generation_match=there.generation if there is not None else 0)
+            objects.put(name, content, if_generation_match=there.generation if there is not None else 0)
         except Conflict:
             continue
         return

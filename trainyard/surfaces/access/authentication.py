@@ -52,29 +52,31 @@ class Authenticator:
         if not cookie:
             raise Denied("There is no token.", do=LOGIN_AGAIN, code="E-AUTH")
         caller = self.caller_of_cookie(cookie)
-        given = headers.get(FORGERY_HEADER, "")
-        if method not in READING and not hmac.compare_digest(given.encode(), forgery_token(cookie).encode()):
+        authorization = headers.get(FORGERY_HEADER, "")
+        if method not in READING and not hmac.compare_digest(authorization.encode(), forgery_token(cookie).encode()):
             raise Denied(
-                f"The header {FORGERY_HEADER} is {'wrong' if given else 'missing'}.",
+                f"The header {FORGERY_HEADER} is {'wrong' if authorization else 'missing'}.",
                 why="A page of another origin can make a browser send its cookie, but does not know this value.",
                 do="Send the csrf of the answer to the login.", code="E-REQUEST-REFUSED",
             )  # fmt: skip
         return caller
 
-    def caller_of_credentials(self, given: str, address: str) -> tuple[Caller, str]:
+    def caller_of_credentials(self, credentials: str, address: str) -> tuple[Caller, str]:
         """The caller of a token or of the home's string, and the token's id. Raises as `authenticate` does."""
-        if given.startswith(PREFIX):
-            if (record := self.tokens.find(given)) is not None:
+        if credentials.startswith(PREFIX):
+            if (record := self.tokens.find(credentials)) is not None:
                 return caller_of(record), record.id
             raise Denied("The token is wrong, or was revoked, or has expired.", do=LOGIN_AGAIN, code="E-AUTH")
         self.wrong.require_patience(address)
         text = read_auth(self.settings) or ""
-        accepted = [one for one in (text, text.partition(":")[2]) if one]
-        if given and any(hmac.compare_digest(given.encode(errors="replace"), one.encode()) for one in accepted):
+        accepted = [candidate for candidate in (text, text.partition(":")[2]) if candidate]
+        if credentials and any(
+            hmac.compare_digest(credentials.encode(errors="replace"), secret.encode()) for secret in accepted
+        ):
             return REMOTE_OWNER, id_of_string(text)
         self.wrong.note(address)
-        what = "This is neither a token nor the string of this home." if given else "There is no token."
-        raise Denied(what, do=LOGIN_AGAIN, code="E-AUTH")
+        problem = "This is neither a token nor the string of this home." if credentials else "There is no token."
+        raise Denied(problem, do=LOGIN_AGAIN, code="E-AUTH")
 
     def caller_of_code(self, code: str) -> tuple[Caller, str]:
         """The caller of a code of a link, which is used up then, and the token's id. Raises `Denied` (`E-AUTH`)."""
@@ -107,10 +109,10 @@ class Authenticator:
     def cookie_of(self, headers: Mapping[str, str]) -> str:
         """The cookie of a browser's login; empty without one."""
         try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
+            caller = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
         except CookieError:
             return ""
-        return found.value if found is not None else ""
+        return caller.value if caller is not None else ""
 
 
 def caller_of(record: TokenRecord) -> Caller:
@@ -119,10 +121,10 @@ def caller_of(record: TokenRecord) -> Caller:
 
 def token_of(header: str) -> str:
     """The token of an Authorization header: of Bearer, or the user and password of Basic."""
-    scheme, _, given = header.partition(" ")
+    scheme, _, token = header.partition(" ")
     if scheme.lower() == "basic":
         try:
-            return base64.b64decode(given, validate=True).decode()
+            return base64.b64decode(token, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError, ValueError):
             return ""
-    return given.strip() if scheme.lower() == "bearer" else ""
+    return token.strip() if scheme.lower() == "bearer" else ""

@@ -45,8 +45,8 @@ def add_logins(app: Starlette, authenticator: Authenticator) -> None:
         return {"caller": caller.name, "scope": caller.scope.value, "tenant": caller.tenant, "csrf": csrf}
 
     async def log_in(request: Request) -> Response:
-        given = await read_request(LoginInput, request)
-        return await anyio.to_thread.run_sync(begin, request, given.token)
+        login = await read_request(LoginInput, request)
+        return await anyio.to_thread.run_sync(begin, request, login.token)
 
     def begin(request: Request, token: str) -> Response:
         address = request.client.host if request.client else ""

@@ -125,17 +125,17 @@ class ChildCalls:
         """
         context.departure.require_caller()
         with self.places.place(context):
-            ours, childs = self.processes.Pipe(duplex=False)
+            receiver, childs = self.processes.Pipe(duplex=False)
             sent = facts_for_child(context)
             child = self.processes.Process(target=perform, args=(childs, name, request, sent), daemon=True)
-            with ours:
+            with receiver:
                 try:
                     child.start()
                 finally:
                     childs.close()
                 context.departure.on_leaving(child.kill)
                 try:
-                    return result_of(child, ours, name, context)
+                    return result_of(child, receiver, name, context)
                 finally:
                     context.departure.forget(child.kill)
                     child.kill()
@@ -149,7 +149,7 @@ def facts_for_child(context: Context) -> dict[str, object]:
     return {name: getattr(context, name) for name in names}
 
 
-def result_of(child: ForkServerProcess, ours: Connection, name: str, context: Context) -> object:
+def result_of(child: ForkServerProcess, receiver: Connection, name: str, context: Context) -> Any:
     """Report what a child says until it has the result. Raises the error that it met, or that of its limit."""
     callbacks: dict[str, Callable[[Any], None]] = {
         "say": context.say,
@@ -158,7 +158,7 @@ def result_of(child: ForkServerProcess, ours: Connection, name: str, context: Co
     }
     try:
         while True:
-            kind, value = ours.recv()
+            kind, value = receiver.recv()
             if kind == "result":
                 return value
             if kind == "error":
@@ -178,7 +178,7 @@ def result_of(child: ForkServerProcess, ours: Connection, name: str, context: Co
     raise TrainyardError(f"{name} was ended ({code}).", do="The log of the service may say why.", code="E-BUG")
 
 
-def perform(out: Connection, name: str, request: Any, given: JsonObject) -> None:
+def perform(out: Connection, name: str, request: Any, fields: JsonObject) -> None:
     """Carry an operation out and send what it reports; runs in the child."""
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -191,7 +191,7 @@ def perform(out: Connection, name: str, request: Any, given: JsonObject) -> None
         out.send((kind, value))
 
     context = Context(
-        **given, say=partial(send, "say"), on_progress=partial(send, "event"), on_part=partial(send, "part")
+        **fields, say=partial(send, "say"), on_progress=partial(send, "event"), on_part=partial(send, "part")
     )
     try:
         send("result", work(name, request, context))

@@ -83,12 +83,12 @@ class Entrance:
             return await self.app(scope, receive, send)
         if is_page(scope["path"]):
             send = with_policy(send, PAGE_POLICY, is_hashed=scope["path"].startswith(ASSETS))
-        with ExitStack() as place:
+        with ExitStack() as exit_stack:
             try:
                 limit = self.admit(scope)
                 if CALLER not in scope and scope["method"] == "POST":  # no place is taken by a body that does not come
                     receive = whole_body(await self.bodies.receive(receive), receive)
-                place.enter_context(self.place(scope))
+                exit_stack.enter_context(self.place(scope))
             except LateBody as error:
                 return await refusal_of(error, scope, 408)(scope, receive, send)
             except TrainyardError as error:

@@ -37,13 +37,13 @@ class LateProgress:
             self.shown.close()
 
 
-def perform(name: str, given: JsonObject, *, as_json: bool) -> int:
+def perform(name: str, fields: JsonObject, *, as_json: bool) -> int:
     """Run an operation and print its result; return the exit code.
 
     Raises `FieldError` for a value that the request does not take, and what the operation raises.
     """
     keep_files_private()
-    request = request_of(name, given)
+    request = request_of(name, fields)
     implementation_of(name)  # imported before collections of garbage, which would look at every new object
     gc.enable()
     progress = LateProgress()

@@ -56,10 +56,10 @@ class Place(click.Argument):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         default = f"[default: {self.default}]" if isinstance(self.default, str) else ""
-        words = [self.help or "", "[required]" if self.required else default]
+        parts = [self.help or "", "[required]" if self.required else default]
         choices = list(self.type.choices) if isinstance(self.type, click.Choice) else []
         name = f"{self.metavar} <{'|'.join(choices)}>" if len(choices) > 1 else str(self.metavar)
-        return name, "  ".join(word for word in words if word)
+        return name, "  ".join(word for word in parts if word)
 
 
 def parameters_of(name: str) -> Iterator[click.Parameter]:
@@ -71,18 +71,18 @@ def parameters_of(name: str) -> Iterator[click.Parameter]:
 
 def parameter(name: str, field: FieldInfo) -> click.Parameter:
     """A field of a request as its declaration has it; the value is checked by the request itself."""
-    declared = next((one for one in field.metadata if isinstance(one, Argument | Option)), Option())
+    declared = next((marker for marker in field.metadata if isinstance(marker, Argument | Option)), Option())
     kind, repeated = kind_of(field.annotation)
     shared: JsonObject = {"help": field.description}
     if isinstance(field.default, bool | int | str) and field.default != "":
         shared["default"] = field.default
     if isinstance(declared, Argument):
-        words: JsonObject = {
+        attributes: JsonObject = {
             "metavar": declared.metavar,
             "required": field.is_required(),
             "nargs": -1 if repeated else 1,
         }
-        return Place([name], type=type_of(kind, declared), **words, **shared)
+        return Place([name], type=type_of(kind, declared), **attributes, **shared)
     names = [*(declared.names or [f"--{name.replace('_', '-')}"]), name]
     if kind is bool:
         return click.Option(names, is_flag=True, show_default=True, **shared)
@@ -96,7 +96,7 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
 
 def kind_of(annotation: object) -> tuple[object, bool]:
     """Return the type of one value, and whether there may be more than one: `tuple[Stage, ...]` is (Stage, True)."""
-    parts = [one for one in get_args(annotation) if one not in (type(None), ...)]
+    parts = [arg for arg in get_args(annotation) if arg not in (type(None), ...)]
     origin = get_origin(annotation)
     if origin is tuple:
         return word_kind(parts[0]), True
@@ -113,7 +113,7 @@ def plain(kind: Any) -> Any:
 def word_kind(kind: object) -> object:
     """Of a union with a mapping, which only programs give, the type of a word."""
     members = get_args(kind) if isinstance(kind, UnionType) else ()
-    return members[0] if any(get_origin(one) is dict for one in members) else kind
+    return members[0] if any(get_origin(member) is dict for member in members) else kind
 
 
 def values_of(kind: Any) -> list[str]:
@@ -121,15 +121,15 @@ def values_of(kind: Any) -> list[str]:
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     if isinstance(kind, UnionType):
-        return [word for one in get_args(kind) for word in values_of(one)]
-    return [str(one.value) for one in kind] if issubclass(kind, Enum) else []
+        return [word for arg in get_args(kind) for word in values_of(arg)]
+    return [str(member.value) for member in kind] if issubclass(kind, Enum) else []
 
 
 def type_of(kind: Any, declared: Argument | Option) -> click.ParamType[Any]:
     """What a shell completes: words, paths, names that are known on this machine, or nothing."""
     is_file = kind is Path or (isinstance(declared, Argument) and declared.is_file)
-    if words := values_of(kind):
-        return click.Choice(words)
+    if values := values_of(kind):
+        return click.Choice(values)
     if declared.completes:
         return KnownName(declared.completes, is_file)
     return click.Path() if is_file else click.STRING
@@ -144,12 +144,12 @@ class KnownName(click.ParamType[str]):
         self.kind, self.is_file = kind, is_file
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        given = [*ctx.args, *(one for one in ctx.params.values() if isinstance(one, str))]
+        args = [*ctx.args, *(param for param in ctx.params.values() if isinstance(param, str))]
         from trainyard.app.completion import known_names  # only shells that complete need it
 
-        names = known_names(self.kind, given)
-        found = [CompletionItem(one) for one in names if one.startswith(incomplete)]
-        return [*found, CompletionItem(incomplete, type="file")] if self.is_file else found
+        names = known_names(self.kind, args)
+        candidates = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return [*candidates, CompletionItem(incomplete, type="file")] if self.is_file else candidates
 
 
 def word_of(kind: Any) -> str:
@@ -161,19 +161,19 @@ def parsed(pairs: Iterable[str]) -> JsonObject:
 
     Raises `InvalidInput` (`E-PARAMETER`) for a pair without `=`, or a key that is given both as a value and a group.
     """
-    found: JsonObject = {}
+    nested: JsonObject = {}
     for pair in pairs:
         key, sign, text = pair.partition("=")
         if not sign or not all(key.split(".")):
             raise InvalidInput(f"{pair!r} is not a parameter.", do="Write -p key=value.", code="E-PARAMETER")
         *groups, last = key.split(".")
-        place = found
+        target = nested
         for group in groups:
-            place = place.setdefault(group, {})
-            if not isinstance(place, dict):
+            target = target.setdefault(group, {})
+            if not isinstance(target, dict):
                 raise InvalidInput(f"{key!r} reaches inside a value.", do="Give one or the other.", code="E-PARAMETER")
-        place[last] = value_of(text)
-    return found
+        target[last] = value_of(text)
+    return nested
 
 
 def value_of(text: str) -> object:
@@ -198,7 +198,7 @@ class OperationCommand(click.Command):
         return super().get_params(ctx)
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [one.get_help_record(ctx) for one in self.get_params(ctx) if isinstance(one, Place)]
+        rows = [param.get_help_record(ctx) for param in self.get_params(ctx) if isinstance(param, Place)]
         if rows:
             with formatter.section("Arguments"):
                 formatter.write_dl(rows)
@@ -208,9 +208,20 @@ class OperationGroup(click.Group):
     """The operations whose names begin with the same word; a word can be an operation itself (`backends`)."""
 
     def __init__(self, word: str = "") -> None:
-        own = word in OPERATIONS
-        words = help_of(word) if own else WORDS[word].line if word else "LLM fine-tuning as typed chains on Prefect."
-        super().__init__(word or None, help=words, invoke_without_command=own, callback=carry_out if own else None)
+        is_operation = word in OPERATIONS
+        help_text = (
+            help_of(word)
+            if is_operation
+            else WORDS[word].line
+            if word
+            else "LLM fine-tuning as typed chains on Prefect."
+        )
+        super().__init__(
+            word or None,
+            help=help_text,
+            invoke_without_command=is_operation,
+            callback=carry_out if is_operation else None,
+        )
         self.operation = word
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -221,8 +232,8 @@ class OperationGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the first word as a command where there is one of that name, else as an argument of the word itself."""
         if args and args[0] in self.list_commands(ctx):
-            self.params = [one for one in self.get_params(ctx) if not isinstance(one, Place)]
-        elif any(isinstance(one, Place) for one in self.get_params(ctx)):
+            self.params = [param for param in self.get_params(ctx) if not isinstance(param, Place)]
+        elif any(isinstance(param, Place) for param in self.get_params(ctx)):
             ctx.allow_interspersed_args = True
         return super().parse_args(ctx, args)
 
@@ -239,8 +250,8 @@ class OperationGroup(click.Group):
             rows = [(name.split()[1], line) for name, line in read_summaries().items() if name.startswith(prefix)]
             groups: dict[str, dict[str, str]] = {"Commands": dict(rows)}
         else:
-            own = {name: str(one.help) for name, one in self.commands.items()}
-            groups = {**words_by_group(), HELP_GROUP: own}
+            commands = {name: str(command.help) for name, command in self.commands.items()}
+            groups = {**words_by_group(), HELP_GROUP: commands}
         width = max(len(name) for lines in groups.values() for name in lines)
         for heading, lines in groups.items():
             with formatter.section(heading):
@@ -252,7 +263,7 @@ class OperationGroup(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         name = f"{self.operation} {cmd_name}".strip()
-        is_group = any(one.startswith(f"{name} ") for one in OPERATIONS)
+        is_group = any(operation.startswith(f"{name} ") for operation in OPERATIONS)
         return OperationGroup(name) if is_group else OperationCommand(name)
 
 
@@ -262,19 +273,19 @@ def help_of(operation: str) -> str:
 
 
 @click.pass_context
-def carry_out(ctx: click.Context, **given: Any) -> None:
+def carry_out(ctx: click.Context, **settings: Any) -> None:
     """Run the operation of a command; errors become one message and an exit code in `main`."""
     if ctx.invoked_subcommand is not None:
         return
     assert isinstance(ctx.command, OperationCommand | OperationGroup)
-    as_json, name = given.pop(JSON_OPTION), ctx.command.operation
-    fields = {key: one for key, one in given.items() if one not in (None, ())}
+    as_json, name = settings.pop(JSON_OPTION), ctx.command.operation
+    fields = {key: value for key, value in settings.items() if value not in (None, ())}
     try:
         from trainyard.surfaces.cli.command import perform  # only a command that runs an operation needs it
 
         ctx.exit(perform(name, fields, as_json=as_json))
     except FieldError as error:
-        wrong = next(one for one in ctx.command.params if one.name == error.field)
+        wrong = next(param for param in ctx.command.params if param.name == error.field)
         raise click.BadParameter(error.message, ctx, wrong) from error
     except KeyboardInterrupt:
         ctx.exit(INTERRUPTED)
@@ -299,21 +310,21 @@ def install_completion() -> None:
 
 def completion_script(shell: str) -> str:
     """Return the shell's script for completion. Raises `InvalidInput` (`E-PARAMETER`) for an unknown shell."""
-    found = get_completion_class(shell)
-    if found is None:
+    shell_class = get_completion_class(shell)
+    if shell_class is None:
         raise InvalidInput(f"Shell {shell} is not supported.", do="Use bash, zsh or fish.", code="E-PARAMETER")
-    return found(app, {}, PROGRAM, COMPLETE_VARIABLE).source()
+    return shell_class(app, {}, PROGRAM, COMPLETE_VARIABLE).source()
 
 
-def eager(name: str, do: Callable[[], None], words: str) -> click.Option:
+def eager(name: str, do: Callable[[], None], help_text: str) -> click.Option:
     """An option of the root that does something and ends the command."""
 
-    def callback(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-        if wanted and not ctx.resilient_parsing:
+    def callback(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
+        if is_set and not ctx.resilient_parsing:
             do()
             ctx.exit()
 
-    return click.Option([name], is_flag=True, is_eager=True, expose_value=False, callback=callback, help=words)
+    return click.Option([name], is_flag=True, is_eager=True, expose_value=False, callback=callback, help=help_text)
 
 
 app = OperationGroup()
@@ -345,11 +356,11 @@ def show_help(ctx: click.Context, topic: tuple[str, ...]) -> None:
         print(f"\nGuide: {page_place(guide)}")
 
 
-def find_command(root: click.Context, words: Iterable[str]) -> tuple[click.Command | None, click.Context]:
+def find_command(root: click.Context, arguments: Iterable[str]) -> tuple[click.Command | None, click.Context]:
     """Return the command of some words with a context of its own, or None."""
     command: click.Command | None = root.command
     context = root
-    for word in words:
+    for word in arguments:
         command = command.get_command(context, word) if isinstance(command, click.Group) else None
         if command is None:
             return None, root
@@ -371,9 +382,9 @@ def shed_secrets() -> None:
     is_api = not {"graph", "model", "--role=graph", "--role=model"} & set(sys.argv)
     from trainyard.inherited import server_environment  # only services need it
 
-    kept = server_environment(speaks_with_prefect=is_api)
-    if set(os.environ) - set(kept):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
+    environment = server_environment(speaks_with_prefect=is_api)
+    if set(os.environ) - set(environment):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def escape_for_json(error: UnicodeError) -> tuple[str, int]:

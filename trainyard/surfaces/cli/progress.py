@@ -44,46 +44,46 @@ class Progress:
 
     def event(self, event: JsonObject) -> None:
         """One event of a run."""
-        node, what = event["node"], event["event"]
-        if what in ("answer", "answered"):
-            self.answer(node, what, str(event["text"]))
+        node, kind = event["node"], event["event"]
+        if kind in ("answer", "answered"):
+            self.answer(node, kind, str(event["text"]))
             return
         if not node:
             self.say(f"run {event.get('name', '')}: {event['text']}")
-        elif what in ENDS:
-            self.end(node, what, event)
-        elif what in ("note", "warning", "waiting"):
+        elif kind in ENDS:
+            self.end(node, kind, event)
+        elif kind in ("note", "warning", "waiting"):
             self.say(f"{node}: {event['text']}")
         elif self.console.is_terminal:
             self.bar(node, float(event.get("fraction", 0.0)), str(event.get("text", "")))
         else:
             self.line(node, event)
 
-    def answer(self, node: str, what: str, text: str) -> None:
+    def answer(self, node: str, kind: str, text: str) -> None:
         """Show answers as far as they are written, below each other; the finished turn replaces them."""
         if not self.console.is_terminal:
             return
-        if what == "answered":
+        if kind == "answered":
             self.end_answers()
             return
         self.answers[node] = text
-        shown = Text("\n".join(f"{name}: {words}" for name, words in self.answers.items()))
+        answers_text = Text("\n".join(f"{name}: {answer}" for name, answer in self.answers.items()))
         if self.live is None:
-            self.live = Live(shown, console=self.console, transient=True, vertical_overflow="ellipsis")
+            self.live = Live(answers_text, console=self.console, transient=True, vertical_overflow="ellipsis")
             self.live.start()
-        self.live.update(shown)
+        self.live.update(answers_text)
 
     def end_answers(self) -> None:
         if self.live is not None:
             self.live.stop()
         self.live, self.answers = None, {}
 
-    def end(self, node: str, what: str, event: JsonObject) -> None:
+    def end(self, node: str, kind: str, event: JsonObject) -> None:
         if self.bars is not None and node in self.tasks:
             self.bars.remove_task(self.tasks.pop(node))
         rows = ", ".join(f"{count:,} {port}" for port, count in event.get("rows", {}).items())
         detail = short_reason(str(event.get("message") or "")) or rows  # an error is shown whole when the run has ended
-        self.say(f"{node}: {ENDS[what]}" + (f" ({detail})" if detail else ""))
+        self.say(f"{node}: {ENDS[kind]}" + (f" ({detail})" if detail else ""))
 
     def line(self, node: str, event: JsonObject) -> None:
         """A plain line, at most one every ten seconds for each node."""

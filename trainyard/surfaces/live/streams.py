@@ -58,10 +58,10 @@ async def follow_job(request: JobInput, context: Context, last_event_id: str | N
     async with aclosing(turns(request.job, context, lambda _work: None)) as every:
         async for turn in every:
             text = job_of(turn.row).model_dump_json()
-            own = hashlib.sha256(text.encode()).hexdigest()[:16]
-            if own != sent:
-                sent = own
-                yield ServerEvent(text, "job", own)
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            if digest != sent:
+                sent = digest
+                yield ServerEvent(text, "job", digest)
             if turn.last:
                 yield turn.last(sent)
 
@@ -70,50 +70,50 @@ async def follow_metrics(
     request: MetricsInput, context: Context, last_event_id: str | None
 ) -> AsyncIterator[ServerEvent]:
     """The curve of each trainer in few points, then every step as it is written."""
-    places = read_places(last_event_id)
+    positions = read_places(last_event_id)
     async with aclosing(turns(request.job, context, lambda work: work.folder / EVENTS_FILE)) as every:
         async for turn in every:
             for node, tail in turn.tails.items():
                 if request.node not in (None, node):
                     continue
-                if node not in places or tail.end - places[node].offset > MOST_BEHIND_BYTES:
-                    places[node] = LogPlace(tail.end, tail.inode)
-                    yield ServerEvent(await first_curve(node, request, context), "curve", write_places(places))
-                async for lines in new_lines(tail, node, places):
+                if node not in positions or tail.end - positions[node].offset > MOST_BEHIND_BYTES:
+                    positions[node] = LogPlace(tail.end, tail.inode)
+                    yield ServerEvent(await first_curve(node, request, context), "curve", write_places(positions))
+                async for lines in new_lines(tail, node, positions):
                     if points := [point for line in lines if (point := point_of(line.data)) is not None]:
                         text = orjson.dumps({"node": node, "points": points}).decode()
-                        yield ServerEvent(text, "points", write_places(places))
+                        yield ServerEvent(text, "points", write_places(positions))
             if turn.last:
-                yield turn.last(write_places(places))
+                yield turn.last(write_places(positions))
 
 
 async def follow_logs(request: LogsInput, context: Context, last_event_id: str | None) -> AsyncIterator[ServerEvent]:
     """What the trainers print, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
-    places, known = read_places(last_event_id), known_secrets(context.settings)
+    positions, secrets = read_places(last_event_id), known_secrets(context.settings)
     async with aclosing(turns(request.job, context, lambda work: work.log)) as every:
         async for turn in every:
             for node, tail in turn.tails.items():
                 if request.source not in (None, node):
                     continue
-                places.setdefault(node, LogPlace(request.offset or 0))
-                async for lines in new_lines(tail, node, places):
-                    texts = await asyncio.to_thread(readable_lines, tail.path, lines, known)
+                positions.setdefault(node, LogPlace(request.offset or 0))
+                async for lines in new_lines(tail, node, positions):
+                    texts = await asyncio.to_thread(readable_lines, tail.path, lines, secrets)
                     text = orjson.dumps({"source": node, "lines": texts}).decode()
-                    yield ServerEvent(text, "lines", write_places(places))
+                    yield ServerEvent(text, "lines", write_places(positions))
             if turn.last:
-                yield turn.last(write_places(places))
+                yield turn.last(write_places(positions))
 
 
-def readable_lines(path: Path, lines: Sequence[LineSpan], known: Collection[str]) -> list[str]:
+def readable_lines(path: Path, lines: Sequence[LineSpan], secrets: Collection[str]) -> list[str]:
     """The lines without secrets, also of a private key that began before them."""
-    given = [line.data.decode("utf-8", "replace") for line in lines]
-    return redact_lines(given, known, text_before(path, lines[0].start))
+    texts = [line.data.decode("utf-8", "replace") for line in lines]
+    return redact_lines(texts, secrets, text_before(path, lines[0].start))
 
 
-async def new_lines(tail: FileTail, node: str, places: dict[str, LogPlace]) -> AsyncIterator[list[LineSpan]]:
+async def new_lines(tail: FileTail, node: str, positions: dict[str, LogPlace]) -> AsyncIterator[list[LineSpan]]:
     """The lines after a client's place, block by block; the place moves with them."""
     while True:
-        lines, places[node] = tail.after(places[node])
+        lines, positions[node] = tail.after(positions[node])
         if not lines:
             return
         yield lines
@@ -121,12 +121,14 @@ async def new_lines(tail: FileTail, node: str, places: dict[str, LogPlace]) -> A
 
 async def first_curve(node: str, request: MetricsInput, context: Context) -> str:
     """The curve of a trainer so far, as `jobs metrics` gives it."""
-    asked = request.model_copy(update={"node": node, "max_points": request.max_points or FIRST_POINTS, "plot": False})
+    curve_request = request.model_copy(
+        update={"node": node, "max_points": request.max_points or FIRST_POINTS, "plot": False}
+    )
     try:
-        found = await asyncio.to_thread(jobs.show_metrics, asked, context)
+        page = await asyncio.to_thread(jobs.show_metrics, curve_request, context)
     except NotFound:  # before the first step
         return orjson.dumps({"node": node, "points": []}).decode()
-    return found.trainings[0].model_dump_json()
+    return page.trainings[0].model_dump_json()
 
 
 def point_of(line: bytes) -> dict[str, object] | None:
@@ -262,9 +264,9 @@ def end_of(row: Row, event_id: str) -> ServerEvent:
     return ServerEvent(orjson.dumps({"state": row["state"], "message": row["message"]}).decode(), "end", event_id)
 
 
-def write_places(places: dict[str, LogPlace]) -> str:
+def write_places(positions: dict[str, LogPlace]) -> str:
     """The places of all sources as the id of an event: `trainer=4096.1234,trainer-2=0.1240`."""
-    return ",".join(f"{node}={place.offset}.{place.inode}" for node, place in sorted(places.items()))
+    return ",".join(f"{node}={position.offset}.{position.inode}" for node, position in sorted(positions.items()))
 
 
 def read_places(event_id: str | None) -> dict[str, LogPlace]:
@@ -277,5 +279,5 @@ def read_places(event_id: str | None) -> dict[str, LogPlace]:
             do="Send the id of the last event as Last-Event-ID, or none to begin again.",
             code="E-PARAMETER",
         )
-    pairs = (one.partition("=") for one in event_id.split(",") if one)
-    return {node: LogPlace(*map(int, place.split("."))) for node, _, place in pairs}
+    pairs = (part.partition("=") for part in event_id.split(",") if part)
+    return {node: LogPlace(*map(int, position.split("."))) for node, _, position in pairs}

@@ -56,11 +56,11 @@ class ProgressSender:
         anyio.from_thread.run(self.send, float(self.sent), None, text)
 
     def event(self, event: Event) -> None:
-        words = [str(event[key]) for key in ("node", "event", "text", "message") if event.get(key)]
+        parts = [str(event[key]) for key in ("node", "event", "text", "message") if event.get(key)]
         step, total = event.get("step"), event.get("total_steps") or event.get("total")
-        words += [f"step {step} of {total}" if total else f"step {step}"] if step is not None else []
-        words += [f"loss {event['loss']:.4g}"] if isinstance(event.get("loss"), float) else []
-        self.say(" ".join(words))
+        parts += [f"step {step} of {total}" if total else f"step {step}"] if step is not None else []
+        parts += [f"loss {event['loss']:.4g}"] if isinstance(event.get("loss"), float) else []
+        self.say(" ".join(parts))
 
     def part(self, part: BaseModel) -> None:
         format_part = OPERATIONS[self.name].part_text
@@ -85,14 +85,14 @@ async def call_tool(
     What the operation starts belongs to the trace of `traceparent`, or to a new one.
     """
     sender = ProgressSender(send, NAMES.get(tool, ""))
-    own = new_traceparent(traceparent)
+    own_trace = new_traceparent(traceparent)
     context = Context(
-        settings, sender.say, sender.event, sender.part, caller=caller, trace=trace_id(own), surface="mcp",
+        settings, sender.say, sender.event, sender.part, caller=caller, trace=trace_id(own_trace), surface="mcp",
         confined=confined,
     )  # fmt: skip
     try:
         work = partial(perform, tool, arguments, context)
-        with span(NAMES.get(tool, "mcp"), own):
+        with span(NAMES.get(tool, "mcp"), own_trace):
             try:
                 result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
             except anyio.get_cancelled_exc_class():
@@ -127,13 +127,13 @@ def perform(tool: str, arguments: JsonObject, context: Context) -> BaseModel:
     try:
         request = request_of(name, arguments)
     except FieldError as error:
-        known = ", ".join(model.model_fields) or "nothing"
+        allowed = ", ".join(model.model_fields) or "nothing"
         raise InvalidInput(
-            f"{tool} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {known}.",
+            f"{tool} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {allowed}.",
             do="Correct the field.", code="E-PARAMETER",
         ) from error  # fmt: skip
-    found: BaseModel = carry_out(name, request, context)
-    return found
+    result: BaseModel = carry_out(name, request, context)
+    return result
 
 
 def succeeded(result: BaseModel, parts: list[str]) -> types.CallToolResult:

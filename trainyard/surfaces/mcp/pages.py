@@ -18,8 +18,8 @@ MARKDOWN, JSON = "text/markdown", "application/schema+json"
 def pages() -> dict[str, Path]:
     """Address -> file of every page; a wheel contains none."""
     folder = project_folder() / "docs"
-    found = [*folder.glob("*.md"), *folder.glob("reference/*.md"), *folder.glob("guides/*.md")]
-    return {DOCS + path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(found)}
+    paths = [*folder.glob("*.md"), *folder.glob("reference/*.md"), *folder.glob("guides/*.md")]
+    return {DOCS + path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(paths)}
 
 
 def list_resources() -> list[types.Resource]:

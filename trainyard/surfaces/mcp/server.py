@@ -79,15 +79,15 @@ def build_server(
 
 def caller_of(handling: Handling) -> Caller:
     assert handling.request is not None, "a request over HTTP has one"
-    found: Caller = handling.request.scope[CALLER]
-    return found
+    caller: Caller = handling.request.scope[CALLER]
+    return caller
 
 
 def traceparent_of(handling: Handling, params: types.CallToolRequestParams) -> str:
     """The trace context (W3C) of a call: in its `_meta`, or as a header of the request that brought it."""
-    given = (params.meta or {}).get(TRACEPARENT)
-    if isinstance(given, str) and is_traceparent(given):
-        return given
+    headers = (params.meta or {}).get(TRACEPARENT)
+    if isinstance(headers, str) and is_traceparent(headers):
+        return headers
     return "" if handling.request is None else str(handling.request.headers.get(TRACEPARENT, ""))
 
 

@@ -17,9 +17,9 @@ class McpEnded(Response):
     """Standard output was the client's: nothing is printed there."""
 
 
-def serve_mcp(given: McpInput, context: Context) -> McpEnded:
+def serve_mcp(options: McpInput, context: Context) -> McpEnded:
     """Answer until standard input ends."""
-    caller = replace(context.caller, name="mcp", scope=Scope(given.scope))
+    caller = replace(context.caller, name="mcp", scope=Scope(options.scope))
     from trainyard.surfaces.mcp.server import serve_stdio  # imports the MCP package
 
     serve_stdio(context.settings, caller)

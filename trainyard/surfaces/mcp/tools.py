@@ -29,7 +29,7 @@ def tool_name(operation: str) -> str:
     return operation.replace(" ", "_").replace("-", "_")
 
 
-NAMES = {tool_name(one): one for one in OPERATIONS}
+NAMES = {tool_name(operation): operation for operation in OPERATIONS}
 """Tool -> its operation."""
 
 

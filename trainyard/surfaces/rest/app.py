@@ -74,13 +74,13 @@ def build_app(settings: Settings, authenticate: Authenticate, confined: Confined
 
 def methods_of(request: Request) -> list[str]:
     """The methods that the path of a request has, of all routes with this path."""
-    found, path = set[str](), request.url.path
+    methods, path = set[str](), request.url.path
     for route in request.app.routes:
         if isinstance(route, Route) and (
             route.path == path or (path not in PLAIN_PATHS and route.path_regex.match(path))
         ):
-            found |= route.methods or set()
-    return sorted(found)
+            methods |= route.methods or set()
+    return sorted(methods)
 
 
 def add_error_answers(app: FastAPI) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import lru_cache, partial
 from pathlib import Path
@@ -44,9 +44,9 @@ SHOWN = 20
 class InvalidFields(InvalidInput):
     """Values that a request does not take; `fields` has one entry for each."""
 
-    def __init__(self, what: str, fields: Iterable[FieldProblem] = (), **words: str) -> None:
+    def __init__(self, message: str, fields: Iterable[FieldProblem] = (), **parts: str) -> None:
         self.fields = tuple(fields)
-        super().__init__(what, **words)
+        super().__init__(message, **parts)
 
 
 async def read_request(
@@ -73,10 +73,10 @@ async def read_request(
         return read_query(model, request.query_params, path)
     kind = media_type(request)
     if kind == TENSORS_TYPE and TENSORS in model.model_fields:
-        found = read_query(model, request.query_params, path)
+        query = read_query(model, request.query_params, path)
         async with received_body(request, MAX_TENSORS_BYTES, caller, folder) as body, place_for(tensors=True):
             tensors = await anyio.to_thread.run_sync(body.read)
-            return found.model_copy(update={TENSORS: tensors})
+            return query.model_copy(update={TENSORS: tensors})
     if not whole and request.scope["query_string"] and request.query_params:
         raise unknown_fields(request.query_params, "in the query", "Send them in the body, as JSON.")
     decode = partial(decode_request, model, path, kind=kind, query=request.query_params, whole=whole, limits=limits)
@@ -100,9 +100,9 @@ async def read_upload(
 
     Raises `InvalidFields` (`E-PARAMETER`), `InvalidInput` and `LimitExceeded` as `read_request` does.
     """
-    found = read_query(model, request.query_params, {name: str(text) for name, text in request.path_params.items()})
+    query = read_query(model, request.query_params, {name: str(text) for name, text in request.path_params.items()})
     body = await stack.enter_async_context(received_body(request, most_bytes, caller, folder, UPLOADING))
-    return found.with_received(await anyio.to_thread.run_sync(body.open))
+    return query.with_received(await anyio.to_thread.run_sync(body.open))
 
 
 def decode_request(
@@ -120,11 +120,11 @@ def decode_request(
     require_structure(body, limits)
     if whole:
         return read_query(model, query, path, {whole: read_object(body, kind)})
-    given = {} if not body else read_object(body, kind)
-    if twice := sorted(path.keys() & given.keys()):
+    fields = {} if not body else read_object(body, kind)
+    if twice := sorted(path.keys() & fields.keys()):
         raise unknown_fields(twice, "in the body, and in the path or a header", "Give them once.")
     try:
-        return model.model_validate_json(with_fields(body if given else b"{}", path), strict=True)
+        return model.model_validate_json(with_fields(body if fields else b"{}", path), strict=True)
     except ValidationError as error:
         raise invalid_fields(error) from error
 
@@ -141,7 +141,7 @@ def has_parts(annotation: object) -> bool:
     origin = get_origin(annotation) or annotation
     if origin in (dict, list, tuple, set, Any, bytes) or (isinstance(origin, type) and issubclass(origin, BaseModel)):
         return True
-    return any(has_parts(one) for one in get_args(annotation) if not isinstance(one, str))
+    return any(has_parts(arg) for arg in get_args(annotation) if not isinstance(arg, str))
 
 
 def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
@@ -165,23 +165,23 @@ def read_object(body: bytes, kind: str) -> dict[str, object]:
             do=f"Send the header Content-Type: {JSON_TYPE}.", code="E-MEDIA-TYPE",
         )  # fmt: skip
     try:
-        found = STRICT.decode(body.decode())
+        value = STRICT.decode(body.decode())
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH:  # fewer cannot be deeper
-            depth_within(found, MAX_DEPTH)
+            depth_within(value, MAX_DEPTH)
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput("The body is not valid JSON.", why=f"{why}.", do="Correct it.", code="E-JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidInput("The body is not a JSON object.", do="Send the fields as an object.", code="E-JSON")
-    return found
+    return value
 
 
-def object_of(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
-    return found
+    return fields
 
 
 def refuse_constant(text: str) -> object:
@@ -195,7 +195,10 @@ def depth_within(value: Any, left: int) -> None:
     """Raise `ValueError` for a value that is nested more deeply."""
     level = [value]
     while level := [
-        inner for one in level if type(one) in NESTED for inner in (one.values() if type(one) is dict else one)
+        inner
+        for nested in level
+        if type(nested) in NESTED
+        for inner in (nested.values() if type(nested) is dict else nested)
     ]:
         left -= 1
         if left < 0:
@@ -264,27 +267,29 @@ def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
 
 def is_repeatable(annotation: object) -> bool:
     if get_origin(annotation) in (Union, UnionType):
-        return any(is_repeatable(one) for one in get_args(annotation))
+        return any(is_repeatable(arg) for arg in get_args(annotation))
     return get_origin(annotation) is tuple
 
 
 def unknown_fields(names: Iterable[str], where: str, do: str) -> InvalidFields:
-    shown = [name[:100] for name in sorted(names)[:SHOWN]]
-    fields = [FieldProblem(field=name, because=f"it is given {where}", code="E-PARAMETER") for name in shown]
-    return InvalidFields(f"{', '.join(shown)}: given {where}.", fields, do=do, code="E-PARAMETER")
+    refused = [name[:100] for name in sorted(names)[:SHOWN]]
+    fields = [FieldProblem(field=name, because=f"it is given {where}", code="E-PARAMETER") for name in refused]
+    return InvalidFields(f"{', '.join(refused)}: given {where}.", fields, do=do, code="E-PARAMETER")
 
 
-def invalid_fields(error: ValidationError, place: str = "") -> InvalidFields:
+def invalid_fields(error: ValidationError, location: str = "") -> InvalidFields:
     """What pydantic found, without the values that were given: they may be secrets."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
     fields = [
         FieldProblem(
-            field=".".join(filter(None, (place, *map(str, one["loc"]))))[:500], because=one["msg"], code="E-PARAMETER"
+            field=".".join(filter(None, (location, *map(str, detail["loc"]))))[:500],
+            because=detail["msg"],
+            code="E-PARAMETER",
         )
-        for one in found[:SHOWN]
+        for detail in errors[:SHOWN]
     ]
     first = fields[0]
     return InvalidFields(
-        f"{first.field or 'The request'}: {first.because}" + (f" ({len(found)} reasons)" if len(found) > 1 else ""),
+        f"{first.field or 'The request'}: {first.because}" + (f" ({len(errors)} reasons)" if len(errors) > 1 else ""),
         fields, do="Correct the fields that are listed.", code="E-PARAMETER",
     )  # fmt: skip

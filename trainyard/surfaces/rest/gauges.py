@@ -46,29 +46,29 @@ def read_trainings(settings: Settings) -> Iterator[GaugeSample]:
     if not index.is_kept(time.time()):
         return  # what it calls running may have ended long ago
     groups: dict[tuple[str, str, str], list[TrainingSpeed]] = {}
-    for one in read_speeds(index):
-        groups.setdefault((one.backend, one.stage, one.method), []).append(one)
+    for speed in read_speeds(index):
+        groups.setdefault((speed.backend, speed.stage, speed.method), []).append(speed)
     for (backend, stage, method), speeds in groups.items():
         labels = {"backend": backend, "stage": stage, "method": method}
-        if steps := [one.step_s for one in speeds if one.step_s is not None]:
+        if steps := [speed.step_s for speed in speeds if speed.step_s is not None]:
             yield *STEP_S, labels, sum(steps) / len(steps)
-        if tokens := [one.tokens_per_s for one in speeds if one.tokens_per_s is not None]:
+        if tokens := [speed.tokens_per_s for speed in speeds if speed.tokens_per_s is not None]:
             yield *TOKENS, labels, sum(tokens)
-        if seconds := [one.checkpoint_s for one in speeds if one.checkpoint_s is not None]:
+        if seconds := [speed.checkpoint_s for speed in speeds if speed.checkpoint_s is not None]:
             yield *CHECKPOINT_S, labels, max(seconds)
-        if sizes := [one.checkpoint_bytes for one in speeds if one.checkpoint_bytes is not None]:
+        if sizes := [speed.checkpoint_bytes for speed in speeds if speed.checkpoint_bytes is not None]:
             yield *CHECKPOINT_BYTES, labels, sum(sizes)
 
 
 def read_gpus() -> Iterator[GaugeSample]:
     """Memory, load, temperature and power of each GPU, as far as it says them."""
     for gpu in MONITOR.read().gpus:
-        own = {"gpu": str(gpu.index)}
+        labels = {"gpu": str(gpu.index)}
         for kind, used_mb in (("used", gpu.memory_used_mb), ("free", gpu.memory_free_mb)):
-            yield "trainyard_gpu_memory_bytes", "Memory of each GPU.", {**own, "kind": kind}, used_mb * MIB
+            yield "trainyard_gpu_memory_bytes", "Memory of each GPU.", {**labels, "kind": kind}, used_mb * MIB
         if gpu.utilization_gpu is not None:
-            yield "trainyard_gpu_utilization_ratio", "Time in which a kernel ran.", own, gpu.utilization_gpu / 100
+            yield "trainyard_gpu_utilization_ratio", "Time in which a kernel ran.", labels, gpu.utilization_gpu / 100
         if gpu.temperature_c is not None:
-            yield "trainyard_gpu_temperature_celsius", "Temperature of each GPU.", own, gpu.temperature_c
+            yield "trainyard_gpu_temperature_celsius", "Temperature of each GPU.", labels, gpu.temperature_c
         if gpu.power_draw_w is not None:
-            yield "trainyard_gpu_power_watts", "Power of each GPU.", own, gpu.power_draw_w
+            yield "trainyard_gpu_power_watts", "Power of each GPU.", labels, gpu.power_draw_w

@@ -31,9 +31,9 @@ class ReadGauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, GaugeMetricFamily] = {}
-        for name, words, labels, value in (row for read in self.readings for row in read()):
+        for name, help_text, labels, value in (row for read in self.readings for row in read()):
             if name not in families:
-                families[name] = GaugeMetricFamily(name, words, labels=sorted(labels))
+                families[name] = GaugeMetricFamily(name, help_text, labels=sorted(labels))
             families[name].add_metric([labels[key] for key in sorted(labels)], value)
         return families.values()
 

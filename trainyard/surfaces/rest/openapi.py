@@ -71,20 +71,20 @@ class ServiceRoute(NamedTuple):
     open: bool = False
     """Whether it needs no caller."""
     body: type[BaseModel] | None = None
-    found: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
     """None: an answer without content, or a text."""
     media_type: str = ""
 
 
 SERVICE_ROUTES = {
     ("GET", "/health"): ServiceRoute(
-        "health", "Whether the service answers, and whether a worker takes runs.", open=True, found=ServiceHealth
+        "health", "Whether the service answers, and whether a worker takes runs.", open=True, answer=ServiceHealth
     ),
     ("GET", "/metrics"): ServiceRoute("metrics", "Metrics for Prometheus.", media_type="text/plain"),
     ("POST", LOGIN): ServiceRoute(
-        "login", "Log a browser in: a token once, then a cookie.", open=True, body=LoginInput, found=LoggedIn
+        "login", "Log a browser in: a token once, then a cookie.", open=True, body=LoginInput, answer=LoggedIn
     ),
-    ("GET", LOGIN): ServiceRoute("logged_in", "Who is logged in.", found=LoggedIn),
+    ("GET", LOGIN): ServiceRoute("logged_in", "Who is logged in.", answer=LoggedIn),
     ("POST", LOGOUT): ServiceRoute("logout", "End the login of a browser."),
 }
 
@@ -105,16 +105,16 @@ def openapi_document() -> Json:
         ),
         ("problem", "serialization", TypeAdapter(ProblemDocument)),
         *((route.id, "validation", TypeAdapter(route.body)) for route in SERVICE_ROUTES.values() if route.body),
-        *((route.id, "serialization", TypeAdapter(route.found)) for route in SERVICE_ROUTES.values() if route.found),
+        *((route.id, "serialization", TypeAdapter(route.answer)) for route in SERVICE_ROUTES.values() if route.answer),
     ]  # fmt: skip
     schemas, shared = TypeAdapter.json_schemas(models, ref_template=REFERENCE)
     components: Json = dict(shared.get("$defs", {}))
     paths: Json = {}
     for name, row in OPERATIONS.items():
         method, path = route_of(name)
-        given = resolved(schemas[(name, "validation")], components)
-        document = describe(name, row, given, schemas[(name, "serialization")])
-        if body := body_of(name, row, given, schemas.get((f"{name} body", "validation")), components):
+        request_schema = resolved(schemas[(name, "validation")], components)
+        document = describe(name, row, request_schema, schemas[(name, "serialization")])
+        if body := body_of(name, row, request_schema, schemas.get((f"{name} body", "validation")), components):
             document["requestBody"] = body
         paths.setdefault(path, {})[method.lower()] = document
     for (method, path), route in SERVICE_ROUTES.items():
@@ -141,8 +141,8 @@ def openapi_document() -> Json:
 def drop_object_defaults(schema: object) -> None:
     """Remove defaults that are objects, in place: generators of clients cannot write them, and drop the whole model."""
     if isinstance(schema, list):
-        for one in schema:
-            drop_object_defaults(one)
+        for item in schema:
+            drop_object_defaults(item)
     elif isinstance(schema, dict):
         if isinstance(schema.get("default"), dict):
             del schema["default"]
@@ -163,23 +163,23 @@ def problem_response(text: str) -> Json:
     }
 
 
-def describe(name: str, row: Operation, given: Json, found: Json) -> Json:
+def describe(name: str, row: Operation, schema: Json, operation: Json) -> Json:
     """One operation: its parameters and answers."""
     method, path = route_of(name)
-    properties, required = given.get("properties", {}), set(given.get("required", ()))
+    properties, required = schema.get("properties", {}), set(schema.get("required", ()))
     in_path = PARAMETER.findall(path)
-    parameters = [parameter(one, properties[one], "path", needed=True) for one in in_path]
-    rest = {one: schema for one, schema in properties.items() if one not in in_path}
+    parameters = [parameter(name, properties[name], "path", needed=True) for name in in_path]
+    rest = {key: schema for key, schema in properties.items() if key not in in_path}
     if rest.pop(IF_MATCH, None):
         parameters.append({
             "name": "If-Match", "in": "header", "required": False, "schema": {"type": "string"},
             "description": "The ETag of what is changed.",
         })  # fmt: skip
     if method == "GET":
-        parameters += [parameter(one, schema, "query", needed=one in required) for one, schema in rest.items()]
+        parameters += [parameter(key, schema, "query", needed=key in required) for key, schema in rest.items()]
     elif row.body:
         parameters += [
-            parameter(one, schema, "query", needed=one in required) for one, schema in rest.items() if one != row.body
+            parameter(key, schema, "query", needed=key in required) for key, schema in rest.items() if key != row.body
         ]
     if method != "GET" and row.scope != "read":
         parameters.append({
@@ -192,7 +192,7 @@ def describe(name: str, row: Operation, given: Json, found: Json) -> Json:
         "summary": row.summary,
         "tags": [word] if (word := name.partition(" ")[0]) in group_lines() else [],
         "parameters": parameters,
-        "responses": responses(row, found),
+        "responses": responses(row, operation),
         "x-scope": row.scope.value,
     }
     if row.local:
@@ -200,40 +200,40 @@ def describe(name: str, row: Operation, given: Json, found: Json) -> Json:
     return document
 
 
-def body_of(name: str, row: Operation, given: Json, whole: Json | None, components: Json) -> Json | None:
+def body_of(name: str, row: Operation, request_schema: Json, whole: Json | None, components: Json) -> Json | None:
     """The body of an operation: one field of its request, the fields that are not in the path, or none."""
     method, path = route_of(name)
     if row.body:
-        schema = whole or given["properties"][row.body]
+        schema = whole or request_schema["properties"][row.body]
         return {"required": True, "content": {JSON_TYPE: {"schema": schema}}}
     elsewhere = {*PARAMETER.findall(path), IF_MATCH}
-    rest = {one: schema for one, schema in given.get("properties", {}).items() if one not in elsewhere}
+    rest = {key: schema for key, schema in request_schema.get("properties", {}).items() if key not in elsewhere}
     if method == "GET" or not rest:
         return None
-    body = request_body(name, rest, set(given.get("required", ())) - elsewhere, components)
+    body = request_body(name, rest, set(request_schema.get("required", ())) - elsewhere, components)
     if row.takes_file:
         body["content"][FILE_TYPE] = {"schema": {"type": "string", "format": "binary"}}
     return body
 
 
-def parameter(name: str, schema: Json, place: str, *, needed: bool) -> Json:
+def parameter(name: str, schema: Json, location: str, *, needed: bool) -> Json:
     schema = without_null(schema)
-    found: Json = {"name": name, "in": place, "required": needed, "schema": schema}
+    described: Json = {"name": name, "in": location, "required": needed, "schema": schema}
     if "description" in schema:
-        found["description"] = schema["description"]
+        described["description"] = schema["description"]
     if schema.get("type") == "object":
-        found |= {"style": "deepObject", "explode": True}
-    return found
+        described |= {"style": "deepObject", "explode": True}
+    return described
 
 
 def without_null(schema: Json) -> Json:
     """A text cannot be null: a parameter without a value is left out."""
-    choices = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
-    kept = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
+    simplified = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
     default = {"default": schema["default"]} if schema.get("default") is not None else {}
     if not choices:
-        return {**kept, **default}
-    return {**kept, **default, **(choices[0] if len(choices) == 1 else {"anyOf": choices})}
+        return {**simplified, **default}
+    return {**simplified, **default, **(choices[0] if len(choices) == 1 else {"anyOf": choices})}
 
 
 def request_body(name: str, properties: Json, required: set[str], components: Json) -> Json:
@@ -249,9 +249,9 @@ def request_body(name: str, properties: Json, required: set[str], components: Js
     return {"required": bool(required), "content": content}
 
 
-def responses(row: Operation, found: Json) -> Json:
-    is_blob = found.get("$ref", "").endswith(f"/{Blob.__name__}")
-    content: Json = {JSON_TYPE: {"schema": found}}
+def responses(row: Operation, responses: Json) -> Json:
+    is_blob = responses.get("$ref", "").endswith(f"/{Blob.__name__}")
+    content: Json = {JSON_TYPE: {"schema": responses}}
     if is_blob:
         content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     if row.stream:
@@ -263,20 +263,25 @@ def responses(row: Operation, found: Json) -> Json:
 def describe_service(route: ServiceRoute, schemas: Any) -> Json:
     """A route of the service itself. What needs no caller may still be refused for its address or its rate."""
     content: Json = {}
-    if route.found:
+    if route.answer:
         content = {JSON_TYPE: {"schema": schemas[(route.id, "serialization")]}}
     elif route.media_type:
         content = {route.media_type: {"schema": {"type": "string"}}}
-    status, words = ("200", "What it found.") if content else ("204", "Done.")
-    good: Json = {"description": words, **({"content": content} if content else {})}
-    found: Json = {
-        "operationId": route.id, "summary": route.summary, "parameters": [],
-        "responses": {status: good, **{str(one): {"$ref": f"#/components/responses/{one}"} for one in PROBLEMS}},
-    }  # fmt: skip
+    status, description = ("200", "What it found.") if content else ("204", "Done.")
+    good: Json = {"description": description, **({"content": content} if content else {})}
+    responses: Json = {
+        "operationId": route.id,
+        "summary": route.summary,
+        "parameters": [],
+        "responses": {
+            status: good,
+            **{str(status_code): {"$ref": f"#/components/responses/{status_code}"} for status_code in PROBLEMS},
+        },
+    }
     if route.body:
         schema = schemas[(route.id, "validation")]
-        found["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": schema}}}
-    return {**found, "security": []} if route.open else found
+        responses["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": schema}}}
+    return {**responses, "security": []} if route.open else responses
 
 
 def models_of(name: str) -> tuple[type[BaseModel], object]:

@@ -83,13 +83,13 @@ class ProblemDocument(BaseModel):
 
 
 def status_of(error: TrainyardError) -> int:
-    own = (status for kind, status in STATUS.items() if isinstance(error, kind))
-    return STATUS_OF_CODE.get(error.code) or next(own, 422)
+    status = (status for kind, status in STATUS.items() if isinstance(error, kind))
+    return STATUS_OF_CODE.get(error.code) or next(status, 422)
 
 
 def kind_of(error: TrainyardError) -> str:
     """The class of the error tree that an error is of."""
-    return next(one.__name__ for one in type(error).__mro__ if one.__module__ == TrainyardError.__module__)
+    return next(class_.__name__ for class_ in type(error).__mro__ if class_.__module__ == TrainyardError.__module__)
 
 
 def problem_of(
@@ -108,7 +108,7 @@ def problem_of(
         why=error.why,
         do=error.do,
         trace=trace,
-        errors=(*(FieldProblem(**one.as_dict()) for one in reasons), *fields),
+        errors=(*(FieldProblem(**reason.as_dict()) for reason in reasons), *fields),
     )
 
 
@@ -121,7 +121,7 @@ def answer_problem(
 ) -> Response:
     """The answer with the document. A 401 names the scheme, a 503 when to try again."""
     problem = problem_of(error, trace, fields, status)
-    own: dict[int, dict[str, str]] = {
+    own_headers: dict[int, dict[str, str]] = {
         401: {"www-authenticate": "Bearer"},
         429: {"retry-after": str(getattr(error, "retry_after_s", RETRY_AFTER_S))},
         503: {"retry-after": str(RETRY_AFTER_S)},
@@ -130,5 +130,5 @@ def answer_problem(
         orjson.dumps(problem.model_dump()),
         status_code=problem.status,
         media_type=MEDIA_TYPE,
-        headers={**own.get(problem.status, {}), **(headers or {})},
+        headers={**own_headers.get(problem.status, {}), **(headers or {})},
     )

@@ -35,16 +35,16 @@ TABLE = """CREATE TABLE IF NOT EXISTS replays (
 
 def read_key(request: Request) -> str:
     """The key of a request; "" without one. Raises `InvalidInput` (`E-PARAMETER`) for one that cannot be used."""
-    given = request.headers.get(HEADER)
-    if given is None:
+    key = request.headers.get(HEADER)
+    if key is None:
         return ""
-    if not KEY.fullmatch(given):
+    if not KEY.fullmatch(key):
         raise InvalidInput(
-            f"The Idempotency-Key has {len(given)} characters.",
+            f"The Idempotency-Key has {len(key)} characters.",
             why=f"It may have 1 to {LONGEST} printable ones of ASCII, and no space.",
             do="Send a random one, such as a UUID.", code="E-PARAMETER",
         )  # fmt: skip
-    return given
+    return key
 
 
 class Replays:
@@ -66,11 +66,11 @@ class Replays:
 
         A power cut may take the last answers (`synchronous=NORMAL`), and what was started carries its key.
         """
-        known: sqlite3.Connection | None = getattr(self.threads, "database", None)
-        if known is None:
-            known = self.threads.database = sqlite3.connect(self.path, timeout=10)
-            known.execute("PRAGMA synchronous=NORMAL")
-        return known
+        connection: sqlite3.Connection | None = getattr(self.threads, "database", None)
+        if connection is None:
+            connection = self.threads.database = sqlite3.connect(self.path, timeout=10)
+            connection.execute("PRAGMA synchronous=NORMAL")
+        return connection
 
     def once(self, caller: Caller, operation: str, request: BaseModel, key: str, work: Callable[[], bytes]) -> bytes:
         """The first answer to the key, or that of `work`; a failure is not kept, so that it can be tried again.
@@ -79,19 +79,19 @@ class Replays:
         another request with the same key, and what `work` raises.
         """
         digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
-        place = (caller.identity, operation, key)
+        claim_key = (caller.identity, operation, key)
         database = self.connect()
-        if (known := self.claim(database, place, digest)) is not None:
-            return known
+        if (stored := self.claim(database, claim_key, digest)) is not None:
+            return stored
         try:
             answer = work()
         except BaseException:
-            self.settle(database, place, None)
+            self.settle(database, claim_key, None)
             raise
-        self.settle(database, place, answer)
+        self.settle(database, claim_key, answer)
         return answer
 
-    def claim(self, database: sqlite3.Connection, place: tuple[str, str, str], digest: str) -> bytes | None:
+    def claim(self, database: sqlite3.Connection, claim_key: tuple[str, str, str], digest: str) -> bytes | None:
         """Return the answer that is known, or None after the key was taken."""
         where = "caller = ? AND operation = ? AND key = ?"
         with database:
@@ -99,7 +99,7 @@ class Replays:
             if self.now() >= self.forget_at:
                 database.execute("DELETE FROM replays WHERE created < ?", (self.now() - KEPT_S,))
                 self.forget_at = self.now() + FORGET_EVERY_S
-            row = database.execute(f"SELECT request, owner, answer FROM replays WHERE {where}", place).fetchone()
+            row = database.execute(f"SELECT request, owner, answer FROM replays WHERE {where}", claim_key).fetchone()
             if row is not None and row[0] != digest:
                 raise InvalidInput(
                     "This Idempotency-Key came with another request before.", do="Use a new key for a new request.",
@@ -112,14 +112,14 @@ class Replays:
                     "The first request with this Idempotency-Key is still worked on.", do="Ask again in a moment.",
                     code="E-CONFLICT",
                 )  # fmt: skip
-            values = (*place, digest, self.owner, None, self.now())
+            values = (*claim_key, digest, self.owner, None, self.now())
             database.execute("INSERT OR REPLACE INTO replays VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         return None
 
-    def settle(self, database: sqlite3.Connection, place: tuple[str, str, str], answer: bytes | None) -> None:
+    def settle(self, database: sqlite3.Connection, claim_key: tuple[str, str, str], answer: bytes | None) -> None:
         where = "caller = ? AND operation = ? AND key = ?"
         with database:
             if answer is None:
-                database.execute(f"DELETE FROM replays WHERE {where}", place)
+                database.execute(f"DELETE FROM replays WHERE {where}", claim_key)
             else:
-                database.execute(f"UPDATE replays SET answer = ? WHERE {where}", (answer, *place))
+                database.execute(f"UPDATE replays SET answer = ? WHERE {where}", (answer, *claim_key))

@@ -70,15 +70,15 @@ class ApiParts:
 
 def trace_of(request: Request) -> str:
     """The correlation id of a request: the trace id of its `traceparent` (W3C Trace Context), or a new one."""
-    known: str | None = request.scope.get(TRACEPARENT)
-    if known is None:
-        known = request.scope[TRACEPARENT] = new_traceparent(request.headers.get("traceparent", ""))
-    return trace_id(known)
+    responses: str | None = request.scope.get(TRACEPARENT)
+    if responses is None:
+        responses = request.scope[TRACEPARENT] = new_traceparent(request.headers.get("traceparent", ""))
+    return trace_id(responses)
 
 
 def add_operations(app: FastAPI, service: ApiParts) -> None:
     """Add every operation; paths without parameters come first, so that `/chains/templates` is not an id."""
-    for name in sorted(OPERATIONS, key=lambda one: path_order(route_of(one)[1])):
+    for name in sorted(OPERATIONS, key=lambda operation: path_order(route_of(operation)[1])):
         method, path = route_of(name)
         # Starlette's route: FastAPI's own resolves dependencies of a signature, a millisecond of each request.
         route = Route(path, endpoint(name, OPERATIONS[name], service), methods=[method], name=name)
@@ -144,19 +144,19 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         folder = service.settings.services
         if takes_file(operation, request):
             most = service.settings.upload_mb << 20
-            given = await read_upload(model, request, stack, caller=caller.identity, folder=folder, most_bytes=most)
+            upload = await read_upload(model, request, stack, caller=caller.identity, folder=folder, most_bytes=most)
         else:
-            given = await read_request(
+            upload = await read_request(
                 model, request, operation.body, caller=caller.identity, folder=folder, limits=limits
             )
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
-            require_allowed(name, given, context)
-            return await stream(load(f"trainyard.{operation.stream}"), given, context, request)
-        work = partial(carry_out, name, given, context)
+            require_allowed(name, upload, context)
+            return await stream(load(f"trainyard.{operation.stream}"), upload, context, request)
+        work = partial(carry_out, name, upload, context)
         is_kept = operation.keeps_replies or takes_file(operation, request)  # the same file twice is one
         if context.idempotency_key and request.method != "GET" and not is_kept:
             key = context.idempotency_key
-            once = partial(service.replays.once, caller, name, given, key, partial(as_json, work))
+            once = partial(service.replays.once, caller, name, upload, key, partial(as_json, work))
             return respond_bytes(
                 await run_while_connected(once, request, context.departure, service.threads), operation.status
             )
@@ -260,17 +260,17 @@ def has_etag(kind: type[BaseModel]) -> bool:
     return "etag" in kind.model_fields or hasattr(kind, "etag")
 
 
-def links_of(found: Mapping[str, object]) -> Mapping[str, str]:
-    etag = found.get("etag")
+def links_of(fields: Mapping[str, object]) -> Mapping[str, str]:
+    etag = fields.get("etag")
     return {"etag": f'"{etag}"'} if isinstance(etag, str) and etag else {}
 
 
-async def stream(follow: Any, given: Any, context: Context, request: Request) -> Response:
+async def stream(follow: Any, fields: Any, context: Context, request: Request) -> Response:
     """The answer as server-sent events (WHATWG HTML, 9.2); `Last-Event-ID` continues one that was interrupted.
 
     The first event is awaited: what cannot be followed is refused with a problem document, like any other request.
     """
-    events = follow(given, context, request.headers.get("last-event-id"))
+    events = follow(fields, context, request.headers.get("last-event-id"))
     first = await anext(events)
 
     async def lines() -> AsyncIterator[bytes]:

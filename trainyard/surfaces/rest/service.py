@@ -55,19 +55,19 @@ class AtFirstRequest:
 
 
 def serve_api(
-    settings: Settings, port: int, say: Callable[[str], None], chosen: Exposure = LOOPBACK, *, everybody: bool = False
+    settings: Settings, port: int, say: Callable[[str], None], exposure: Exposure = LOOPBACK, *, everybody: bool = False
 ) -> str:
     """Answer until SIGINT or SIGTERM. With `everybody`, who reaches it is the owner.
 
     Raises `LimitExceeded` (`E-PORT`), `InvalidInput` (`E-AUTH`, `E-PARAMETER`).
     """
-    certificate = require_safe(chosen, everybody=everybody)
-    names = names_for(chosen, certificate)
+    certificate = require_safe(exposure, everybody=everybody)
+    names = names_for(exposure, certificate)
     keep_auth(settings)
     redact_logs(settings)
-    with bind(HOST if chosen.beyond_loopback else chosen.host, port) as listener, contextlib.ExitStack() as sockets:
+    with bind(HOST if exposure.beyond_loopback else exposure.host, port) as listener, contextlib.ExitStack() as sockets:
         url, port = url_of(listener), listener.getsockname()[1]
-        exposed = [sockets.enter_context(one) for one in bind_exposed(chosen, port)]
+        exposed = [sockets.enter_context(address) for address in bind_exposed(exposure, port)]
         if certificate:
             warn_of_expiry(certificate, say)
         if everybody:
@@ -76,7 +76,7 @@ def serve_api(
         def announce() -> None:
             scheme = "https" if certificate else "http"
             first = url if exposed else url.replace("http", scheme, 1)
-            more = "".join(f" and {scheme}://{in_host(one.getsockname()[0])}:{port}" for one in exposed)
+            more = "".join(f" and {scheme}://{in_host(listener.getsockname()[0])}:{port}" for listener in exposed)
             say(f"the API answers at {first}/api/v1{more}; Ctrl-C ends it")
 
         confined = ChildCalls(settings.api_heavy_calls)
@@ -84,7 +84,7 @@ def serve_api(
         app: ASGIApp = AtFirstRequest(
             guarded_app(settings, everybody=everybody, names=names, confined=confined), begin.set
         )
-        app = BehindProxy(app, chosen.behind_proxy) if chosen.behind_proxy else app
+        app = BehindProxy(app, exposure.behind_proxy) if exposure.behind_proxy else app
         server = AnnouncingServer(server_config(app, graceful_s=5), announce)
         run_servers(server, [listener], exposed, certificate)
     return url

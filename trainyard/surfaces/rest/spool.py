@@ -83,7 +83,7 @@ class Body:
 
 @asynccontextmanager
 async def received_body(
-    request: Request, most_bytes: int, caller: str = "", folder: Path | None = None, places: OpenRequests = SPOOLED
+    request: Request, most_bytes: int, caller: str = "", folder: Path | None = None, slots: OpenRequests = SPOOLED
 ) -> AsyncIterator[Body]:
     """Receive a whole body; a large one takes one of the places.
 
@@ -94,7 +94,7 @@ async def received_body(
     if length and expected > most_bytes:
         raise body_too_long(most_bytes)
     is_large = min(expected, most_bytes) > LARGE_BYTES
-    with places.place(caller) if is_large else nullcontext(), Body(folder) as body:
+    with slots.place(caller) if is_large else nullcontext(), Body(folder) as body:
         try:
             async for part in request.stream():
                 body.memory += part
@@ -135,7 +135,7 @@ def body_too_long(most_bytes: int) -> LimitExceeded:
 
 def place_for(*, tensors: bool) -> asyncio.Semaphore:
     """The places of the running loop for bodies that are decoded, or for tensors in memory."""
-    places = PLACES.setdefault(asyncio.get_running_loop(), {})
-    if tensors not in places:
-        places[tensors] = asyncio.Semaphore(MOST_TENSORS if tensors else MOST_DECODED)
-    return places[tensors]
+    slots = PLACES.setdefault(asyncio.get_running_loop(), {})
+    if tensors not in slots:
+        slots[tensors] = asyncio.Semaphore(MOST_TENSORS if tensors else MOST_DECODED)
+    return slots[tensors]

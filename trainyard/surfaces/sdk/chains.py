@@ -42,16 +42,16 @@ class ChainNode:
 
     def as_mapping(self) -> JsonObject:
         """The node as a chain file has it."""
-        found: JsonObject = {"type": self.type}
+        node: JsonObject = {"type": self.type}
         if self.id is not None:
-            found["id"] = self.id
+            node["id"] = self.id
         if self.needs is not None:
-            found["needs"] = [id_of(one) for one in self.needs]
-        return {**found, "config": self.settings} if self.settings else found
+            node["needs"] = [id_of(need) for need in self.needs]
+        return {**node, "config": self.settings} if self.settings else node
 
     def __repr__(self) -> str:
-        given = ({"id": self.id} if self.id is not None else {}) | self.settings
-        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+        fields = ({"id": self.id} if self.id is not None else {}) | self.settings
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in fields.items())})"
 
 
 class DataSource(ChainNode):
@@ -108,8 +108,8 @@ class Chain:
         self, nodes: Sequence[ChainNode], *, name: str = "chain", tenant: str = "", description: str = "",
         on: Surface | None = None,
     ) -> None:  # fmt: skip
-        words = {"name": name, "tenant": tenant, "description": description}
-        self.given: JsonObject = {key: value for key, value in words.items() if value}
+        fields = {"name": name, "tenant": tenant, "description": description}
+        self.given: JsonObject = {key: value for key, value in fields.items() if value}
         self.given["nodes"] = [node.as_mapping() for node in nodes]
         self.on = on or here
 
@@ -128,8 +128,8 @@ class Chain:
 
     def check(self) -> FileCheck:
         """Whether it would run, with all reasons at once."""
-        (found,) = self.on.check(files=(self.given,)).files
-        return found
+        (file,) = self.on.check(files=(self.given,)).files
+        return file
 
     def plan(self, *, measure: bool = False) -> ChainPlan:
         """What a run would do: resolved config, sizes, times, what is reused. Raises `Refused`."""
@@ -144,13 +144,13 @@ class Chain:
         return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
 
     def __repr__(self) -> str:
-        return f"Chain({' → '.join(one.get('id') or one['type'] for one in self.given['nodes'])})"
+        return f"Chain({' → '.join(node.get('id') or node['type'] for node in self.given['nodes'])})"
 
     def _repr_markdown_(self) -> str:
         """The chain as a Mermaid graph, which JupyterLab, VS Code and GitHub draw."""
-        nodes = [(one.get("id") or f"{one['type']}_{place}", one) for place, one in enumerate(self.given["nodes"])]
-        lines = [f"  {name}[{one.get('id') or one['type']}]" for name, one in nodes]
-        for place, (name, one) in enumerate(nodes):
-            before = one.get("needs", [nodes[place - 1][0]] if place else [])
+        nodes = [(node.get("id") or f"{node['type']}_{index}", node) for index, node in enumerate(self.given["nodes"])]
+        lines = [f"  {name}[{node.get('id') or node['type']}]" for name, node in nodes]
+        for index, (name, node) in enumerate(nodes):
+            before = node.get("needs", [nodes[index - 1][0]] if index else [])
             lines += [f"  {source} --> {name}" for source in before]
         return "\n".join(["```mermaid", "graph LR", *lines, "```"])

@@ -45,14 +45,14 @@ class LiveRun:
 
     def note_event(self, event: Event) -> None:
         """An event of a run of this machine."""
-        node, what = str(event.get("node", "")), event["event"]
-        if not node and what == "state":
+        node, kind = str(event.get("node", "")), event["event"]
+        if not node and kind == "state":
             self.name, self.state = str(event.get("name", "")), str(event["text"])
-        elif what == "job":
+        elif kind == "job":
             self.folders.setdefault(node, (str(event["folder"]), float(event["time"])))
-        elif what in STATES:
-            self.nodes[node] = (STATES[what].value, str(event.get("message", "")))
-        elif what == "progress":
+        elif kind in STATES:
+            self.nodes[node] = (STATES[kind].value, str(event.get("message", "")))
+        elif kind == "progress":
             self.nodes[node] = (NodeState.RUNNING.value, str(event.get("text", "")))
         self.show()
 
@@ -81,12 +81,12 @@ class LiveRun:
 
     def curves(self) -> dict[str, JsonObject]:
         """The losses of the trainers so far."""
-        found = dict(self.points)
+        points = dict(self.points)
         for node, (folder, since) in self.folders.items():
             curve = TrainingLogs(node, follow_restarts(Path(folder)), since).curve()
-            found[node] = [(point.step, point.loss) for point in curve]
-            found[f"{node} eval"] = [(point.step, point.eval_loss) for point in curve]
-        return {name: {"losses": own} for name, own in found.items() if any(loss is not None for _, loss in own)}
+            points[node] = [(point.step, point.loss) for point in curve]
+            points[f"{node} eval"] = [(point.step, point.eval_loss) for point in curve]
+        return {name: {"losses": value} for name, value in points.items() if any(loss is not None for _, loss in value)}
 
     def _repr_markdown_(self) -> str:
         rows = [(node, state, text) for node, (state, text) in self.nodes.items()]

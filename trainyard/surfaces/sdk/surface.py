@@ -37,14 +37,14 @@ class Surface:
         self.__doc__ = OPERATIONS[word].summary if word in OPERATIONS else group_lines().get(word, self.__doc__)
 
     def __getattr__(self, name: str) -> Surface:
-        words = f"{self._word} {name.rstrip('_').replace('_', '-')}".strip()
-        if name.startswith("__") or words not in known_words():
-            raise AttributeError(f"There is no operation {words!r}. Here are: {self._known()}.", name=name)
-        found = self.__dict__[name] = Surface(self._call, words)  # the next time it is an attribute like any other
-        return found
+        command = f"{self._word} {name.rstrip('_').replace('_', '-')}".strip()
+        if name.startswith("__") or command not in known_words():
+            raise AttributeError(f"There is no operation {command!r}. Here are: {self._known()}.", name=name)
+        surface = self.__dict__[name] = Surface(self._call, command)  # the next time it is an attribute like any other
+        return surface
 
     def __dir__(self) -> list[str]:
-        return [attribute_of(one) for one in words_after(self._word)]
+        return [attribute_of(name) for name in words_after(self._word)]
 
     def __call__(self, **fields: object) -> object:
         if self._word not in OPERATIONS:
@@ -69,7 +69,7 @@ class Surface:
 @cache
 def known_words() -> frozenset[str]:
     """The names of operations, and of the groups that they are in."""
-    parts = [one.split() for one in OPERATIONS]
+    parts = [operation.split() for operation in OPERATIONS]
     return frozenset(" ".join(words[:count]) for words in parts for count in range(1, len(words) + 1))
 
 
@@ -81,7 +81,11 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 def words_after(word: str) -> list[str]:
     """The words that follow `word` in names of operations, in the order of the table."""
     begins = f"{word} " if word else ""
-    return list(dict.fromkeys(one.removeprefix(begins).split()[0] for one in OPERATIONS if one.startswith(begins)))
+    return list(
+        dict.fromkeys(
+            operation.removeprefix(begins).split()[0] for operation in OPERATIONS if operation.startswith(begins)
+        )
+    )
 
 
 def attribute_of(word: str) -> str:
@@ -110,9 +114,9 @@ def checked_request(name: str, fields: Mapping[str, object]) -> object:
     try:
         return request_of(name, fields)
     except FieldError as error:
-        known = ", ".join(OPERATIONS[name].request.model_fields) or "nothing"
+        allowed = ", ".join(OPERATIONS[name].request.model_fields) or "nothing"
         raise InvalidInput(
-            f"{name} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {known}.",
+            f"{name} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {allowed}.",
             do="Correct the field.", code="E-PARAMETER",
         ) from error  # fmt: skip
 

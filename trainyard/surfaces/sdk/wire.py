@@ -84,12 +84,12 @@ def conversation(name: str, fields: JsonMapping, note: Callable[[Any], None] = i
 
     Raises the errors of the operation, and `Unavailable` (`E-SERVER-UNREACHABLE`) where nothing answers.
     """
-    given = dict(fields)
-    watch = bool(given.pop("watch", False))
+    arguments = dict(fields)
+    watch = bool(arguments.pop("watch", False))
     if name == "run":
-        started = yield from start_run(given)
+        started = yield from start_run(arguments)
     else:
-        started = yield from ask(name, READ_HERE[name](given) if name in READ_HERE else given)
+        started = yield from ask(name, READ_HERE[name](arguments) if name in READ_HERE else arguments)
     return (yield from follow(started, note)) if watch else started
 
 
@@ -164,24 +164,24 @@ def exchange_of(name: str, request: BaseModel) -> HttpExchange:
     whole = not tensors and not row.body and method != "GET"
     apart = set(parameters_of(path))
     if whole:
-        given = {field: getattr(request, field) for field in apart & request.model_fields_set}
+        parameters = {field: getattr(request, field) for field in apart & request.model_fields_set}
     else:
-        given = request.model_dump(mode="json", exclude_unset=True, exclude={TENSORS} if tensors else None)
-    for one in parameters_of(path)[:-1]:
-        path = path.replace(f"{{{one}}}", quote(str(given.pop(one)), safe=""))
+        parameters = request.model_dump(mode="json", exclude_unset=True, exclude={TENSORS} if tensors else None)
+    for parameter in parameters_of(path)[:-1]:
+        path = path.replace(f"{{{parameter}}}", quote(str(parameters.pop(parameter)), safe=""))
     headers = {} if row.scope is Scope.READ or method == "GET" else {"idempotency-key": secrets.token_hex(16)}
-    if given.get(IF_MATCH):
-        headers["if-match"] = f'"{given.pop(IF_MATCH)}"'
+    if parameters.get(IF_MATCH):
+        headers["if-match"] = f'"{parameters.pop(IF_MATCH)}"'
     if tensors:
         headers["content-type"] = TENSORS_TYPE
-        return HttpExchange(method, path, query_of(given), headers, bytes(tensors))
+        return HttpExchange(method, path, query_of(parameters), headers, bytes(tensors))
     if method == "GET":
-        return HttpExchange(method, path, query_of(given), headers)
+        return HttpExchange(method, path, query_of(parameters), headers)
     headers["content-type"] = "application/json"
     if whole:
         return HttpExchange(method, path, {}, headers, json_of(request, apart))
-    body = json.dumps(given.pop(row.body, {})).encode()
-    return HttpExchange(method, path, query_of(given), headers, body)
+    body = json.dumps(parameters.pop(row.body, {})).encode()
+    return HttpExchange(method, path, query_of(parameters), headers, body)
 
 
 def upload_of(file: Path, request: BaseModel, path: str) -> HttpExchange:
@@ -232,15 +232,15 @@ def json_of(request: BaseModel, left_out: set[str]) -> bytes:
         return json.dumps(request.model_dump(mode="json", exclude_unset=True, exclude=left_out)).encode()
 
 
-def query_of(given: Mapping[str, object]) -> dict[str, object]:
+def query_of(fields: Mapping[str, object]) -> dict[str, object]:
     """The fields of a query: lists repeat, objects are `field[key]`, what is not there is left out."""
     texts = {True: "true", False: "false"}
-    objects = {key: value for key, value in given.items() if isinstance(value, Mapping)}
+    objects = {key: value for key, value in fields.items() if isinstance(value, Mapping)}
     if objects:
-        given = {key: value for key, value in given.items() if key not in objects}
-        given |= {f"{key}[{name}]": value for key, one in objects.items() for name, value in one.items()}
+        fields = {key: value for key, value in fields.items() if key not in objects}
+        fields |= {f"{key}[{name}]": value for key, value_of in objects.items() for name, value in value_of.items()}
     return {
-        key: texts[value] if isinstance(value, bool) else value for key, value in given.items() if value is not None
+        key: texts[value] if isinstance(value, bool) else value for key, value in fields.items() if value is not None
     }
 
 
@@ -268,10 +268,10 @@ def error_of(response: httpx.Response) -> TrainyardError:
         problem = response.json()
         listed = problem["errors"]
         reasons = [
-            {key: one.get(key) or "" for key in ("code", "field", "because", "instead", "row")} for one in listed
+            {key: row.get(key) or "" for key in ("code", "field", "because", "instead", "row")} for row in listed
         ]
         if problem["kind"] == "Refused" and reasons:
-            whole = [{**row, "node": one.get("node")} for row, one in zip(reasons, listed, strict=True)]
+            whole = [{**row, "node": item.get("node")} for row, item in zip(reasons, listed, strict=True)]
             return from_fields({"reasons": whole})
         why = " ".join([problem["why"], *(f"{row['field']}: {row['because']}." for row in reasons)]).strip()
         return from_fields({**problem, "what": problem["detail"], "why": why})
@@ -285,25 +285,25 @@ def error_of(response: httpx.Response) -> TrainyardError:
 # Files of the caller: a service reads none of them
 
 
-def read_checked(given: JsonObject) -> JsonObject:
-    return {**given, "files": tuple(read_here(one) for one in given.get("files", ()))}
+def read_checked(fields: JsonObject) -> JsonObject:
+    return {**fields, "files": tuple(read_here(file) for file in fields.get("files", ()))}
 
 
-def read_planned(given: Mapping[str, object]) -> dict[str, object]:
-    return {**given, "target": read_here(given.get("target"))}
+def read_planned(fields: JsonObject) -> JsonObject:
+    return {**fields, "target": read_here(fields.get("target"))}
 
 
 def lay_over(below: str) -> Callable[[dict[str, object]], dict[str, object]]:
     """Put what is in `file` under the field of that name, as the operation does on its own machine."""
 
-    def read(given: JsonObject) -> JsonObject:
-        if given.get("file") is None:
-            return given
-        words = {key: value for key, value in given.items() if key != "file"}
-        found = load_value(planning.existing(str(given["file"])))
-        if not isinstance(found, Mapping):
-            raise InvalidInput(f"{given['file']} is not a mapping.", do="Correct the file.", code="E-SPEC-FILE")
-        return {**words, below: planning.merged(found, words.get(below) or {})}
+    def read(fields: JsonObject) -> JsonObject:
+        if fields.get("file") is None:
+            return fields
+        rest = {key: value for key, value in fields.items() if key != "file"}
+        value = load_value(planning.existing(str(fields["file"])))
+        if not isinstance(value, Mapping):
+            raise InvalidInput(f"{fields['file']} is not a mapping.", do="Correct the file.", code="E-SPEC-FILE")
+        return {**rest, below: planning.merged(value, rest.get(below) or {})}
 
     return read
 
@@ -327,32 +327,32 @@ def read_here(target: object) -> object:
 # Runs
 
 
-def start_run(given: JsonObject) -> Talk:
+def start_run(fields: JsonObject) -> Talk:
     """Start a template or continue a run; a chain is stored first, because a service runs stored revisions."""
-    target = read_here(given.get("target"))
+    target = read_here(fields.get("target"))
     if not isinstance(target, Mapping):
-        return (yield from ask("run", {**given, "target": target}))
+        return (yield from ask("run", {**fields, "target": target}))
     if "template" in target and "nodes" not in target:
-        parameters = planning.merged(target.get("parameters") or {}, given.get("parameters") or {})
-        return (yield from ask("run", {**given, "target": target["template"], "parameters": parameters}))
-    if given.get("parameters") or given.get("preset"):
+        parameters = planning.merged(target.get("parameters") or {}, fields.get("parameters") or {})
+        return (yield from ask("run", {**fields, "target": target["template"], "parameters": parameters}))
+    if fields.get("parameters") or fields.get("preset"):
         raise InvalidInput(
             "A whole chain takes no parameters.", do="Edit it, or run a template.", code="E-PARAMETER"
         )  # fmt: skip
     stored = yield from store_chain(target)
     named = {"chain": stored.id, "revision": stored.revision}
-    words = {key: given[key] for key in ("refresh", "refresh_from", "tags", "group") if key in given}
-    return (yield from ask("chains run", named | words))
+    options = {key: fields[key] for key in ("refresh", "refresh_from", "tags", "group") if key in fields}
+    return (yield from ask("chains run", named | options))
 
 
 def store_chain(body: Mapping[str, object]) -> Talk:
     """The stored chain with this content: that of its name with a new revision if it differs, or a new chain."""
     name = str(body.get("name") or "chain")
     try:
-        known = yield from ask("chains show", {"chain": name})
+        stored = yield from ask("chains show", {"chain": name})
     except NotFound:
         return (yield from ask("chains create", {"spec": dict(body)}))
-    return (yield from ask("chains update", {"chain": known.id, "spec": dict(body), "if_match": known.etag}))
+    return (yield from ask("chains update", {"chain": stored.id, "spec": dict(body), "if_match": stored.etag}))
 
 
 def follow(started: Any, note: Callable[[Any], None] = ignore) -> Talk:
@@ -360,10 +360,10 @@ def follow(started: Any, note: Callable[[Any], None] = ignore) -> Talk:
     name = getattr(started, "id", "") or started.run_id
     yield from wait_for_end(name, note)
     job = yield from ask("jobs show", {"job": name})
-    known = dict(started) if isinstance(started, RunResult) else {"run_id": job.run_id, "id": job.id}
+    result_fields = dict(started) if isinstance(started, RunResult) else {"run_id": job.run_id, "id": job.id}
     ended = {key: getattr(job, key) for key in ("name", "state", "message", "nodes", "url", "seconds")}
     kind = type(started) if isinstance(started, RunResult) else RunResult
-    return kind(**{**known, **ended})
+    return kind(**{**result_fields, **ended})
 
 
 def wait_for_end(name: str, note: Callable[[object], None]) -> Talk:

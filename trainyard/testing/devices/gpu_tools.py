@@ -90,16 +90,16 @@ class SimulatedNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, handle: SimulatedGpu) -> list[object]:
         def listed() -> list[Any]:
             fields = ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId")
-            given = handle.processes.items()
-            rows = ((pid, None if mb is None else mb * MIB, NO_SLICE, NO_SLICE) for pid, mb in given)
+            processes = handle.processes.items()
+            rows = ((pid, None if mb is None else mb * MIB, NO_SLICE, NO_SLICE) for pid, mb in processes)
             return [pynvml.nvmlFriendlyObject(dict(zip(fields, row, strict=True))) for row in rows]
 
-        found: list[Any] = answer(handle, "processes", listed)
-        return found
+        result: list[Any] = answer(handle, "processes", listed)
+        return result
 
 
-def answer(handle: SimulatedGpu, what: str, value: Callable[[], Any]) -> Any:
-    if what in handle.missing:
+def answer(handle: SimulatedGpu, field: str, value: Callable[[], Any]) -> Any:
+    if field in handle.missing:
         raise pynvml.NVMLError_NotSupported()
     return value()
 

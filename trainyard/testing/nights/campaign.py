@@ -80,17 +80,17 @@ class WatchedDisk(SimulatedFiles):
     def __init__(self, campaign: NightCampaign) -> None:
         super().__init__(campaign.seed, before=campaign.before_call)
         self.campaign = campaign
-        self.taken: dict[Path, doubles.Process] = {}
+        self.makers: dict[Path, doubles.Process] = {}
 
     def mkdir(self, path: Path) -> bool:
-        made = super().mkdir(path)
-        if made and VERSION.fullmatch(path.name) and self.campaign.acting:
-            self.taken[path] = self.campaign.acting[-1]
-        return made
+        is_new = super().mkdir(path)
+        if is_new and VERSION.fullmatch(path.name) and self.campaign.acting:
+            self.makers[path] = self.campaign.acting[-1]
+        return is_new
 
     def replace(self, source: Path, target: Path) -> None:
         super().replace(source, target)
-        first = self.taken.get(target.parent)
+        first = self.makers.get(target.parent)
         other = target.name == "manifest.json" and first not in (None, self.campaign.acting[-1])
         if other and self.campaign.cloud is None:  # with a cloud, any process may finish its marker
             self.campaign.violated(f"{target.parent} was taken by a process that died, and used again")
@@ -131,7 +131,7 @@ class NightCampaign:
         self.finished: set[str] = set()
         self.ended_markers: dict[str, str] = {}
         self.fences: dict[str, int] = {}
-        self.given: set[tuple[str, int]] = set()
+        self.claims: set[tuple[str, int]] = set()
         """(marker, fencing number) of every claim that was taken."""
         self.seen_markers: set[str] = set()
         self.recorded: set[DocumentKey] = set()
@@ -440,8 +440,8 @@ class NightCampaign:
 
     # What is noted for the invariants.
 
-    def violated(self, what: str) -> None:
-        self.violations.append(f"seed {self.seed}: {what}")
+    def violated(self, message: str) -> None:
+        self.violations.append(f"seed {self.seed}: {message}")
 
     def expect(self, passed: bool, otherwise: str) -> None:
         """Check one invariant."""
@@ -450,22 +450,22 @@ class NightCampaign:
             self.violated(otherwise)
 
     def enters(self, process: doubles.Process) -> None:
-        others = [one for one in self.inside if not one.dead and one is not process]
-        self.expect(not others, "two nights at once")
+        nights = [other for other in self.inside if not other.dead and other is not process]
+        self.expect(not nights, "two nights at once")
         self.inside.append(process)
 
     def training_begins(self, device: doubles.SimulatedDevice) -> None:
         present = device.present(self.clock.monotonic())
         self.expect(not present, f"a training began while the device was in use by {', '.join(sorted(present))}")
 
-    def effect(self, what: str, marker: str, version: AdapterVersion | None = None) -> None:
+    def effect(self, action: str, marker: str, version: AdapterVersion | None = None) -> None:
         """Something that others can see happens for a marker: its owner has to be the one who acts."""
         if not marker or not self.acting:
             return
         self.checked += 1
         record = self.markers().show(marker)
         if record.owner != self.acting[-1].owner:
-            self.violated(f"{what} for {marker} by a process that has not claimed it")
+            self.violated(f"{action} for {marker} by a process that has not claimed it")
         if version is not None:
             live = AdapterRegistry(HOME / "adapters", self.disk).live(version.tenant, version.role).version or 0
             if version.version < live:
@@ -477,9 +477,9 @@ class NightCampaign:
             return
         _, tenant, role, number, *_ = name.split("/")
         versions = AdapterRegistry(HOME / "adapters", self.disk).list(tenant, role)
-        mine = [one for one in versions if f"v{one.version}" == number]
-        if mine:
-            self.effect(f"upload of {name}", mine[0].run_key)
+        matches = [version for version in versions if f"v{version.version}" == number]
+        if matches:
+            self.effect(f"upload of {name}", matches[0].run_key)
 
 
 def parts_of(text: str) -> tuple[str, ...]:

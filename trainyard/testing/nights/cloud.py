@@ -33,8 +33,8 @@ LOOKS_SHARE = 0.3
 class Flaky:
     """A store that never loses what it acknowledged, while a connection may break before or after."""
 
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
         self.lose: list[str] = []
         self.overwritten: list[str] = []
         """Objects that were written although they were there, for the invariants."""
@@ -88,18 +88,18 @@ class Watched:
 
     def claim(self, marker: Marker, owner: Owner) -> Claim | None:
         before = self.show(marker.name)  # type: ignore[attr-defined]
-        taken: Claim | None = super().claim(marker, owner)  # type: ignore[misc]
+        claim: Claim | None = super().claim(marker, owner)  # type: ignore[misc]
         self.watcher.checked += 1
-        if taken is None:
+        if claim is None:
             return None
         holder = before.owner if before.state is MarkerState.CLAIMED else None
         valid = holder is not None and self.clock.monotonic() <= before.expires_monotonic
         if holder is not None and valid and self.watcher.alive(holder):
             self.watcher.violated(f"{marker.name} was taken from an owner who lives")
-        if (marker.name, taken.fence) in self.watcher.given:
-            self.watcher.violated(f"{marker.name} has two owners with fencing number {taken.fence}")
-        self.watcher.given.add((marker.name, taken.fence))
-        return taken
+        if (marker.name, claim.fence) in self.watcher.claims:
+            self.watcher.violated(f"{marker.name} has two owners with fencing number {claim.fence}")
+        self.watcher.claims.add((marker.name, claim.fence))
+        return claim
 
 
 class WatchedFolder(Watched, LocalMarkers):

@@ -169,9 +169,9 @@ class SimulatedServer:
             self.device.holders["external"] = self.clock.monotonic() + 50_000
 
     def wait_ready(self, timeout_s: float) -> None:
-        wanted = 10_000.0 if "never-ready" in self.trouble else self.chance.uniform(20, 400)
-        self.clock.sleep(min(wanted, timeout_s))
-        if wanted > timeout_s:
+        boot_s = 10_000.0 if "never-ready" in self.trouble else self.chance.uniform(20, 400)
+        self.clock.sleep(min(boot_s, timeout_s))
+        if boot_s > timeout_s:
             raise Unavailable("The model server did not come up.", do="Read its log.", code="E-SERVER-START")
         self.answering = True
 
@@ -295,7 +295,7 @@ class SimulatedTrainer:
             self.device.holders.pop("training", None)
 
     def leave(self, order: TrainingRequest, result: Path) -> None:
-        content = b"".join(canonical_json(one.value) + b"\n" for one in order.tuples)
+        content = b"".join(canonical_json(example.value) + b"\n" for example in order.tuples)
         digest = hashlib.sha256(content).hexdigest()
         self.trained.append((order.marker.name, digest))
         make_folders(self.disk, result)

@@ -29,14 +29,16 @@ def ledger_first(self: extracting.Writer) -> None:
     if not self.pending:
         return
     batch, self.pending = self.pending, []
-    self.world.stores.ledger.record_many(self.entry(*one) for one in batch)
+    self.world.stores.ledger.record_many(self.entry(*item) for item in batch)
     self.world.at("night.graph.before")
-    self.graph.mutate([self.mutation(content, found) for content, found, _ in batch if found is not None])
+    self.graph.mutate(
+        [self.mutation(content, extraction) for content, extraction, _ in batch if extraction is not None]
+    )
     self.world.at("night.graph.after")
     self.world.at("night.ledger.after")
 
 
-def nonsense_is_done(self: extracting.Writer, content: Any, found: object, reason: str) -> Entry:
+def nonsense_is_done(self: extracting.Writer, content: object, extraction: object, reason: str) -> Entry:
     return Entry(key=content.key, name=content.document.name, status="done", night=self.run)
 
 
@@ -56,7 +58,10 @@ def complete_first(lease: claim.ClaimLease, config: Any, deadline: float) -> obj
 
 
 def manifest_first(world: NightDeps, objects: Any, version: Any, sure: Callable[[], None]) -> None:
-    folder, prefix = world.stores.versions.path(version), uploads.place(version.tenant, version.role, version.version)
+    folder, prefix = (
+        world.stores.versions.path(version),
+        uploads.version_prefix(version.tenant, version.role, version.version),
+    )
     uploads.create(objects, f"{prefix}/manifest.json", uploads.manifest_of(version))
     for name in sorted(version.files):
         world.at("night.upload.file")
@@ -73,7 +78,7 @@ def highest_plus_one(files: Any, folder: Path) -> int:
 
 def not_reserved(_objects: object, versions: Any, tenant: str, role: str, _key: str) -> int:
     """The local disk alone decides about numbers."""
-    return max((one.version for one in versions.list(tenant, role)), default=0) + 1
+    return max((version.version for version in versions.list(tenant, role)), default=0) + 1
 
 
 def never_growing(record: records.MarkerRecord, clock: Any, lease_s: float) -> records.MarkerRecord:
@@ -84,9 +89,9 @@ def never_growing(record: records.MarkerRecord, clock: Any, lease_s: float) -> r
 RENEWED = records.renew_claim
 
 
-def put_anyway(self: remote.ObjectMarkers, name: str, place: object, record: object, _generation: int) -> object:
+def put_anyway(self: remote.ObjectMarkers, name: str, state: object, record: object, _generation: int) -> Any:
     """Write without the expected generation: the last of two writers wins."""
-    return PUT(self, name, place, record, None)  # type: ignore[arg-type]
+    return PUT(self, name, state, record, None)  # type: ignore[arg-type]
 
 
 PUT = remote.ObjectMarkers._put
@@ -100,7 +105,7 @@ def today(world: NightDeps, marker: Any) -> list[CorpusTuple]:
 def counts_lines(self: Corpora, bucket: str, method: str) -> BucketReading:
     reading = READ(self, bucket, method)
     spelt = {"diff": "?", "message": "?"} if method == "sft" else {"prompt": "?", "shadow": "?", "verdict": "!"}
-    more = [CorpusTuple(f"line-{one.line}", spelt) for one in reading.invalid]
+    more = [CorpusTuple(f"line-{entry.line}", spelt) for entry in reading.invalid]
     return BucketReading((*reading.tuples, *more))
 
 
@@ -117,7 +122,10 @@ def overwrites(files: Any, objects: Any, path: Path, name: str, _sha256: str) ->
 
 def adds_up(self: Any, mutations: Any) -> Any:
     """An edited document adds to what its earlier content stated."""
-    renamed = [extracting.Mutation(**{**vars(one), "name": f"{one.name}#{one.content_sha256}"}) for one in mutations]
+    renamed = [
+        extracting.Mutation(**{**vars(mutation), "name": f"{mutation.name}#{mutation.content_sha256}"})
+        for mutation in mutations
+    ]
     return MUTATE(self, renamed)
 
 

@@ -20,7 +20,7 @@ from trainyard.stores.documents import DocumentLedger, Entry
 from trainyard.stores.graph.facts import Mutation, document_key
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import MarkerRecord, MarkerState
-from trainyard.stores.objects.versions import manifest_of, place
+from trainyard.stores.objects.versions import manifest_of, version_prefix
 from trainyard.testing.nights.campaign import HOME, NightCampaign
 from trainyard.testing.nights.doubles import answer_of, parse_here
 
@@ -53,20 +53,20 @@ def key_of(campaign: NightCampaign, entry: Entry) -> str:
 
 def ledger_and_graph(campaign: NightCampaign) -> None:
     """A document that is done is in the graph; one that nobody could read is not done."""
-    known = campaign.graph.documents()
+    documents = campaign.graph.documents()
     entries = ledger_of(campaign).current()
     for entry in entries:
         campaign.checked += 1
-        if entry.status == "done" and key_of(campaign, entry) not in known and not to_be_redone(campaign, entry):
+        if entry.status == "done" and key_of(campaign, entry) not in documents and not to_be_redone(campaign, entry):
             campaign.violated(f"{entry.name} is done in the ledger and not in the graph")
         text = campaign.texts.get(entry.key.content_sha256)
         if entry.status == "done" and text is not None and "nonsense" in text:
             campaign.violated(f"{entry.name} is done although its answer did not conform")
         if entry.status == "done":
             campaign.last_done[entry.key.stream, entry.name] = entry
-    kept = {entry.key for entry in ledger_of(campaign).entries()}
-    campaign.expect(campaign.recorded <= kept, "the ledger lost an entry that it had acknowledged")
-    campaign.recorded |= kept
+    keys = {entry.key for entry in ledger_of(campaign).entries()}
+    campaign.expect(campaign.recorded <= keys, "the ledger lost an entry that it had acknowledged")
+    campaign.recorded |= keys
 
 
 def to_be_redone(campaign: NightCampaign, entry: Entry) -> bool:
@@ -114,7 +114,11 @@ def markers(campaign: NightCampaign) -> None:
             is_published(campaign, record)
         if name not in campaign.seen_markers:
             campaign.seen_markers.add(name)
-            was_due(campaign, record, [one for one in records if ended.get(one.marker.name) is MarkerState.COMPLETED])
+            was_due(
+                campaign,
+                record,
+                [record for record in records if ended.get(record.marker.name) is MarkerState.COMPLETED],
+            )
     for name in set(campaign.seen_markers) - {record.marker.name for record in records}:
         campaign.violated(f"{name} is gone")
     for name, digest in campaign.trained:
@@ -126,15 +130,15 @@ def markers(campaign: NightCampaign) -> None:
 def was_due(campaign: NightCampaign, record: MarkerRecord, completed: list[MarkerRecord]) -> None:
     """A new marker names a whole snapshot in which enough tuples are new since the last completed training."""
     marker = record.marker
-    bucket = next(one for one in campaign.config.buckets if one.name == marker.bucket)
+    bucket = next(bucket for bucket in campaign.config.buckets if bucket.name == marker.bucket)
     corpora = Corpora(HOME / "acme" / "corpora", campaign.disk, parse_here)
     tuples = corpora.open(marker.bucket, marker.method, marker.corpus_sha256)
-    earlier = [one.marker for one in completed if one.marker.bucket == marker.bucket]
-    known: set[str] = set()
+    earlier = [other.marker for other in completed if other.marker.bucket == marker.bucket]
+    digests: set[str] = set()
     if earlier:
-        last = max(earlier, key=lambda one: one.rows)
-        known = {one.digest for one in corpora.open(last.bucket, last.method, last.corpus_sha256)}
-    if marker.method != bucket.method or len([one for one in tuples if one.digest not in known]) < bucket.threshold:
+        last = max(earlier, key=lambda marker: marker.rows)
+        digests = {row.digest for row in corpora.open(last.bucket, last.method, last.corpus_sha256)}
+    if marker.method != bucket.method or len([row for row in tuples if row.digest not in digests]) < bucket.threshold:
         campaign.violated(f"{marker.name} was made for too few new tuples, or by the wrong method")
 
 
@@ -142,16 +146,16 @@ def is_published(campaign: NightCampaign, record: MarkerRecord) -> None:
     """A completed marker's version is there for readers."""
     registry = AdapterRegistry(HOME / "adapters", campaign.disk)
     name = str(record.facts["version"])
-    found = next((one for one in registry.list() if one.name == name), None)
-    if found is None or found.run_key != record.marker.name:
+    version = next((version for version in registry.list() if version.name == name), None)
+    if version is None or version.run_key != record.marker.name:
         campaign.violated(f"{record.marker.name} is completed and its version {name} is not there")
-    elif campaign.cloud is not None and not readable(campaign, found):
+    elif campaign.cloud is not None and not readable(campaign, version):
         campaign.violated(f"{record.marker.name} is completed and {name} is not published")
 
 
 def readable(campaign: NightCampaign, version: AdapterVersion) -> bool:
     assert campaign.cloud is not None
-    prefix = place(version.tenant, version.role, version.version)
+    prefix = version_prefix(version.tenant, version.role, version.version)
     there = campaign.cloud.head(f"{prefix}/manifest.json")
     return there is not None and campaign.cloud.get(f"{prefix}/manifest.json") == manifest_of(version)
 
@@ -165,9 +169,9 @@ def cloud(campaign: NightCampaign) -> None:
     for name in [name for name in listed if name.endswith("/manifest.json")]:
         campaign.checked += 1
         prefix = name.removesuffix("/manifest.json")
-        for file, one in json.loads(store.get(name))["files"].items():
+        for file, entry in json.loads(store.get(name))["files"].items():
             there = listed.get(f"{prefix}/{file}")
-            if there is None or there.metadata.get("sha256") != one["sha256"]:
+            if there is None or there.metadata.get("sha256") != entry["sha256"]:
                 campaign.violated(f"{prefix} is published without {file}")
     for name in store.overwritten:
         if name.startswith("adapters/") and not name.endswith("live.json"):
@@ -175,25 +179,25 @@ def cloud(campaign: NightCampaign) -> None:
     store.overwritten.clear()
 
 
-def report(campaign: NightCampaign, one: NightReport) -> None:
+def report(campaign: NightCampaign, night_report: NightReport) -> None:
     """Budgets by the clock that does not jump, and each date once."""
     window = campaign.config.window
-    if one.state == "skipped":
+    if night_report.state == "skipped":
         return
     campaign.checked += 1
-    if one.run in campaign.finished:
-        campaign.violated(f"the night {one.run} was done twice")
-    if one.state == "completed":
-        campaign.finished.add(one.run)
+    if night_report.run in campaign.finished:
+        campaign.violated(f"the night {night_report.run} was done twice")
+    if night_report.state == "completed":
+        campaign.finished.add(night_report.run)
     spans = [
-        ("phase 1", one.phase1.extract_s, window.phase1_s + window.drain_s + campaign.slept),
-        ("boot", one.phase1.boot_s, window.boot_s + SLACK_S + campaign.slept),
-        ("phase 2", one.phase2.seconds, window.phase2_s + SLACK_S + campaign.slept),
-        ("night", one.seconds, window.window_s + SLACK_S + campaign.slept),
+        ("phase 1", night_report.phase1.extract_s, window.phase1_s + window.drain_s + campaign.slept),
+        ("boot", night_report.phase1.boot_s, window.boot_s + SLACK_S + campaign.slept),
+        ("phase 2", night_report.phase2.seconds, window.phase2_s + SLACK_S + campaign.slept),
+        ("night", night_report.seconds, window.window_s + SLACK_S + campaign.slept),
     ]
-    for what, spent, budget in spans:
+    for phase, spent, budget in spans:
         if not 0 <= spent <= budget:
-            campaign.violated(f"{what} of {one.run} took {spent:.0f} s of {budget:.0f}")
+            campaign.violated(f"{phase} of {night_report.run} took {spent:.0f} s of {budget:.0f}")
 
 
 def at_the_end(campaign: NightCampaign) -> None:
@@ -211,13 +215,14 @@ def everything_read(campaign: NightCampaign) -> None:
     digests = {entry.key.content_sha256: entry for entry in entries.values()}
     oracle = MemoryGraph()
     stated = {
-        (one.key.stream, one.name): (one.key.content_sha256, one.key.version) for one in campaign.last_done.values()
+        (entry.key.stream, entry.name): (entry.key.content_sha256, entry.key.version)
+        for entry in campaign.last_done.values()
     }
     stated |= half_written(campaign, entries)
     for (stream, name), (sha256, version) in stated.items():
-        found = parse(answer_of(campaign.texts[sha256]))
-        given = (campaign.config.tenant, stream, name, sha256, version)
-        oracle.mutate([Mutation(*given, found.entities, found.relations)])
+        extraction = parse(answer_of(campaign.texts[sha256]))
+        fields = (campaign.config.tenant, stream, name, sha256, version)
+        oracle.mutate([Mutation(*fields, extraction.entities, extraction.relations)])
     same = list(oracle.dump()) == list(campaign.graph.dump())
     campaign.expect(same, "the graph is not what the documents say")
     half = campaign.doubtful()
@@ -226,12 +231,14 @@ def everything_read(campaign: NightCampaign) -> None:
         for number, sha256 in enumerate(campaign.digests(file), 1):
             campaign.checked += 1
             name = part_name(file, number)
-            known = digests.get(sha256)
-            wanted = "quarantined" if "nonsense" in campaign.texts[sha256] else "done"
-            if known is None or (known.status != wanted and known.key.version == version_of(campaign.config.serving)):
-                campaign.violated(f"{name} was never {wanted}")
-            own = entries.get((STREAMS[file.rpartition(".")[2]], name))
-            if wanted == "done" and (own is None or own.key.content_sha256 != sha256):
+            content_entry = digests.get(sha256)
+            status = "quarantined" if "nonsense" in campaign.texts[sha256] else "done"
+            if content_entry is None or (
+                content_entry.status != status and content_entry.key.version == version_of(campaign.config.serving)
+            ):
+                campaign.violated(f"{name} was never {status}")
+            name_entry = entries.get((STREAMS[file.rpartition(".")[2]], name))
+            if status == "done" and (name_entry is None or name_entry.key.content_sha256 != sha256):
                 campaign.violated(f"{name} is not known to have its present content")
     for entry in entries.values():
         stale = campaign.digest(entry.name) == GONE != entry.key.content_sha256
@@ -243,13 +250,13 @@ def half_written(
 ) -> dict[tuple[str, str], tuple[str, str]]:
     """What the graph has of documents that nobody can read any more: their last readable content, also when the
     crash came before the ledger knew it. An edit that nobody can read takes nothing away."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    contents: dict[tuple[str, str], tuple[str, str]] = {}
     for line in map(json.loads, campaign.graph.dump()):
         for name in line["names"] if line["a"] == "document" else ():
             entry = entries.get((line["stream"], name))
             if entry is not None and entry.status == "quarantined":
-                found[line["stream"], name] = (line["content_sha256"], line["version"])
-    return found
+                contents[line["stream"], name] = (line["content_sha256"], line["version"])
+    return contents
 
 
 def everything_trained(campaign: NightCampaign) -> None:
@@ -261,9 +268,9 @@ def everything_trained(campaign: NightCampaign) -> None:
     registry = AdapterRegistry(HOME / "adapters", campaign.disk)
     for bucket in campaign.config.buckets:
         published = [
-            one.version
-            for one in registry.list("acme", bucket.adapter_role)
-            if store.states().get(one.run_key) is MarkerState.COMPLETED
+            version.version
+            for version in registry.list("acme", bucket.adapter_role)
+            if store.states().get(version.run_key) is MarkerState.COMPLETED
         ]
         live = registry.live("acme", bucket.adapter_role).version
         newest = not published or live == max(published)

@@ -44,8 +44,8 @@ def one_attempt(campaign: NightCampaign, quiet: bool) -> None:
     campaign.night_of(campaign.spawn(), trouble)
     campaign.settle()
     invariants.check(campaign)
-    for one in campaign.reports[count:]:
-        invariants.report(campaign, one)
+    for report in campaign.reports[count:]:
+        invariants.report(campaign, report)
 
 
 simulate = Simulator(campaign_of, table, DATES + QUIET_DATES).run

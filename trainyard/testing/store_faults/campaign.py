@@ -75,8 +75,8 @@ class StoreCampaign:
             if not self.left:
                 raise Death
 
-    def violated(self, what: str) -> None:
-        self.violations.append(f"seed {self.seed}: {what}")
+    def violated(self, message: str) -> None:
+        self.violations.append(f"seed {self.seed}: {message}")
 
     # The stores, as a new process finds them.
 
@@ -109,9 +109,9 @@ class StoreCampaign:
         store, temporary = self.store(), HOME / "artifacts" / f".{key[:12]}-work"
         for other in KEYS:  # as `produce` sweeps the work folders of the dead
             store.settle(HOME / "artifacts" / f".{other[:12]}-work")
-        found = store.find(key)
-        if found is not None:
-            self.artifacts[key] = {str(found.facts["text"])}
+        result = store.find(key)
+        if result is not None:
+            self.artifacts[key] = {str(result.facts["text"])}
             if not replace:
                 return
         make_folders(self.disk, temporary.parent)
@@ -125,10 +125,10 @@ class StoreCampaign:
         store.settle(temporary)
 
     def make_checkpoint(self) -> None:
-        found = checkpoints.newest_valid(self.steps, self.disk)
-        self.checkpoint_found(found)
-        self.newest = found.step
-        step = found.step if found.step and self.random.random() < 0.3 else found.step + 10
+        checkpoint = checkpoints.newest_valid(self.steps, self.disk)
+        self.check_newest(checkpoint)
+        self.newest = checkpoint.step
+        step = checkpoint.step if checkpoint.step and self.random.random() < 0.3 else checkpoint.step + 10
         text = self.content()
 
         def write(folder: Path) -> None:
@@ -160,9 +160,11 @@ class StoreCampaign:
         make_folders(self.disk, source)
         self.disk.write(source / "adapter_model.safetensors", f"weights of {role} {key}".encode())
         version = registry.register("acme", role, source, run_key=key)
-        known = next((name for name, (other, _) in self.versions.items() if other == f"{role} {key}"), version.name)
-        if known != version.name:
-            self.violated(f"{role} {key} is registered as {known} and as {version.name}")
+        first_name = next(
+            (name for name, (other, _) in self.versions.items() if other == f"{role} {key}"), version.name
+        )
+        if first_name != version.name:
+            self.violated(f"{role} {key} is registered as {first_name} and as {version.name}")
         self.versions[version.name] = (f"{role} {key}", version.sha256)
         if self.random.random() < 0.6:
             self.live[role].add(version.version)
@@ -182,8 +184,8 @@ class StoreCampaign:
 
     def check_artifacts(self) -> None:
         for key, allowed in self.artifacts.items():
-            found = self.store().find(key)
-            text = str(found.facts["text"]) if found else ""
+            result = self.store().find(key)
+            text = str(result.facts["text"]) if result else ""
             if text not in allowed and not (text == "" and self.may_be_exchanged(key)):
                 self.violated(f"the artifact {key[:2]} is {text[:12]!r}, promised was {sorted(allowed)}"[:200])
             self.artifacts[key] = {text} if text else allowed | {""}
@@ -193,14 +195,14 @@ class StoreCampaign:
         return self.disk.is_folder(HOME / "artifacts" / f".{key[:12]}-work.replaced")
 
     def check_checkpoints(self) -> None:
-        found = checkpoints.newest_valid(self.steps, self.disk)
-        self.checkpoint_found(found)
-        self.newest = found.step
+        checkpoint = checkpoints.newest_valid(self.steps, self.disk)
+        self.check_newest(checkpoint)
+        self.newest = checkpoint.step
 
-    def checkpoint_found(self, found: checkpoints.FoundCheckpoint) -> None:
-        if found.step < self.newest:
-            self.violated(f"the newest checkpoint is of step {found.step}, promised was {self.newest}")
-        for line in found.quarantined:
+    def check_newest(self, checkpoint: checkpoints.FoundCheckpoint) -> None:
+        if checkpoint.step < self.newest:
+            self.violated(f"the newest checkpoint is of step {checkpoint.step}, promised was {self.newest}")
+        for line in checkpoint.quarantined:
             self.violated(line)
 
     def check_jobs(self) -> None:

@@ -76,8 +76,8 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "found-checkpoint-not-flushed": ((checkpoints, "flush_name", always()),),
         "found-version-not-flushed": ((adapters.AdapterRegistry, "flushed", believes_the_version),),
         "old-removed-first": ((whole, "finish_exchange", removes_first),),
-        "written-in-place": tuple((one, "write_whole", writes_in_place) for one in (adapters, whole)),
-        "file-renamed-before-fsync": tuple((one, "write_whole", renames_unflushed) for one in (adapters, whole)),
+        "written-in-place": tuple((module, "write_whole", writes_in_place) for module in (adapters, whole)),
+        "file-renamed-before-fsync": tuple((module, "write_whole", renames_unflushed) for module in (adapters, whole)),
     }  # fmt: skip
 
 

@@ -21,12 +21,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--campaign", type=int, help="replay the one that has this seed")
     parser.add_argument("--inject", choices=INJECTED_BUGS)
-    given = parser.parse_args()
-    found = simulate(given.campaigns, given.seed, inject=given.inject, campaign=given.campaign)
-    print(*violation_lines(found.violations, found.failed, REPLAY, found.inject), sep="\n")
-    print(f"{found.nights:,} campaigns in {found.seconds:.0f} s")
-    print(found.last_line)
-    return found.exit_code
+    options = parser.parse_args()
+    outcome = simulate(options.campaigns, options.seed, inject=options.inject, campaign=options.campaign)
+    print(*violation_lines(outcome.violations, outcome.failed, REPLAY, outcome.inject), sep="\n")
+    print(f"{outcome.nights:,} campaigns in {outcome.seconds:.0f} s")
+    print(outcome.last_line)
+    return outcome.exit_code
 
 
 if __name__ == "__main__":

@@ -27,23 +27,23 @@ def keys_of(models: Iterable[type[BaseModel]]) -> set[str]:
     return {name for pair in fields for name in pair if name}
 
 
-def unknown(given: Mapping[str, object], known: set[str], prefix: str = "") -> list[list[str]]:
+def unknown(config: Mapping[str, object], keys: set[str], prefix: str = "") -> list[list[str]]:
     """[key, the nearest known one] of every key that the schema would pass over in silence."""
-    wrong = sorted(set(given) - known)
-    return [[f"{prefix}{key}", next(iter(difflib.get_close_matches(key, known, n=1)), "")] for key in wrong]
+    wrong = sorted(set(config) - keys)
+    return [[f"{prefix}{key}", next(iter(difflib.get_close_matches(key, keys, n=1)), "")] for key in wrong]
 
 
 def validate(config: dict[str, Any]) -> dict[str, Any]:
-    found = unknown(config, keys_of([AxolotlInputConfig]))
+    wrong = unknown(config, keys_of([AxolotlInputConfig]))
     for number, part in enumerate(config.get("datasets") or []):
-        found += unknown(part, keys_of(DATASETS), f"datasets.{number}.")
+        wrong += unknown(part, keys_of(DATASETS), f"datasets.{number}.")
     try:
         AxolotlInputConfig(**config)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc'])) or 'config'}: {one['msg']}" for one in error.errors()]
+        problems = [f"{'.'.join(map(str, problem['loc'])) or 'config'}: {problem['msg']}" for problem in error.errors()]
     else:
         problems = []
-    return {"errors": problems, "unknown": found}
+    return {"errors": problems, "unknown": wrong}
 
 
 def main(config: Path, result: Path) -> None:

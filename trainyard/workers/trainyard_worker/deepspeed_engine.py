@@ -121,7 +121,7 @@ def with_adapter(files: WorkerFiles, model: Any) -> Any:
         return model
     if files.spec["adapter"] is not None:
         return PeftModel.from_pretrained(model, files.spec["adapter"], is_trainable=True)
-    config = LoraConfig.from_pretrained(str(files.place / names.ADAPTER_FOLDER))
+    config = LoraConfig.from_pretrained(str(files.plan_folder / names.ADAPTER_FOLDER))
     config.inference_mode = False
     return get_peft_model(model, config)
 
@@ -133,8 +133,8 @@ def groups(model: Any, files: WorkerFiles) -> list[dict[str, Any]]:
     if decay == 0.0:
         return [{"params": trained, "weight_decay": 0.0}]
     matrices = [parameter for parameter in trained if parameter.ndim > 1]
-    others = [parameter for parameter in trained if parameter.ndim <= 1]
-    parts = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
+    parts = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     return [part for part in parts if part["params"]]
 
 
@@ -212,16 +212,16 @@ def take_step(run: DeepspeedTraining, line: dict[str, Any]) -> None:
 def token_loss(run: DeepspeedTraining, rows: list[int]) -> torch.Tensor:
     """Cross-entropy of a micro-batch, summed over its labelled tokens. Without rows, zero with a gradient of zeros:
     every process has to take part in every collective operation."""
-    chosen = [run.examples[row] for row in rows] or [
+    examples = [run.examples[row] for row in rows] or [
         {"input_ids": [run.files.plan["pad_id"]] * 2, "labels": [IGNORED] * 2}
     ]
 
     def padded(rows: list[list[int]], filler: int) -> torch.Tensor:
         return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filler).to(run.device)
 
-    ids_BT = padded([row["input_ids"] for row in chosen], int(run.files.plan["pad_id"]))
-    labels_BT = padded([row["labels"] for row in chosen], IGNORED)
-    mask_BT = padded([[1] * len(row["input_ids"]) for row in chosen], 0)
+    ids_BT = padded([row["input_ids"] for row in examples], int(run.files.plan["pad_id"]))
+    labels_BT = padded([row["labels"] for row in examples], IGNORED)
+    mask_BT = padded([[1] * len(row["input_ids"]) for row in examples], 0)
     logits_BTV = run.engine(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits
     if not rows:
         return logits_BTV.float().sum() * 0.0

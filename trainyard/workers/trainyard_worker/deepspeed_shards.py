@@ -61,9 +61,9 @@ def padding(engine: Any, world: int) -> int:
     return 64 * world * max(1, len(engine.optimizer.param_groups)) + len(list(engine.module.parameters()))
 
 
-def not_sharded(what: str) -> WorkerError:
+def not_sharded(message: str) -> WorkerError:
     return WorkerError(
-        what,
+        message,
         why="The run would take the memory of an unshared one under the name of a shared one.",
         do="Report the versions in the log; use another launch.strategy until then.",
         code="E-CHECKPOINT-MISMATCH",

@@ -16,9 +16,9 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class WorkerError(Exception):
     """An error that a user can read; the runner raises it as the class `kind` of `trainyard.errors`."""
 
-    def __init__(self, what: str, *, why: str = "", do: str = "", code: str, kind: str = "TrainyardError") -> None:
-        super().__init__(f"{code}: {what}")
-        self.fields = {"kind": kind, "code": code, "what": what, "why": why, "do": do}
+    def __init__(self, message: str, *, why: str = "", do: str = "", code: str, kind: str = "TrainyardError") -> None:
+        super().__init__(f"{code}: {message}")
+        self.fields = {"kind": kind, "code": code, "what": message, "why": why, "do": do}
 
 
 def out_of_memory(text: str) -> dict[str, str]:
@@ -102,9 +102,9 @@ def fields_of(error: Exception) -> dict[str, Any]:
     text, size = str(error), os.environ.get("WORLD_SIZE", "1")
     if isinstance(error, WorkerError):
         return error.fields
-    words = crash(error)
+    fields = crash(error)
     if "out of memory" in text.lower():
-        words = out_of_memory(text)
+        fields = out_of_memory(text)
     elif int(size) > 1 and any(word in text for word in LOST):
-        words = rank_lost(size)
-    return {"kind": "TrainyardError", **words}
+        fields = rank_lost(size)
+    return {"kind": "TrainyardError", **fields}

@@ -43,9 +43,9 @@ class WorkerFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.spec: dict[str, Any] = orjson.loads((folder / SPEC_FILE).read_bytes())
-        self.place = folder / names.PLAN_FOLDER
-        self.plan: dict[str, Any] = orjson.loads((self.place / names.PLAN_FILE).read_bytes())
-        self.resume: dict[str, Any] = orjson.loads((self.place / names.RESUME_FILE).read_bytes())
+        self.plan_folder = folder / names.PLAN_FOLDER
+        self.plan: dict[str, Any] = orjson.loads((self.plan_folder / names.PLAN_FILE).read_bytes())
+        self.resume: dict[str, Any] = orjson.loads((self.plan_folder / names.RESUME_FILE).read_bytes())
         self.config: dict[str, Any] = self.spec["config"]
         self.hyper: dict[str, Any] = self.config["hyperparameters"]
         self.started = time.monotonic()
@@ -59,7 +59,7 @@ class WorkerFiles:
 
     def steps(self, first: int) -> Iterator[dict[str, Any]]:
         """{rate, rows} of the optimizer steps from number `first` (counted from 0) on."""
-        with (self.place / names.STEPS_FILE).open("rb") as stream:
+        with (self.plan_folder / names.STEPS_FILE).open("rb") as stream:
             for number, line in enumerate(stream):
                 if number >= first:
                     yield orjson.loads(line)
@@ -69,9 +69,9 @@ class WorkerFiles:
 
         `is_bf16_supported` is torch's, which counts emulation as support by default.
         """
-        asked, device = str(self.hyper["precision"]), self.plan["device"]
-        if asked != "auto":
-            return {"precision": asked, "precision_why": "asked for"}
+        requested, device = str(self.hyper["precision"]), self.plan["device"]
+        if requested != "auto":
+            return {"precision": requested, "precision_why": "asked for"}
         if device != "cuda":
             return {"precision": "fp32", "precision_why": f"the default on {device}"}
         if is_bf16_supported(including_emulation=False):
@@ -105,10 +105,10 @@ class WorkerFiles:
 
     def output_dir(self) -> Path:
         """An empty folder for the weights."""
-        place = self.folder / names.MADE_FOLDER
-        shutil.rmtree(place, ignore_errors=True)
-        (place / "weights").mkdir(parents=True)
-        return place / "weights"
+        output = self.folder / names.MADE_FOLDER
+        shutil.rmtree(output, ignore_errors=True)
+        (output / "weights").mkdir(parents=True)
+        return output / "weights"
 
     def report(self, **facts: Any) -> None:
         """Written last: the weights are whole then."""

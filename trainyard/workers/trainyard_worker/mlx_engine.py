@@ -66,15 +66,15 @@ def train(folder: Path, stop: StopFlag) -> None:
     facts = {"device": device_name(), "precision": precision, "precision_why": why}
     files.begin(threads=files.spec["threads"], **facts)
     total, accumulation = files.plan["total_steps"], run.accumulation
-    own = folder / "made-by-mlx"
-    own.mkdir(exist_ok=True)
+    work = folder / "made-by-mlx"
+    work.mkdir(exist_ok=True)
     arguments = TrainingArgs(
         batch_size=files.hyper["batch_size"],
         iters=(total - first) * accumulation,
         steps_per_report=accumulation,
         steps_per_save=total * accumulation + 1,  # ours are whole and verified
         max_seq_length=files.hyper["max_length"],
-        adapter_file=str(own / ADAPTER_FILE),
+        adapter_file=str(work / ADAPTER_FILE),
         grad_checkpoint=files.hyper["gradient_checkpointing"],
         grad_accumulation_steps=accumulation,
     )
@@ -82,17 +82,17 @@ def train(folder: Path, stop: StopFlag) -> None:
         mlx_train(model, optimizer, files.examples(), None, arguments, loss, run.batches, run)
     except Halted:
         return
-    run.leave(own / ADAPTER_FILE, facts)
-    shutil.rmtree(own)
+    run.leave(work / ADAPTER_FILE, facts)
+    shutil.rmtree(work)
 
 
 def device_name() -> str:
     return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "mps"
 
 
-def cast(model: nn.Module, asked: str) -> str:
+def cast(model: nn.Module, requested: str) -> str:
     """Return the dtype of the weights: the requested one, or bfloat16 with Metal and float32 on a CPU."""
-    name = asked if asked in PRECISIONS else ("fp32" if device_name() == "cpu" else "bf16")
+    name = requested if requested in PRECISIONS else ("fp32" if device_name() == "cpu" else "bf16")
     model.set_dtype(PRECISIONS[name])
     return name
 
@@ -106,7 +106,7 @@ def inject(model: nn.Module, files: WorkerFiles) -> dict[str, Any] | None:
     if files.config["method"]["type"] == "full":
         model.unfreeze()
         return None
-    start, config = files.place / START_FOLDER, adapter_config(files)
+    start, config = files.plan_folder / START_FOLDER, adapter_config(files)
     if files.spec["adapter"] is not None:
         parameters = config["lora_parameters"]
     else:
@@ -121,30 +121,30 @@ def inject(model: nn.Module, files: WorkerFiles) -> dict[str, Any] | None:
 
 def adapter_config(files: WorkerFiles) -> dict[str, Any]:
     """The shape of the adapter: PEFT's of a new one, mlx-lm's of one that is continued."""
-    source = files.place / (names.ADAPTER_FOLDER if files.spec["adapter"] is None else START_FOLDER)
+    source = files.plan_folder / (names.ADAPTER_FOLDER if files.spec["adapter"] is None else START_FOLDER)
     config: dict[str, Any] = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
     return config
 
 
 def adapted(model: nn.Module, config: dict[str, Any]) -> list[str]:
     """Full names of the modules that PEFT would adapt. Raises `WorkerError` (`E-TRAINABLE`)."""
-    wanted, blocks = config["target_modules"], config.get("layers_to_transform")
+    targets, blocks = config["target_modules"], config.get("layers_to_transform")
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.QuantizedLinear)]
-    if wanted == "all-linear":
-        found = [name for name in linear if name != "lm_head"]
+    if targets == "all-linear":
+        names = [name for name in linear if name != "lm_head"]
     else:
-        found = [name for name in linear if any(name == one or name.endswith(f".{one}") for one in wanted)]
+        names = [name for name in linear if any(name == target or name.endswith(f".{target}") for target in targets)]
     if blocks is not None:
-        found = [name for name in found if any(f".layers.{block}." in f".{name}" for block in blocks)]
-    if not found:
+        names = [name for name in names if any(f".layers.{block}." in f".{name}" for block in blocks)]
+    if not names:
         raise WorkerError(
             "The adapter does not fit the model as mlx-lm builds it.",
-            why=f"None of its linear modules is named {wanted}.",
+            why=f"None of its linear modules is named {targets}.",
             do="Use lora.target_modules: all-linear.",
             code="E-TRAINABLE",
             kind="InvalidInput",
         )
-    return found
+    return names
 
 
 # The step
@@ -180,8 +180,8 @@ def make_optimizer(files: WorkerFiles) -> optim.Optimizer:
             clipped, _ = optim.clip_grad_norm(gradients, most)
             return super().apply_gradients(clipped, parameters)
 
-    made: optim.Optimizer = Clipping(learning_rate=rate, **options)
-    return made
+    optimizer: optim.Optimizer = Clipping(learning_rate=rate, **options)
+    return optimizer
 
 
 @dataclass
@@ -229,10 +229,10 @@ class MlxTraining(TrainingCallback):
         self.losses.append([self.done + 1, value, rate])
         self.tokens += int(train_info["trained_tokens"]) - self.tokens
         self.files.progress(self.done, value, rate, tokens=self.tokens)
-        wanted = self.stop.raised and self.done < self.files.plan["total_steps"]
-        if wanted or self.done % self.files.plan["save_steps"] == 0:
+        stopping = self.stop.raised and self.done < self.files.plan["total_steps"]
+        if stopping or self.done % self.files.plan["save_steps"] == 0:
             self.save()
-        if wanted:
+        if stopping:
             self.files.report_stopped(self.done)
             raise Halted
 
@@ -262,16 +262,16 @@ class MlxTraining(TrainingCallback):
         if self.shape is None:
             write_model(self.trainable(), Path(self.files.spec["base"]), weights)
         else:
-            own, config = weights.parent / OWN_FOLDER, adapter_config(self.files)
-            own.mkdir()
-            shutil.copyfile(adapter, own / ADAPTER_FILE)
+            folder, config = weights.parent / OWN_FOLDER, adapter_config(self.files)
+            folder.mkdir()
+            shutil.copyfile(adapter, folder / ADAPTER_FILE)
             value = {
                 "fine_tune_type": self.files.config["method"]["type"],
                 "num_layers": -1,
                 "lora_parameters": self.shape,
                 "peft": config.get("peft", config),
             }
-            (own / "adapter_config.json").write_text(json.dumps(value, indent=2, sort_keys=True), encoding="utf-8")
+            (folder / "adapter_config.json").write_text(json.dumps(value, indent=2, sort_keys=True), encoding="utf-8")
         versions = {"mlx-lm": mlx_lm.__version__, "mlx": mx.__version__}
         tool = {"name": "mlx-lm", "version": mlx_lm.__version__}
         self.files.report(losses=self.losses, versions=versions, tool=tool, **facts)

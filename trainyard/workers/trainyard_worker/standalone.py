@@ -59,9 +59,9 @@ stop_asked = False
 
 
 def main(spec_path: str) -> None:
-    place = Path(spec_path).resolve()
-    os.chdir(place.parent)  # the paths in a spec start where it is
-    spec = json.loads(place.read_text(encoding="utf-8"))
+    path = Path(spec_path).resolve()
+    os.chdir(path.parent)  # the paths in a spec start where it is
+    spec = json.loads(path.read_text(encoding="utf-8"))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask_to_stop)
     torch.set_num_threads(spec["threads"])
@@ -88,9 +88,9 @@ def emit(event: str, **fields: Any) -> None:
         stream.write(json.dumps({"event": event, "time": time.time(), **fields}) + "\n")
 
 
-def pick_device(asked: str) -> str:
+def pick_device(device: str) -> str:
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    return next(name for name, present in here.items() if present) if asked == "auto" else asked
+    return next(name for name, present in here.items() if present) if device == "auto" else device
 
 
 def load_tokenizer(spec: Fields) -> Any:
@@ -108,13 +108,13 @@ def encode(spec: Fields, tokenizer: Any) -> tuple[list[Any], dict[str, dict[str,
         rows = [json.loads(line) for line in lines]
     counts = {"read": len(rows)}
     if spec["stage"] == "cpt":
-        found = [[block] for block in blocks(rows, tokenizer, longest)]
+        row_sides = [[block] for block in blocks(rows, tokenizer, longest)]
     else:
         chat = Chat(tokenizer)
-        found = [sides for row in rows if (sides := chat.sides(row, paired))]
+        row_sides = [sides for row in rows if (sides := chat.sides(row, paired))]
         require_accepted(chat.refused, len(rows), spec["max_bad_fraction"])
         counts |= {"dropped_template": len(chat.refused)} if chat.refused else {}
-    admitted = [admit(sides, longest, spec["engine"]["too_long"], account) for sides in found]
+    admitted = [admit(sides, longest, spec["engine"]["too_long"], account) for sides in row_sides]
     examples = [sides if paired else sides[0] for sides in admitted if sides]
     if not examples:
         raise SystemExit("No row has a token to learn.")
@@ -134,21 +134,21 @@ def admit(sides: list[Example], longest: int, too_long: str, account: dict[str, 
     """A row within its length, entered in the account; empty if it teaches nothing: no target, or two equal answers."""
     total = sum(len(side["input_ids"]) for side in sides)
     limit = longest if too_long == "cut" else None
-    kept = [{name: values[:limit] for name, values in side.items()} for side in sides]
-    learned = [sum(label != IGNORED for label in side["labels"]) for side in kept]
-    teaches = all(learned) and (len(kept) == 1 or kept[0] != kept[1])
-    wide = max(len(side["input_ids"]) for side in kept)
+    cut_sides = [{name: values[:limit] for name, values in side.items()} for side in sides]
+    learned = [sum(label != IGNORED for label in side["labels"]) for side in cut_sides]
+    teaches = all(learned) and (len(cut_sides) == 1 or cut_sides[0] != cut_sides[1])
+    wide = max(len(side["input_ids"]) for side in cut_sides)
     if teaches and wide > longest and too_long == "refuse":
         raise SystemExit(f"A row has {wide} tokens, and max_length is {longest}.")
     account["read"] += total
     if not teaches or wide > longest:
         account["dropped"] += total
         return []
-    shown = sum(len(side["input_ids"]) for side in kept)
+    remaining = sum(len(side["input_ids"]) for side in cut_sides)
     account["trained"] += sum(learned)
-    account["masked"] += shown - sum(learned)
-    account["truncated"] += total - shown
-    return kept
+    account["masked"] += remaining - sum(learned)
+    account["truncated"] += total - remaining
+    return cut_sides
 
 
 class Chat:
@@ -206,17 +206,17 @@ class Chat:
         messages, whole, done = row["messages"], self.render(row["messages"], row), 0
         ids, labels = list[int](), list[int]()
         for at in (at for at, message in enumerate(messages) if message["role"] == "assistant" and at >= first):
-            asked = self.render(messages[:at], row, ask=True) if at else ""
+            prompt = self.render(messages[:at], row, ask=True) if at else ""
             upto = self.render(messages[: at + 1], row)
             end = self.turn_end(upto)
-            if not (whole.startswith(upto[:end]) and upto.startswith(asked)):
+            if not (whole.startswith(upto[:end]) and upto.startswith(prompt)):
                 raise SystemExit("The chat template changes earlier turns; set one of your own in spec.json.")
-            shown = self.ids(whole[done : len(asked)], start=not ids) if len(asked) > done else []
-            said = whole[len(asked) : end]
-            answer = self.learned_ids(said)
-            counts = messages[at].get("weight") != 0 and bool(self.control.sub("", said).strip())
-            ids += shown + answer
-            labels += [IGNORED] * len(shown) + (answer if counts else [IGNORED] * len(answer))
+            prompt_ids = self.ids(whole[done : len(prompt)], start=not ids) if len(prompt) > done else []
+            reply = whole[len(prompt) : end]
+            answer = self.learned_ids(reply)
+            counts = messages[at].get("weight") != 0 and bool(self.control.sub("", reply).strip())
+            ids += prompt_ids + answer
+            labels += [IGNORED] * len(prompt_ids) + (answer if counts else [IGNORED] * len(answer))
             done = end
         if done < len(whole.rstrip()):  # what ends the row is shown; a last line end is left out
             rest = self.ids(whole[done:], start=not ids)
@@ -227,18 +227,18 @@ class Chat:
         """Chosen and rejected, each after the prompt; of one with several turns those of the assistant are learned."""
         if any(len(row[side]) > 1 for side in ("chosen", "rejected")):
             whole = [{**row, "messages": [*row["prompt"], *row[side]]} for side in ("chosen", "rejected")]
-            return [self.conversation(one, first=len(row["prompt"])) for one in whole]
-        asked = self.render(row["prompt"], row, ask=True)
+            return [self.conversation(conversation, first=len(row["prompt"])) for conversation in whole]
+        prompt_text = self.render(row["prompt"], row, ask=True)
         texts = [self.render([*row["prompt"], *row[side]], row) for side in ("chosen", "rejected")]
-        if not all(text.startswith(asked) for text in texts):
+        if not all(text.startswith(prompt_text) for text in texts):
             raise SystemExit("The chat template writes the prompt differently once it is answered; set your own.")
-        prompt = self.ids(asked, start=True)
-        answers = [self.learned_ids(text[len(asked) : self.turn_end(text)]) for text in texts]
+        prompt = self.ids(prompt_text, start=True)
+        answers = [self.learned_ids(text[len(prompt_text) : self.turn_end(text)]) for text in texts]
         return [{"input_ids": prompt + ids, "labels": [IGNORED] * len(prompt) + ids} for ids in answers]
 
 
 def one_of(tokens: set[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(tokens, key=lambda one: (-len(one), one)))) or "(?!)")
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=lambda token: (-len(token), token)))) or "(?!)")
 
 
 def blocks(rows: list[Fields], tokenizer: Any, longest: int) -> Iterator[Example]:
@@ -259,8 +259,10 @@ def build_model(spec: Fields, tokenizer: Any) -> Any:
     more: Fields = {"num_labels": 1} if reward else {}
     more |= {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     torch.manual_seed(seed)
-    known: Any = kind._model_mapping[type(AutoConfig.from_pretrained(spec["base"], trust_remote_code=False))]
-    model = kind.from_pretrained(spec["base"], attn_implementation="sdpa" if known._supports_sdpa else "eager", **more)
+    model_class: Any = kind._model_mapping[type(AutoConfig.from_pretrained(spec["base"], trust_remote_code=False))]
+    model = kind.from_pretrained(
+        spec["base"], attn_implementation="sdpa" if model_class._supports_sdpa else "eager", **more
+    )
     model.config.use_cache = False
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
@@ -301,18 +303,18 @@ def adapter_config(spec: Fields, model: Any, reward: bool) -> Any:
 
 def target_modules(lora: Fields, model: Any) -> str | list[str]:
     """The modules that get an adapter, as PEFT takes them: with chosen blocks it wants names."""
-    asked = lora["target_modules"]
+    targets = lora["target_modules"]
     heads = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
-    linear = {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear | Conv1D)}
-    if asked == "attention-only":
-        roots = [name for name, one in model.named_modules() if "attention" in type(one).__name__.lower()]
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
+    if targets == "attention-only":
+        roots = [name for name, module in model.named_modules() if "attention" in type(module).__name__.lower()]
         inside = [name for name in linear if any(name.startswith(f"{root}.") for root in roots)]
-        others = {name.rpartition(".")[2] for name in linear if name not in inside}
+        other_names = {name.rpartition(".")[2] for name in linear if name not in inside}
         parts = [name.split(".") for name in inside]
-        return sorted({part[-1] if part[-1] not in others else ".".join(part[-2:]) for part in parts})
-    if isinstance(asked, str) and lora["layers"] is not None:
-        return sorted({name.rpartition(".")[2] for name, one in linear.items() if id(one) not in heads})
-    return asked if isinstance(asked, str) else list(asked)
+        return sorted({part[-1] if part[-1] not in other_names else ".".join(part[-2:]) for part in parts})
+    if isinstance(targets, str) and lora["layers"] is not None:
+        return sorted({name.rpartition(".")[2] for name, module in linear.items() if id(module) not in heads})
+    return targets if isinstance(targets, str) else list(targets)
 
 
 def freeze(model: Any, engine: Fields, reward: bool) -> None:
@@ -320,9 +322,12 @@ def freeze(model: Any, engine: Fields, reward: bool) -> None:
     model.requires_grad_(False)
     count = model.config.get_text_config().num_hidden_layers
     lists = (
-        (one, child) for one in model.modules() for child in one.children() if isinstance(child, torch.nn.ModuleList)
+        (parent, child)
+        for parent in model.modules()
+        for child in parent.children()
+        if isinstance(child, torch.nn.ModuleList)
     )
-    decoder, layers = next((one, child) for one, child in lists if len(child) == count)
+    decoder, layers = next((parent, child) for parent, child in lists if len(child) == count)
     trainable = [*layers[-engine["freeze_blocks"] :]]
     trainable += [child for name, child in decoder.named_children() if "norm" in name or "ln_" in name]
     trainable += [model.score] if reward else [model.get_output_embeddings()] if engine["freeze_head"] else []
@@ -344,15 +349,15 @@ def parameter_groups(spec: Fields, model: Any) -> Iterator[Fields]:
     hyper = spec["hyperparameters"]
     rate = hyper["learning_rate"]
     rates = {"A": rate, "B": rate * spec["lora"]["lora_plus_ratio"], "embedding": EMBEDDING_RATE}
-    found: dict[tuple[str, bool], list[Any]] = {}
+    groups: dict[tuple[str, bool], list[Any]] = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             kind = "A"
             if spec["method"] == "lora_plus":
                 fast = "lora_B" in name or weight.ndim == 1
                 kind = "embedding" if "lora_embedding_" in name else "B" if fast else "A"
-            found.setdefault((kind, weight.ndim > 1), []).append(weight)
-    for (kind, matrix), weights in sorted(found.items(), key=lambda item: (item[0][0], not item[0][1])):
+            groups.setdefault((kind, weight.ndim > 1), []).append(weight)
+    for (kind, matrix), weights in sorted(groups.items(), key=lambda item: (item[0][0], not item[0][1])):
         yield {"params": weights, "lr": rates[kind], "weight_decay": hyper["weight_decay"] if matrix else 0.0}
 
 
@@ -416,11 +421,11 @@ class Plan:
     """Which rows make which step, and how it is cut: a function of seed and step, so a restart sees the same rows."""
 
     def __init__(self, spec: Fields, examples: list[Any], device: str) -> None:
-        hyper, asked = spec["hyperparameters"], spec["engine"]["batching"]
+        hyper, batching = spec["hyperparameters"], spec["engine"]["batching"]
         self.sides = 2 if spec["stage"] in PAIRED else 1
         self.widths = [max(len(side["input_ids"]) for side in (row if self.sides == 2 else [row])) for row in examples]
         packed = device == "cuda" and self.sides == 1  # drawn as packed rows are
-        self.buckets = asked == "buckets" or (asked == "auto" and not packed)
+        self.buckets = batching == "buckets" or (batching == "auto" and not packed)
         self.seed, self.rows, processes = hyper["seed"], hyper["batch_size"], spec["processes"]
         self.rows_per_step = self.rows * hyper["gradient_accumulation"] * processes
         usual = max(hyper["max_length"], self.rows * hyper["max_length"] // 2)
@@ -512,8 +517,8 @@ def logps(model: Any, batch: dict[str, torch.Tensor], mean: bool) -> torch.Tenso
 
 def dpo_loss(spec: Fields, model: Any, reference: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """DPO (arXiv 2305.18290), its hinge form, and IPO (arXiv 2310.12036), summed over the pairs."""
-    given = spec["preference"]
-    ipo = given["loss"] == "ipo"
+    preference = spec["preference"]
+    ipo = preference["loss"] == "ipo"
     with torch.no_grad():
         if reference is None:
             model.eval()  # a reference drops nothing out
@@ -525,10 +530,10 @@ def dpo_loss(spec: Fields, model: Any, reference: Any, batch: dict[str, torch.Te
     ratio = logps(model, batch, ipo) - before
     margin = ratio[: len(ratio) // 2] - ratio[len(ratio) // 2 :]
     if ipo:
-        return ((margin - 1 / (2 * given["beta"])) ** 2).sum()
-    if given["loss"] == "hinge":
-        return relu(1 - given["beta"] * margin).sum()
-    smooth, scaled = given["label_smoothing"], given["beta"] * margin
+        return ((margin - 1 / (2 * preference["beta"])) ** 2).sum()
+    if preference["loss"] == "hinge":
+        return relu(1 - preference["beta"] * margin).sum()
+    smooth, scaled = preference["label_smoothing"], preference["beta"] * margin
     return -((1 - smooth) * logsigmoid(scaled) - smooth * logsigmoid(-scaled)).sum() / (1 - 2 * smooth)
 
 
@@ -566,22 +571,22 @@ def save_checkpoint(spec: Fields, model: Any, optimizer: Any, step: int, losses:
 
 def resume(spec: Fields, model: Any, optimizer: Any) -> tuple[int, list[Any]]:
     """Load the newest checkpoint that is whole. Returns its step and the losses so far."""
-    for place in sorted(Path(spec["checkpoints"]).glob("step-*"), reverse=True):
+    for folder in sorted(Path(spec["checkpoints"]).glob("step-*"), reverse=True):
         try:
-            state = json.loads((place / "state.json").read_text())
-            whole = all(hashlib.sha256((place / n).read_bytes()).hexdigest() == d for n, d in state["files"].items())
+            state = json.loads((folder / "state.json").read_text())
+            whole = all(hashlib.sha256((folder / n).read_bytes()).hexdigest() == d for n, d in state["files"].items())
         except (OSError, ValueError, KeyError):
             whole = False
         if not whole:
-            emit("warning", code="E-CHECKPOINT-CORRUPT", text=f"{place.name} is damaged and is not used")
+            emit("warning", code="E-CHECKPOINT-CORRUPT", text=f"{folder.name} is damaged and is not used")
             continue
-        weights = load_file(place / "trained.safetensors")
+        weights = load_file(folder / "trained.safetensors")
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.data.copy_(weights[name])
-        kept = torch.load(place / "optimizer.pt", weights_only=True)
-        optimizer.load_state_dict(kept["optimizer"])
-        torch.set_rng_state(kept["random"])
+        optimizer_state = torch.load(folder / "optimizer.pt", weights_only=True)
+        optimizer.load_state_dict(optimizer_state["optimizer"])
+        torch.set_rng_state(optimizer_state["random"])
         return state["step"], state["losses"]
     return 0, []
 

@@ -67,9 +67,9 @@ class PlannedTrainer(SFTTrainer):
         return self.order
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
-        factors, chosen = self.factors, optimizer or self.optimizer
-        assert chosen is not None
-        self.lr_scheduler = LambdaLR(chosen, lambda step: factors[min(step, len(factors) - 1)])
+        factors, target = self.factors, optimizer or self.optimizer
+        assert target is not None
+        self.lr_scheduler = LambdaLR(target, lambda step: factors[min(step, len(factors) - 1)])
         return self.lr_scheduler
 
 
@@ -115,8 +115,8 @@ def train(folder: Path, stop: StopFlag) -> None:
     files.begin(device=files.plan["device"], threads=torch.get_num_threads(), **facts)
     if not stop.raised:
         # transformers resumes from the folder inside a committed checkpoint
-        found = Path(files.resume["path"]).glob("checkpoint-*") if files.resume["path"] else iter(())
-        trainer.train(resume_from_checkpoint=next(map(str, found), None))
+        folders = Path(files.resume["path"]).glob("checkpoint-*") if files.resume["path"] else iter(())
+        trainer.train(resume_from_checkpoint=next(map(str, folders), None))
     if trainer.state.global_step < files.plan["total_steps"]:
         files.report_stopped(trainer.state.global_step)
         return
@@ -135,13 +135,13 @@ def load_model(files: WorkerFiles, precision: str) -> tuple[Any, Any]:
         trust_remote_code=False,
     )
     if files.spec["adapter"] is None:
-        shape = orjson.loads((files.place / names.ADAPTER_FOLDER / "adapter_config.json").read_bytes())
+        shape = orjson.loads((files.plan_folder / names.ADAPTER_FOLDER / "adapter_config.json").read_bytes())
         model = unsloth.FastLanguageModel.get_peft_model(
             model,
             r=shape["r"],
             lora_alpha=shape["lora_alpha"],
             lora_dropout=shape["lora_dropout"],
-            target_modules=orjson.loads((files.place / names.MODULES_FILE).read_bytes()),
+            target_modules=orjson.loads((files.plan_folder / names.MODULES_FILE).read_bytes()),
             layers_to_transform=shape["layers_to_transform"],
             bias="none",
             use_gradient_checkpointing="unsloth" if hyper["gradient_checkpointing"] else False,
@@ -206,7 +206,11 @@ def hand_over(files: WorkerFiles, trainer: Any, facts: dict[str, Any]) -> None:
     if files.config["method"]["type"] == "qlora" or "8bit" in files.hyper["optimizer"]:
         tools.append("bitsandbytes")
     files.report(
-        losses=[[one["step"], one["loss"], one["learning_rate"]] for one in trainer.state.log_history if "loss" in one],
+        losses=[
+            [entry["step"], entry["loss"], entry["learning_rate"]]
+            for entry in trainer.state.log_history
+            if "loss" in entry
+        ],
         tool={"name": "unsloth", "version": unsloth.__version__},
         versions={name: importlib.metadata.version(name) for name in tools},
         **facts,

@@ -175,7 +175,7 @@ def test_the_state_of_a_session_without_a_process(here: Settings, tiny_model: Pa
     folder = write_record(here, record)
     assert read_record(here, record.id) == record
     assert read_status(here, record.id).state is SessionState.PENDING
-    write_status(folder, SessionState.PENDING, "waiting for a worker", "run", begun=False)
+    write_status(folder, SessionState.PENDING, "waiting for a worker", "run", started=False)
     assert read_status(here, record.id).state is SessionState.PENDING
     write_status(folder, SessionState.OPEN, run="run")
     assert read_status(here, record.id).state is SessionState.LOST

@@ -13,7 +13,7 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.spans import remove_marks
 from trainyard.data.renderers.table import RENDERERS
 
-TEMPLATES = [name for spec in RENDERERS.values() for name in spec.templates if name not in spec.own]
+TEMPLATES = [name for spec in RENDERERS.values() for name in spec.templates if name not in spec.own_templates]
 KNOWN = [*TEMPLATES, "chatml", "mistral", "olmo3", "role_colon"]
 
 

@@ -29,7 +29,7 @@ def test_every_template_that_trl_ships_has_a_row_or_is_left_to_the_default() -> 
     listed = Counter(name for spec in RENDERERS.values() for name in spec.templates)
     assert max(listed.values()) == 1
     assert set(list_shipped()) - set(listed) == WITHOUT_A_ROW
-    own = {name for spec in RENDERERS.values() for name in spec.own}
+    own = {name for spec in RENDERERS.values() for name in spec.own_templates}
     assert set(listed) - set(list_shipped()) == own == {"chatml", "mistral", "olmo3", "role_colon"}
 
 

@@ -97,9 +97,9 @@ def test_every_template_begins_with_what_the_tokenizer_adds(kind: str) -> None:
         renderer = Renderer(tokenizer)
         served: Any = tokenizer.apply_chat_template
         ids = renderer.render(TALK).ids
-        assert ids == served(renderer.taken(TALK), return_dict=False), name
+        assert ids == served(renderer.adapt_turns(TALK), return_dict=False), name
         (pieces,) = renderer.ids_of_pieces([renderer.pieces(TALK)])
-        asked = served(renderer.taken(TALK[:1]), add_generation_prompt=True, return_dict=False)
+        asked = served(renderer.adapt_turns(TALK[:1]), add_generation_prompt=True, return_dict=False)
         assert renderer.ids(renderer.text(TALK[:1], ask=True)) == asked
         first = tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"] if "gMASK" in start else ["<s>"])
         for found in (ids, asked, list(chain.from_iterable(pieces))):

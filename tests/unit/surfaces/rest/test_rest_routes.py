@@ -133,8 +133,8 @@ def test_the_routes_of_the_service_answer_as_the_document_says() -> None:
         content = described[str(answer.status_code)].get("content", {})
         kind = answer.headers.get("content-type", "").partition(";")[0]
         assert [kind] * len(content) == list(content), path
-        if route.found:
-            route.found.model_validate_json(answer.content)
+        if route.answer:
+            route.answer.model_validate_json(answer.content)
         else:
             assert bool(answer.content) is bool(content), path
     wrong = ask(app, "POST", "/api/v1/login", json={"token": ""})

@@ -16,7 +16,6 @@ import anyio
 import httpx
 import pytest
 
-from docs.generator.sdk import ASYNC, sdk_types
 from tests.answering import answering
 from tests.certificates import make_certificate
 from trainyard import Chain, DataSource, Trainer, aio, connect, connect_async, here
@@ -151,11 +150,6 @@ async def test_calls_are_awaited_here_and_over_http(url: str) -> None:
         with pytest.raises(Unavailable, match="E-NO-SERVER"):
             await remote.run(target=chain(name="guide").given, watch=True)
         assert (await remote.chains.show(chain="guide")).revision == 1
-
-
-def test_the_types_of_awaited_methods_are_those_of_the_table() -> None:
-    written = Path(str(asynchronous.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
-    assert written == sdk_types(ASYNC), "run `python -m docs.generator`"
 
 
 def test_a_request_has_its_fields_where_the_table_says() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import yaml
 
 import trainyard
-from docs.generator.sdk import sdk_types
+from tools.docs.sdk import sdk_types
 from trainyard import (
     AiGenerator,
     Chain,
@@ -35,7 +37,7 @@ from trainyard.app.plan import resolve as planning
 from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import settings
-from trainyard.surfaces.sdk import surface
+from trainyard.surfaces.sdk import asynchronous, surface
 from trainyard.surfaces.sdk.surface import Surface, attribute_of
 
 pytestmark = pytest.mark.integration
@@ -79,8 +81,26 @@ def test_every_operation_is_a_method_with_the_fields_of_its_request() -> None:
 
 
 def test_the_types_for_editors_are_those_of_the_table() -> None:
-    written = Path(str(surface.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
-    assert written == sdk_types(), "run `python -m docs.generator`"
+    """Every method, with the fields of its request; every name of a type exists."""
+    check_types(sdk_types())
+
+
+def check_types(text: str) -> None:
+    tree = ast.parse(text)
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], node.module
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    methods = [node for node in functions if node.returns and node.args.args and node.args.args[0].arg == "self"]
+    fields = Counter(tuple(field.arg for field in method.args.kwonlyargs) for method in methods)
+    assert not Counter(tuple(row.request.model_fields) for row in OPERATIONS.values()) - fields
+
+
+def test_an_editable_install_has_the_types() -> None:
+    """`make setup` installs the checkout, whose build writes them next to the modules."""
+    for module in (surface, asynchronous):
+        assert Path(str(module.__file__)).with_suffix(".pyi").is_file(), "run `python -m tools.docs types`"
 
 
 def test_importing_trainyard_imports_nothing_heavy() -> None:

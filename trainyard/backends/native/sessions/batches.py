@@ -61,11 +61,11 @@ class Encoder:
     def pad_id(self) -> int:
         return int(self.session.engine.tokenizer.pad_token_id)
 
-    def batch(self, given: JsonMapping, body: bytes) -> Batch:
+    def batch(self, arguments: JsonMapping, body: bytes) -> Batch:
         """The batch of a `forward`: of exactly one of rows, batch and tensors. Raises `InvalidInput` (`E-STEP`)."""
         named = [
             name
-            for name, there in (("rows", given.get("rows")), ("batch", given.get("batch")), ("tensors", body))
+            for name, there in (("rows", arguments.get("rows")), ("batch", arguments.get("batch")), ("tensors", body))
             if there
         ]
         if len(named) != 1:
@@ -74,10 +74,10 @@ class Encoder:
                 do="Give the rows of one batch, in one of the three forms.", code="E-STEP",
             )  # fmt: skip
         if named == ["rows"]:
-            return self.rows(given["rows"])
+            return self.rows(arguments["rows"])
         if body:
             return self.checked(read_tensors(body))
-        return self.checked(self.from_lists(given["batch"]), given["batch"])
+        return self.checked(self.from_lists(arguments["batch"]), arguments["batch"])
 
     def rows(self, records: Sequence[Any]) -> Batch:
         """Rows of the stage's data, rendered and labelled as a training does it.
@@ -98,10 +98,10 @@ class Encoder:
 
     def parsed(self, records: Sequence[Any]) -> list[Any]:
         facts = self.session.engine.stage.facts
-        if Port.TEXT in facts.ports and all(isinstance(one, dict) and set(one) == {"text"} for one in records):
-            return [TextRow(str(one["text"])) for one in records]
+        if Port.TEXT in facts.ports and all(isinstance(record, dict) and set(record) == {"text"} for record in records):
+            return [TextRow(str(record["text"])) for record in records]
         normalise = Normaliser(detect(records, DataFormat.AUTO, "the rows of this call"))
-        found, port = [], normalise.detected.shape.port
+        rows, port = [], normalise.detected.shape.port
         for index, record in enumerate(records):
             try:
                 row, _ = normalise(record)
@@ -111,14 +111,14 @@ class Encoder:
                     do="Correct it, or leave it out.",
                     code="E-DATA-FORMAT",
                 ) from bad
-            found.append(row)
+            rows.append(row)
         if port in facts.ports:
-            return found
+            return rows
         if port in facts.instead:
-            return [chosen_side(row) for row in found if isinstance(row, PreferenceRow)]
+            return [chosen_side(row) for row in rows if isinstance(row, PreferenceRow)]
         raise InvalidInput(
             f"Stage {self.session.engine.config.stage} does not learn from {port.value} rows.",
-            do=f"Give {' or '.join(one.value for one in facts.ports)} rows; docs/formats.md shows each.",
+            do=f"Give {' or '.join(port.value for port in facts.ports)} rows; docs/formats.md shows each.",
             code="E-DATA-FORMAT",
         )
 
@@ -158,7 +158,7 @@ class Encoder:
     def checked_tensor(self, name: str, value: torch.Tensor, shape: torch.Size, rows: object) -> torch.Tensor:
         """Ids within the vocabulary, labels too or -100, masks and labels of the shape of the ids."""
         prefix, _, last = name.rpartition("/")
-        kind = next((one for one in (IDS, LABELS, MASK, "position_ids") if last.endswith(one)), "")
+        kind = next((suffix for suffix in (IDS, LABELS, MASK, "position_ids") if last.endswith(suffix)), "")
         if value.dtype not in (*WHOLE, *FLOATING):
             raise invalid(f"has a {name} of {value.dtype}")
         if not kind or prefix:
@@ -176,33 +176,33 @@ class Encoder:
 
     # Prompts
 
-    def prompts(self, given: Sequence[Any], *, ask: bool) -> list[list[int]]:
+    def prompts(self, records: Sequence[Any], *, ask: bool) -> list[list[int]]:
         """Token ids of each: of `tokens` as they are, of a `text` as it is, of `messages` by the chat template.
 
         With `ask` a conversation ends where the assistant begins. Raises `InvalidInput` (`E-SAMPLING`, `E-STEP`).
         """
-        require_count(len(given))
-        found = [self.prompt(one, ask=ask) for one in given]
-        longest, context = max(map(len, found)), self.session.context
+        require_count(len(records))
+        prompt_ids = [self.prompt(record, ask=ask) for record in records]
+        longest, context = max(map(len, prompt_ids)), self.session.context
         if context is not None and longest > context:
             raise LimitExceeded(
                 f"A row has {longest:,} tokens, and the model sees {context:,}.", do="Cut it.", code="E-LIMIT"
             )
-        return found
+        return prompt_ids
 
-    def prompt(self, one: JsonMapping, *, ask: bool) -> list[int]:
-        if "tokens" in one:
-            ids = [int(token) for token in one["tokens"]]
+    def prompt(self, record: JsonMapping, *, ask: bool) -> list[int]:
+        if "tokens" in record:
+            ids = [int(token) for token in record["tokens"]]
             if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
                 raise invalid(f"has a token outside of 0 … {self.vocabulary - 1}")
             return ids
-        if "text" in one:
-            return self.renderer.ids(str(one["text"]))
-        return self.renderer.ids(self.conversation(one, ask=ask))
+        if "text" in record:
+            return self.renderer.ids(str(record["text"]))
+        return self.renderer.ids(self.conversation(record, ask=ask))
 
-    def conversation(self, given: JsonMapping, *, ask: bool) -> str:
+    def conversation(self, record: JsonMapping, *, ask: bool) -> str:
         """The text of a conversation, which contains each of its fields, as the model server takes them."""
-        body = {"model": "session", **{name: given[name] for name in ("messages", "tools") if name in given}}
+        body = {"model": "session", **{name: record[name] for name in ("messages", "tools") if name in record}}
         try:
             request = parse(ChatRequest, orjson.dumps(body))
             turns, tools = request.turns(), request.offered()
@@ -231,14 +231,14 @@ def bounds_of(value: torch.Tensor, rows: Any, ignored: int | None) -> tuple[int,
         numbers = set(chain.from_iterable(rows)) - {ignored}
         return (min(numbers), max(numbers)) if numbers else (0, 0)
     array = value.numpy()
-    kept = array[array != ignored] if ignored is not None else array
-    return (int(kept.min()), int(kept.max())) if kept.size else (0, 0)
+    selection = array[array != ignored] if ignored is not None else array
+    return (int(selection.min()), int(selection.max())) if selection.size else (0, 0)
 
 
 def tensor_of_lists(values: object) -> torch.Tensor:
     """`torch.tensor(values)`, by numpy in half of the time."""
-    found = torch.from_numpy(np.array(values))
-    return found.float() if found.dtype == torch.float64 else found
+    tensor = torch.from_numpy(np.array(values))
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
 def is_ragged(values: object) -> bool:
@@ -253,12 +253,12 @@ def is_ragged(values: object) -> bool:
 def read_tensors(body: bytes) -> Batch:
     """The tensors of a safetensors file. Raises `InvalidInput` (`E-STEP`)."""
     try:
-        found: Batch = safetensors.torch.load(body)
+        tensors: Batch = safetensors.torch.load(body)
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise invalid(f"cannot be read as safetensors: {error}") from error
-    if len(found) > MOST_SIDE_TENSORS:
-        raise invalid(f"has {len(found)} tensors, at most {MOST_SIDE_TENSORS} are read")
-    return found
+    if len(tensors) > MOST_SIDE_TENSORS:
+        raise invalid(f"has {len(tensors)} tensors, at most {MOST_SIDE_TENSORS} are read")
+    return tensors
 
 
 def require_count(rows: int) -> None:

@@ -38,7 +38,7 @@ class SessionOperation:
     verb: str
     digest: str
     key: str = ""
-    given: JsonObject = field(default_factory=dict)
+    arguments: JsonObject = field(default_factory=dict)
     body: bytes = b""
     answer: JsonObject | None = None
     """`{"reply": …}` or `{"error": …}` once it is done; empty where a checkpoint did not keep it."""
@@ -52,8 +52,8 @@ class SessionOperation:
         return "failed" if "error" in self.answer else "done"
 
 
-def digest_of(verb: str, given: JsonMapping, body: bytes) -> str:
-    hasher = hashlib.sha256(orjson.dumps([verb, given], option=orjson.OPT_SORT_KEYS))
+def digest_of(verb: str, arguments: JsonMapping, body: bytes) -> str:
+    hasher = hashlib.sha256(orjson.dumps([verb, arguments], option=orjson.OPT_SORT_KEYS))
     hasher.update(body)
     return hasher.hexdigest()
 
@@ -62,11 +62,11 @@ class OperationQueue:
     """Entered by the threads of connections, carried out by the main thread, one after another."""
 
     def __init__(self, saved: JsonMapping | None = None) -> None:
-        self.known: OrderedDict[int, SessionOperation] = OrderedDict()
+        self.by_seq: OrderedDict[int, SessionOperation] = OrderedDict()
         self.keyed: dict[str, SessionOperation] = {}
         self.waiting: deque[SessionOperation] = deque()
         self.kept_bytes = 0
-        """Of all replies in `known`; those of a checkpoint count nothing."""
+        """Of all replies in `by_seq`; those of a checkpoint count nothing."""
         self.next_seq = 1
         self.done = 0
         """Number of the last operation that was carried out."""
@@ -82,13 +82,13 @@ class OperationQueue:
 
     # For connections
 
-    def enter(self, verb: str, given: JsonObject, body: bytes, seq: int | None, key: str = "") -> SessionOperation:
+    def enter(self, verb: str, arguments: JsonObject, body: bytes, seq: int | None, key: str = "") -> SessionOperation:
         """The operation of a call: a new one, or the one that this call repeats.
 
         Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`) and `InvalidInput`
         (`E-PARAMETER`) for a key that came with another call.
         """
-        digest = digest_of(verb, given, body)
+        digest = digest_of(verb, arguments, body)
         with self.changed:
             self.last_call = time.monotonic()
             if key in self.keyed:
@@ -96,25 +96,25 @@ class OperationQueue:
             if seq is not None and seq != self.next_seq:
                 return self.repeated(seq, verb, digest)
             self.require_open()
-            found = SessionOperation(self.next_seq, verb, digest, key, given, body)
-            self.add(found)
-            self.waiting.append(found)
+            operation = SessionOperation(self.next_seq, verb, digest, key, arguments, body)
+            self.add(operation)
+            self.waiting.append(operation)
             self.next_seq += 1
             self.changed.notify_all()
-            return found
+            return operation
 
-    def add(self, one: SessionOperation) -> None:
-        self.known[one.seq] = one
-        if one.key:
-            self.keyed[one.key] = one
+    def add(self, operation: SessionOperation) -> None:
+        self.by_seq[operation.seq] = operation
+        if operation.key:
+            self.keyed[operation.key] = operation
 
-    def require_same(self, known: SessionOperation, digest: str) -> SessionOperation:
-        if known.digest != digest:
+    def require_same(self, operation: SessionOperation, digest: str) -> SessionOperation:
+        if operation.digest != digest:
             raise InvalidInput(
                 "This Idempotency-Key came with another request before.", do="Use a new key for a new request.",
                 code="E-PARAMETER",
             )  # fmt: skip
-        return known
+        return operation
 
     def require_open(self) -> None:
         if self.closing:
@@ -134,15 +134,15 @@ class OperationQueue:
                 do=f"Send the operations again from {self.next_seq} on.",
                 code="E-STEP",
             )
-        known = self.known.get(seq)
-        if known is not None and known.digest != digest:
+        operation = self.by_seq.get(seq)
+        if operation is not None and operation.digest != digest:
             raise Conflict(
-                f"Operation {seq} was another {known.verb} call.",
+                f"Operation {seq} was another {operation.verb} call.",
                 why="The same op_seq comes again with another verb or other arguments.",
                 do=f"Use {self.next_seq} for a new operation.",
                 code="E-CONFLICT",
             )
-        return self.require_kept(seq, known)
+        return self.require_kept(seq, operation)
 
     def touch(self) -> None:
         """Begin the idle time again: the client is there, and computes. Raises `Conflict` (`E-SESSION-STATE`)."""
@@ -154,10 +154,10 @@ class OperationQueue:
         """The operation of that number. Raises `Conflict` (`E-STEP`) for one that is not known (any more)."""
         with self.changed:
             self.last_call = time.monotonic()
-            return self.require_kept(seq, self.known.get(seq))
+            return self.require_kept(seq, self.by_seq.get(seq))
 
-    def require_kept(self, seq: int, known: SessionOperation | None) -> SessionOperation:
-        if known is None or known.answer == {}:
+    def require_kept(self, seq: int, operation: SessionOperation | None) -> SessionOperation:
+        if operation is None or operation.answer == {}:
             carried_out = 0 < seq <= self.done
             raise Conflict(
                 f"The reply of operation {seq} is not known.",
@@ -168,12 +168,12 @@ class OperationQueue:
                 do="Continue with the next operation; it is not carried out a second time.",
                 code="E-STEP",
             )
-        return known
+        return operation
 
-    def wait(self, one: SessionOperation, timeout_s: float) -> bool:
+    def wait(self, operation: SessionOperation, timeout_s: float) -> bool:
         """Whether an operation is done, at most so many seconds from now."""
         with self.changed:
-            return self.changed.wait_for(lambda: one.answer is not None, timeout_s)
+            return self.changed.wait_for(lambda: operation.answer is not None, timeout_s)
 
     def close(self) -> None:
         """Take no new operation; those that wait are carried out."""
@@ -189,27 +189,27 @@ class OperationQueue:
             self.changed.wait_for(lambda: bool(self.waiting) or self.closing, timeout_s)
             if not self.waiting:
                 return None
-            found = self.waiting.popleft()
-            found.running = True
-            return found
+            operation = self.waiting.popleft()
+            operation.running = True
+            return operation
 
-    def finish(self, one: SessionOperation, answer: JsonObject, size: int) -> None:
+    def finish(self, operation: SessionOperation, answer: JsonObject, size: int) -> None:
         with self.changed:
-            one.answer, one.bytes, one.running = answer, size, False
+            operation.answer, operation.bytes, operation.running = answer, size, False
             self.kept_bytes += size
-            one.given, one.body = {}, b""
-            self.done, self.last_call = one.seq, time.monotonic()
+            operation.arguments, operation.body = {}, b""
+            self.done, self.last_call = operation.seq, time.monotonic()
             self.forget()
             self.changed.notify_all()
 
     def forget(self) -> None:
         """Drop the oldest replies above the limits; those that are not given yet stay."""
-        while len(self.known) > KEPT or self.kept_bytes > KEPT_BYTES:
-            seq, oldest = next(iter(self.known.items()))
+        while len(self.by_seq) > KEPT or self.kept_bytes > KEPT_BYTES:
+            seq, oldest = next(iter(self.by_seq.items()))
             if oldest.answer is None or seq == self.done:
                 return
             self.kept_bytes -= oldest.bytes
-            del self.known[seq]
+            del self.by_seq[seq]
             self.keyed.pop(oldest.key, None)
 
     def idle_s(self) -> float:
@@ -220,9 +220,15 @@ class OperationQueue:
     def saved(self) -> JsonObject:
         """What a checkpoint keeps of the operations that are done."""
         with self.changed:
-            done = [one for one in self.known.values() if one.answer is not None]
-            kept = [
-                [one.seq, one.verb, one.digest, one.answer if one.bytes <= SAVED_REPLY_BYTES else {}, one.key]
-                for one in done
+            done = [operation for operation in self.by_seq.values() if operation.answer is not None]
+            replies = [
+                [
+                    operation.seq,
+                    operation.verb,
+                    operation.digest,
+                    operation.answer if operation.bytes <= SAVED_REPLY_BYTES else {},
+                    operation.key,
+                ]
+                for operation in done
             ]
-            return {"done": self.done, "replies": kept}
+            return {"done": self.done, "replies": replies}

@@ -52,12 +52,12 @@ IDLE, CLOSED = "idle", "closed"
 
 def serve(folder: Path, events: Events) -> None:
     """Open the session of `folder/spec.json` and answer its calls until it ends."""
-    given = SessionJob.model_validate_json((folder / SPEC_FILE).read_bytes())
-    job = given.job
+    session_job = SessionJob.model_validate_json((folder / SPEC_FILE).read_bytes())
+    job = session_job.job
     device = pick_device(job.config.device)
     set_determinism(job)
     with frame.lock_devices(job, folder, events, device), frame.memory_errors_in_words():
-        worker = SessionWorker(given, folder, events, device)
+        worker = SessionWorker(session_job, folder, events, device)
         with worker.writer:
             worker.run()
 
@@ -65,19 +65,19 @@ def serve(folder: Path, events: Events) -> None:
 class SessionWorker:
     """One open session: the engine, its operations, and its checkpoints."""
 
-    def __init__(self, given: SessionJob, folder: Path, events: Events, device: str) -> None:
-        self.given, self.folder, self.events = given, folder, events
-        policy, session = open_engine(given.job, folder, events, device)
+    def __init__(self, session_job: SessionJob, folder: Path, events: Events, device: str) -> None:
+        self.session_job, self.folder, self.events = session_job, folder, events
+        policy, session = open_engine(session_job.job, folder, events, device)
         require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(policy.model))
-        self.session, self.sealer = session, sealer_of(given.key)
+        self.session, self.sealer = session, sealer_of(session_job.key)
         session.sealer = self.sealer
-        self.side = SessionSide(session, lambda target: export(given.job, policy, session, device, target))
-        found = find_newest(folder / CHECKPOINT_FOLDER, None)
-        for sentence in found.quarantined:
+        self.side = SessionSide(session, lambda target: export(session_job.job, policy, session, device, target))
+        checkpoint = find_newest(folder / CHECKPOINT_FOLDER, None)
+        for sentence in checkpoint.quarantined:
             events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
-        self.operations = OperationQueue(None if found.path is None else self.resume(found.path))
+        self.operations = OperationQueue(None if checkpoint.path is None else self.resume(checkpoint.path))
         self.writer = CheckpointWriter(
-            folder / CHECKPOINT_FOLDER, keep=given.job.config.engine.keep_checkpoints, keep_best=0, at=faultpoint,
+            folder / CHECKPOINT_FOLDER, keep=session_job.job.config.engine.keep_checkpoints, keep_best=0, at=faultpoint,
             report=self.note_written, may_overflow=("state/gradients/",) if session.scaler.is_enabled() else (),
         )  # fmt: skip
         self.writer.sealer = self.sealer
@@ -106,8 +106,8 @@ class SessionWorker:
 
     def run(self) -> None:
         """Answer until the session is closed; raises `Stopped` where it ends otherwise."""
-        place = self.server.start()
-        self.events.emit("open", socket=place, **self.status())
+        address = self.server.start()
+        self.events.emit("open", socket=address, **self.status())
         try:
             reason = self.answer_calls()
         finally:
@@ -121,12 +121,12 @@ class SessionWorker:
     def answer_calls(self) -> str:
         """Carry out operations; returns why the session ends."""
         while not self.events.stop_requested():
-            one = self.operations.take(POLL_S)
-            if one is not None:
-                self.carry_out(one)
+            operation = self.operations.take(POLL_S)
+            if operation is not None:
+                self.run_operation(operation)
             elif self.operations.closing:
                 return CLOSED
-            elif self.operations.idle_s() >= self.given.idle_s:
+            elif self.operations.idle_s() >= self.session_job.idle_s:
                 self.operations.close()
                 return IDLE
             if self.is_due():
@@ -134,9 +134,9 @@ class SessionWorker:
         self.operations.close()
         return "asked to stop"
 
-    def carry_out(self, one: SessionOperation) -> None:
+    def run_operation(self, operation: SessionOperation) -> None:
         try:
-            answer: dict[str, object] = {"reply": VERBS[one.verb](self.side, one.given, one.body)}
+            answer: dict[str, object] = {"reply": VERBS[operation.verb](self.side, operation.arguments, operation.body)}
         except TrainyardError as error:
             answer = error_header(error)
         except torch.OutOfMemoryError as error:
@@ -145,9 +145,9 @@ class SessionWorker:
         except Exception as error:  # of a call, which must not end the session; the traceback is in its log
             log_traceback()
             answer = error_header(crash_error(error))
-        self.changed = self.changed or one.verb not in LOOKING
-        self.operations.finish(one, answer, len(orjson.dumps(answer)))
-        faultpoint(f"session.{one.verb}")
+        self.changed = self.changed or operation.verb not in LOOKING
+        self.operations.finish(operation, answer, len(orjson.dumps(answer)))
+        faultpoint(f"session.{operation.verb}")
 
     def status(self) -> JsonObject:
         """What callers see of an open session; read by threads of connections."""
@@ -164,7 +164,7 @@ class SessionWorker:
 
     def is_due(self) -> bool:
         """Whether to save now. While a graph is pending it waits: a checkpoint cannot contain one."""
-        every = max(self.given.autosave_s, WRITING_SHARE * self.writing_s)
+        every = max(self.session_job.autosave_s, WRITING_SHARE * self.writing_s)
         late = time.monotonic() - self.saved_at >= every
         return self.changed and late and not self.session.has_graph
 
@@ -193,7 +193,7 @@ def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> 
     hyper = job.config.hyperparameters
     head = choose_head(job, policy, hyper.batch_size * hyper.max_length)
     decided = RunPlan(hyper.max_steps or 1, precision.precision, head)
-    session = open_session(job, policy, tokenizer, decided, place=(device, folder), team=None)
+    session = open_session(job, policy, tokenizer, decided, location=(device, folder), team=None)
     events.emit("begin", precision=precision.precision.value, precision_why=precision.why, head=head.value)
     return policy, session
 

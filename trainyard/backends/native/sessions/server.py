@@ -40,12 +40,12 @@ class SessionServer:
         self, folder: Path, operations: OperationQueue, verbs: frozenset[str], status: Callable[[], object]
     ) -> None:
         self.folder, self.operations, self.verbs, self.status = folder, operations, verbs, status
-        self.place = make_place(folder)
+        self.socket_folder = make_socket_folder(folder)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def start(self) -> str:
         """Listen, and say where. Callers find it in `socket.json`."""
-        path = self.place / "calls"
+        path = self.socket_folder / "calls"
         path.unlink(missing_ok=True)
         self.socket.bind(str(path))
         path.chmod(0o600)
@@ -59,8 +59,8 @@ class SessionServer:
         (self.folder / SOCKET_FILE).unlink(missing_ok=True)
         self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
-        (self.place / "calls").unlink(missing_ok=True)
-        shutil.rmtree(self.place, ignore_errors=True)
+        (self.socket_folder / "calls").unlink(missing_ok=True)
+        shutil.rmtree(self.socket_folder, ignore_errors=True)
 
     def accept(self) -> None:
         while True:
@@ -86,11 +86,11 @@ class SessionServer:
 
     def answer(self, frame: Frame) -> JsonObject:
         try:
-            return self.carry_out(frame)
+            return self.answer_call(frame)
         except TrainyardError as error:
             return error_header(error)
 
-    def carry_out(self, frame: Frame) -> JsonObject:
+    def answer_call(self, frame: Frame) -> JsonObject:
         header, call = frame.header, frame.header.get("call")
         if call == "status":
             return {"reply": self.status()}
@@ -101,10 +101,10 @@ class SessionServer:
             self.operations.close()
             return {"reply": self.status()}
         if call == "result":
-            found = self.operations.find(whole_number(header, "op_seq"))
+            operation = self.operations.find(whole_number(header, "op_seq"))
         elif call == "verb" and header.get("verb") in self.verbs and isinstance(header.get("given"), dict):
             seq = None if header.get("op_seq") is None else whole_number(header, "op_seq")
-            found = self.operations.enter(
+            operation = self.operations.enter(
                 header["verb"], header["given"], frame.body, seq, str(header.get("key") or "")
             )
         else:
@@ -113,15 +113,22 @@ class SessionServer:
                 do=f"Use one of its verbs: {', '.join(sorted(self.verbs))}.", code="E-REQUEST-REFUSED",
             )  # fmt: skip
         wait_s = header.get("wait_s") or 0.0
-        self.operations.wait(found, min(float(wait_s), MOST_WAIT_S))
-        return reply_of(found)
+        self.operations.wait(operation, min(float(wait_s), MOST_WAIT_S))
+        return reply_of(operation)
 
 
-def reply_of(one: SessionOperation) -> dict[str, object]:
-    answer = one.answer or {}
+def reply_of(operation: SessionOperation) -> dict[str, object]:
+    answer = operation.answer or {}
     if "error" in answer:
         return {"error": answer["error"]}
-    return {"reply": {"op_seq": one.seq, "verb": one.verb, "state": one.state, "result": answer.get("reply")}}
+    return {
+        "reply": {
+            "op_seq": operation.seq,
+            "verb": operation.verb,
+            "state": operation.state,
+            "result": answer.get("reply"),
+        }
+    }
 
 
 def whole_number(header: Mapping[str, object], name: str) -> int:
@@ -141,11 +148,11 @@ def refuse(connection: socket.socket, error: TrainyardError) -> None:
         return
 
 
-def make_place(folder: Path) -> Path:
+def make_socket_folder(folder: Path) -> Path:
     """A folder for the socket, 0700: inside the session's own, or where that path is too long, a temporary one."""
     remove_socket(folder)
-    own = folder / "socket"
-    if len(os.fsencode(own / "calls")) > MAX_PATH_BYTES:
+    socket_folder = folder / "socket"
+    if len(os.fsencode(socket_folder / "calls")) > MAX_PATH_BYTES:
         return Path(tempfile.mkdtemp(prefix="trainyard-"))
-    own.mkdir(mode=0o700)
-    return own
+    socket_folder.mkdir(mode=0o700)
+    return socket_folder

@@ -46,85 +46,90 @@ class SessionSide:
 Verb = Callable[[SessionSide, Mapping[str, Any], bytes], dict[str, Any]]
 
 
-def forward(side: SessionSide, given: JsonMapping, body: bytes) -> JsonObject:
-    batch = side.encoder.batch(given, body)
-    outputs = tuple(given.get("outputs") or ())
+def forward(side: SessionSide, arguments: JsonMapping, body: bytes) -> JsonObject:
+    batch = side.encoder.batch(arguments, body)
+    outputs = tuple(arguments.get("outputs") or ())
     try:
-        found = side.session.forward(batch, normalizer=given.get("normalizer"), outputs=outputs)
+        result = side.session.forward(batch, normalizer=arguments.get("normalizer"), outputs=outputs)
     except KeyError as error:
         raise InvalidInput(
             f"A batch of stage {side.session.engine.config.stage} needs {error}.",
             do="Give rows: the stage makes all of their tensors.", code="E-STEP",
         ) from error  # fmt: skip
-    if found.outputs:
+    if result.outputs:
         trim_outputs(side.outputs)
     return {
-        "forward_id": found.forward_id,
-        "loss": finite(float(found.loss)),
-        "units": found.units,
-        "metrics": {name: finite(float(value)) for name, value in found.metrics.items()},
+        "forward_id": result.forward_id,
+        "loss": finite(float(result.loss)),
+        "units": result.units,
+        "metrics": {name: finite(float(value)) for name, value in result.metrics.items()},
         "outputs": [
-            {"name": Path(one["file"]).stem, "shape": one["shape"], "sha256": one["sha256"]}
-            for one in found.outputs.values()
+            {"name": Path(output["file"]).stem, "shape": output["shape"], "sha256": output["sha256"]}
+            for output in result.outputs.values()
         ],
     }
 
 
-def backward(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
-    found = side.session.backward(
-        given["forward_id"], scale=given.get("scale", 1.0), measure=given.get("measure", True)
+def backward(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
+    result = side.session.backward(
+        arguments["forward_id"], scale=arguments.get("scale", 1.0), measure=arguments.get("measure", True)
     )
-    norm = None if found.grad_norm is None else finite(found.grad_norm)
-    return {"accumulated": found.accumulated, "grad_norm": norm, "overflow": found.overflow}
+    norm = None if result.grad_norm is None else finite(result.grad_norm)
+    return {"accumulated": result.accumulated, "grad_norm": norm, "overflow": result.overflow}
 
 
-def step(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
+def step(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
     names = ("max_grad_norm", "learning_rate", "metric")
-    found = side.session.step(**{name: given.get(name) for name in names})
+    result = side.session.step(**{name: arguments.get(name) for name in names})
     return {
-        "skipped": found.skipped,
-        "global_step": found.global_step,
-        "learning_rate": found.learning_rate,
-        "grad_norm": finite(float(found.grad_norm)),
+        "skipped": result.skipped,
+        "global_step": result.global_step,
+        "learning_rate": result.learning_rate,
+        "grad_norm": finite(float(result.grad_norm)),
     }
 
 
-def zero_grad(side: SessionSide, _given: Mapping[str, object], _: bytes) -> dict[str, object]:
+def zero_grad(side: SessionSide, _arguments: Mapping[str, object], _: bytes) -> dict[str, object]:
     side.session.zero_grad()
     return {}
 
 
-def generate(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
+def generate(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
     """Each prompt `samples` times, next to each other; all are drawn together by one generator."""
-    samples = int(given.get("samples") or 1)
-    prompts = side.encoder.prompts(given["prompts"], ask=True)
+    samples = int(arguments.get("samples") or 1)
+    prompts = side.encoder.prompts(arguments["prompts"], ask=True)
     if len(prompts) * samples > MOST_SAMPLES:
         raise InvalidInput(
             f"{len(prompts)} prompts with {samples} samples each are {len(prompts) * samples} completions.",
             do=f"Draw at most {MOST_SAMPLES} in a call.", code="E-SAMPLING",
         )  # fmt: skip
-    asked = given.get("sampling") or {}
-    stop = {"stop_ids": tuple(asked["stop_ids"])} if asked.get("stop_ids") is not None else {}
+    sampling = arguments.get("sampling") or {}
+    stop = {"stop_ids": tuple(sampling["stop_ids"])} if sampling.get("stop_ids") is not None else {}
     repeated = [prompt for prompt in prompts for _ in range(samples)]
-    found = side.session.generate(repeated, Sampling(**{**asked, **stop}))
+    completions = side.session.generate(repeated, Sampling(**{**sampling, **stop}))
     return {
         "completions": [
-            {**asdict(one), "stop_reason": one.stop_reason.value, "prompt": at // samples, "prompt_ids": repeated[at]}
-            for at, one in enumerate(found)
+            {
+                **asdict(completion),
+                "stop_reason": completion.stop_reason.value,
+                "prompt": at // samples,
+                "prompt_ids": repeated[at],
+            }
+            for at, completion in enumerate(completions)
         ]
     }
 
 
-def logprobs(side: SessionSide, given: JsonMapping, _: bytes) -> dict[str, object]:
-    rows = side.encoder.prompts(given["rows"], ask=False)
+def logprobs(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
+    rows = side.encoder.prompts(arguments["rows"], ask=False)
     return {"ids": rows, "logprobs": side.session.logprobs(rows)}
 
 
-def save(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
-    if given.get("kind") == "result":
-        return save_result(side, given["name"])
-    found = side.session.save(given["name"], kind=given.get("kind", "full"))
-    return {name: found[name] for name in ("name", "kind", "sha256")}
+def save(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
+    if arguments.get("kind") == "result":
+        return save_result(side, arguments["name"])
+    record = side.session.save(arguments["name"], kind=arguments.get("kind", "full"))
+    return {name: record[name] for name in ("name", "kind", "sha256")}
 
 
 def save_result(side: SessionSide, name: str) -> JsonObject:
@@ -137,9 +142,9 @@ def save_result(side: SessionSide, name: str) -> JsonObject:
     return {"name": name, "kind": "result", "sha256": digest_of(target), "path": str(target)}
 
 
-def load(side: SessionSide, given: JsonMapping, _: bytes) -> JsonObject:
-    found = side.session.load(given["name"], optimizer=given.get("optimizer", True))
-    return {name: found[name] for name in ("name", "sha256")}
+def load(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
+    record = side.session.load(arguments["name"], optimizer=arguments.get("optimizer", True))
+    return {name: record[name] for name in ("name", "sha256")}
 
 
 VERBS: dict[str, Verb] = {

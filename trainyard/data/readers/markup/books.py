@@ -54,7 +54,8 @@ def refuse_encrypted(archive: zipfile.ZipFile, pages: list[str]) -> None:
     if ENCRYPTION not in archive.namelist():
         return
     closed = {
-        unquote(one.get("URI", "")) for one in named(parse_xml(archive.read(ENCRYPTION), "EPUB"), "CipherReference")
+        unquote(element.get("URI", ""))
+        for element in named(parse_xml(archive.read(ENCRYPTION), "EPUB"), "CipherReference")
     }
     if closed & set(pages):
         raise BadRow("encrypted", "pages of the EPUB are encrypted (DRM)")

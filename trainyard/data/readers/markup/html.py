@@ -91,9 +91,9 @@ def html_text(data: bytes, name: str) -> str:
     except InvalidInput as error:
         raise BadRow("binary", error.what) from error
     head = data[:DECLARED_BYTES]
-    found = XML_DECLARATION.match(head) or META.search(head)
-    given = found[1].decode("ascii", "replace").lower() if found else None
-    declared = "iso2022_jp" if JAPANESE_ESCAPE in data else codec_of(given) if given else None
+    match = XML_DECLARATION.match(head) or META.search(head)
+    charset = match[1].decode("ascii", "replace").lower() if match else None
+    declared = "iso2022_jp" if JAPANESE_ESCAPE in data else codec_of(charset) if charset else None
     first = [declared, unicode] if declared in STATEFUL and unicode == "utf-8" else [unicode, declared]
     for codec in filter(None, first):
         try:
@@ -103,8 +103,8 @@ def html_text(data: bytes, name: str) -> str:
     try:
         return data.decode(detected(TAG.sub(b" ", data)[:DETECTED_BYTES]))
     except UnicodeDecodeError as error:
-        said = f"it declares {given!r}, which does not fit its bytes" if given else "it declares none"
-        raise BadRow("charset", f"the charset of the page is unknown: {said}; save it as UTF-8") from error
+        detail = f"it declares {charset!r}, which does not fit its bytes" if charset else "it declares none"
+        raise BadRow("charset", f"the charset of the page is unknown: {detail}; save it as UTF-8") from error
 
 
 def detected(text: bytes) -> str:
@@ -126,10 +126,10 @@ def detected(text: bytes) -> str:
 def codec_of(label: str) -> str | None:
     """Python's codec for a declared charset; None for an unknown label, and for Unicode, which is tried anyway."""
     try:
-        found = codecs.lookup(label.strip())
+        codec = codecs.lookup(label.strip())
     except (LookupError, ValueError):
         return None
-    return None if found.name.startswith("utf-") else WIDER.get(found.name, found.name)
+    return None if codec.name.startswith("utf-") else WIDER.get(codec.name, codec.name)
 
 
 def menus_of(soup: BeautifulSoup) -> list[Tag]:
@@ -140,21 +140,21 @@ def menus_of(soup: BeautifulSoup) -> list[Tag]:
 
 def is_named_menu(element: Tag) -> bool:
     names = [*(element.get("class") or []), str(element.get("id") or "")]
-    kept = element.name in ("html", "body", "main", "article", "a")
-    return not kept and any(MENU_NAME.search(str(one)) for one in names)
+    is_content = element.name in ("html", "body", "main", "article", "a")
+    return not is_content and any(MENU_NAME.search(str(name)) for name in names)
 
 
 def is_mostly_links(element: Tag) -> bool:
     """Whether links are half of an element's text, headings apart."""
-    linked = others = 0
+    linked = rest = 0
     for string in element.find_all(string=True):
         length = len("".join(string.split()))
         around = {parent.name for parent in string.parents} if length else set()
         if "a" in around:
             linked += length
         elif around.isdisjoint(HEADINGS):
-            others += length
-    return linked >= others
+            rest += length
+    return linked >= rest
 
 
 def page_title(soup: BeautifulSoup, named: str) -> str:

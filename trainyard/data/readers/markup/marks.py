@@ -125,8 +125,8 @@ def inline_mark(element: Tag, *, preformatted: bool) -> str | None:
 
 def marked_text(soup: BeautifulSoup) -> str:
     """The text of a page with Markdown's marks around the elements, so that it still shows the outline."""
-    found = ((table, table.find("tr")) for table in soup.find_all("table"))
-    marker = Marker({id(table): row for table, row in found if isinstance(row, Tag)})
+    tables = ((table, table.find("tr")) for table in soup.find_all("table"))
+    marker = Marker({id(table): row for table, row in tables if isinstance(row, Tag)})
     return "\n".join(lines_of("".join(pieces_of(soup, marker)))).strip("\n") + "\n"
 
 
@@ -170,7 +170,7 @@ def lines_of(text: str) -> Iterator[str]:
     around: list[str] = []
     prefix: str | None = None
     words: list[str] = []
-    preformatted = kept = blank = False
+    preformatted = verbatim = blank = False
     for part in [*CONTROLS.split(text), "\n"]:
         if part in INDENT:
             around.append(INDENT[part])
@@ -183,9 +183,9 @@ def lines_of(text: str) -> Iterator[str]:
         elif part != "\n":
             if part.strip() and prefix is None:
                 prefix = "".join(around[:MOST_INDENTS])
-            kept = kept or (preformatted and bool(part))
+            verbatim = verbatim or (preformatted and bool(part))
             words.append(part)
         elif not (line := "".join(words).rstrip()) or not BULLET.fullmatch(line):  # a block may begin an item
             if line or preformatted or not blank:
-                yield f"{prefix or ''}{line if kept else line.strip()}" if line.strip() else ""
-            blank, prefix, kept, words = not line.strip(), None, False, []
+                yield f"{prefix or ''}{line if verbatim else line.strip()}" if line.strip() else ""
+            blank, prefix, verbatim, words = not line.strip(), None, False, []

@@ -13,8 +13,8 @@ def read_notebook(data: bytes, name: str) -> tuple[str, str]:
     book = strict_json(data.removeprefix(b"\xef\xbb\xbf"))
     if not isinstance(book, dict) or not (cells := cells_of(book)):
         raise BadRow("unreadable", "the file has no cells of a notebook")
-    given = book.get("metadata")
-    about: dict[str, object] = given if isinstance(given, dict) else {}
+    metadata = book.get("metadata")
+    about: dict[str, object] = metadata if isinstance(metadata, dict) else {}
     kernel = about.get("language_info") or about.get("kernelspec") or {}
     language = str(kernel.get("name") or kernel.get("language") or "python") if isinstance(kernel, dict) else "python"
     text = "\n\n".join(cell_blocks(cells, "python" if language.startswith("python") else language))
@@ -28,8 +28,8 @@ def cells_of(book: Mapping[str, object]) -> list[object]:
     """The cells; nbformat 3 has them in worksheets."""
     sheets = book.get("worksheets")
     lists = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)] if isinstance(sheets, list) else []
-    found = [one for one in (book.get("cells"), *lists) if isinstance(one, list)]
-    return [cell for cells in found for cell in cells]
+    cell_lists = [entry for entry in (book.get("cells"), *lists) if isinstance(entry, list)]
+    return [cell for cells in cell_lists for cell in cells]
 
 
 def cell_blocks(cells: Sequence[object], language: str) -> Iterator[str]:

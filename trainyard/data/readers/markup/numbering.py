@@ -36,12 +36,12 @@ class Lists:
             shape = abstract.get(value_of(number, "abstractNumId"))
             for level in shape.findall(qn("w:lvl")) if shape is not None else ():
                 form, sign = value_of(level, "numFmt"), value_of(level, "lvlText")
-                shown = form if sign.strip() and form != "none" else ""
-                self.formats[number.get(qn("w:numId"), ""), int(level.get(qn("w:ilvl"), 0))] = shown
+                visible_form = form if sign.strip() and form != "none" else ""
+                self.formats[number.get(qn("w:numId"), ""), int(level.get(qn("w:ilvl"), 0))] = visible_form
 
-    def mark(self, place: tuple[int, str], text: str) -> str:
+    def mark(self, position: tuple[int, str], text: str) -> str:
         """Return an item's text with its mark and indent."""
-        level, form = place
+        level, form = position
         indent = INDENT * min(level, MOST_LEVELS)
         if form == "":
             return indented(text, indent + INDENT)

@@ -119,9 +119,9 @@ def mark_code(text: str, tail: str) -> str:
 
 def without_repeated(pages: list[list[PageLine]]) -> list[list[PageLine]]:
     """The pages without headers, footers and page numbers."""
-    places = Counter((re.sub(r"\d+", "#", line.text.strip()), round(line.y)) for page in pages for line in page)
+    counts = Counter((re.sub(r"\d+", "#", line.text.strip()), round(line.y)) for page in pages for line in page)
     return [
-        [line for line in page if places[re.sub(r"\d+", "#", line.text.strip()), round(line.y)] < LEAST_REPEATED]
+        [line for line in page if counts[re.sub(r"\d+", "#", line.text.strip()), round(line.y)] < LEAST_REPEATED]
         for page in pages
     ]
 

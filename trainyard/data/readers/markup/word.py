@@ -122,8 +122,8 @@ def inline_text(element: _Element) -> str:
 
 
 def paragraph_text(element: BaseOxmlElement, document: Document, lists: Lists) -> str:
-    found = Paragraph(element, document).style
-    style = (found.name if found is not None else "") or ""
+    paragraph_style = Paragraph(element, document).style
+    style = (paragraph_style.name if paragraph_style is not None else "") or ""
     if CODE_STYLE.search(style):
         return f"{CODE_LINE}{inline_text(element)}"
     if style == "Title" or style.startswith("Heading"):
@@ -133,8 +133,8 @@ def paragraph_text(element: BaseOxmlElement, document: Document, lists: Lists) -
     text = "".join(marked_spans(element))
     if QUOTE_STYLE.fullmatch(style):
         return "\n".join(f"> {line}" for line in text.split("\n"))
-    place = lists.place_of(element, found)
-    return lists.mark(place, "".join(marked_spans(element, label=True))) if place and text else text
+    position = lists.place_of(element, paragraph_style)
+    return lists.mark(position, "".join(marked_spans(element, label=True))) if position and text else text
 
 
 def marked_spans(element: _Element, *, label: bool = False) -> Iterator[str]:
@@ -143,11 +143,11 @@ def marked_spans(element: _Element, *, label: bool = False) -> Iterator[str]:
         (kind, "".join(text for text, _ in group))
         for kind, group in groupby(runs_of(element), key=lambda run: run[1])
     ]  # fmt: skip
-    for place, (kind, text) in enumerate(groups):
+    for index, (kind, text) in enumerate(groups):
         words = text.strip()
         if kind == "code" and words and "`" not in words and "\n" not in words:
             yield text.replace(words, f"`{words}`")
-        elif kind == "bold" and label and place == 0 and len(groups) > 1 and words and "*" not in words:
+        elif kind == "bold" and label and index == 0 and len(groups) > 1 and words and "*" not in words:
             yield text.replace(words, f"**{words}**")
         else:
             yield text

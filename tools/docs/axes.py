@@ -15,7 +15,7 @@ from types import ModuleType
 
 from pydantic import BaseModel
 
-from docs.generator.markdown import cell, code, page, paragraph, table
+from tools.docs.markdown import cell, code, page, paragraph, table
 from trainyard.spec import axes
 from trainyard.spec.packages import Package
 

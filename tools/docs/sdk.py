@@ -1,18 +1,27 @@
-"""Write the types of the SDK's methods, `surface.pyi` and `asynchronous.pyi`, from the table of operations."""
+"""Write the types of the SDK's methods, `surface.pyi` and `asynchronous.pyi`, from the table of operations.
+
+Both are built, not committed: `make setup`, `make check` and the build of a wheel write them. Requests are imported,
+return types are read from the sources, so that a build needs pydantic and few other packages, and no torch.
+"""
 
 from __future__ import annotations
 
+import ast
+import builtins
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from trainyard.loading import load
 from trainyard.operations.table import OPERATIONS
 from trainyard.surfaces.sdk.surface import attribute_of, words_after
 
-HEAD = '''"""Types of the operations as methods, written by `python -m docs.generator` from the table of operations."""
+REPOSITORY = Path(__file__).parents[2]
+FOLDER = REPOSITORY / "trainyard" / "surfaces" / "sdk"
+
+HEAD = '''"""Types of the operations as methods, written by `python -m tools.docs` from the table of operations."""
 '''
 TAIL = """
 Call = Callable[[str, dict[str, Any]], Any]
@@ -135,19 +144,50 @@ def class_text(name: str, word: str, imports: Imports, style: Style) -> str:
 
 def method_text(name: str, operation: str, imports: Imports, style: Style) -> str:
     row = OPERATIONS[operation]
-    hints = get_type_hints(load(f"trainyard.{row.run}"))
     fields = row.request.model_fields
     given = [
         f"{field}: {imports.text_of(one.annotation)}{'' if one.is_required() else ' = ...'}"
         for field, one in fields.items()
     ]
     parameters = ", ".join(["self", *(["*", *given] if given else [])])
-    return f"    {style.define} {name}({parameters}) -> {imports.text_of(hints['return'])}: ...  # {row.scope}"
+    return f"    {style.define} {name}({parameters}) -> {return_type(row.run, imports)}: ...  # {row.scope}"
+
+
+@cache
+def parse_module(module: str) -> ast.Module:
+    """Return the syntax tree of a module of this repository."""
+    path = REPOSITORY.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def return_type(run: str, imports: Imports) -> str:
+    """Return the annotated return type of the function that a row runs; its names are imported."""
+    module, _, name = f"trainyard.{run}".partition(":")
+    tree = parse_module(module)
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    returns = next(node.returns for node in functions if node.name == name)
+    if returns is None:
+        raise TypeError(f"{module}:{name} has no return type.")
+    if isinstance(returns, ast.Constant) and isinstance(returns.value, str):
+        returns = ast.parse(returns.value, mode="eval").body
+    origins = import_origins(tree)
+    for node in ast.walk(returns):
+        if isinstance(node, ast.Name) and (node.id in origins or not hasattr(builtins, node.id)):
+            imports.add(*origins.get(node.id, (module, node.id)))
+    return ast.unparse(returns)
+
+
+def import_origins(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """Return bound name -> (module, text after `import`) of every `from module import name` of a file."""
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    aliases = [(str(node.module), alias) for node in statements for alias in node.names]
+    return {alias.asname or alias.name: (module, ast.unparse(alias)) for module, alias in aliases}
 
 
 def write_types() -> list[Path]:
-    folder = Path(__file__).parents[2] / "trainyard/surfaces/sdk"
-    written = {folder / "surface.pyi": sdk_types(SYNC), folder / "asynchronous.pyi": sdk_types(ASYNC)}
-    for path, text in written.items():
+    """Write both files and return them."""
+    texts = {FOLDER / "surface.pyi": sdk_types(SYNC), FOLDER / "asynchronous.pyi": sdk_types(ASYNC)}
+    for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
-    return list(written)
+    return list(texts)

@@ -1,4 +1,4 @@
-"""Codes as the sources name them, with their messages, and the page of errors."""
+"""Codes as the sources name them, with their messages, and the page of errors: one line a code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from docs.generator.markdown import cell, code, page, paragraph, table
+from tools.docs.markdown import code, page, paragraph, table
+from tools.docs.meanings import read_meanings
 from trainyard import errors
 
 REPOSITORY = Path(__file__).parents[2]
@@ -18,20 +19,19 @@ PRINTED = re.compile(r"^([RE]-[A-Z-]+): $")
 
 
 def errors_page() -> str:
-    found = {name: uses for name, uses in codes_in_sources().items() if name.startswith("E-")}
-    groups = sorted(
-        {use.kind for uses in found.values() for use in uses if use.kind}, key=lambda name: (EXIT_CODES[name], name)
-    )
-    parts = []
-    for kind in [*groups, ""]:
-        own = {name: uses for name, uses in found.items() if kind_of(uses) == kind}
-        if own:
-            parts += [f"## {kind}: exit code {EXIT_CODES[kind]}" if kind else "## Other", doc_of(kind), uses_table(own)]
+    uses_by_code = {name: uses for name, uses in codes_in_sources().items() if name.startswith("E-")}
+    meanings = read_meanings()
+    rows = [[code(name), str(exit_code(uses)), *meanings[name]] for name, uses in uses_by_code.items()]
     introduction = (
-        "Every `E-…` code: an input is not valid, or something failed. An error says what was given, why that does not "
-        "work and what to do; `…` is a value. The last column says which module raises it."
+        "Every `E-…` code: an input is not valid, or something failed. The message itself says what was given, why "
+        "that does not work and what to do. The second column is the exit code of a command that ends with it."
     )
-    return page("Errors", introduction, parts)
+    return page("Errors", introduction, [table(["code", "exit", "means", "do"], rows)])
+
+
+def exit_code(uses: Iterable[Use]) -> int:
+    """Return the exit code of a command that ends with the first error class among the uses of a code."""
+    return next((EXIT_CODES[use.kind] for use in uses if use.kind), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +52,6 @@ EXIT_CODES = {
 
 
 PUT_TOGETHER = {
-    "E-BUG": "An unforeseen error of Trainyard itself; `TRAINYARD_DEBUG=1` prints its traceback. Please report it.",
-    "E-EVENT": "A line of an event file is not an event; it is skipped.",
-    "E-MERGE": "The merged model answers otherwise than base and adapter.",
-    "E-MIRROR": "A checkpoint could not be copied to its mirror; the training continues.",
-    "E-CHECKPOINT-MISMATCH": "DeepSpeed did not shard what its strategy shards.",
-    "E-DEVICE": "The optimizer does not run on this device.",
-    "E-SPEC-TYPE": "A node or a setting has no `type`, or one that does not exist.",
-    "E-SPEC-VALUE": "A value has another type, or is out of its range.",
-    "E-CHAT-TEMPLATE": "A chat template took more time or memory than a conversation may.",
-    "E-URL": "The server of an address answered with an error.",
     "R-URL": "An address is not a plain `http` or `https` address, has a user or a password, is reached after many "
     "redirects only, or leads into a private network while its host is not in `allow_private_urls`; so is the name of "
     "a model server in a chain, and over a network also a numeric address of one.",
@@ -69,30 +59,6 @@ PUT_TOGETHER = {
 """What the sources say only when it happens: codes whose message is put together."""
 NAMED_ONCE = {("spec.load.text", "refuse"): "E-SPEC-SYNTAX"}
 """(module, function) that names the code for its callers -> that code."""
-
-
-def doc_of(kind: str) -> str:
-    return (
-        paragraph(getattr(errors, kind).__doc__)
-        if kind
-        else "Reasons, events and replies that name a code without an error."
-    )
-
-
-def kind_of(uses: Iterable[Use]) -> str:
-    return next((use.kind for use in uses if use.kind), "")
-
-
-def uses_table(found: Mapping[str, list[Use]]) -> str:
-    rows = []
-    for name, uses in found.items():
-        what = [*dict.fromkeys(use.what for use in uses if use.what)] or [PUT_TOGETHER.get(name, "")]
-        do = dict.fromkeys(use.do for use in uses if use.do)
-        modules = dict.fromkeys(use.module for use in uses)
-        rows.append(
-            [code(name), "<br>".join(map(cell, what)), "<br>".join(map(cell, do)), "<br>".join(map(code, modules))]
-        )
-    return table(["code", "what", "do", "raised in"], rows)
 
 
 def codes_in_sources() -> dict[str, list[Use]]:

@@ -1,4 +1,4 @@
-"""`python -m docs.generator.mermaid`: put Mermaid into docs/assets, so that the site's diagrams need no other server.
+"""`python -m tools.docs.mermaid`: put Mermaid into docs/assets, so that the site's diagrams need no other server.
 
 The theme would load it from a public server. It is taken from the npm package instead, once, and checked against the
 digest below. To take another version: change both, and look at a page with a diagram.
@@ -16,7 +16,7 @@ from pathlib import Path
 VERSION = "12.3.0"
 INTEGRITY = "4113TdXeLAsMruJ79OpFL5O8+LTFXhQqZ260rF3tgUmiNAtRm4Uume04I+65PRN6yZ69J4f8rVYWW8zRk65UYw=="
 """SHA-512 of the package, as npm writes it."""
-ASSETS = Path(__file__).parents[1] / "assets"
+ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 SCRIPT = ASSETS / "mermaid.min.js"
 STAMP = ASSETS / f"mermaid-{VERSION}.txt"
 """Mermaid's licence; its name says which version is there."""

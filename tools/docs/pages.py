@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
-from docs.generator.agents import files
-from docs.generator.axes import axes_page
-from docs.generator.codes import errors_page
-from docs.generator.commands import cli_page
-from docs.generator.imports import imports_page
-from docs.generator.refusals import refusals_page
-from docs.generator.routes import routes_page
-from docs.generator.sdk import write_types
-from docs.generator.settings import night_page, nodes_page, settings_page, templates_page
-from trainyard.operations.table import MODULES, NAMES_FILE, rows_of
+from tools.docs.agents import files
+from tools.docs.axes import axes_page
+from tools.docs.codes import errors_page
+from tools.docs.commands import cli_page
+from tools.docs.imports import imports_page
+from tools.docs.refusals import refusals_page
+from tools.docs.routes import routes_page
+from tools.docs.sdk import write_types
+from tools.docs.settings import night_page, nodes_page, settings_page, templates_page
+from trainyard.operations.table import MODULES, NAMES_FILE, read_summaries, rows_of
 
-FOLDER = Path(__file__).parents[1] / "reference"
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES = {
     "nodes.md": nodes_page,
     "templates.md": templates_page,
@@ -31,19 +32,24 @@ PAGES = {
 }
 
 
+@cache
 def pages() -> dict[str, str]:
+    """Return file name -> text of every page of docs/reference."""
     return {name: make() for name, make in PAGES.items()}
 
 
 def write() -> list[Path]:
     """Write names, pages, the parts of what agents read, and the types of the SDK; return the files."""
     FOLDER.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
-    for path, text in files().items():
-        path.write_text(text, encoding="utf-8")
     NAMES_FILE.write_text(names_text(), encoding="utf-8")
-    return [NAMES_FILE, *(FOLDER / name for name in PAGES), *files(), *write_types()]
+    read_summaries.cache_clear()
+    reference = pages()
+    texts = {**{FOLDER / name: text for name, text in reference.items()}, **files(reference)}
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    for path in {*FOLDER.iterdir()} - {*texts}:  # of an earlier version
+        path.unlink()
+    return [NAMES_FILE, *texts, *write_types()]
 
 
 def names_text() -> str:

@@ -1,4 +1,4 @@
-"""Write a picture of every page of the dashboard: `python -m docs.generator.screenshots [ADDRESS]`.
+"""Write a picture of every page of the dashboard: `python -m tools.docs.screenshots [ADDRESS]`.
 
 It looks at the service of TRAINYARD_HOME (`trainyard demo` makes one with a run, a job and an adapter, `trainyard
 nightly run --preset nightly-demo` a night and a graph, `trainyard sweep` a sweep) in a Chromium
@@ -22,7 +22,7 @@ from trainyard.compute.services import find_service, record_path
 from trainyard.settings import load_settings
 from trainyard.stores.auth_string import read_auth
 
-FOLDER = Path(__file__).parents[1] / "images"
+FOLDER = Path(__file__).parents[2] / "docs" / "images"
 SIZE, NARROW_SIZE = {"width": 1280, "height": 760}, {"width": 390, "height": 800}
 DARK, NARROW = ("editor", "job"), ("overview", "job")
 SETTLE_MS = 1500

@@ -1,4 +1,4 @@
-"""Write the OpenAPI document of the REST API, for the dashboard's types: `python -m docs.generator.openapi FILE`."""
+"""Write the OpenAPI document of the REST API, for the dashboard's types: `python -m tools.docs.openapi FILE`."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from itertools import groupby
 from operator import attrgetter
 
-from docs.generator.codes import PUT_TOGETHER, Use, codes_in_sources
-from docs.generator.markdown import cell, code, page, table
+from tools.docs.codes import PUT_TOGETHER, Use, codes_in_sources
+from tools.docs.markdown import cell, code, page, table
 from trainyard.spec.compat.context import Row
 from trainyard.spec.compat.table import ROWS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from docs.generator.markdown import cell, code, page, table
+from tools.docs.markdown import cell, code, page, table
 from trainyard.operations.table import OPERATIONS, Operation, route_of
 from trainyard.surfaces.rest.openapi import SERVICE_ROUTES
 from trainyard.surfaces.rest.problems import STATUS, STATUS_OF_CODE

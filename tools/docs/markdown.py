@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-NOTE = "<!-- Written by `python -m docs.generator` from the code. Do not edit. -->"
+NOTE = "<!-- Written by `python -m tools.docs` from the code. Do not edit. -->"
 
 
 def page(title: str, introduction: str, parts: Iterable[str]) -> str:
     return "\n\n".join([f"# {title}", NOTE, introduction, *parts]) + "\n"
 
 
-def table(columns: list[str], rows: Iterable[list[str]]) -> str:
+def table(columns: list[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ["---"] * len(columns), *rows])
 
 

@@ -1,4 +1,4 @@
-"""`python -m docs.generator.offline FOLDER`: fail if a page of a built site loads anything from another server."""
+"""`python -m tools.docs.offline FOLDER`: fail if a page of a built site loads anything from another server."""
 
 from __future__ import annotations
 

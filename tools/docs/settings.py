@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
 
-from docs.generator.markdown import anchor, cell, code, page, paragraph, table
+from tools.docs.markdown import anchor, cell, code, page, paragraph, table
 from trainyard.settings import Settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.job import JobSpec

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import click
 
-from docs.generator.markdown import cell, code, listed, page, table
+from tools.docs.markdown import cell, code, listed, page, table
 from trainyard.operations.table import OPERATIONS
 from trainyard.surfaces.cli.main import JSON_OPTION, PROGRAM, parameters_of
 

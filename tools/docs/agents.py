@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from docs.generator.markdown import listed, table
+from tools.docs.markdown import listed, table
 from trainyard.operations.table import OPERATIONS
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
@@ -29,9 +29,9 @@ MOST_CHARS = 200
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
-def files() -> dict[Path, str]:
-    """Return each file with its generated parts as they should be."""
-    return {**{path: fill(path.read_text(encoding="utf-8")) for path in (AGENTS, SKILL)}, LLMS: llms_text()}
+def files(reference: Mapping[str, str]) -> dict[Path, str]:
+    """Return each file with its generated parts as they should be, by the text of each page of docs/reference."""
+    return {**{path: fill(path.read_text(encoding="utf-8")) for path in (AGENTS, SKILL)}, LLMS: llms_text(reference)}
 
 
 def fill(text: str) -> str:
@@ -89,7 +89,7 @@ def commands_text() -> str:
 PARTS = {"arrows": arrows_text, "targets": targets_text, "words": words_text, "commands": commands_text}
 
 
-def llms_text() -> str:
+def llms_text(reference: Mapping[str, str]) -> str:
     """Return the index of the manual for language models (llmstxt.org): sections of links with one sentence each."""
     project = tomllib.loads((REPOSITORY / "zensical.toml").read_text(encoding="utf-8"))["project"]
     promise = (
@@ -99,14 +99,15 @@ def llms_text() -> str:
     lines = [f"# {project['site_name']}", "", f"> {project['site_description']}: {promise}"]
     for section in project["nav"]:
         for name, pages in section.items():
-            lines += ["", f"## {name}", "", *links_of(pages)]
+            lines += ["", f"## {name}", "", *links_of(pages, reference)]
     return "\n".join([*lines, "", "## Optional", "", *outside_links()]) + "\n"
 
 
-def links_of(pages: list[dict[str, Any]]) -> Iterator[str]:
+def links_of(pages: list[dict[str, Any]], reference: Mapping[str, str]) -> Iterator[str]:
     for page in pages:
         for title, name in page.items():
-            yield f"- [{title}](docs/{name}): {first_sentence(REPOSITORY / 'docs' / name)}"
+            text = reference.get(name.removeprefix("reference/")) or (REPOSITORY / "docs" / name).read_text("utf-8")
+            yield f"- [{title}](docs/{name}): {first_sentence(text)}"
 
 
 def outside_links() -> Iterator[str]:
@@ -115,9 +116,9 @@ def outside_links() -> Iterator[str]:
         yield f"- [{title}]({name})"
 
 
-def first_sentence(page: Path) -> str:
+def first_sentence(page: str) -> str:
     """Return the first sentence of a page's prose, without Markdown."""
-    text = re.sub(r"<!--.*?-->", "", BLOCK.sub("", page.read_text(encoding="utf-8")), flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", BLOCK.sub("", page), flags=re.DOTALL)
     prose = (line for line in text.split("\n\n") if line.strip() and not line.lstrip().startswith(("#", "|", "!", "-")))
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(next(prose, "").split())).replace("*", "")
     sentence = SENTENCE.match(plain)

@@ -1,1 +1,0 @@
-"""The manual, and the package that generates its reference pages."""
