@@ -312,7 +312,7 @@ def counts_text(counts: Any) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def resumed_text(result: object) -> str:
+def resumed_text(result: Any) -> str:
     """The job, or the end of its run if that was watched."""
     return run_text(result) if hasattr(result, "gate") else job_text(result)
 

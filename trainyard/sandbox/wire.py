@@ -44,10 +44,10 @@ class Closed(BaseException):
 class References:
     """What packs objects that do not cross by value."""
 
-    def pack_object(self, value: object) -> object:
+    def pack_object(self, value: Any) -> Any:
         raise NotImplementedError
 
-    def unpack_object(self, tag: str, content: object) -> object:
+    def unpack_object(self, tag: str, content: Any) -> Any:
         raise NotImplementedError
 
 
@@ -116,7 +116,7 @@ def unpack(content: Any, references: References) -> Any:
     return references.unpack_object(tag, inner)
 
 
-def standard_name(value: object) -> list[str] | None:
+def standard_name(value: Any) -> list[str] | None:
     """[module, name] of a module, class or function of the standard library; None for everything else."""
     if isinstance(value, ModuleType):
         name = value.__name__
@@ -130,7 +130,7 @@ def standard_name(value: object) -> list[str] | None:
     return [module, name] if getattr(sys.modules[module], name, None) is value else None
 
 
-def find_standard(module: str, name: str) -> object:
+def find_standard(module: str, name: str) -> Any:
     """The module, class or function of a name, of the list of `COMMON_MODULES` and harmless builtins."""
     if module == "builtins":
         value = getattr(builtins, name, None)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import uvicorn
 from starlette.requests import Request
@@ -108,9 +108,9 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def server_config(app: object, *, graceful_s: int) -> uvicorn.Config:
+def server_config(app: Any, *, graceful_s: int) -> uvicorn.Config:
     """Return uvicorn's settings for a Trainyard server: quiet, bounded, without websockets."""
-    quiet: dict[str, object] = {"log_level": "warning", "access_log": False, "ws": "none", "proxy_headers": False}
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "ws": "none", "proxy_headers": False}
     quiet["server_header"] = False
     quiet["timeout_keep_alive"] = IDLE_S
     return uvicorn.Config(app, http=BoundedProtocol, timeout_graceful_shutdown=graceful_s, **quiet)

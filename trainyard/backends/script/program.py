@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -136,7 +137,7 @@ def training_record(job: TrainingJob, folder: Path, facts: JsonObject) -> JsonOb
     work = folder / FOLDER
     path = work / files.OUTPUT / files.REPORT_FILE
     try:
-        report: dict[str, object] = orjson.loads(path.read_bytes()) if path.is_file() else {}
+        report: dict[str, Any] = orjson.loads(path.read_bytes()) if path.is_file() else {}
     except orjson.JSONDecodeError as error:
         raise unusable(f"its {files.REPORT_FILE} is not valid JSON: {error}") from error
     points = [[point.step, point.loss, point.learning_rate] for point in read_curve(read_events(work / OWN_EVENTS))]

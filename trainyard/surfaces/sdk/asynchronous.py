@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import anyio.to_thread
@@ -48,7 +48,7 @@ async def call_in_thread(name: str, fields: Mapping[str, object]) -> object:
     return await anyio.to_thread.run_sync(partial(call_here, name, fields), abandon_on_cancel=True)
 
 
-async def call_over_http(client: httpx.AsyncClient, name: str, fields: Mapping[str, object]) -> object:
+async def call_over_http(client: httpx.AsyncClient, name: str, fields: Mapping[str, Any]) -> Any:
     live = open_live(name, fields)
     talk = conversation(name, fields, live.note_job if live else ignore)
     async with AsyncExitStack() as stack:

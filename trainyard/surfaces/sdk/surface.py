@@ -94,7 +94,7 @@ def attribute_of(word: str) -> str:
     return f"{name}_" if name in ("import",) else name
 
 
-def call_here(name: str, fields: Mapping[str, object]) -> object:
+def call_here(name: str, fields: Mapping[str, Any]) -> Any:
     """Carry out an operation in this process, with the settings of this machine. Progress is not printed; a notebook
     shows a run that is watched.
 

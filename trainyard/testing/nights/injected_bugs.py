@@ -38,7 +38,7 @@ def ledger_first(self: extracting.Writer) -> None:
     self.world.at("night.ledger.after")
 
 
-def nonsense_is_done(self: extracting.Writer, content: object, extraction: object, reason: str) -> Entry:
+def nonsense_is_done(self: extracting.Writer, content: Any, extraction: Any, reason: str) -> Entry:
     return Entry(key=content.key, name=content.document.name, status="done", night=self.run)
 
 

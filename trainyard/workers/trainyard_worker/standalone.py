@@ -53,8 +53,7 @@ GROUP_STEPS = 50  # steps' worth of rows that are sorted by length together
 EMBEDDING_RATE = 1e-6  # of adapted embeddings in LoRA+
 CONTINUES = "\U000f0000"  # before a text that is not the beginning of a row
 Example = dict[str, list[int]]
-Fields = dict[str, Any]
-"""A JSON object: the spec, a part of it, or a row."""
+Fields = dict[str, Any]  # a JSON object: the spec, a part of it, or a row
 stop_asked = False
 
 
