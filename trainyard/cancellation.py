@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from trainyard.json_types import JsonMapping, JsonObject
+from trainyard.json_types import JsonMapping
 
 Item = TypeVar("Item")
 
@@ -121,7 +121,7 @@ def ended_on_leaving(end: Callable[[], None]) -> Iterator[None]:
 
 def run_process(argv: Sequence[str], *, timeout_s: float, environment: Mapping[str, str]) -> bytes:
     """What a process prints; it ends with its caller. Raises `OSError`, `subprocess.SubprocessError`, `CallerLeft`."""
-    pipes: JsonObject = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, env=environment, **pipes) as process, ended_on_leaving(process.kill):
         try:
             printed, said = process.communicate(timeout=timeout_s)

@@ -50,7 +50,7 @@ def make_panel(
 
 def judge_scorer(job: TrainingJob) -> JudgeScorer:
     """The judges of a job. The HTTP client is loaded then: a bare machine with a card does not have it."""
-    from trainyard.serve.client.replies import JudgeServer
+    from trainyard.serve.client.replies import JudgeServer  # brings an HTTP client
 
     keys = {
         name: os.environ.get(judge.api_key_env) if judge.api_key_env else None for name, judge in job.judges.items()

@@ -207,7 +207,7 @@ class DiffInput(StoredName):
 def check_text(result: CheckOutput) -> str:
     lines = []
     for file in result.files:
-        lines += [f"{file.file}: ok, {file.nodes} nodes, digest {file.digest[:12]}"] if file.ok else []
+        lines += [f"{file.file}: ok, {file.nodes} nodes, digest {(file.digest or '')[:12]}"] if file.ok else []
         lines += [f"{file.file}: {note}" for note in file.notes]
         lines += [f"{file.file}: {reason['line']}" for reason in file.reasons]
     return "\n".join(lines)

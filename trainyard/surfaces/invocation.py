@@ -159,8 +159,8 @@ def require_allowed(name: str, request: Any, context: Context) -> None:
         )  # fmt: skip
     if caller.remote and request.model_fields_set:
         # Imported here: only services check texts.
-        from trainyard.app.reach import require_reachable
-        from trainyard.app.secrets import refuse_secrets, texts_of_request
+        from trainyard.app.reach import require_reachable  # only services check texts
+        from trainyard.app.secrets import refuse_secrets, texts_of_request  # only services check texts
 
         texts = texts_of_request(request)
         refuse_secrets(texts)

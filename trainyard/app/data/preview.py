@@ -61,7 +61,7 @@ from trainyard.stores.models import resolve_model
 
 if TYPE_CHECKING:
     from trainyard.data.generation.survey import PairSurvey
-    from trainyard.data.renderers.rendering import Cut, Piece, Renderer
+    from trainyard.data.renderers.rendering import Cut, Piece, Renderer  # imports transformers
 
 STAGES = {Port.SFT: Stage.SFT, Port.PREFERENCE: Stage.DPO, Port.LABELLED: Stage.KTO, Port.TEXT: Stage.CPT}
 """The stage that the estimate is about."""
@@ -355,8 +355,8 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
             code="E-MODEL-NOT-FOUND",
         ) from error
     # Imported here: transformers takes seconds, and the pairs of documents do not need it.
-    from trainyard.data.renderers.rendering import Renderer
-    from trainyard.data.renderers.starts import choose_for_tokenizer
+    from trainyard.data.renderers.rendering import Renderer  # imports transformers
+    from trainyard.data.renderers.starts import choose_for_tokenizer  # imports transformers
 
     chosen = choose_for_tokenizer(tokenizer, template, roots=data_roots(settings))
     return Renderer(tokenizer, chosen.spec, chosen.text)

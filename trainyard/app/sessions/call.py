@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainyard.app.context import Context
 from trainyard.backends.sessions.frames import ask
@@ -47,12 +48,12 @@ def call_verb(
     context: Context,
     session: str,
     verb: str,
-    given: Mapping[str, object],
+    given: Mapping[str, Any],
     *,
     op_seq: int | None,
     wait: bool,
     body: bytes = b"",
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Carry out a verb, or enter it without `wait`: {op_seq, verb, state, result}.
 
     The same idempotency key of a caller is the same operation.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -74,10 +75,10 @@ def sweep_of(body: Mapping[str, object], name: str | None, chain: str) -> SweepS
 
 def read_parameters(
     given: SweepInput, ids: tuple[str, ...], written: ChainSpec
-) -> tuple[dict[str, Range | Choice], dict[str, object]]:
+) -> tuple[dict[str, Range | Choice], dict[str, Any]]:
     """(path -> range, path -> value of all trials). Raises `InvalidInput` (`E-PARAMETER`) naming the path."""
     ranges: dict[str, Range | Choice] = {}
-    fixed: dict[str, object] = {}
+    fixed: dict[str, Any] = {}
     whole = written.model_dump(mode="json")
     for path, value in flatten_settings(given.parameters).items():
         split_path(path, ids, whole)

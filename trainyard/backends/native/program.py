@@ -94,7 +94,7 @@ def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[obje
     rollouts = getattr(job.config.stage, "rollouts", None)
     if rollouts is None or rollouts.engine == "native":
         return nullcontext()
-    from trainyard.backends.native.policy_server import serving_policy
+    from trainyard.backends.native.policy_server import serving_policy  # brings an HTTP client
 
     return serving_policy(job.base, job.config, folder / SERVER_FOLDER, settings())
 

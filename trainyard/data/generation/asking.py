@@ -52,7 +52,7 @@ class BadPair(BadRow):
 class Complete(Protocol):
     """One reply of a language model; see the package's docstring for the contract."""
 
-    def __call__(self, messages: Messages, schema: Mapping[str, object] | None, seed: int) -> Awaitable[str]: ...
+    def __call__(self, messages: Messages, schema: JsonObject | None, seed: int) -> Awaitable[str]: ...
 
 
 @dataclass(frozen=True)

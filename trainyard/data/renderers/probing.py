@@ -63,7 +63,7 @@ def result(text: str, call_id: str) -> Turn:
     return {"role": "tool", "name": "weigh_fruit", "tool_call_id": call_id, "content": text}
 
 
-CALL: dict[str, object] = {
+CALL: dict[str, Any] = {
     "id": "call00001", "type": "function",
     "function": {"name": "weigh_fruit", "arguments": {"fruit": "quince"}},
 }  # fmt: skip

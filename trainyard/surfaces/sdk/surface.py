@@ -46,7 +46,7 @@ class Surface:
     def __dir__(self) -> list[str]:
         return [attribute_of(name) for name in words_after(self._word)]
 
-    def __call__(self, **fields: object) -> object:
+    def __call__(self, **fields: Any) -> Any:
         if self._word not in OPERATIONS:
             raise TypeError(f"{self._word or 'This'} is a group of operations: {self._known()}.")
         return self._call(self._word, fields)
@@ -110,7 +110,7 @@ def call_here(name: str, fields: Mapping[str, Any]) -> Any:
     return result
 
 
-def checked_request(name: str, fields: Mapping[str, object]) -> object:
+def checked_request(name: str, fields: Mapping[str, object]) -> Any:
     try:
         return request_of(name, fields)
     except FieldError as error:
