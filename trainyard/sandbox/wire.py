@@ -63,7 +63,7 @@ def read_pairs(content: Any, each: Each) -> Any:
     return ((each(key), each(item)) for key, item in content)
 
 
-PACKERS: dict[type, Callable[[object, Each], object]] = {
+PACKERS: dict[type, Callable[[Any, Each], Any]] = {
     int: lambda value, _: hex(value), bytes: lambda value, _: value.hex(), bytearray: lambda value, _: value.hex(),
     complex: lambda value, _: str(value), Decimal: lambda value, _: str(value), Fraction: lambda value, _: str(value),
     date: lambda value, _: value.isoformat(), datetime: lambda value, _: value.isoformat(),
@@ -75,7 +75,7 @@ PACKERS: dict[type, Callable[[object, Each], object]] = {
     dict: each_pair, OrderedDict: each_pair, Counter: each_pair, defaultdict: each_pair,
 }  # fmt: skip
 """Exact types of plain data that cross by content, larger integers included."""
-UNPACKERS: dict[str, Callable[[object, Each], object]] = {
+UNPACKERS: dict[str, Callable[[Any, Each], Any]] = {
     "int": lambda text, _: int(text, 16), "bytes": lambda text, _: bytes.fromhex(text),
     "bytearray": lambda text, _: bytearray.fromhex(text), "complex": lambda text, _: complex(text),
     "Decimal": lambda text, _: Decimal(text), "Fraction": lambda text, _: Fraction(text),

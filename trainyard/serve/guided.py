@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -97,7 +96,7 @@ class Grammars:
         self.lengths = np.array([len(text) for text in token_bytes])
         self.compiled: dict[str, LLMatcher] = {}
 
-    def constraint(self, schema: Mapping[str, Any], max_tokens: int) -> Constraint:
+    def constraint(self, schema: JsonObject, max_tokens: int) -> Constraint:
         """A fresh constraint. Raises `InvalidInput` (`E-JSON-SCHEMA`) if it cannot be enforced or cannot fit."""
         if len(json.dumps(schema)) > MAX_SCHEMA_BYTES:
             raise refused(f"it is longer than {MAX_SCHEMA_BYTES:,} bytes")

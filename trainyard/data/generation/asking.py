@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +124,7 @@ class Line:
             self.in_a_row = 0 if isinstance(reply, str) else self.in_a_row + 1
         return reply
 
-    async def ask_more(self, messages: Messages, schema: Mapping[str, object], seed: int) -> str | BadPair:
+    async def ask_more(self, messages: Messages, schema: JsonObject, seed: int) -> str | BadPair:
         """The same for a reply without which no row is lost: its failure does not count."""
         if self.cut:
             return BadPair("not_asked", f"The server was given up after {self.in_a_row} failures in a row.")
