@@ -25,7 +25,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -497,9 +497,7 @@ def collate(rows: list[Any], pad: int, device: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def imitation_loss(
-    spec: Mapping[str, object], model: Any, _reference: object, batch: dict[str, torch.Tensor]
-) -> torch.Tensor:
+def imitation_loss(spec: Fields, model: Any, _reference: object, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Cross-entropy, summed over the labelled tokens."""
     logits_BTV = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     return cross_entropy(logits_BTV[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten(), reduction="sum")
