@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from trainyard.json_types import JsonMapping
+
 Item = TypeVar("Item")
 
 
@@ -138,7 +140,7 @@ def watch_request(request: Any) -> None:
         return
     departure.require_caller()
 
-    def note_connection(event: str, info: Mapping[str, Any]) -> None:
+    def note_connection(event: str, info: JsonMapping) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             departure.on_leaving(ending_of(info["return_value"].get_extra_info("socket")))
         elif event.endswith(".failed"):  # so that a client which tries again does not
@@ -147,7 +149,7 @@ def watch_request(request: Any) -> None:
     request.extensions["trace"] = note_connection
 
 
-CALLER_HOOKS: dict[str, list[Callable[..., Any]]] = {"request": [watch_request]}
+CALLER_HOOKS: dict[str, list[Callable[..., object]]] = {"request": [watch_request]}
 """For `httpx.Client(event_hooks=)`, of a client that lives as long as one call."""
 
 

@@ -17,9 +17,10 @@ Errors are picklable, because they cross process boundaries (Prefect, supervised
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from trainyard.json_types import JsonMapping
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Reason:
         where = ".".join(part for part in (self.node, self.field) if part) or "chain"
         return f"{self.code} {where}: {self.because} Instead: {self.instead}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -66,10 +67,10 @@ class TrainyardError(Exception):
             text += f" Do: {self.do}"
         return text
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.why, self.do, self.code)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {"code": self.code, "what": self.what, "why": self.why, "do": self.do}
 
 
@@ -77,7 +78,7 @@ def _rebuild(kind: type[TrainyardError], what: str, why: str, do: str, code: str
     return kind(what, why=why, do=do, code=code)
 
 
-def from_fields(fields: Mapping[str, Any]) -> TrainyardError:
+def from_fields(fields: JsonMapping) -> TrainyardError:
     """The error that a child left as {kind, code, what, why, do} or {reasons}, as an exception of its own class."""
     if fields.get("reasons"):
         return Refused([Reason(**reason) for reason in fields["reasons"]])
@@ -113,7 +114,7 @@ class NotDeployed(TrainyardError):
         self.verdict, self.reasons, self.passed = verdict, tuple(reasons), tuple(passed)
         super().__init__(what, why="\n".join(self.reasons), do=do)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return rebuild_not_deployed, (self.what, self.reasons, self.passed, self.do, self.verdict)
 
 
@@ -145,10 +146,10 @@ class Refused(InvalidInput):
             code=first.code,
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Refused, (self.reasons, self.what)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {**super().as_dict(), "reasons": [reason.as_dict() for reason in self.reasons]}
 
 

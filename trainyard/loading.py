@@ -18,7 +18,7 @@ def load(path: str) -> Any:
 
 
 @cache
-def parse_path(path: str) -> tuple[str, Callable[[Any], Any] | None]:
+def parse_path(path: str) -> tuple[str, Callable[[object], object] | None]:
     """The module, and what gets the object out of it. A service asks for the same few with every request."""
     module, _, name = path.partition(":")
     return module, attrgetter(name) if name else None

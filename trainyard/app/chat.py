@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import httpx
 from pydantic import Field
@@ -26,6 +26,7 @@ from trainyard.cancellation import CALLER_HOOKS, require_caller
 from trainyard.compute.services import HOST, SupervisedService, free_port
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.inherited import child_environment
+from trainyard.json_types import JsonObject
 from trainyard.operations.adapters import AskInput
 from trainyard.operations.serving import ChatInput
 from trainyard.serve import embedded
@@ -105,12 +106,12 @@ class Conversation:
         return text
 
 
-def chunk_of(line: str) -> dict[str, Any] | None:
+def chunk_of(line: str) -> JsonObject | None:
     """The object of a line of server-sent events; None for any other line, and for the last one."""
     data = line.removeprefix("data:").strip()
     if not line.startswith("data:") or data == "[DONE]":
         return None
-    found: dict[str, Any] = json.loads(data)
+    found: dict[str, object] = json.loads(data)
     return found
 
 
@@ -210,7 +211,7 @@ def load_adapter(url: str, adapter: NamedAdapter) -> str | None:
     """Load the adapter into a running server, unless it is there; returns its base, None if that is not served."""
     name, wanted = adapter.name, read_origin(adapter.folder).get("base_sha256")
     with model_client(url) as client:
-        cards: dict[str, dict[str, Any]] = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
+        cards: dict[str, dict[str, object]] = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
         if name in cards:
             return str(cards[name]["parent"])
         base = next((one["id"] for one in cards.values() if wanted and one.get("sha256") == wanted), None)

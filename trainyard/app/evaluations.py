@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from trainyard.app.context import Context
 from trainyard.app.names import find_artifact, find_run
 from trainyard.app.responses import Response
 from trainyard.app.run_folders import FoundArtifact
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.artifacts import EvaluationInput, EvaluationsInput
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry
@@ -96,7 +96,7 @@ class EvaluatedBenchmark(BenchmarkComparisons):
     candidate: float | None
     improvement: PairedInterval
     flips: FlippedRows
-    judge: dict[str, Any] | None = None
+    judge: JsonObject | None = None
 
 
 class EvaluationGate(Response):
@@ -131,9 +131,9 @@ class Evaluation(EvaluationVerdict):
     gate: EvaluationGate
     notes: tuple[str, ...]
     samples: tuple[AnswerSample, ...]
-    training: dict[str, Any]
+    training: JsonObject
     """Trained adapter -> what its trainer counted."""
-    facts: dict[str, Any]
+    facts: JsonObject
     adapters: tuple[str, ...]
     """Versions of the registry that are this adapter."""
 
@@ -145,7 +145,7 @@ def list_evaluations(given: EvaluationsInput, context: Context) -> EvaluationLis
     return EvaluationList(evaluations=tuple(EvaluationVerdict(**verdict_words(one)) for one in found), next=cursor)
 
 
-def verdict_words(one: FoundArtifact) -> dict[str, Any]:
+def verdict_words(one: FoundArtifact) -> JsonObject:
     """What a list shows, by the facts that travel with the report."""
     facts = one.reference.facts if one.reference else {}
     primary = str(facts.get("primary") or "")
@@ -180,12 +180,12 @@ def show_evaluation(given: EvaluationInput, context: Context) -> Evaluation:
         raise damaged(path, f"It is not a report of this version: {error}") from error
 
 
-def own_fields(model: type[Response], given: Mapping[str, Any]) -> Any:
+def own_fields(model: type[Response], given: JsonMapping) -> Any:
     """A response of the fields that it has; a report has more, such as the score of each row."""
     return model.model_validate({name: value for name, value in given.items() if name in model.model_fields})
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> JsonObject:
     """Raises `Corrupt` (`E-CORRUPT`)."""
     try:
         value = orjson.loads(path.read_bytes())

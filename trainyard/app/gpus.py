@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import psutil
 
@@ -94,7 +93,7 @@ def full_memory(found: MonitorReading, percent: int) -> Iterator[str]:
 
 def use_of(gpu: GpuReading, owners: dict[int, str], *, only_jobs: bool) -> GpuUse:
     clocks: Clocks = gpu.clocks
-    read: dict[str, Any] = {name: getattr(gpu, name) for name in GpuUse.model_fields if hasattr(gpu, name)}
+    read: dict[str, object] = {name: getattr(gpu, name) for name in GpuUse.model_fields if hasattr(gpu, name)}
     read |= {"clock_graphics_mhz": clocks.graphics_mhz, "clock_memory_mhz": clocks.memory_mhz}
     return GpuUse(**read | {"processes": tuple(by_job(gpu.processes, owners, only_jobs=only_jobs))})
 

@@ -59,7 +59,7 @@ def show_settings(given: Nothing, context: Context) -> MachineSettingList:
     )
 
 
-def default_values() -> dict[str, Any]:
+def default_values() -> dict[str, object]:
     """What each setting is where nobody gives it; None for a folder that depends on the machine."""
     fields = Settings.model_fields.items()
     made = {name: None if field.default_factory else field.default for name, field in fields}

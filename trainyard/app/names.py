@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trainyard.app.context import Context
 from trainyard.app.live.jobs import open_index, with_labels
@@ -24,6 +24,7 @@ from trainyard.app.run_folders import CHAIN_FILE, FoundArtifact, RunFolder, arti
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.templates import TEMPLATES
 from trainyard.stores.artifacts import ArtifactStore
@@ -93,7 +94,7 @@ def shortest_name(run_id: str, name: str, context: Context) -> str:
     return short if is_alone else name
 
 
-def require_single(rows: Sequence[dict[str, Any]], word: str) -> dict[str, Any]:
+def require_single(rows: Sequence[JsonObject], word: str) -> JsonObject:
     """Return the only row. Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`)."""
     if not rows:
         raise NotFound(f"There is no job {word!r}.", do="List them by `trainyard jobs list`.", code="E-JOB-NOT-FOUND")

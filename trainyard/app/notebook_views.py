@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainyard.app.training_logs import draw_run
+from trainyard.app.training_logs import run_svg
 from trainyard.evals.curves import loss_curves
-from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import Reference
 
@@ -21,13 +20,13 @@ GIB = 2**30
 REPORT = "report.md"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown; what would end a cell is escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell(one) for one in line) + " |" for line in lines)
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
@@ -56,14 +55,9 @@ def check_markdown(check: Any) -> str:
     return "\n".join(lines)
 
 
-def run_svg(run_id: str) -> str | None:
-    """The loss of a run's trainers so far; None where there is none, or the run is on another machine."""
-    return draw_run(settings().runs / run_id) or None
-
-
 def metrics_svg(metrics: Any) -> str:
     """The loss of a job's trainers, of the points that the metrics contain."""
-    curves: dict[str, dict[str, Any]] = {}
+    curves: dict[str, dict[str, object]] = {}
     for one in metrics.trainings:
         curves[one.node] = {"losses": [(point.step, point.loss, 0.0) for point in one.points]}
         curves[f"{one.node} eval"] = {"losses": [(point.step, point.eval_loss, 0.0) for point in one.points]}

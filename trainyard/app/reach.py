@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.compute.services import EMBEDDED, find_service, record_path
 from trainyard.data.paths import data_roots, is_inside, refuse_path, resolve_inside
 from trainyard.data.remote.addresses import require_public
 from trainyard.errors import Denied, InvalidInput, NotFound
+from trainyard.json_types import JsonMapping
 from trainyard.settings import Settings
 from trainyard.stores.models import model_folder
 
@@ -108,7 +108,7 @@ def require_model(place: str, text: str, settings: Settings, tenant: str) -> Non
         raise refuse_path(text, roots, place, "is not a model's folder in the data roots")
 
 
-def require_template(target: str | Mapping[str, Any], templates: tuple[str, ...]) -> None:
+def require_template(target: str | JsonMapping, templates: tuple[str, ...]) -> None:
     """Refuse the file of a chain, which only the user of this machine may name; it is not looked for.
 
     Raises `Denied` (`E-LOCAL`), and `NotFound` (`E-PARAMETER`) for a name that is neither.
@@ -123,7 +123,7 @@ def require_template(target: str | Mapping[str, Any], templates: tuple[str, ...]
     raise NotFound(f"There is no template {target[:100]!r}.", why=why, do=do, code="E-PARAMETER")
 
 
-def refuse_whole_chain(target: str | Mapping[str, Any]) -> None:
+def refuse_whole_chain(target: str | Mapping[str, object]) -> None:
     """Refuse to run what was not stored. Raises `InvalidInput` (`E-PARAMETER`)."""
     if not isinstance(target, str):
         raise InvalidInput(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from trainyard.json_types import JsonObject
 
 
 class Response(BaseModel):
@@ -15,7 +16,7 @@ class Response(BaseModel):
 class Record(Response):
     """What was written about one thing: an adapter version, or a model that was built."""
 
-    record: dict[str, Any]
+    record: JsonObject
 
 
 class Blob(Response):

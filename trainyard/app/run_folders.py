@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -20,6 +19,7 @@ from trainyard.app.run_records import read_events
 from trainyard.cancellation import while_caller_waits
 from trainyard.data.paths import resolve_inside
 from trainyard.errors import Conflict, Corrupt, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
 from trainyard.stores.schema import read_versioned
@@ -41,7 +41,7 @@ class RunFolder:
         return self.path.name
 
     @cached_property
-    def chain(self) -> dict[str, Any]:
+    def chain(self) -> JsonObject:
         """The resolved chain; empty where it cannot be read."""
         try:
             value = orjson.loads((self.path / CHAIN_FILE).read_bytes())
@@ -127,7 +127,7 @@ def own_tenant(given: str | None, context: Context) -> str | None:
 
 def artifacts_of(run: RunFolder, store: ArtifactStore) -> Iterator[FoundArtifact]:
     """Every port that the nodes of a run have filled so far, in the order in which the nodes ended."""
-    ended: dict[str, dict[str, Any]] = {}
+    ended: dict[str, JsonObject] = {}
     for event in read_events(run.path):
         if event["event"] in ENDED and isinstance(event.get("key"), str) and isinstance(event.get("node"), str):
             ended.pop(event["node"], None)

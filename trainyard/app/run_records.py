@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -28,6 +28,7 @@ from trainyard.compute import events as event_files
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, EventTail, EventWriter
 from trainyard.errors import NOT_BETTER, NotDeployed
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL, JobState
@@ -35,6 +36,9 @@ from trainyard.stores.artifacts import ArtifactStore, Reference
 from trainyard.stores.files import translate_os_errors
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import MANIFEST, write_json_durably
+
+if TYPE_CHECKING:
+    from trainyard.app.training_logs import TrainingLogs
 
 FEW_ROWS_TAG = "few-rows:allow"
 """Tag of a run that trains although there are fewer rows than were asked for, or than a verdict needs."""
@@ -74,7 +78,7 @@ class NodeResult(BaseModel):
     seconds: float = 0.0
     message: str = ""
     outputs: dict[Port, Reference] = {}
-    facts: dict[str, Any] = {}
+    facts: JsonObject = {}
 
 
 class ClosedGate(BaseModel):
@@ -98,12 +102,12 @@ class ClosedGate(BaseModel):
         return closed_gate_line(self.model_dump())
 
 
-def is_closed_gate(facts: Mapping[str, Any]) -> bool:
+def is_closed_gate(facts: Mapping[str, object]) -> bool:
     """Return whether facts are those of a deployer whose gate said no."""
     return facts.get("deployed") is False and bool(facts.get("reasons"))
 
 
-def closed_gate_line(facts: Mapping[str, Any]) -> str:
+def closed_gate_line(facts: JsonMapping) -> str:
     """Return the verdict of a closed gate, with the number of checks that failed where they decided."""
     if facts["verdict"] != NOT_BETTER:
         return str(facts["verdict"])
@@ -177,7 +181,7 @@ class RunRecord:
         """A reader of the events from the first one on, which continues where it ended."""
         return EventTail(self.events)
 
-    def begin(self, chain: dict[str, Any]) -> None:
+    def begin(self, chain: JsonObject) -> None:
         with translate_os_errors(f"The run's folder {self.folder} was not made"):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_json_durably(self.folder / "chain.json", chain)
@@ -209,7 +213,7 @@ def read_events(folder: Path) -> Iterator[Event]:
     return event_files.read_events(RunRecord(folder).events)
 
 
-def data_sources(folder: Path, artifacts: Path) -> list[dict[str, Any]]:
+def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
     """What the data sources of a run have read: {source, format, rows, sha256} for each set; paths by their last name.
 
     The digest is that of the rows as they were stored.
@@ -231,7 +235,7 @@ def data_sources(folder: Path, artifacts: Path) -> list[dict[str, Any]]:
     ]
 
 
-def source_name(config: dict[str, Any]) -> str:
+def source_name(config: JsonObject) -> str:
     """The last name of a path or a repository, or an address without a user and a query."""
     if config.get("url"):
         parts = urlsplit(config["url"])
@@ -260,3 +264,13 @@ def read_chain(folder: Path) -> ResolvedChain | None:
 def read_result(folder: Path) -> RunResult | None:
     path = folder / "result.json"
     return RunResult.model_validate(read_versioned("run", path.read_bytes(), path)) if path.is_file() else None
+
+
+def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
+    """Record in the run's events that its trainers were preempted, and print it."""
+    said = []
+    for work in works:
+        message = f"The training stopped at step {work.progress().step}; its checkpoint is kept."
+        RunRecord(run_folder).emit(work.node, "stopped", message=message, reason="preempt")
+        said.append(f"{work.node}: {message}")
+    return "; ".join(said)

@@ -17,6 +17,7 @@ from trainyard.app.run_records import RunResult
 from trainyard.app.services import few_certificates, needs_api_url, prefect_environment
 from trainyard.callbacks import ignore
 from trainyard.compute.events import Event as ProgressEvent
+from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import JobPage, JobQuery, Row
@@ -118,6 +119,8 @@ class RunsClient(Protocol):
         """Keep the index of jobs in step with the server until `stop` is set."""
 
 
+CLIENT = "trainyard.prefect_api.client:connect"
+"""Named, not imported: Prefect takes seconds, and `prefect_api` imports `app`. Its type is checked there."""
 IMPORTING = threading.RLock()
 """Prefect's modules import each other in circles: two threads that begin at once see modules without their names."""
 
@@ -130,7 +133,5 @@ def connect_runs(settings: Settings) -> RunsClient:
     url = needs_api_url(settings)
     os.environ.update(few_certificates(settings, url) | prefect_environment(settings, url))
     with IMPORTING:
-        # Imported here: Prefect takes seconds, and few operations need it. `app` is below `prefect_api`; this import is
-        # the exception that pyproject.toml names to import-linter.
-        from trainyard.prefect_api.client import PrefectRuns
-    return PrefectRuns(settings)
+        connect: Callable[[Settings], RunsClient] = load(CLIENT)
+    return connect(settings)

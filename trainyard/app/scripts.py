@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import hashlib
 from pathlib import Path
-from typing import Any
 
 from trainyard.app.chains.eject import trainer_of
 from trainyard.app.context import Context
@@ -22,6 +21,7 @@ from trainyard.backends.script import files
 from trainyard.backends.script.backend import BACKEND as SCRIPT
 from trainyard.backends.script.templates import BUILT_IN, TEMPLATES_FOLDER, template_path
 from trainyard.errors import Conflict, Denied, InvalidInput, Refused
+from trainyard.json_types import JsonObject
 from trainyard.operations.backends import DraftScriptInput, SaveScriptInput, ScriptNameInput
 from trainyard.operations.base import Nothing
 from trainyard.settings import Settings
@@ -68,7 +68,7 @@ class ScriptDraft(Response):
     script: str
     """Name of the script."""
     text: str
-    spec: dict[str, Any]
+    spec: JsonObject
 
 
 def list_scripts(given: Nothing, context: Context) -> TrainingScriptList:

@@ -184,7 +184,7 @@ def redact_logs(settings: Settings) -> None:
         logging.getLogger(name).addFilter(RedactedRecords(known_secrets(settings)))
 
 
-def redact_value(value: Any, name: str = "", depth: int = 0) -> Any:
+def redact_value(value: object, name: str = "", depth: int = 0) -> object:
     """A value as it may be written down: secrets replaced, long texts and lists cut, bytes counted."""
     kind = type(value)
     if kind in NUMBERS or isinstance(value, bool | int | float):
@@ -219,7 +219,7 @@ def first_numbers(value: Sequence[Any]) -> list[Any]:
     return [*value[:MAX_NUMBERS], *more]
 
 
-def is_numbers(value: Any) -> bool:
+def is_numbers(value: object) -> bool:
     """Whether all items of a list are numbers, such as the tokens of a batch: those are not looked at one by one."""
     return isinstance(value, (list, tuple)) and NUMBERS.issuperset(map(type, value))
 
@@ -254,7 +254,7 @@ def texts_of_request(request: BaseModel) -> list[tuple[str, str]]:
     return list(texts_of({name: getattr(request, name) for name in request.model_fields_set}))
 
 
-def texts_of(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+def texts_of(value: object, place: str = "") -> Iterator[tuple[str, str]]:
     """(place, text) of every text below a value, names of keys included. Does not call itself: values may be deep."""
     waiting = [(place, value)]
     while waiting:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -49,7 +48,7 @@ def named_things(request: BaseModel) -> Iterator[tuple[str, str, bool]]:
     for name, field in type(request).model_fields.items():
         declared = next((part for part in field.metadata if isinstance(part, Argument | Option)), Option())
         is_file = isinstance(declared, Argument) and declared.is_file
-        value: Any = getattr(request, name)
+        value: object = getattr(request, name)
         for word in value if isinstance(value, tuple) else (value,):
             if isinstance(word, Path) or (isinstance(word, str) and word and (declared.completes or is_file)):
                 yield declared.completes, str(word), is_file or isinstance(word, Path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trainyard.backends.oom import follow_restarts
 from trainyard.backends.results import CHECKPOINT_FOLDER, RUNG
@@ -17,6 +16,8 @@ from trainyard.compute.child import EVENTS_FILE, LOG_FILE
 from trainyard.compute.events import EventTail
 from trainyard.compute.events import read_events as events_of
 from trainyard.evals.curves import loss_curves
+from trainyard.json_types import JsonObject
+from trainyard.settings import settings
 from trainyard.stores import metrics
 
 LAST_BYTES = 1 << 20
@@ -71,7 +72,7 @@ def training_logs_of(run_folder: Path) -> list[TrainingLogs]:
 
 def draw_run(run_folder: Path) -> str:
     """The losses and evaluation losses of a run's trainers as an SVG; "" when no trainer of it made a step."""
-    curves: dict[str, dict[str, Any]] = {}
+    curves: dict[str, JsonObject] = {}
     for log in training_logs_of(run_folder):
         points = log.curve()
         curves[log.node] = {"losses": [(point.step, point.loss) for point in points]}
@@ -102,7 +103,7 @@ class StepLog:
                 elif event["event"] == "progress" and metrics.number(event.get("step")) is not None:
                     yield from self.line(event)
 
-    def line(self, event: dict[str, Any]) -> Iterator[tuple[float, str]]:
+    def line(self, event: JsonObject) -> Iterator[tuple[float, str]]:
         text, time = self.pace.line(event), metrics.number(event.get("time")) or 0.0
         evaluated = metrics.number(event.get("eval_loss")) is not None
         if evaluated or time - self.shown >= STEP_EVERY_S or event["step"] == event.get("total_steps"):
@@ -128,3 +129,8 @@ def made_no_progress(run_folder: Path) -> bool:
         elif event["event"] == "finished":
             said.clear()
     return len(said) >= FRUITLESS and len(set(said[-FRUITLESS:])) == 1
+
+
+def run_svg(run_id: str) -> str | None:
+    """The loss of a run's trainers so far; None where there is none, or the run is on another machine."""
+    return draw_run(settings().runs / run_id) or None

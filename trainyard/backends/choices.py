@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
@@ -21,6 +22,7 @@ from pydantic import ValidationError
 from trainyard.backends.machine import device_name, read_architecture, versions
 from trainyard.compute.gpus import device_numbers, devices_here, physical_cores, read_gpus, training_threads
 from trainyard.errors import Conflict
+from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
@@ -154,7 +156,7 @@ def keep_evaluation(settings: Settings) -> MachineChoices:
     return choices if choices is not None else write_choices(facts, choose_evaluation(facts), settings)
 
 
-def write_choices(facts: dict[str, Any], choices: MachineChoices, settings: Settings) -> MachineChoices:
+def write_choices(facts: Mapping[str, object], choices: MachineChoices, settings: Settings) -> MachineChoices:
     """Keep a decision under its facts, and return it."""
     path = choices_file(facts, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +166,7 @@ def write_choices(facts: dict[str, Any], choices: MachineChoices, settings: Sett
     return choices
 
 
-def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) -> dict[str, Any]:
+def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) -> dict[str, object]:
     """Return what the decision is indexed by: the machine, the sizes of the base, the versions, and what is requested.
 
     Of the machine it contains what does not change with its load.
@@ -177,13 +179,13 @@ def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) 
     }
 
 
-def evaluation_facts(settings: Settings) -> dict[str, Any]:
+def evaluation_facts(settings: Settings) -> dict[str, object]:
     """Return what the decision of an evaluation is indexed by: it takes the first device of the machine."""
     machine = facts_of_device(devices_here()[0], settings)
     return {"machine": machine, "versions": versions(), "requested": {"node": "evaluator"}}
 
 
-def facts_of_device(device: Device, settings: Settings) -> dict[str, Any]:
+def facts_of_device(device: Device, settings: Settings) -> dict[str, object]:
     """Return what is true of a device of this machine, whatever else it does."""
     return {
         "device": device.value,
@@ -195,7 +197,7 @@ def facts_of_device(device: Device, settings: Settings) -> dict[str, Any]:
     }
 
 
-def choose_evaluation(facts: dict[str, Any]) -> MachineChoices:
+def choose_evaluation(facts: JsonObject) -> MachineChoices:
     """Return the decision of an evaluation: fp32 on a CPU, else the precision in which the weights are stored."""
     machine = facts["machine"]
     device = Device(machine["device"])
@@ -209,7 +211,7 @@ def choose_evaluation(facts: dict[str, Any]) -> MachineChoices:
     )
 
 
-def choose(config: TrainerConfig, base: Path | None, facts: dict[str, Any]) -> MachineChoices:
+def choose(config: TrainerConfig, base: Path | None, facts: JsonObject) -> MachineChoices:
     """Return the decision of some facts."""
     machine, requested = facts["machine"], config.hyperparameters.precision
     device = Device(machine["device"])
@@ -245,12 +247,12 @@ def own_gpus() -> list[Any]:
     return [gpu for gpu in read_gpus().gpus if gpu.index in numbers]
 
 
-def choices_file(facts: dict[str, Any], settings: Settings) -> Path:
+def choices_file(facts: Mapping[str, object], settings: Settings) -> Path:
     """Return the file of the decision for some facts."""
     return settings.choices / f"{digest(facts)[:32]}.json"
 
 
-def read_choices(facts: dict[str, Any], settings: Settings) -> MachineChoices | None:
+def read_choices(facts: Mapping[str, object], settings: Settings) -> MachineChoices | None:
     """Return what was decided for these facts; None before the first decision, or for a damaged file."""
     path = choices_file(facts, settings)
     try:
@@ -260,7 +262,7 @@ def read_choices(facts: dict[str, Any], settings: Settings) -> MachineChoices | 
         return None  # the facts decide again, as they did before
 
 
-def as_stored(facts: dict[str, Any]) -> Any:
+def as_stored(facts: Mapping[str, object]) -> object:
     return orjson.loads(orjson.dumps(facts))
 
 

@@ -29,18 +29,13 @@ from trainyard.backends.results import DECISIONS_FILE, RESULT_FOLDER, TRAINING_F
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.errors import Refused, TrainyardError
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.stores.tensors import has_changed
 from trainyard.stores.whole import write_folder, write_json_durably
-from trainyard.train.model.precision import (
-    PrecisionChoice,
-    accelerator_of,
-    choose_precision,
-    hidden_size,
-    native_bf16,
-)
+from trainyard.train.model.precision import PrecisionChoice, accelerator_of, choose_precision, hidden_size, native_bf16
 from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory, unchanged_weights
 
 if TYPE_CHECKING:
@@ -186,7 +181,7 @@ def require_moved(job: TrainingJob, model: Any, before: Mapping[str, int], why: 
         raise TrainyardError(**unchanged_weights(why))
 
 
-def explain_standstill(losses: Sequence[Sequence[float]], steps: int, skipped: int, rollouts: Mapping[str, Any]) -> str:
+def explain_standstill(losses: Sequence[Sequence[float]], steps: int, skipped: int, rollouts: JsonMapping) -> str:
     """Return the likely reason why a run moved nothing."""
     if steps and skipped == steps:
         return "Every step was skipped: its gradients overflowed in half precision."
@@ -197,7 +192,7 @@ def explain_standstill(losses: Sequence[Sequence[float]], steps: int, skipped: i
     return "No gradient reached the trained weights, or each step was below their precision."
 
 
-def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> dict[str, Any]:
+def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> JsonObject:
     """Return the part of `training.json` that is known from the job and its loss curve."""
     config = job.config
     return {
@@ -228,7 +223,7 @@ def library_versions(config: TrainerConfig, *packages: str) -> dict[str, str]:
     return {name: version(name) for name in names}
 
 
-def save_result(job: TrainingJob, folder: Path, record: Mapping[str, Any], write: Callable[[Path], None]) -> None:
+def save_result(job: TrainingJob, folder: Path, record: JsonMapping, write: Callable[[Path], None]) -> None:
     """Make `folder/result` of what `write(target)` leaves, with `training.json`: whole, or not at all."""
 
     def fill(temporary: Path) -> None:
@@ -280,13 +275,13 @@ def report_ledger(events: Events, ledger: TokenLedger) -> None:
     events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
 
 
-def report_coverage(events: Events, coverage: Mapping[str, Any] | None) -> None:
+def report_coverage(events: Events, coverage: JsonMapping | None) -> None:
     """Print and emit the share of the weights that an adapter is on, where that is not plain from the settings."""
     if coverage and coverage["note"]:
         print(f"adapter: {coverage['note']}", flush=True)
         events.emit("adapter", text=coverage["note"])
 
 
-def report_metrics(events: Events, record: Mapping[str, Any]) -> None:
+def report_metrics(events: Events, record: JsonMapping) -> None:
     """Emit what a person looks for first."""
     events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import orjson
@@ -145,7 +144,7 @@ class TrainingJob(JobData, JobMachine):
         return (digest({"job": self.digest, "tenant": self.tenant}) if self.tenant else self.digest)[:32]
 
 
-def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Any) -> TrainingJob:
+def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: object) -> TrainingJob:
     """The job of a resolved trainer on this machine: its base checked, its mirror located, threads and locks set.
 
     `inputs` are the fields of `TrainingJob` that differ between two places that make a job.

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from trainyard.compute.gpus import read_gpus
 from trainyard.spec.axes.devices import Device
@@ -18,12 +17,12 @@ UNLIKE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dty
 """Keys of a `config.json` that say nothing about the sizes."""
 
 
-def read_architecture(base: Path | None) -> dict[str, Any]:
+def read_architecture(base: Path | None) -> dict[str, object]:
     """Return the sizes of a model, from its `config.json`; {} without one."""
     path = base / "config.json" if base else None
     if path is None or not path.is_file():
         return {}
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    config: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
     return {name: value for name, value in config.items() if name not in UNLIKE}
 
 

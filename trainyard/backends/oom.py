@@ -11,7 +11,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import orjson
 import psutil
@@ -153,7 +152,7 @@ def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
 def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: int) -> list[str]:
     """Return what it takes now, and each single change that takes less, the greatest saving first."""
     hyper, now = config.hyperparameters, memory_of(shape, config, device).total
-    changes: dict[str, dict[str, Any]] = {
+    changes: dict[str, dict[str, object]] = {
         **({"gradient_checkpointing: true": {"gradient_checkpointing": True}} if recomputes(config) else {}),
         f"max_length: {hyper.max_length // 2}": {"max_length": max(8, hyper.max_length // 2)},
         "batch_size: 1": {"batch_size": 1},

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
@@ -24,6 +24,7 @@ from trainyard.compute.events import Event, read_events
 from trainyard.compute.supervise import LOG_HEADER, DesiredState, Outcome, Status
 from trainyard.compute.tail import read_block
 from trainyard.errors import Conflict, TrainyardError, from_fields
+from trainyard.json_types import JsonMapping
 from trainyard.stores.artifacts import Produced, ProducedSet
 from trainyard.stores.metrics import number, read_curve
 from trainyard.stores.whole import write_json_durably
@@ -153,7 +154,7 @@ def read_norms(work: Path) -> dict[int, float]:
     return {step: norm for step, norm in steps if isinstance(step, int) and norm is not None}
 
 
-def divergence_of(job: TrainingJob, training: Mapping[str, Any], work: Path) -> dict[str, Any]:
+def divergence_of(job: TrainingJob, training: JsonMapping, work: Path) -> dict[str, object]:
     """`divergence`: what speaks against a finished training in its own numbers; empty for nothing."""
     if not has_comparable_losses(job):
         return {}
@@ -188,7 +189,7 @@ def make_failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardE
     return rebuild_error(outcome.error, work)
 
 
-def rebuild_error(error: dict[str, Any], work: Path) -> TrainyardError:
+def rebuild_error(error: Mapping[str, object], work: Path) -> TrainyardError:
     """Return the child's error as an exception of its own class, which names the log by its whole path."""
     do = str(error.get("do") or "").replace(LOG_FILE, str(work / LOG_FILE))
     return from_fields({**error, "do": do})
@@ -246,7 +247,7 @@ def keep_best_checkpoints(job: TrainingJob, work: Path) -> None:
         paths[step].rename(work / BEST_FOLDER / paths[step].name)
 
 
-def early_stop_text(facts: Mapping[str, Any]) -> str:
+def early_stop_text(facts: JsonMapping) -> str:
     """`stopped early at step 60, best at step 40`; empty for a training that took all of its steps."""
     evaluation = facts.get("evaluation") or {}
     if not evaluation.get("stopped_early"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -29,7 +28,7 @@ def scorer_of(job: TrainingJob) -> ScorerSource | None:
 
 
 def make_panel(
-    job: TrainingJob, tokenizer: PreTrainedTokenizerBase, device: str, emit: Callable[..., Any]
+    job: TrainingJob, tokenizer: PreTrainedTokenizerBase, device: str, emit: Callable[..., object]
 ) -> RewardPanel:
     """The rewards of the job's stage. Raises `InvalidInput` (`E-REWARD`) where none is named, or a model is missing."""
     settings = job.config.stage
@@ -51,7 +50,7 @@ def make_panel(
 
 def judge_scorer(job: TrainingJob) -> JudgeScorer:
     """Return the judges of a job. The HTTP client is loaded then: a bare machine with a card does not have it."""
-    from trainyard.serve.client.replies import JudgeServer
+    from trainyard.serve.client.replies import JudgeServer  # brings an HTTP client
 
     keys = {
         name: os.environ.get(judge.api_key_env) if judge.api_key_env else None for name, judge in job.judges.items()
@@ -73,7 +72,7 @@ def make_environment(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> En
     return Environment.of(settings.environment, tokenizer, job.environment)
 
 
-def require_rewards(job: TrainingJob, rewards: Any) -> None:
+def require_rewards(job: TrainingJob, rewards: object) -> None:
     """Raise `InvalidInput` (`E-REWARD`) for a stage without rewards, or a reward without its model."""
     stage = job.config.stage
     if not rewards:

@@ -20,6 +20,7 @@ from trainyard.data import rows as shapes
 from trainyard.data.quality.sets import first_rows, row_order
 from trainyard.data.quarantine import REPORT_FILE
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.stores.whole import new_file
 from trainyard.train.evaluation.shuffled_control import shuffled_answers, shuffled_preferences
@@ -148,13 +149,13 @@ def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def write_lines(path: Path, values: Iterable[Any]) -> None:
+def write_lines(path: Path, values: Iterable[object]) -> None:
     """Write JSON lines."""
     with path.open("wb") as stream:
         stream.writelines(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE) for value in values)
 
 
-def chat_lines(rows: Iterable[shapes.Row], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+def chat_lines(rows: Iterable[shapes.Row], counts: Counter[str]) -> Iterator[JsonObject]:
     for row in rows:
         counts["read"] += 1
         if getattr(row, "split", shapes.TRAIN) != shapes.TRAIN:
@@ -164,7 +165,7 @@ def chat_lines(rows: Iterable[shapes.Row], counts: Counter[str]) -> Iterator[dic
         yield plain(row)
 
 
-def plain(row: shapes.Row) -> dict[str, Any]:
+def plain(row: shapes.Row) -> JsonObject:
     """Return a row as the JSON that chat trainers read."""
     match row:
         case shapes.SftRow():
@@ -182,13 +183,13 @@ def plain(row: shapes.Row) -> dict[str, Any]:
             return {"text": row.text}
 
 
-def turns(messages: list[shapes.Message]) -> list[dict[str, Any]]:
+def turns(messages: list[shapes.Message]) -> list[JsonObject]:
     return [
         {"role": message.role, "content": message.content, **parse("tool_calls", message.tool_calls), **message.extras}
         for message in messages
     ]
 
 
-def parse(name: str, text: str | None) -> dict[str, Any]:
+def parse(name: str, text: str | None) -> dict[str, object]:
     """Return a column of JSON under its name; nothing where it is empty."""
     return {name: json.loads(text)} if text else {}

@@ -17,7 +17,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -26,6 +25,7 @@ from trainyard.compute.rank_process import LAUNCHER_VARIABLE, LEADER, RANKS_FOLD
 from trainyard.compute.shim import start
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import TrainyardError, from_fields
+from trainyard.json_types import JsonObject
 
 POLL_S = 0.1
 LEAVE_S = 30.0
@@ -71,7 +71,7 @@ def raise_for_exit(code: int, folder: Path, size: int, events: child.Events) -> 
     raise cause(notes, folder, size)
 
 
-def cause(notes: dict[int, dict[str, Any]], folder: Path, size: int) -> TrainyardError:
+def cause(notes: dict[int, JsonObject], folder: Path, size: int) -> TrainyardError:
     """Return why a distributed run failed: the error of the first process with a reason of its own."""
     failures = sorted(
         (note for note in notes.values() if note["status"] == "failed"), key=lambda note: float(note["time"])

@@ -18,13 +18,13 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 import orjson
 import psutil
 
 from trainyard.compute import child
 from trainyard.errors import TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.loading import load
 from trainyard.stores.whole import write_json_durably
 from trainyard.workers.trainyard_worker.contract import LOST
@@ -36,7 +36,7 @@ LEADER = 0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def write_note(folder: Path, rank: int, status: str, **fields: Any) -> None:
+def write_note(folder: Path, rank: int, status: str, **fields: object) -> None:
     """Write this process's status, so that a reader sees all of it or nothing."""
     ranks_folder = folder / RANKS_FOLDER
     ranks_folder.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def write_note(folder: Path, rank: int, status: str, **fields: Any) -> None:
     )
 
 
-def read_notes(folder: Path) -> dict[int, dict[str, Any]]:
+def read_notes(folder: Path) -> dict[int, JsonObject]:
     """Rank -> what it noted last."""
     return {int(path.stem): orjson.loads(path.read_bytes()) for path in (folder / RANKS_FOLDER).glob("[0-9]*.json")}
 

@@ -28,7 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
@@ -37,6 +37,7 @@ from trainyard.compute.child import LOG_FILE, alive
 from trainyard.compute.supervise import DesiredState, Outcome, ProcessTree, last_line, supervise
 from trainyard.errors import Conflict, TrainyardError, Unavailable
 from trainyard.inherited import UMASK
+from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.stores.processes import Start, find_process, process_start
 from trainyard.stores.schema import read_versioned, versioned
@@ -338,7 +339,7 @@ class SupervisedService:
         )
         thread.shutdown(wait=False)
 
-    def write_started(self, event: dict[str, Any]) -> None:
+    def write_started(self, event: JsonObject) -> None:
         """Write the supervised process's identity to a file for a later process."""
         if event["event"] == "started":
             with suppress(psutil.NoSuchProcess):  # it ended already, and the outcome says why

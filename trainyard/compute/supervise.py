@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import orjson
 import psutil
@@ -33,6 +32,7 @@ from trainyard.compute.events import Event, EventTail
 from trainyard.compute.tail import read_end
 from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
+from trainyard.json_types import JsonObject
 
 TREE_REFRESH_S = 2.0
 ABANDONED_GRACE_S = 20.0
@@ -78,7 +78,7 @@ class Outcome:
     """Negative: the number of the signal that ended it."""
     reason: str
     """pause, cancel, preempt or budget if the parent asked; else the reason in the child's `stopped` event."""
-    error: dict[str, Any] | None
+    error: JsonObject | None
     """{kind, code, what, why, do} of a failed program."""
     seconds: float
     killed: bool = False
@@ -245,12 +245,12 @@ def outcome(
     return Outcome(Status.FAILED, exit_code, reason, read_error(folder, exit_code, killed_for_memory), seconds)
 
 
-def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[str, Any]:
+def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[str, object]:
     """`error.json`, or what can be said without it."""
     path = folder / child.ERROR_FILE
     if path.is_file():
         try:
-            error: dict[str, Any] = orjson.loads(path.read_bytes())
+            error: dict[str, object] = orjson.loads(path.read_bytes())
             return error
         except orjson.JSONDecodeError:
             return plain_error("E-CRASH", f"The program left an unreadable {child.ERROR_FILE}.", last_log_line(folder))
@@ -266,7 +266,7 @@ def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[st
     return plain_error("E-CRASH", f"The program ended with exit code {exit_code}.", last_log_line(folder))
 
 
-def plain_error(code: str, message: str, why: str) -> dict[str, Any]:
+def plain_error(code: str, message: str, why: str) -> dict[str, object]:
     return {"kind": "TrainyardError", "code": code, "what": message, "why": why, "do": f"Read {child.LOG_FILE}."}
 
 

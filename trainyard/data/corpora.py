@@ -16,7 +16,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -207,7 +206,7 @@ def checked(entry: CorpusTuple | str, where: str = "") -> CorpusTuple:
     return entry
 
 
-def tuple_of(value: Any, method: str) -> CorpusTuple:
+def tuple_of(value: object, method: str) -> CorpusTuple:
     """Return a value in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
     return with_digest(spell(value, method))
 

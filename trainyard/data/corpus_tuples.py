@@ -10,9 +10,10 @@ from typing import Any
 
 from trainyard.data.limited.requests import MOST_CHARS
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 
 TURN_KEYS = ("role", "content")
-EMPTY: tuple[Any, ...] = (None, "", [], {})
+EMPTY: tuple[object, ...] = (None, "", [], {})
 Value = dict[str, Any]
 
 
@@ -25,14 +26,14 @@ def bad(why: str) -> InvalidInput:
     )
 
 
-def spell(value: Any, method: str) -> Value:
+def spell(value: object, method: str) -> Value:
     """Return a tuple in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
     if not isinstance(value, Mapping):
         raise bad("it is not a JSON object")
     return engineering(value) if method == "sft" else apprenticeship(value)
 
 
-def engineering(value: Mapping[str, Any]) -> Value:
+def engineering(value: Mapping[str, object]) -> Value:
     if "messages" in value:
         messages = turns(value["messages"], "messages")
         if messages[-1]["role"] != "assistant":
@@ -42,7 +43,7 @@ def engineering(value: Mapping[str, Any]) -> Value:
     return {**spelt, "brief": text(value, "brief")} if value.get("brief") else spelt
 
 
-def apprenticeship(value: Mapping[str, Any]) -> Value:
+def apprenticeship(value: Mapping[str, object]) -> Value:
     shadow = text(value, "shadow" if "shadow" in value else "rejected")
     verdict = text(value, "verdict" if "verdict" in value else "chosen")
     if shadow == verdict:
@@ -52,7 +53,7 @@ def apprenticeship(value: Mapping[str, Any]) -> Value:
     return {"prompt": question, "shadow": shadow, "verdict": verdict}
 
 
-def text(value: Mapping[str, Any], key: str) -> str:
+def text(value: JsonMapping, key: str) -> str:
     content = value.get(key)
     if not isinstance(content, str) or not content.strip():
         raise bad(f"`{key}` is not a string" if key in value else f"`{key}` is missing")

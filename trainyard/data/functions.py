@@ -72,7 +72,7 @@ class FunctionKind:
             raise self.unusable(name, f"There is no module {module}.")
         return path
 
-    def import_file(self, path: Path) -> Any:
+    def import_file(self, path: Path) -> object:
         spec = importlib.util.spec_from_file_location(f"trainyard_{self.word}_{path.stem}", path)
         assert spec is not None, "a .py file has a loader"
         assert spec.loader is not None, "a .py file has a loader"

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 from pyarrow import ipc
 
 from trainyard.data.rows import BATCH_ROWS, ROWS_FILE, SCHEMAS
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import Mixture
 
@@ -36,7 +36,7 @@ class Share:
     """Rows that it could give: `available` times `max_epochs`."""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         return {
             "weight": self.weight, "available": self.available, "rows": self.count,
             "epochs": round(self.count / self.available, 4) if self.available else 0.0,

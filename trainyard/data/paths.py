@@ -133,7 +133,7 @@ def refuse_path(text: str, roots: Sequence[Path], field: str, because: str, targ
     folder = target if target is None or target.is_dir() else target.parent
     if folder is not None and folder != Path(folder.anchor):
         # Only this refusal reads the settings; a reading process starts twice as fast without them.
-        from trainyard.settings import settings, settings_file
+        from trainyard.settings import settings, settings_file  # see above
 
         line, file = settings().data_roots_line(folder), settings_file()
         instead += f", or write the line `{line}` into {file}"

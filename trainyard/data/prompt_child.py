@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta
 from jinja2.exceptions import SecurityError
@@ -16,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainyard.data.template_child import render_limited
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.lines import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 256 << 20
@@ -46,7 +46,7 @@ FAULTS: tuple[tuple[type[Exception], str, str], ...] = (
 """The first row whose type matches names the code; Jinja lets any exception of an expression through."""
 
 
-def answer(environment: ImmutableSandboxedEnvironment, prompt: str, variables: dict[str, Any]) -> Reply:
+def answer(environment: ImmutableSandboxedEnvironment, prompt: str, variables: JsonObject) -> Reply:
     """Return the reply to one line: the rendered text, or the error as its four fields."""
     try:
         if "document" in variables:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from trainyard.data.prompt_child import MEMORY_BYTES, RENDER_S, limit_error
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.children import ChildEnded, LineChild
 from trainyard.sandbox.limits import ChildLimits, Death
 from trainyard.spec.axes.data import GenerationTemplate
@@ -73,18 +73,18 @@ FIELDS = {
 }
 
 
-def item_schema(template: GenerationTemplate, wordings: int) -> dict[str, Any]:
+def item_schema(template: GenerationTemplate, wordings: int) -> JsonObject:
     """JSON Schema of one pair in a reply."""
     text = {"type": "string", "minLength": 1}
     if template is GenerationTemplate.QA:
         questions = {"type": "array", "items": text, "minItems": wordings, "maxItems": wordings}
-        properties: dict[str, Any] = {"questions": questions, "answer": text}
+        properties: dict[str, object] = {"questions": questions, "answer": text}
     else:
         properties = dict.fromkeys(FIELDS[template], text)
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def reply_schema(template: GenerationTemplate, wordings: int, pairs: int) -> dict[str, Any]:
+def reply_schema(template: GenerationTemplate, wordings: int, pairs: int) -> dict[str, object]:
     """JSON Schema of a reply with exactly `pairs` pairs.
 
     A run has at most as many schemas as a request has pairs, so a server compiles few grammars and keeps them.
@@ -98,7 +98,7 @@ def reply_schema(template: GenerationTemplate, wordings: int, pairs: int) -> dic
     }
 
 
-def answers_schema(count: int) -> dict[str, Any]:
+def answers_schema(count: int) -> dict[str, object]:
     """JSON Schema of further answers to `count` questions."""
     text = {"type": "string", "minLength": 1}
     return {
@@ -166,14 +166,14 @@ class PromptChild(LineChild):
             self.stop()
             raise
 
-    def render(self, variables: dict[str, Any]) -> str:
+    def render(self, variables: JsonObject) -> str:
         """Return the text for the variables of a prompt. Raises `InvalidInput` (`E-PROMPT`)."""
         if self.process is None:
             self.open_prompt()
         return read_text(lambda: self.exchange(json.dumps(variables).encode()))
 
 
-def read_text(exchange: Callable[[], dict[str, Any]]) -> str:
+def read_text(exchange: Callable[[], JsonObject]) -> str:
     """Return the text of a child's reply. Raises `InvalidInput` (`E-PROMPT`) for a fault and for a child that ended."""
     try:
         reply = exchange()

@@ -51,7 +51,7 @@ class Balance:
             name = key if key in self.ignored_keys or len(self.ignored_keys) < MAX_NAMES else "(others)"
             self.ignored_keys[name[:100]] += rows
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         assert self.read == self.kept_rows + sum(self.dropped.values()), "the balance of a reading does not add up"
         return {
             "read": self.read,
@@ -83,7 +83,7 @@ class Quarantine:
         self.balance.dropped[bad.reason] += 1
         if len(self.first) < 3:
             self.first.append(f"{source}:{line} {bad.reason} ({bad.detail})")
-        entry: dict[str, Any] = {"line": line, "offset": offset, "source": f"{source}:{line}"}
+        entry: dict[str, object] = {"line": line, "offset": offset, "source": f"{source}:{line}"}
         entry |= {"reason": bad.reason, "detail": make_printable(bad.detail)}
         if self.balance.bad <= ROWS_WITH_TEXT:
             text = row[: 4 * ROW_CHARS].decode("utf-8", "replace") if isinstance(row, bytes) else row

@@ -14,13 +14,13 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 
 ROWS_FILE = "rows.arrow"
@@ -48,7 +48,7 @@ class Message(msgspec.Struct, gc=False, omit_defaults=True):
     """JSON text of what few turns have: some of `EXTRAS`. One column on disk, because it is nearly always null."""
 
     @property
-    def extras(self) -> dict[str, Any]:
+    def extras(self) -> JsonObject:
         """Return what the turn has in addition to its text and calls, by name."""
         return msgspec.json.decode(self.more) if self.more else {}
 

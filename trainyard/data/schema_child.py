@@ -9,7 +9,7 @@ Its parent's side is `trainyard.data.quality.row_schemas`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -25,7 +25,7 @@ DETAIL_CHARS = 300
 ENDLESS = (MemoryError, RecursionError, OverflowError)
 
 
-def open_schema(schema: Any) -> tuple[Validator | None, dict[str, str]]:
+def open_schema(schema: object) -> tuple[Validator | None, dict[str, str]]:
     """Return a validator and the reply about its schema: empty, or why it cannot be used. Nothing is fetched.
 
     A row without content is compared first: of a schema that takes long for it, no row can be judged.
@@ -54,7 +54,7 @@ def judge(validator: Validator, row: Any) -> dict[str, str]:
         return {"limit": f"more memory than is allowed ({type(endless).__name__})"}
 
 
-def open_rows(setup: dict[str, Any]) -> tuple[Reply, Answer]:
+def open_rows(setup: Mapping[str, object]) -> tuple[Reply, Answer]:
     """Open the schema of the first line, and return what judges each list of rows, one reply a row."""
     validator, reply = open_schema(setup["schema"])
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trainyard.data.formats.converters import find_reference
 from trainyard.data.limited.requests import SetReadResult, SetRequest
@@ -25,6 +24,7 @@ from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.data.remote.kinds import RemoteKind, find_kind
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.nodes import DataSourceConfig, Mixture, SourceSet
@@ -123,9 +123,7 @@ def limit_of(config: DataSourceConfig, *, judged: bool) -> float | None:
     return config.max_bad_fraction if judged else None
 
 
-def mixture_facts(
-    mix: Mixture, shares: Sequence[Share], distinct: int, sets: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+def mixture_facts(mix: Mixture, shares: Sequence[Share], distinct: int, sets: Mapping[str, JsonMapping]) -> JsonObject:
     """The account of a mixture: read = kept + dropped over all sets; a row that is taken again counts as repeated."""
     dropped: Counter[str] = Counter()
     for facts in sets.values():
@@ -247,7 +245,7 @@ class SetReading:
         )
 
 
-def jsonl_to_arrow(path: Path, folder: Path, *, deduplicate: bool = True) -> dict[str, Any]:
+def jsonl_to_arrow(path: Path, folder: Path, *, deduplicate: bool = True) -> dict[str, object]:
     """One JSON Lines file to validated, normalised and, if wanted, exactly deduplicated Arrow. Returns the balance.
 
     The rows are in a folder of `folder` that is named by their port.

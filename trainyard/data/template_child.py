@@ -19,6 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.lines import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 512 << 20
@@ -48,7 +49,7 @@ class GenerationTag(jinja2.ext.Extension):
 class PlainNamespace(jinja2.utils.Namespace):
     """A namespace without names of Python's own, as transformers has it."""
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         if name.startswith("_"):
             raise jinja2.sandbox.SecurityError(f"a namespace has no name {name!r}")
         super().__setitem__(name, value)
@@ -89,7 +90,7 @@ def render_limited(pieces: Iterator[str], most: int) -> str | None:
     return "".join(text)
 
 
-def answer(template: jinja2.Template, variables: dict[str, Any], most: int) -> dict[str, str]:
+def answer(template: jinja2.Template, variables: JsonObject, most: int) -> dict[str, str]:
     """Return the reply to the variables of one rendering."""
     try:
         text = render_limited(template.generate(variables), most)

@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +36,7 @@ from trainyard.data.quality.sieve import RowFilter, TokenCounter
 from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE
 from trainyard.data.rows import HELD_OUT_FOLDER, ROWS_FILE, SCHEMAS, TRAIN, UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import ValidatorConfig
@@ -159,7 +159,7 @@ def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> Kep
     return entries.survivors(work, sieve.port)
 
 
-def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str] = ()) -> dict[str, Any]:
+def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str] = ()) -> JsonObject:
     """Return every row of the working file to where its fate says, and the dropped ones to quarantine.
 
     Returns the rows and tokens for training of each set of a mixture, which `names` lists, and the first documents
@@ -200,7 +200,7 @@ def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str
     return ({"mixture": counts} if counts else {}) | ({"unseen_names": list(unseen)[:MOST_NAMED]} if unseen else {})
 
 
-def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, Any]:
+def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, object]:
     """Return the row counts and the numbers for tables, as in `report.json` and in the reference's facts."""
     ledger, train = sieve.ledger, survivors.are(RowStatus.TRAIN)
     held_out = np.isin(survivors.documents, survivors.documents[survivors.are(RowStatus.UNSEEN_DOCUMENTS)])

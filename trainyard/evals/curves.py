@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+
+from trainyard.json_types import JsonMapping
 
 CURVES_FILE = "curves.svg"
 WIDTH, HEIGHT = 640, 300
@@ -19,7 +20,7 @@ DASHES = ("", "6 4", "2 3", "8 3 2 3")
 Point = tuple[float, float]
 
 
-def loss_curves(training: Mapping[str, Mapping[str, Any]]) -> str:
+def loss_curves(training: Mapping[str, JsonMapping]) -> str:
     """Return the SVG text; `training` maps a name to facts with `losses: [[step, loss, learning rate], …]`."""
     curves = {name: points(facts.get("losses", ())) for name, facts in training.items()}
     curves = {name: curve for name, curve in curves.items() if curve}

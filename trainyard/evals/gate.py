@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from trainyard.data.rows import UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
@@ -56,7 +55,7 @@ class Word(StrEnum):
     FEW_ROWS = "not enough rows to say"
 
 
-def verdict_word(verdict: Mapping[str, Any]) -> Word:
+def verdict_word(verdict: Mapping[str, object]) -> Word:
     """Return the word of a gate as reports store it; those of earlier releases know no floor of rows."""
     if verdict.get("few_rows"):
         return Word.FEW_ROWS

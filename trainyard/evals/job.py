@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from trainyard.data.rows import UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
 from trainyard.evals.benchmarks.table import LM_EVAL_PREFIX, benchmark
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
@@ -169,7 +170,7 @@ def version_name(live: Path) -> str:
     return "/".join(live.parts[-3:])
 
 
-def training_facts(folder: Path) -> dict[str, Any]:
+def training_facts(folder: Path) -> JsonObject:
     """Return the trainer's `training.json`; empty when the folder has none."""
     path = folder / TRAINING_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

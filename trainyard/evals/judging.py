@@ -25,6 +25,7 @@ from trainyard.evals.benchmarks.judged import BadReply, PairVerdict, Verdict
 from trainyard.evals.cases import Case
 from trainyard.evals.job import EvaluationJob
 from trainyard.evals.statistics import bootstrap, kappa_interval
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.client.client import ChatClient, api_key_from
 from trainyard.settings import Settings
 from trainyard.spec.nodes import JudgeSettings
@@ -47,7 +48,7 @@ class Judge:
     quarantine: list[dict[str, str]] = field(default_factory=list)
     last: TrainyardError | None = None
 
-    async def ask(self, row: str, messages: list[dict[str, str]], schema: dict[str, Any]) -> Any:
+    async def ask(self, row: str, messages: list[dict[str, str]], schema: JsonObject) -> Any:
         """Return the reply's JSON; None for a call that failed, which is entered under its reason."""
         self.calls += 1
         settings = self.settings
@@ -85,7 +86,7 @@ class Judge:
         reply = await self.ask(case.id, messages, judged.RUBRIC_SCHEMA)
         return None if reply is None else float(reply["score"])
 
-    def account(self) -> dict[str, Any]:
+    def account(self) -> dict[str, object]:
         """Calls, tokens, cost and failures; of no cost where no price is given."""
         usage, prices = self.client.usage(), self.settings
         tokens = ((usage["prompt_tokens"], prices.usd_per_million_prompt_tokens),
@@ -102,8 +103,8 @@ class Judge:
 
 
 def judge_scores(
-    job: EvaluationJob, scores: Mapping[str, Any], cases: Mapping[str, Sequence[Case]], folder: Path, settings: Settings
-) -> dict[str, Any]:
+    job: EvaluationJob, scores: JsonMapping, cases: Mapping[str, Sequence[Case]], folder: Path, settings: Settings
+) -> dict[str, object]:
     """Return the child's scores with the judged lines judged. `cases` are those of each judged line, by its label.
 
     Failed calls are written to `folder`. Raises `Unavailable` when the judge fails for half of its calls, and
@@ -117,8 +118,8 @@ def judge_scores(
 
 
 async def judge_line(
-    job: EvaluationJob, line: Mapping[str, Any], cases: Sequence[Case], folder: Path, settings: Settings
-) -> dict[str, Any]:
+    job: EvaluationJob, line: JsonMapping, cases: Sequence[Case], folder: Path, settings: Settings
+) -> JsonObject:
     """A line of answers as a line of values. Raises as `judge_scores`."""
     judge_settings = job.config.judge
     assert judge_settings is not None, "a judged benchmark has a judge"
@@ -168,8 +169,8 @@ async def gather(judge: Judge, work: Callable[[int], Awaitable[Any]], count: int
 
 
 async def judge_pairs(
-    judge: Judge, job: EvaluationJob, line: Mapping[str, Any], cases: Sequence[Case]
-) -> tuple[dict[str, list[float | None]], dict[str, Any]]:
+    judge: Judge, job: EvaluationJob, line: JsonMapping, cases: Sequence[Case]
+) -> tuple[dict[str, list[float | None]], JsonObject]:
     """Return what each participant wins against the baseline, and what is known of the judge."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
     shares: dict[str, list[float | None]] = {"baseline": [0.5] * len(cases)}
@@ -196,7 +197,9 @@ async def judge_by_rubric(judge: Judge, cases: Sequence[Case], answers: Sequence
     return await judge.score(cases[at], answers[at])
 
 
-def measure_bias(verdicts: Sequence[PairVerdict], clusters: Sequence[str], job: EvaluationJob) -> dict[str, Any] | None:
+def measure_bias(
+    verdicts: Sequence[PairVerdict], clusters: Sequence[str], job: EvaluationJob
+) -> dict[str, object] | None:
     """The share of complete pairs whose verdict changes with the order, with its interval; None without any."""
     pairs = [
         (float(verdict.flipped), cluster)
@@ -214,8 +217,8 @@ def measure_bias(verdicts: Sequence[PairVerdict], clusters: Sequence[str], job: 
 
 
 async def measure_agreement(
-    judge: Judge, job: EvaluationJob, line: Mapping[str, Any], cases: Sequence[Case]
-) -> dict[str, Any]:
+    judge: Judge, job: EvaluationJob, line: JsonMapping, cases: Sequence[Case]
+) -> dict[str, object]:
     """Return how often the judge prefers what the rows' labels prefer; nothing without labels."""
     labelled = [(at, case) for at, case in enumerate(cases) if case.answer is not None and case.rejected is not None]
     if not labelled:
@@ -238,11 +241,11 @@ async def measure_agreement(
     return {"agreement": {"pairs": len(counts), "accuracy": accuracy, "kappa": kappa}}
 
 
-def text_of(turn: Mapping[str, Any] | None) -> str:
+def text_of(turn: JsonMapping | None) -> str:
     return str((turn or {}).get("content") or "")
 
 
-async def judge_rubric(judge: Judge, line: Mapping[str, Any], cases: Sequence[Case]) -> dict[str, list[float | None]]:
+async def judge_rubric(judge: Judge, line: JsonMapping, cases: Sequence[Case]) -> dict[str, list[float | None]]:
     """Return the score of each participant's answers."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
     return {
@@ -272,7 +275,7 @@ def require_answered(judge: Judge) -> None:
     )
 
 
-def no_verdict_error(judge: Judge, facts: Mapping[str, Any]) -> TrainyardError:
+def no_verdict_error(judge: Judge, facts: JsonMapping) -> TrainyardError:
     bias = facts.get("position_bias") or {}
     return TrainyardError(
         f"No verdict of the judge {judge.client.model} can be used.",

@@ -256,7 +256,7 @@ def attach(network: Any, participant: Participant, role: str) -> Any:
     return network.eval()
 
 
-def load_network(path: str, device: str) -> Any:
+def load_network(path: str, device: str) -> object:
     """A causal language model from safetensors, without remote code; float32 on the CPU, else its own precision."""
     dtype = torch.float32 if device == "cpu" else "auto"
     if device == "cpu":

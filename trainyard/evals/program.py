@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import peft
 import torch
@@ -25,6 +24,7 @@ from trainyard.evals.job import SCORES_FILE, EvaluationJob, label, listed_benchm
 from trainyard.evals.model import HuggingFaceModel, load_participants, pick_device
 from trainyard.evals.reward_model import load_reward_participants
 from trainyard.evals.tasks import cases_of, gold_of
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.nodes import BenchmarkSpec
 from trainyard.stores.whole import write_json_durably
 
@@ -38,7 +38,7 @@ def main(folder: Path, events: Events) -> None:
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
     lines = [(line, cases_of(line, job)) for line in listed_benchmarks(job)]
-    participants: dict[str, Any] = load_reward_participants(job) if job.head == "reward" else load_participants(job)
+    participants: JsonObject = load_reward_participants(job) if job.head == "reward" else load_participants(job)
     scored = []
     for step, (line, cases) in enumerate(lines, 1):
         if events.stop_requested():
@@ -51,9 +51,7 @@ def main(folder: Path, events: Events) -> None:
     write_json_durably(folder / SCORES_FILE, {"benchmarks": scored, "samples": samples, "facts": facts})
 
 
-def score_line(
-    line: BenchmarkSpec, cases: list[Case], participants: Mapping[str, Any], job: EvaluationJob
-) -> dict[str, Any]:
+def score_line(line: BenchmarkSpec, cases: list[Case], participants: JsonMapping, job: EvaluationJob) -> JsonObject:
     """Return one benchmark on one set: each participant's value per row, and what was left out, counted."""
     score = benchmark(line.name).score
     if score is None:
@@ -81,7 +79,7 @@ def score_line(
     }
 
 
-def count_refusals(cases: Sequence[Case], participants: Mapping[str, Any]) -> dict[str, int]:
+def count_refusals(cases: Sequence[Case], participants: JsonMapping) -> dict[str, int]:
     """Words of the chat template -> rows that it refuses with them, the most frequent first."""
     messages = {
         case.id: model.refused[case.id] for case in cases for model in participants.values() if case.id in model.refused
@@ -104,7 +102,7 @@ def nothing_scored(line: BenchmarkSpec, rows: int, refused: Mapping[str, int], c
 
 def answered_line(
     line: BenchmarkSpec, cases: list[Case], participants: Mapping[str, HuggingFaceModel], job: EvaluationJob
-) -> dict[str, Any]:
+) -> JsonObject:
     """Each participant's answers, which a judge scores outside of this child."""
     assert job.config.judge is not None, "a judged benchmark has a judge"
     tokens = job.config.judge.answer_tokens

@@ -16,6 +16,7 @@ from trainyard.evals.benchmarks.table import Benchmark, benchmark
 from trainyard.evals.gate import Measured, choose_primary, judge
 from trainyard.evals.job import EvaluationJob, training_facts, version_name
 from trainyard.evals.statistics import ConfidenceInterval, Flips, bootstrap, count_flips, improvements
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.latent import Latent
 from trainyard.spec.estimate.heldout import few_rows, too_few_rows
 
@@ -24,7 +25,7 @@ LONGEST_SAMPLE = 300
 """Characters of a sample in the Markdown report; the JSON has all of it."""
 
 
-def build_report(job: EvaluationJob, scores: Mapping[str, Any]) -> Report:
+def build_report(job: EvaluationJob, scores: JsonMapping) -> Report:
     """Statistics, gate and origin of one evaluation, as the JSON report.
 
     `scores` is the child's `scores.json`. Raises `InvalidInput` (`E-BENCHMARK`).
@@ -52,17 +53,17 @@ def build_report(job: EvaluationJob, scores: Mapping[str, Any]) -> Report:
     }
 
 
-def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
+def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, object]], primary: str) -> list[str]:
     """Return what makes the verdict rest on little: few rows to train on, few rows in the primary benchmark."""
     return few_rows(*counted_rows(job, lines, primary))
 
 
-def below_floor(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
+def below_floor(job: EvaluationJob, lines: Sequence[Mapping[str, object]], primary: str) -> list[str]:
     """Why there are not enough rows for a verdict, by `least_rows`; empty where there are."""
     return too_few_rows(*counted_rows(job, lines, primary), least=job.config.least_rows)
 
 
-def counted_rows(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: str) -> tuple[int | None, int]:
+def counted_rows(job: EvaluationJob, lines: Sequence[JsonMapping], primary: str) -> tuple[int | None, int]:
     """The rows that the candidate was trained on, None where nothing says it, and those of the primary benchmark."""
     trained = training_facts(Path(job.candidate.path)) if job.candidate.path else {}
     rows = ((trained.get("data") or {}).get("rows") or {}).get("trained")
@@ -74,7 +75,7 @@ def live_name(job: EvaluationJob) -> str:
     return version_name(Path(job.live.path)) if job.live and job.live.path else ""
 
 
-def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
+def benchmark_entry(job: EvaluationJob, scored: JsonMapping) -> Report:
     """Summarize one benchmark on one set: means, paired improvement with its interval, flips, and the control."""
     row = benchmark(scored["name"])
     values: Mapping[str, Sequence[float]] = scored["values"]
@@ -115,11 +116,11 @@ def compare(
     return bounds, count_flips(improvement)
 
 
-def line_label(line: Mapping[str, Any]) -> str:
+def line_label(line: JsonMapping) -> str:
     return f"{line['name']}/{line['set']}"
 
 
-def measured(line: Mapping[str, Any]) -> Measured:
+def measured(line: JsonMapping) -> Measured:
     over_live = ConfidenceInterval(**line["vs_live"]) if line["vs_live"] else None
     improvement = ConfidenceInterval(**line["improvement"])
     return Measured(line_label(line), line["metric"], improvement, line["margin"], over_live)
@@ -146,12 +147,13 @@ def missing_control(job: EvaluationJob) -> list[str]:
     if latent.get("type") != Latent.COCONUT.value or not latent.get("feedback") or control_of(job) == "pauses":
         return []
     return [
-        "The candidate was trained with technique coconut, and no control with the same curriculum was: what it gained "
-        "may come from the curriculum and not from its thoughts. A second trainer with `control: pauses` shows it."
+        "The candidate was trained with technique coconut, and no control with the same curriculum was: what it "
+        "gained may come from the curriculum and not from its thoughts. A second trainer with `control: pauses` "
+        "shows it."
     ]
 
 
-def notes(lines: Sequence[Mapping[str, Any]], primary: str, control: str | None) -> list[str]:
+def notes(lines: Sequence[JsonMapping], primary: str, control: str | None) -> list[str]:
     """Return notes on the verdict: synthetic gold, skipped rows, a candidate that is like its control."""
     sentences = []
     synthetic = sorted({line["set"] for line in lines if line["gold"].startswith("synthetic")})
@@ -169,7 +171,7 @@ def notes(lines: Sequence[Mapping[str, Any]], primary: str, control: str | None)
     return sentences
 
 
-def skipped_note(line: Mapping[str, Any]) -> str:
+def skipped_note(line: JsonMapping) -> str:
     """Return the rows of a line that were left out, with the chat template's words; empty if all were scored."""
     refused = line["refused"]
     count = sum(refused.values())
@@ -179,7 +181,7 @@ def skipped_note(line: Mapping[str, Any]) -> str:
     return f"{line_label(line)}: {long + count} rows were left out: {'; '.join(parts)}." if parts else ""
 
 
-def judge_note(line: Mapping[str, Any]) -> str:
+def judge_note(line: JsonMapping) -> str:
     """What is known of the judge of a line: its bias, its failures, its agreement with labels, and what it took."""
     judge, sentences = line["judge"], []
     if bias := judge.get("position_bias"):
@@ -198,13 +200,13 @@ def judge_note(line: Mapping[str, Any]) -> str:
     return f"{line_label(line)}: judged by {judge['model']}; {'; '.join(sentences)}; {tokens:,} tokens{cost}.{skipped}"
 
 
-def share_text(interval: Mapping[str, Any]) -> str:
+def share_text(interval: Mapping[str, object]) -> str:
     """`12.0% [4.0%, 20.0%]`."""
     bounds = "" if interval["low"] is None else f" [{interval['low']:.1%}, {interval['high']:.1%}]"
     return f"{interval['mean']:.1%}{bounds}"
 
 
-def training_summary(job: EvaluationJob) -> dict[str, Any]:
+def training_summary(job: EvaluationJob) -> dict[str, object]:
     """Return what the trainers wrote about candidate and control: token ledger, losses and how they were trained."""
     keys = (
         "stage",
@@ -231,12 +233,12 @@ def training_summary(job: EvaluationJob) -> dict[str, Any]:
     return {role: {key: facts[key] for key in keys if key in facts} for role, facts in training.items() if facts}
 
 
-def markdown(report: Mapping[str, Any]) -> str:
+def markdown(report: JsonMapping) -> str:
     """The report as a page: verdict first, then tables, samples, training and the origin of the right answers."""
     verdict = report["gate"]
     intro = (
-        f"Candidate: adapter `{report['adapter_sha256'][:12] or 'unnamed'}` on `{report['base_model']}`. "
-        f"Baseline: {report['baseline']}. Primary metric: `{report['primary']}`."
+        f"Candidate: adapter `{report['adapter_sha256'][:12] or 'unnamed'}` on `{report['base_model']}`. Baseline: "
+        f"{report['baseline']}. Primary metric: `{report['primary']}`."
         + (f" Live: `{report['live']}`." if report["live"] else "")
     )
     reading = (
@@ -262,7 +264,7 @@ def bullets(texts: Sequence[str]) -> str:
     return "\n".join(f"- {text}" for text in texts)
 
 
-def verdict_text(verdict: Mapping[str, Any]) -> str:
+def verdict_text(verdict: JsonMapping) -> str:
     if verdict.get("few_rows"):
         return "**Not enough rows to say.** The candidate is not deployed unless the deployer has `few_rows: allow`."
     if verdict["better"] and verdict.get("cautions"):
@@ -273,7 +275,7 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
     return f"**Not better**, for {count} reason{'s' if count != 1 else ''}. The candidate is not deployed."
 
 
-def results_table(report: Mapping[str, Any]) -> str:
+def results_table(report: JsonMapping) -> str:
     has_control = any(line["control"] is not None for line in report["benchmarks"])
     has_live = any(line["live"] is not None for line in report["benchmarks"])
     head = ["benchmark", "rows", "baseline", "candidate", "improvement", "better / worse / equal"]
@@ -294,7 +296,7 @@ def results_table(report: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
-def interval_text(interval: Mapping[str, Any]) -> str:
+def interval_text(interval: Mapping[str, object]) -> str:
     if interval["low"] is None:
         return f"{interval['mean']:+.4f} (one case: no interval)"
     return f"{interval['mean']:+.4f} [{interval['low']:+.4f}, {interval['high']:+.4f}]"
@@ -309,7 +311,7 @@ def cell(text: str) -> str:
     return flat or "(nothing)"
 
 
-def training_table(training: Mapping[str, Mapping[str, Any]]) -> str:
+def training_table(training: Mapping[str, JsonMapping]) -> str:
     """Return the token ledger and the losses, one column per trained adapter."""
     keys = ["stage", "method", "backend", "steps", "loss_at_start", "loss_at_end", "seconds"]
     training = {name: {**facts, **evaluated(facts), **rolled_out(facts)} for name, facts in training.items()}
@@ -328,7 +330,7 @@ def training_table(training: Mapping[str, Mapping[str, Any]]) -> str:
 EVALUATED = ("best held-out loss", "at step", "weights of step")
 
 
-def evaluated(facts: Mapping[str, Any]) -> dict[str, Any]:
+def evaluated(facts: JsonMapping) -> JsonObject:
     """Return what a trainer measured on held-out rows while it trained; empty where it did not."""
     evaluation = facts.get("evaluation") or {}
     best = evaluation.get("best") or {}
@@ -345,7 +347,7 @@ DRAWN = {
 """Place of what the rollouts reported -> its row in the table."""
 
 
-def rolled_out(facts: Mapping[str, Any]) -> dict[str, Any]:
+def rolled_out(facts: JsonMapping) -> JsonObject:
     """Return what a trainer has learned from the rewards of its completions; empty where it drew none."""
     rollouts = facts.get("rollouts") or {}
     return {row: rollouts[end].get(name) for (end, name), row in DRAWN.items() if end in rollouts}
@@ -362,7 +364,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def headline(report: Report) -> dict[str, Any]:
+def headline(report: Report) -> dict[str, object]:
     """Return the few facts that travel with the reference: for the plan table, the demo and the deployer."""
     keys = ("baseline", "candidate", "control", "live", "improvement", "vs_control", "vs_live")
     sets = {line_label(line): {key: line[key] for key in keys} for line in report["benchmarks"]}

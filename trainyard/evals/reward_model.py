@@ -81,7 +81,7 @@ def load_reward_participants(job: EvaluationJob) -> dict[str, Chance | RewardMod
     return {"baseline": Chance(), **models}
 
 
-def load_scorer(job: EvaluationJob, participant: Participant, device: str) -> Any:
+def load_scorer(job: EvaluationJob, participant: Participant, device: str) -> object:
     """Return a model with one score a row: a whole one, or the base with the adapter."""
     folder = participant.path or ""
     source = ScorerSource(folder) if participant.kind == "model" else ScorerSource(job.base_path, folder)

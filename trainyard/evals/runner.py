@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
@@ -23,6 +22,7 @@ from trainyard.evals.job import SCORES_FILE, EvaluationJob, label, listed_benchm
 from trainyard.evals.judging import judge_scores
 from trainyard.evals.report import build_report, headline, markdown
 from trainyard.evals.tasks import cases_of
+from trainyard.json_types import JsonObject
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import Produced, ProducedSet
@@ -39,7 +39,7 @@ def evaluate(
     folder: Path,
     *,
     desired_state: Callable[[], DesiredState] = always_run,
-    on_event: Callable[[dict[str, Any]], None] = ignore,
+    on_event: Callable[[JsonObject], None] = ignore,
     settings: Settings | None = None,
 ) -> Produced:
     """Run the job's benchmarks in a child and write `report/` {report.md, report.json, curves.svg} below `folder`.
@@ -89,7 +89,7 @@ def require_not_stopped(desired_state: Callable[[], DesiredState]) -> None:
         require_done(Outcome(Status.STOPPED, exit_code=0, reason=now.value, error=None, seconds=0.0))
 
 
-def write_report(report: dict[str, Any], folder: Path) -> None:
+def write_report(report: JsonObject, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text(markdown(report), encoding="utf-8")
     (folder / CURVES_FILE).write_text(loss_curves(report["training"]), encoding="utf-8")

@@ -25,6 +25,7 @@ from trainyard.evals.benchmarks.likelihood import GENERAL_SET
 from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case, Turn, assistant
 from trainyard.evals.job import HELDOUT_FOLDER, SETS, EvaluationJob, HeldOutSet, label
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.verdict import Counted
 from trainyard.spec.nodes import BenchmarkSpec
@@ -190,7 +191,7 @@ def task_case(line: bytes, path: Path, number: int) -> Case:
     return question_case(value, question, where, cluster)
 
 
-def question_case(value: dict[str, Any], question: str, where: str, cluster: str) -> Case:
+def question_case(value: JsonObject, question: str, where: str, cluster: str) -> Case:
     prompt = ({"role": "user", "content": question},)
     if "chosen" in value or "rejected" in value:
         sides = [value.get(side) for side in ("chosen", "rejected")]

@@ -8,12 +8,13 @@ from either after a crash: a marker gives one version, however often it is tried
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainyard.backends.results import TrainingStopped
 from trainyard.data.corpora import CorpusTuple
 from trainyard.errors import Conflict, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.night.deps import NightDeps, NightVerdict, Trained, TrainingRequest
 from trainyard.night.publish import point, publish, register, registered
 from trainyard.night.report import Failure, TrainingReport
@@ -166,16 +167,16 @@ def reject(lease: ClaimLease, trained: Trained, verdict: NightVerdict) -> Traini
     return report_outcome(lease.claim.marker, "rejected", trained.facts, gate=verdict.reasons, note=note)
 
 
-def passed(facts: dict[str, Any]) -> tuple[str, ...]:
+def passed(facts: JsonObject) -> tuple[str, ...]:
     """Return what a published adapter is better than, and by which metric; or that there was no gate."""
-    gate: dict[str, Any] = facts.get("gate") or {}
+    gate: JsonObject = facts.get("gate") or {}
     if gate.get("gate") == "none":
         return ("not evaluated: phase2.gate is none",)
     against = [f"better than {gate['baseline']}"] if gate.get("baseline") else []
     return (*against, *gate.get("passed", ()))
 
 
-def report_outcome(marker: Marker, outcome: Any, facts: dict[str, Any], **more: Any) -> TrainingReport:
+def report_outcome(marker: Marker, outcome: object, facts: Mapping[str, object], **more: object) -> TrainingReport:
     ends = {"first_loss": "loss_at_start", "final_loss": "loss_at_end"}  # means, where a trainer gave them
     losses = {name: facts.get(mean, facts.get(name)) for name, mean in ends.items()}
     return TrainingReport(marker=marker.name, outcome=outcome, **losses, **more)

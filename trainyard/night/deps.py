@@ -7,7 +7,7 @@ flushed, break connections, crash at any point and let other processes act. The 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,7 @@ class ModelServer(Protocol):
     def wait_ready(self, timeout_s: float) -> object:
         """Return when it answers. Raises `Unavailable` after `timeout_s`."""
 
-    def warm(self, schema: dict[str, Any]) -> object:
+    def warm(self, schema: Mapping[str, object]) -> object:
         """Let it compile the schema, so that the first document is not delayed by that."""
 
     def completing(self, concurrency: int, *, timeout_s: float) -> AbstractAsyncContextManager[Complete]:

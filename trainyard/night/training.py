@@ -20,6 +20,7 @@ from trainyard.compute.supervise import DesiredState
 from trainyard.data.corpora import write_training_set
 from trainyard.evals.job import job_from_inputs
 from trainyard.evals.runner import REPORT_FILE, REPORT_FOLDER, evaluate
+from trainyard.json_types import JsonObject
 from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings
@@ -119,7 +120,7 @@ class LocalTrainer:
         job = job_from_inputs(config, inputs, threads=training_threads(self.settings.threads), live=live)
         shutil.rmtree(order.work / "judge", ignore_errors=True)
         evaluate(job, order.work / "judge", desired_state=still(order), settings=self.settings)
-        report: dict[str, Any] = orjson.loads((order.work / "judge" / REPORT_FOLDER / REPORT_FILE).read_bytes())
+        report: JsonObject = orjson.loads((order.work / "judge" / REPORT_FOLDER / REPORT_FILE).read_bytes())
         gate = report["gate"]
         facts = {**gate, "baseline": report["baseline"]}
         return NightVerdict(bool(gate["better"]), tuple(gate["reasons"]), facts)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,6 +15,13 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import table
 from trainyard.operations.texts import next_lines
 from trainyard.serve.conversion.architectures import Layout
+
+if TYPE_CHECKING:
+    from trainyard.app.adapters.ask import AskedAnswer
+    from trainyard.app.adapters.register import Registered
+    from trainyard.app.adapters.registry import AdapterRows, Converted
+    from trainyard.app.adapters.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
+    from trainyard.app.responses import Record
 
 
 class AdaptersInput(Request):
@@ -139,14 +147,14 @@ class AskInput(Request):
     seed: int = Field(0, ge=0, le=2**53, description="Of the random numbers, where temperature is not 0.")
 
 
-def adapters_text(result: Any) -> str:
+def adapters_text(result: AdapterRows) -> str:
     if not result.rows:
         return "no adapters yet"
     header = list(result.rows[0])
     return table([[str(row[key]) for key in header] for row in result.rows], header)
 
 
-def registered_text(result: Any) -> str:
+def registered_text(result: Registered) -> str:
     verdict = {True: "better", False: "not better", None: "not evaluated"}[result.better]
     state = "live" if result.live else "registered, not live"
     lines = [f"{result.version} is {state}: the adapter of {result.job}, {verdict}{run_line(result)}"]
@@ -155,7 +163,7 @@ def registered_text(result: Any) -> str:
     return "\n".join([*lines, *next_lines(result.next)])
 
 
-def converted_text(result: Any) -> str:
+def converted_text(result: Converted) -> str:
     return f"{result.target} ({result.to}, was {result.was})" + run_line(result)
 
 
@@ -166,11 +174,11 @@ def run_line(result: Any) -> str:
     return ""
 
 
-def record_text(result: Any) -> str:
+def record_text(result: Record) -> str:
     return json.dumps(result.record, indent=2, default=str)
 
 
-def promotion_text(result: Any) -> str:
+def promotion_text(result: Promotion) -> str:
     if not result.changed:
         return f"{result.version} is live already; nothing was changed"
     lines = [f"{result.version} is live (before: {result.previous or 'nothing'})"]
@@ -181,35 +189,35 @@ def promotion_text(result: Any) -> str:
     return "\n".join([*lines, *(f"warning: {warning}" for warning in result.warnings)])
 
 
-def merged_words(merged: dict[str, Any] | None) -> str:
+def merged_words(merged: Mapping[str, object] | None) -> str:
     """Where the merged model of a target is, and how far its logits are from base plus adapter."""
     if merged is None:
         return ""
     return f": {merged['format']} in {merged['path']}, largest difference of a logit {merged['divergence']:.3g}"
 
 
-def deleted_text(result: Any) -> str:
+def deleted_text(result: DeletedVersion) -> str:
     return f"{result.version} was deleted at {result.deleted}: {result.files} files, {result.bytes:,} bytes"
 
 
-def card_text(result: Any) -> str:
+def card_text(result: Card) -> str:
     return f"{result.path}: the card of {result.name}" if result.path else str(result.markdown)
 
 
-def published_text(result: Any) -> str:
+def published_text(result: Published) -> str:
     done = "is published at" if result.changed else "was published before, nothing is new at"
     live = "; it is the live one there" if result.live else ""
     return f"{result.version} {done} {result.where} ({result.revision[:12]}){live}" + run_line(result)
 
 
-def pulled_text(result: Any) -> str:
+def pulled_text(result: Pulled) -> str:
     return (
         f"{result.version} is registered, from {result.source} (base: {result.base_model}){run_line(result)}\n"
         f"make it live: trainyard adapters promote {result.version} --target embedded"
     )
 
 
-def merged_text(result: Any) -> str:
+def merged_text(result: Merged) -> str:
     return (
         f"{result.target}: {result.version} as one model ({result.format}, {result.dtype})\n"
         f"largest difference of a logit from base plus adapter: {result.divergence:.3g} after the sum, "
@@ -217,7 +225,7 @@ def merged_text(result: Any) -> str:
     )
 
 
-def answer_text(result: Any) -> str:
+def answer_text(result: AskedAnswer) -> str:
     if result.error:
         return f"refused: {result.error}"
     return f"{result.base_model}: {result.base}\n\n{result.adapter_version}: {result.adapter}"

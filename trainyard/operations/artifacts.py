@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -14,6 +14,10 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import table
 from trainyard.operations.texts import json_text
 from trainyard.spec.axes.data import Port
+
+if TYPE_CHECKING:
+    from trainyard.app.artifacts.artifacts import ArtifactList, ArtifactRows
+    from trainyard.app.evaluations import Evaluation, EvaluationList
 
 RUN = "Id of a run or of its job, or enough of its beginning."
 NodeId = Annotated[str, Field(min_length=1, max_length=200)]
@@ -68,7 +72,7 @@ def when_text(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def artifacts_text(result: Any) -> str:
+def artifacts_text(result: ArtifactList) -> str:
     """A line for each result."""
     if not result.artifacts:
         return "no results yet"
@@ -87,7 +91,7 @@ def state_of(artifact: Any) -> str:
     return ("reused" if artifact.reused else "") if artifact.available else "removed"
 
 
-def rows_text(result: Any) -> str:
+def rows_text(result: ArtifactRows) -> str:
     """Each row as a line of JSON, so that it can be piped; then how to continue."""
     lines = [json.dumps(row.values, ensure_ascii=False) for row in result.rows]
     reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in result.reasons.items())
@@ -98,7 +102,7 @@ def rows_text(result: Any) -> str:
     return "\n".join(lines)
 
 
-def evaluations_text(result: Any) -> str:
+def evaluations_text(result: EvaluationList) -> str:
     """A line for each evaluation."""
     if not result.evaluations:
         return "no evaluations yet"
@@ -136,7 +140,7 @@ def number_of(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def evaluation_text(result: Any) -> str:
+def evaluation_text(result: Evaluation) -> str:
     """The verdict, then a line for each benchmark, then the notes."""
     head = f"{verdict_of(result)}: adapter {result.adapter_sha256[:12]} on {result.base_model}, by {result.primary}"
     head += f", compared with {result.baseline}" + (f" and {result.live}, which is live" if result.live else "")

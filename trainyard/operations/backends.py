@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -16,6 +16,11 @@ from trainyard.operations.tables import table
 from trainyard.spec.axes.backends import BackendName, Installable
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
+
+if TYPE_CHECKING:
+    from trainyard.app.backends.backends import BackendTable
+    from trainyard.app.gpus import GpuList
+    from trainyard.app.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
 
 
 class BackendsInput(Request):
@@ -106,7 +111,7 @@ def proof_text(result: Any) -> str:
     return f"{table(rows, header)}\n{identical} of {len(result.cells)} identical in {result.seconds:.0f} s"
 
 
-def backends_text(result: Any) -> str:
+def backends_text(result: BackendTable) -> str:
     """The table, then a line for each backend that cannot be used."""
     rows = []
     for row in result.rows:
@@ -120,26 +125,26 @@ def backends_text(result: Any) -> str:
     return "\n".join([table(rows, ("backend", "state", "version", "imports", "computes on")), *notes])
 
 
-def scripts_text(result: Any) -> str:
+def scripts_text(result: TrainingScriptList) -> str:
     rows = [(script.name, f"{script.bytes:,}", script.sha256[:12]) for script in result.scripts]
     state = "chains may run them" if result.can_run else "switched off: set allow_scripts = true in trainyard.toml"
     return f"{table(rows, ('script', 'bytes', 'sha256'))}\n{result.folder}: {state}"
 
 
-def script_text(result: Any) -> str:
+def script_text(result: TrainingScriptText) -> str:
     return str(result.text).rstrip("\n")
 
 
-def saved_script_text(result: Any) -> str:
+def saved_script_text(result: TrainingScriptText) -> str:
     return f"saved {result.name}: {result.bytes:,} bytes, sha256 {result.sha256[:12]}"
 
 
-def draft_text(result: Any) -> str:
+def draft_text(result: ScriptDraft) -> str:
     """The spec; the script is that of `scripts show`."""
     return f"{result.node}: script {result.script}\n{json.dumps(result.spec, indent=2, ensure_ascii=False)}"
 
 
-def gpus_text(result: Any) -> str:
+def gpus_text(result: GpuList) -> str:
     """One line per GPU, then the memory of each job on it."""
     used = [f"device {device.device}: {device.text}" for device in result.devices if device.text]
     if not result.gpus:

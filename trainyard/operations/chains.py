@@ -5,16 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from trainyard.json_types import JsonObject
 from trainyard.loading import load
 from trainyard.operations.base import Nothing, Parameters, Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import paragraph, table
 from trainyard.operations.texts import message_text, next_lines, short_reason
+
+if TYPE_CHECKING:
+    from trainyard.app.chains.check import CheckOutput
+    from trainyard.app.chains.describe import ShownSchema, TemplateRows
+    from trainyard.app.chains.drafts import ExpandedChain, LinkAnswers, Palette
+    from trainyard.app.chains.eject import EjectOutput
+    from trainyard.app.chains.exports import ExportOutput
+    from trainyard.app.chains.imports import ImportOutput
+    from trainyard.app.chains.revisions import RevisionDiff
+    from trainyard.app.chains.stored import ChainDetail, ChainList, DeletedChain, RunsOfChain
+    from trainyard.app.plan.plan import ChainPlan
 
 ChainText = dict[str, Any]
 """A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
@@ -99,7 +111,7 @@ ToolName = Literal["axolotl", "llamafactory", "trl", "unsloth", "oumi", "torchtu
 class ImportInput(Request):
     source: Annotated[Path, Argument("FILE|DIR")] = Field(description="A config, or a folder of configs.")
     tool: Annotated[ToolName | None, Option("--from")] = Field(None, description="Whose it is; default: by its keys.")
-    settings: Annotated[dict[str, Any], Option("--set")] = Field(
+    settings: Annotated[JsonObject, Option("--set")] = Field(
         {}, description="A trainer's setting, or data_source.path; dots reach inside."
     )
     without: Annotated[tuple[str, ...], Option("--without")] = Field(
@@ -195,10 +207,10 @@ class DiffInput(StoredName):
     after: int | None = Field(None, ge=1, le=10**9, description="Revision; default: the newest.")
 
 
-def check_text(result: Any) -> str:
+def check_text(result: CheckOutput) -> str:
     lines = []
     for file in result.files:
-        lines += [f"{file.file}: ok, {file.nodes} nodes, digest {file.digest[:12]}"] if file.ok else []
+        lines += [f"{file.file}: ok, {file.nodes} nodes, digest {(file.digest or '')[:12]}"] if file.ok else []
         lines += [f"{file.file}: {note}" for note in file.notes]
         lines += [f"{file.file}: a run would be refused without --yes: {reason['line']}" for reason in file.questions]
         lines += [f"{file.file}: {reason['line']}" for reason in file.reasons]
@@ -220,7 +232,7 @@ def run_text(result: Any) -> str:
     return "\n".join([*lines, *next_lines(result.next)])
 
 
-def plan_text(result: Any) -> str:
+def plan_text(result: ChainPlan) -> str:
     """Format the plan as a table, then each node's estimate with its basis, then the reasons against a run."""
     header = ("node", "type", "takes", "result", "rows", "tokens", "steps", "memory", "time")
     lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
@@ -273,11 +285,11 @@ def time_cell(node: Any) -> str:
     return "not measured" if node.type == "trainer" and not node.reused else "-"
 
 
-def eject_text(result: Any) -> str:
+def eject_text(result: EjectOutput) -> str:
     return f"{result.folder}: train.py, spec.json and {result.rows:,} rows\nRun it: {result.command}"
 
 
-def import_text(result: Any) -> str:
+def import_text(result: ImportOutput) -> str:
     if result.folder:
         lines = [
             line for file in result.files for line in (file_line(file), *(key_lines(file) if result.report else ()))
@@ -314,18 +326,18 @@ def total_line(files: Any) -> str:
     return f"{done} of {len(files) - skipped} configs became chains; {skipped} files are not configs of trainings."
 
 
-def export_text(result: Any) -> str:
+def export_text(result: ExportOutput) -> str:
     return f"{result.out}: written" if result.out else str(result.text).rstrip()
 
 
-def templates_text(result: Any) -> str:
+def templates_text(result: TemplateRows) -> str:
     """Every template with its nodes, or one with its parameters."""
     rows = [(template.name, " → ".join(template.nodes), template.description) for template in result.templates]
     parts = [part for template in result.templates for part in section_texts(template.parameters)]
     return "\n\n".join([table(rows, ("template", "nodes", "what it does")), *parts])
 
 
-def schema_text(result: Any) -> str:
+def schema_text(result: ShownSchema) -> str:
     """The settings of a model, or where none was named, the names of all."""
     if not any(section.rows for section in result.sections):
         return table([(section.path, section.text) for section in result.sections], ("name", "what it is"))
@@ -347,7 +359,7 @@ def section_texts(sections: Sequence[Any]) -> list[str]:
 # Stored chains
 
 
-def stored_chains_text(result: Any) -> str:
+def stored_chains_text(result: ChainList) -> str:
     rows = [
         (chain.name, chain.id, str(chain.revision), chain.digest[:12], str(chain.nodes), chain.tenant, chain.author)
         for chain in result.chains
@@ -359,7 +371,7 @@ def stored_chains_text(result: Any) -> str:
     return f"{chains_table}\n{len(rows)} of {result.total}" if rest else chains_table
 
 
-def stored_chain_text(result: Any) -> str:
+def stored_chain_text(result: ChainDetail) -> str:
     """A stored chain: its revisions, whether it would run here, and its file."""
     lines = [
         f"{result.name} ({result.id}), revision {result.revision}, etag {result.etag}, digest {result.digest[:12]}"
@@ -389,11 +401,11 @@ def body_lines(body: Any) -> list[str]:
     return str(dump(body, sort_keys=False, allow_unicode=True)).rstrip().splitlines()
 
 
-def deleted_chain_text(result: Any) -> str:
+def deleted_chain_text(result: DeletedChain) -> str:
     return f"{result.name} ({result.id}): deleted with {result.revisions} revisions"
 
 
-def chain_runs_text(result: Any) -> str:
+def chain_runs_text(result: RunsOfChain) -> str:
     rows = [
         (run.name, run.id, str(run.revision), f"{run.state.value} {run.detail}".strip(), f"{run.seconds:.1f}")
         for run in result.runs
@@ -404,19 +416,19 @@ def chain_runs_text(result: Any) -> str:
 LONGEST_VALUE = 60
 
 
-def palette_text(result: Any) -> str:
+def palette_text(result: Palette) -> str:
     rows = [(node.type, node.text) for node in result.nodes]
     ports = [(port.port.value, port.group) for port in result.ports]
     return "\n\n".join([table(rows, ("node", "what it does")), table(ports, ("port", "group"))])
 
 
-def expanded_text(result: Any) -> str:
+def expanded_text(result: ExpandedChain) -> str:
     """The chain as a file has it, with what is wrong with it as comments."""
     lines = [f"# {line}" for reason in result.check.reasons for line in reason["line"].splitlines()]
     return "\n".join([*lines, result.text.rstrip()])
 
 
-def links_text(result: Any) -> str:
+def links_text(result: LinkAnswers) -> str:
     rows = [
         (f"{result.node}.{link.port.value}", link.target, "linked" if link.linked else "yes" if link.allowed else "no",
          f"{link.code}: {link.because} Instead: {link.instead}" if link.code else "")
@@ -425,7 +437,7 @@ def links_text(result: Any) -> str:
     return table(rows, ("from", "to", "may be linked", "why not")) if rows else f"{result.node} leads nowhere."
 
 
-def difference_text(result: Any) -> str:
+def difference_text(result: RevisionDiff) -> str:
     rows = [(change.name, shown(change.before), shown(change.after)) for change in result.changes]
     header = ("setting", f"revision {result.before}", f"revision {result.after}")
     return table(rows, header) if rows else f"{result.name}: the revisions do not differ."

@@ -6,10 +6,11 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
+from trainyard.json_types import JsonObject
 from trainyard.operations.backends import RenderersInput, renderers_text
 from trainyard.operations.base import Nothing, Request
 from trainyard.operations.fields import Argument, Option
@@ -18,13 +19,19 @@ from trainyard.operations.tables import table
 from trainyard.spec.axes.data import DataFormat
 from trainyard.stores.metrics import in_time
 
+if TYPE_CHECKING:
+    from trainyard.app.data.columns import DataColumns
+    from trainyard.app.data.listing import DataList, ModelList
+    from trainyard.app.data.preview import DataPreview
+    from trainyard.app.data.uploads import DeletedUpload, UploadedFile
+
 
 class PreviewInput(Request):
     path: Annotated[str, BeforeValidator(os.fspath), Argument("PATH")] = Field(
         min_length=1, max_length=4096, description="File or folder inside a data root, hub:org/name, or an address."
     )
     format: DataFormat | None = Field(None, description="Format of the rows; default: recognised.")
-    columns: Annotated[dict[str, Any], Option("--column")] = Field(
+    columns: Annotated[JsonObject, Option("--column")] = Field(
         {}, description="Field of a row and its column, as prompt=question_text; may be repeated."
     )
     base_model: str | None = Field(None, description="Model whose tokenizer counts; default: the default base model.")
@@ -85,7 +92,7 @@ OPEN, CLOSE = "⟦", "⟧"
 """Around the text that is learned."""
 
 
-def preview_text(result: Any) -> str:
+def preview_text(result: DataPreview) -> str:
     """The rendered rows, then lengths, what is dropped, and the estimate. The raw rows were printed before."""
     if result.generation is not None:
         return generation_text(result)
@@ -206,7 +213,7 @@ def exported_text(result: Any) -> str:
     return f"{result.file}: {result.lines:,} lines"
 
 
-def data_list_text(data_list: Any) -> str:
+def data_list_text(data_list: DataList) -> str:
     """The entries of a folder, and where relative paths start."""
     rows = [
         (entry.path, "upload" if entry.uploaded else entry.kind, "" if entry.bytes is None else f"{entry.bytes:,}")
@@ -217,7 +224,7 @@ def data_list_text(data_list: Any) -> str:
     return f"{listed}{more}\n\nRelative paths start in {data_list.start}."
 
 
-def models_text(model_list: Any) -> str:
+def models_text(model_list: ModelList) -> str:
     """The base models of this machine."""
     rows = [
         (
@@ -231,19 +238,19 @@ def models_text(model_list: Any) -> str:
     return table(rows, ("name", "place", "bytes", ""))
 
 
-def uploaded_text(upload: Any) -> str:
+def uploaded_text(upload: UploadedFile) -> str:
     """The name of an upload in chains, and a command that uses it."""
     state = "kept" if upload.is_new else "there already"
     return f"{upload.path}: {upload.bytes:,} bytes, {state}\n\nNext: trainyard data preview {shlex.quote(upload.path)}"
 
 
-def deleted_upload_text(upload: Any) -> str:
+def deleted_upload_text(upload: DeletedUpload) -> str:
     return (
         f"{upload.name}: removed, {upload.files:,} {'file' if upload.files == 1 else 'files'}, {upload.bytes:,} bytes"
     )
 
 
-def columns_text(file: Any) -> str:
+def columns_text(file: DataColumns) -> str:
     """The columns with an example of each, and the fields that they may be mapped to."""
     if not file.columns:
         return f"{file.path} has no columns: its rows are documents or lines of text."

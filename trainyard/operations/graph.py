@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -13,6 +13,9 @@ from trainyard.operations.data import counts_text, exported_text, query_text
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import table
+
+if TYPE_CHECKING:
+    from trainyard.app.graph.neighbors import EntityList, Neighbors
 
 ADDRESS = "A graph server or file:// address; default: this home's."
 
@@ -48,7 +51,7 @@ class NeighborsInput(Request):
     graph: Annotated[str, Option(local=True)] = Field("", description=ADDRESS)
 
 
-def entities_text(result: Any) -> str:
+def entities_text(result: EntityList) -> str:
     if not result.entities:
         return "no such entity"
     rows = [(entity.kind, entity.name, entity.tenant, entity.key) for entity in result.entities]
@@ -56,7 +59,7 @@ def entities_text(result: Any) -> str:
     return table(rows, ("kind", "name", "tenant", "key")) + more
 
 
-def neighbors_text(result: Any) -> str:
+def neighbors_text(result: Neighbors) -> str:
     """The entity, its relations as arrows, and the documents that name it."""
     entity = result.entity
     facts = "".join(f"\n  {name}: {value}" for name, value in entity.attributes.items())

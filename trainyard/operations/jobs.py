@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -31,6 +31,14 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import given_name
 from trainyard.stores.metrics import in_time
+
+if TYPE_CHECKING:
+    from trainyard.app.chains.compare import Comparison
+    from trainyard.app.jobs.checkpoints import CheckpointList, VerifiedCheckpoints
+    from trainyard.app.jobs.jobs import Job, JobDetail, JobList, JobMetrics
+    from trainyard.app.jobs.logs import JobLog
+    from trainyard.app.jobs.provenance import Provenance
+    from trainyard.app.jobs.samples import JobSamples
 
 
 class JobInput(Request):
@@ -146,7 +154,7 @@ def cut(note: str) -> str:
     return text if len(text) <= NOTE_CHARS else f"{text[:NOTE_CHARS]}…"
 
 
-def jobs_text(result: Any) -> str:
+def jobs_text(result: JobList) -> str:
     rows, is_labelled = [], any(job.group or job.note for job in result.jobs)
     for job in result.jobs:
         step = f"{job.step}/{job.total_steps}" if job.total_steps else "-"
@@ -173,14 +181,14 @@ def job_state(job: Any) -> str:
     return f"{job.state.value} ({job.detail})" if job.detail else str(job.state.value)
 
 
-def job_text(result: Any) -> str:
+def job_text(result: Job) -> str:
     """One job in one line, with what can be done next."""
     step = f" at step {result.step} of {result.total_steps}" if result.total_steps else ""
     after = {"paused": f"\nContinue it by `trainyard jobs resume {result.id}`."}.get(result.state.value, "")
     return message_text(f"{result.name} ({result.id}): {job_state(result)}{step}. {result.message}{after}")
 
 
-def job_detail_text(result: Any) -> str:
+def job_detail_text(result: JobDetail) -> str:
     """One job, then its trainers, then how its nodes ended."""
     lines = [job_text(result)]
     lines += [f"{result.id}: names it in commands, the dashboard and REST"]
@@ -206,7 +214,7 @@ def left_text(left: Any) -> str:
     return f"{left.node}: about {in_time(left.seconds)} left, {basis}"
 
 
-def noted_text(job: Any) -> str:
+def noted_text(job: Job) -> str:
     return f"{job.name} ({job.id}): {job.note}" if job.note else f"{job.name} ({job.id}) has no note now"
 
 
@@ -215,7 +223,7 @@ def log_line_text(line: Any) -> str:
     return f"{when}{line.source}: {line.text}"
 
 
-def log_text(result: Any) -> str:
+def log_text(result: JobLog) -> str:
     return "\n".join(map(log_line_text, result.lines))
 
 
@@ -226,7 +234,7 @@ SOMETIMES = (
 """Columns of the metrics that are shown where a trainer measured them."""
 
 
-def metrics_text(result: Any) -> str:
+def metrics_text(result: JobMetrics) -> str:
     """Format every step, a table per trainer, for other programs to read; with what only some trainers measure."""
     if result.plot:
         return "\n\n".join(
@@ -242,7 +250,7 @@ def metrics_text(result: Any) -> str:
     return "\n".join(parts)
 
 
-def checkpoints_text(result: Any) -> str:
+def checkpoints_text(result: CheckpointList) -> str:
     """The checkpoints as a table."""
     rows = [
         [
@@ -258,7 +266,7 @@ def checkpoints_text(result: Any) -> str:
     return table(rows, ("trainer", "checkpoint", "step", "bytes", "metric", "sha256")) if rows else "no checkpoints"
 
 
-def verified_text(result: Any) -> str:
+def verified_text(result: VerifiedCheckpoints) -> str:
     """One line for each checkpoint that was read."""
     lines = [
         f"{checkpoint.node} {checkpoint.name}: {checkpoint.damage or 'whole'}" for checkpoint in result.checkpoints
@@ -266,7 +274,7 @@ def verified_text(result: Any) -> str:
     return "\n".join(lines) or "no checkpoints"
 
 
-def samples_text(result: Any) -> str:
+def samples_text(result: JobSamples) -> str:
     """The answers of each evaluation, the newest first."""
     parts = [
         "\n".join(
@@ -277,7 +285,7 @@ def samples_text(result: Any) -> str:
     return "\n\n".join(parts) or "no samples: set eval.samples of a trainer"
 
 
-def provenance_text(result: Any) -> str:
+def provenance_text(result: Provenance) -> str:
     """Where results come from: a table of what was read and one of what was made, then a paragraph per trainer."""
     lines = [f"chain {result.chain} {result.digest}" if result.digest else "it has not begun"]
     read = [(source.source, source.format, str(source.rows), source.sha256[:12]) for source in result.data]
@@ -315,7 +323,7 @@ def resumed_text(result: Any) -> str:
     return run_text(result) if hasattr(result, "gate") else job_text(result)
 
 
-def comparison_text(result: Any) -> str:
+def comparison_text(result: Comparison) -> str:
     """Settings that differ, then of two trainings metrics, benchmarks, answers and, if wanted, the curves."""
     if not result.sides:
         rows = [[setting.name, *map(cell, setting.values)] for setting in result.settings]
@@ -360,7 +368,7 @@ def benchmark_row(benchmark: Any) -> list[str]:
     return [f"{benchmark.name} ({benchmark.metric})", f"{benchmark.first:.4f}", f"{benchmark.second:.4f}", gain, counts]
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from trainyard.operations.texts import json_text
 from trainyard.testing.simulation import violation_lines
 
 if TYPE_CHECKING:
+    from trainyard.app.night_reports import NightDetail, NightList
     from trainyard.app.nights import Added, CorpusStatus, NightStatus, Simulated
 
 CONFIG = "YAML; default: nightly.yaml of the home."
@@ -119,14 +120,14 @@ def corpora_text(corpus_status: CorpusStatus) -> str:
     return table(rows, ("bucket", "method", "role", "valid", "threshold", "invalid", "duplicates", "missing"))
 
 
-def nights_text(result: Any) -> str:
+def nights_text(result: NightList) -> str:
     """A line for each night."""
     if not result.nights:
         return "no night yet"
     return "\n".join(f"{night.tenant}/{night.night}  {night.state:<10} {night.headline}" for night in result.nights)
 
 
-def night_detail_text(result: Any) -> str:
+def night_detail_text(result: NightDetail) -> str:
     return markdown(result.report).rstrip() if result.report else str(result.headline)
 
 

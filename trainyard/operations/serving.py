@@ -6,7 +6,7 @@ import io
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from rich.console import Console
@@ -17,6 +17,9 @@ from trainyard.operations.fields import Argument, Option
 from trainyard.operations.graph import ADDRESS
 from trainyard.operations.table import Operation, Scope
 from trainyard.operations.texts import json_text
+
+if TYPE_CHECKING:
+    from trainyard.app.chat import ChatOutput
 
 
 class ServeInput(Request):
@@ -81,7 +84,7 @@ NARROWEST = 60
 """Columns of a terminal below which answers are shown one below the other."""
 
 
-def chat_text(result: Any) -> str:
+def chat_text(result: ChatOutput) -> str:
     return "\n\n".join(map(turn_text, result.turns))
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Base64Bytes, Field
 
+from trainyard.json_types import JsonObject
 from trainyard.operations.base import Parameters, Request
 from trainyard.operations.chains import PARAMETERS
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import table
+
+if TYPE_CHECKING:
+    from trainyard.app.responses import Blob
+    from trainyard.app.sessions.calls import GenerateReply
+    from trainyard.app.sessions.life import SessionInfo, SessionList
 
 SEQ = "Number of this operation, 1 for the first; the same call with the same number is carried out once."
 WAIT_RESULT = "Wait for the result; without, the reply is a future with its op_seq."
@@ -38,7 +44,7 @@ class VerbInput(SessionInput):
 
 class ForwardInput(VerbInput):
     rows: Annotated[tuple[Row, ...], Option("--row")] = Field((), max_length=MOST_ROWS, description=ROW)
-    batch: dict[str, Any] = Field({}, description="input_ids, labels, attention_mask …, as lists of numbers.")
+    batch: JsonObject = Field({}, description="input_ids, labels, attention_mask …, as lists of numbers.")
     tensors: Base64Bytes | None = Field(None, description="The batch as a safetensors file.")
     normalizer: float | None = Field(None, gt=0, description="What the sum is divided by; default: the batch's units.")
     outputs: tuple[Literal["logits", "hidden_states"], ...] = Field((), max_length=2, description="What to keep.")
@@ -124,7 +130,7 @@ FACTS = ("session", "op_seq", "verb", "state")
 MOST_CHARS = 60
 
 
-def sessions_text(result: Any) -> str:
+def sessions_text(result: SessionList) -> str:
     rows = [
         [
             session.id,
@@ -140,7 +146,7 @@ def sessions_text(result: Any) -> str:
     return table(rows, ("id", "name", "state", "stage", "step", "op", "detail")) if rows else "no sessions yet"
 
 
-def session_text(result: Any) -> str:
+def session_text(result: SessionInfo) -> str:
     """One session in a few lines, with what can be done next."""
     detail = f" ({result.detail})" if result.detail else ""
     lines = [
@@ -168,14 +174,14 @@ def reply_text(result: Any) -> str:
     return "\n".join(lines)
 
 
-def completions_text(result: Any) -> str:
+def completions_text(result: GenerateReply) -> str:
     """What was generated, one completion after another."""
     if not result.completions:
         return reply_text(result)
     return "\n".join(f"[{completion.prompt}] {completion.text}" for completion in result.completions)
 
 
-def output_text(result: Any) -> str:
+def output_text(result: Blob) -> str:
     return str(result.path)
 
 

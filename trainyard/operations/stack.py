@@ -6,7 +6,7 @@ import json
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -18,7 +18,13 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import table
 
 if TYPE_CHECKING:
+    from trainyard.app.dashboard import DashboardLink
+    from trainyard.app.machine_settings import MachineSettingList
+    from trainyard.app.stack.backup import BackedUp, Restored
     from trainyard.app.stack.demo import DemoResult
+    from trainyard.app.stack.doctor import Diagnosis
+    from trainyard.app.stack.gc import Collected
+    from trainyard.app.stack.stack import DownOutput, EnvOutput, Migration, UpOutput
 
 
 class UpInput(Request):
@@ -54,11 +60,11 @@ class RestoreInput(Request):
     file: Annotated[Path, Argument("FILE")] = Field(description="A file that `trainyard backup` wrote.")
 
 
-def env_text(result: Any) -> str:
+def env_text(result: EnvOutput) -> str:
     return "\n".join(f"export {key}={shlex.quote(value)}" for key, value in result.variables.items())
 
 
-def up_text(result: Any) -> str:
+def up_text(result: UpOutput) -> str:
     rows = [
         ("Prefect server" if result.own_server else "Prefect server (attached)", result.ui_url),
         *([("login", f"the text in {result.auth_file}")] if result.auth_file else []),
@@ -73,15 +79,15 @@ def up_text(result: Any) -> str:
     return table(rows, ("up", ""))
 
 
-def dashboard_text(result: Any) -> str:
+def dashboard_text(result: DashboardLink) -> str:
     return str(result.url)
 
 
-def down_text(result: Any) -> str:
+def down_text(result: DownOutput) -> str:
     return f"stopped: {', '.join(result.stopped)}" if result.stopped else "nothing was running"
 
 
-def doctor_text(result: Any) -> str:
+def doctor_text(result: Diagnosis) -> str:
     rows = [
         (("ok" if check.ok else "PROBLEM") if not check.note else "note", check.name, check.detail)
         for check in result.checks
@@ -90,7 +96,7 @@ def doctor_text(result: Any) -> str:
     return "\n".join([table(rows, ("", "what", "found")), *remedies])
 
 
-def settings_text(result: Any) -> str:
+def settings_text(result: MachineSettingList) -> str:
     """What differs from its default first; the value as in JSON."""
     rows = [
         (setting.name, json.dumps(setting.value, ensure_ascii=False), setting.source)
@@ -99,7 +105,7 @@ def settings_text(result: Any) -> str:
     return f"{table(rows, ('setting', 'value', 'from'))}\nfile: {result.file}"
 
 
-def migration_text(result: Any) -> str:
+def migration_text(result: Migration) -> str:
     verb = "would be renamed" if result.dry_run else "renamed"
     lines = [f"{verb}: {folder.before} -> {folder.now}" for folder in result.folders]
     lines += [
@@ -109,7 +115,7 @@ def migration_text(result: Any) -> str:
     return "\n".join(lines) or "nothing was written by an earlier version in another form"
 
 
-def gc_text(result: Any) -> str:
+def gc_text(result: Collected) -> str:
     """What goes, largest first within its kind, and a sum for each kind."""
     verb = "would be removed" if result.dry_run else "removed"
     items = sorted(result.items, key=lambda item: -item.bytes)
@@ -129,7 +135,7 @@ def gc_text(result: Any) -> str:
     return "\n".join(lines)
 
 
-def backup_text(result: Any) -> str:
+def backup_text(result: BackedUp) -> str:
     sizes = f"{result.files:,} files, {result.bytes:,} bytes in {result.archive_bytes:,}"
     lines = [f"{result.file}: {sizes}"]
     lines += [] if result.database else ["without a database of Prefect: this home has none"]
@@ -137,7 +143,7 @@ def backup_text(result: Any) -> str:
     return "\n".join(lines)
 
 
-def restored_text(result: Any) -> str:
+def restored_text(result: Restored) -> str:
     when = datetime.fromtimestamp(result.made, UTC).strftime("%Y-%m-%d %H:%M UTC")
     origin = f"made {when} by Trainyard {result.version}"
     lines = [f"{result.home}: {result.files:,} files, {result.bytes:,} bytes, {origin}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -16,6 +16,9 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import table
 from trainyard.operations.texts import draw_lines
 from trainyard.spec.axes.stages import EvalMetric
+
+if TYPE_CHECKING:
+    from trainyard.app.sweeps.show import SweepList, SweepReport
 
 SWEEP_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
@@ -78,7 +81,7 @@ class ShowSweepInput(SweepNameInput):
     plot: Annotated[bool, Option(local=True)] = Field(False, description="Draw the metrics of the trials by step.")
 
 
-def sweep_text(result: Any) -> str:
+def sweep_text(result: SweepReport) -> str:
     """The trials of a sweep as a table, with its steps and its best; or the chain of the best alone."""
     if result.best_chain:
         return str(result.best_chain).rstrip()
@@ -99,7 +102,7 @@ def sweep_text(result: Any) -> str:
     return "\n".join([*lines, sweep_line(result)])
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -113,7 +116,7 @@ def sweep_line(result: Any) -> str:
     return f"{result.name}: {state}, {count}, {result.num_steps:,} steps{share}{best}"
 
 
-def sweeps_text(result: Any) -> str:
+def sweeps_text(result: SweepList) -> str:
     return "\n".join(map(sweep_line, result.sweeps)) if result.sweeps else "no sweeps yet"
 
 

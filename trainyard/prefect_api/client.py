@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event
 
 from trainyard.app.run_records import RunResult
-from trainyard.app.runs import LogRow
+from trainyard.app.runs import LogRow, RunsClient
 from trainyard.callbacks import ignore
 from trainyard.prefect_api import listing, operating, server, slots, watching
 from trainyard.prefect_api.alerts.blocks import ensure_alerts
@@ -91,3 +91,7 @@ class PrefectRuns:
 
     def synchronize_jobs(self, say: Callable[[str], None], stop: Event) -> None:
         Synchronizer(self.settings, say).run(stop)
+
+
+connect: Callable[[Settings], RunsClient] = PrefectRuns
+"""The client of the Prefect server of some settings; `trainyard.app.runs.connect_runs` loads it by this name."""

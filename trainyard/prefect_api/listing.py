@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from trainyard.app.jobs.log_source import PLANNED, text_of
 from trainyard.app.live.trainings import with_chain_facts
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow
+from trainyard.json_types import JsonObject
 from trainyard.prefect_api.operating import process_of
 from trainyard.prefect_api.server import client
 from trainyard.prefect_api.states import run_state, waits_for_trainer
@@ -65,7 +66,7 @@ def select_jobs(query: JobQuery, runs: Path) -> JobPage:
     The server orders by the time when a run is due, which is not before it was created: of a page from then on, no job
     is newer than the last one that was found.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     with client() as prefect:
         for run in jobs_of(prefect):
             due = stamp(run.expected_start_time)
@@ -78,7 +79,7 @@ def select_jobs(query: JobQuery, runs: Path) -> JobPage:
     return page_of(rows, query.limit)
 
 
-def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[dict[str, Any]]:
+def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[JsonObject]:
     """The runs with a tag, the newest first, and whether each has ended."""
     run_filter = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
@@ -102,7 +103,7 @@ def select_ended(run_ids: Iterable[str]) -> set[str]:
     return ended
 
 
-def find_job(name: str, tenant: str = "") -> dict[str, Any]:
+def find_job(name: str, tenant: str = "") -> JsonObject:
     """The one job of that id, run id, name, or beginning of one of them; of that tenant, if one is given.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
@@ -126,7 +127,7 @@ def deployment_of(run_id: str) -> str:
             return ""
 
 
-def belongs(row: dict[str, Any], tenant: str) -> bool:
+def belongs(row: Mapping[str, object], tenant: str) -> bool:
     """Whether a caller of that tenant may see a job; "" may see all."""
     return tenant in ("", row["tenant"])
 
@@ -141,7 +142,7 @@ def candidates(prefect: SyncPrefectClient, name: str) -> Iterator[FlowRun]:
         yield from select_meant(name, list(jobs_of(prefect)), lambda run: (str(run.id), run.name, run.tags))
 
 
-def row_of(run: FlowRun, api_url: str) -> dict[str, Any]:
+def row_of(run: FlowRun, api_url: str) -> JsonObject:
     """One job as a list shows it. A paused run whose process lives is still *pausing*."""
     state, detail = run_state(run.state)
     process = process_of(run) if state in (JobState.RUNNING, JobState.PAUSED) else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import psutil
@@ -77,7 +76,7 @@ def pause_run(run_id: str) -> FlowRun:
         run = read_run(prefect, run_id)
         if run.state is None or run.state.type is not StateType.RUNNING:
             raise refused(run, "paused", pausing_advice(run))
-        paused: State[Any] = Suspended(pause_key=str(uuid4()), message="paused by an operator")
+        paused: State[object] = Suspended(pause_key=str(uuid4()), message="paused by an operator")
         done = prefect.set_flow_run_state(run.id, paused)
         run = read_run(prefect, run_id)
         if done.status is not SetStateStatus.ACCEPT:
@@ -109,7 +108,7 @@ def resume_run(run_id: str) -> FlowRun:
             accepted = prefect.resume_flow_run(run.id).status is SetStateStatus.ACCEPT
         elif kind in ENDED or waits_for_trainer(run.state):
             wait_for_worker(prefect, run)
-            resuming: State[Any] = Scheduled(name="Resuming", message="continued")
+            resuming: State[object] = Scheduled(name="Resuming", message="continued")
             accepted = prefect.set_flow_run_state(run.id, resuming, force=True).status is SetStateStatus.ACCEPT
         else:
             accepted = False
@@ -233,7 +232,7 @@ def never_started(settings: Settings, worker_name: str) -> list[FlowRun]:
 def schedule_again(run: FlowRun) -> None:
     """Give a run whose worker took it and never started it to the next worker."""
     with client() as prefect:
-        state: State[Any] = Scheduled(message="The worker that had taken it ended before it started it.")
+        state: State[object] = Scheduled(message="The worker that had taken it ended before it started it.")
         prefect.set_flow_run_state(run.id, state, force=True)
 
 
@@ -245,7 +244,7 @@ def runs_in(settings: Settings, worker_name: str, states: list[StateType], *, re
 
 def runs_of_pool(settings: Settings, states: list[StateType], *, recent: bool = False) -> list[FlowRun]:
     """Runs of the work pool, on any host, that are in one of the states."""
-    run_filter: dict[str, Any] = {"state": {"type": {"any_": states}}}
+    run_filter: dict[str, object] = {"state": {"type": {"any_": states}}}
     if recent:
         run_filter["start_time"] = {"after_": datetime.now(UTC) - RECENT}
     pool = WorkPoolFilter.model_validate({"name": {"any_": [settings.work_pool]}})
@@ -261,7 +260,7 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
     """
     folder = settings.runs / str(run.id)
     left, result = saved_and_left(folder), read_result(folder)
-    state: State[Any]
+    state: State[object]
     if result is not None and result.succeeded:
         state = completed(result)
     elif run.state is not None and run.state.type is StateType.CANCELLING:

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import httpx
 from prefect.automations import Automation
@@ -98,7 +97,7 @@ def client() -> Iterator[SyncPrefectClient]:
         ) from error
 
 
-def client_settings() -> dict[str, Any] | None:
+def client_settings() -> dict[str, object] | None:
     """None is a flow's own client, with its open connection; what works for a caller ends with it."""
     return None if BOUND.get() is None else {"event_hooks": CALLER_HOOKS}
 

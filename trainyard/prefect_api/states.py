@@ -52,7 +52,7 @@ STOPPED_NAMES = {"pause": "Paused", "cancel": "Cancelled", "preempt": PREEMPTED,
 """Why a supervised child was stopped -> name of its task's state."""
 
 
-def run_state(state: State[Any] | None) -> tuple[JobState, str]:
+def run_state(state: State[object] | None) -> tuple[JobState, str]:
     """Return a flow run's state in Trainyard's words."""
     if state is None:
         return JobState.PENDING, ""
@@ -60,13 +60,13 @@ def run_state(state: State[Any] | None) -> tuple[JobState, str]:
     return word, DETAILS.get(state.name or "", detail)
 
 
-def in_words(state: State[Any] | None) -> str:
+def in_words(state: State[object] | None) -> str:
     """Both words in one: `failed (crashed)`."""
     word, detail = run_state(state)
     return f"{word.value} ({detail})" if detail else word.value
 
 
-def node_state(state: State[Any] | None) -> NodeState:
+def node_state(state: State[object] | None) -> NodeState:
     """Return a task run's state in Trainyard's words; `NotReady`, of a task whose upstream failed, is *skipped*."""
     if state is None:
         return NodeState.PENDING
@@ -84,20 +84,20 @@ def completed(result: RunResult, **data: Any) -> State[Any]:
     return state
 
 
-def preempted(reason: str, *, after_s: float) -> State[Any]:
+def preempted(reason: str, *, after_s: float) -> State[object]:
     """Return the state of a run that is continued automatically after some seconds."""
     when = datetime.now(UTC) + timedelta(seconds=after_s)
     message = f"Its machine was taken back; it continues automatically. {reason}".strip()
-    state: State[Any] = Scheduled(name=PREEMPTED, scheduled_time=when, message=message)
+    state: State[object] = Scheduled(name=PREEMPTED, scheduled_time=when, message=message)
     return state
 
 
-def without_trainer(why: str) -> State[Any]:
+def without_trainer(why: str) -> State[object]:
     """Return the state of a job that was checked and recorded, and that no worker takes until it is resumed."""
     message = f"{why} Then `trainyard jobs resume` starts it."
-    state: State[Any] = Scheduled(name=NO_TRAINER, scheduled_time=datetime.now(UTC) + NEVER, message=message)
+    state: State[object] = Scheduled(name=NO_TRAINER, scheduled_time=datetime.now(UTC) + NEVER, message=message)
     return state
 
 
-def waits_for_trainer(state: State[Any] | None) -> bool:
+def waits_for_trainer(state: State[object] | None) -> bool:
     return state is not None and state.is_scheduled() and state.name == NO_TRAINER

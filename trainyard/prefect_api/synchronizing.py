@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from json import JSONDecodeError
 from threading import Event
-from typing import Any
 
 import httpx
 from prefect.client.schemas.objects import FlowRun
@@ -23,6 +22,7 @@ from trainyard.app.live.jobs import open_index
 from trainyard.app.live.trainings import with_files
 from trainyard.app.services import needs_api_url
 from trainyard.errors import TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.prefect_api.control import asker
 from trainyard.prefect_api.listing import PAGE, is_upcoming, row_of
 from trainyard.prefect_api.states import STATES
@@ -120,7 +120,7 @@ class Synchronizer:
             if missing := set(some) - {str(run.id) for run in runs}:
                 self.index.remove(missing, at)
 
-    def pages(self, run_filter: dict[str, Any], timeout_s: float = ASK_TIMEOUT_S) -> Iterator[list[FlowRun]]:
+    def pages(self, run_filter: JsonObject, timeout_s: float = ASK_TIMEOUT_S) -> Iterator[list[FlowRun]]:
         """Every job of a filter, page by page."""
         where = {"tags": {"all_": [JOB_TAG]}, **run_filter}
         offset = 0

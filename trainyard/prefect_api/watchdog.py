@@ -11,7 +11,6 @@ runs have left in the home's temporary folder.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import httpx
 from prefect.client.schemas.objects import State, StateType
@@ -90,7 +89,9 @@ class Watchdog:
         results = {run.id: read_result(self.settings.runs / str(run.id)) for run in marked if run not in living}
         finished = [run for run in marked if (ended := results.get(run.id)) is not None and ended.succeeded]
         for run in living:
-            state: State[Any] = Running(message="Its process is running; the server had received no heartbeat from it.")
+            state: State[object] = Running(
+                message="Its process is running; the server had received no heartbeat from it."
+            )
             with client() as prefect:
                 prefect.set_flow_run_state(run.id, state, force=True)
         for run in finished:

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -41,7 +40,7 @@ NO_WORKER_AFTER_S = 15.0
 
 def start_run(
     name: str,
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     *,
     settings: Settings,
     tags: tuple[str, ...] = (),
@@ -58,7 +57,7 @@ def start_run(
     """
     environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
     environment |= {tracing.VARIABLE: parent} if (parent := tracing.current_traceparent()) else {}
-    state: State[Any] | None = without_trainer(waits) if waits else None
+    state: State[object] | None = without_trainer(waits) if waits else None
     with client() as prefect:
         deployment = find_deployment(prefect, name)
         try:
@@ -78,7 +77,7 @@ def start_run(
         return started.model_copy(update={"state": run_state(run.state)[0]})  # of a run that this key started before
 
 
-def require_same(run: FlowRun, parameters: Mapping[str, Any]) -> None:
+def require_same(run: FlowRun, parameters: Mapping[str, object]) -> None:
     """Refuse another request under a key that was used before. Raises `Conflict` (`E-CONFLICT`)."""
     parameters_json = to_jsonable_python(dict(parameters))
     if any(run.parameters.get(name) != value for name, value in parameters_json.items()):

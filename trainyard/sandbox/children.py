@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from trainyard.inherited import child_environment
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.limits import ChildLimits, Death, find_death
 
 WALL_S = 60.0
@@ -106,13 +107,13 @@ class LineChild(PipedChild):
         super().__init__([sys.executable, "-P", "-m", module, json.dumps(limits)])
         self.unread = bytearray()
 
-    def start(self, value: Any) -> dict[str, Any]:
+    def start(self, value: Any) -> JsonObject:
         """Start the program with its first line. Returns the reply; raises `ChildEnded`."""
         self.open()
         self.unread.clear()
         return self.exchange(json.dumps(value).encode())
 
-    def exchange(self, line: bytes) -> dict[str, Any]:
+    def exchange(self, line: bytes) -> JsonObject:
         """Send a line and return the reply. Raises `ChildEnded`."""
         self.send(line)
         return self.receive()
@@ -129,7 +130,7 @@ class LineChild(PipedChild):
             self.stop()  # half a line
             raise
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> JsonObject:
         """Return the next reply. Raises `ChildEnded` for a child that has died or is silent, which is ended."""
         try:
             line = self.read_line()
@@ -137,7 +138,7 @@ class LineChild(PipedChild):
             self.stop()  # a reply that nobody reads would answer the next line
             raise
         if line.endswith(b"\n"):
-            reply: dict[str, Any] = json.loads(line)
+            reply: dict[str, object] = json.loads(line)
             return reply
         assert self.process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):  # it is silent and lives

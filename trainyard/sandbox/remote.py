@@ -12,9 +12,10 @@ import io
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.wire import (
     MUTABLE,
     Closed,
@@ -92,7 +93,7 @@ def plain_content(proxy: Proxy) -> tuple[Any] | None:
     return tuple(content) if content else None
 
 
-def forwarding(name: str) -> Callable[..., Any]:
+def forwarding(name: str) -> Callable[..., object]:
     """Return the method of a proxy that the other process carries out."""
 
     def forward(self: Proxy, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +102,7 @@ def forwarding(name: str) -> Callable[..., Any]:
     return forward
 
 
-def comparing(name: str) -> Callable[[Proxy, Any], Any]:
+def comparing(name: str) -> Callable[[Proxy, object], object]:
     """Return the comparison of a proxy: with another object there, with plain data by its content here."""
 
     def compare(self: Proxy, other: Any) -> Any:
@@ -113,10 +114,10 @@ def comparing(name: str) -> Callable[[Proxy, Any], Any]:
     return compare
 
 
-def computing(name: str) -> Callable[[Proxy, Any], Any]:
+def computing(name: str) -> Callable[[Proxy, object], object]:
     """The arithmetic of a proxy with plain data: an object cannot make a number of its own out of an expected one."""
 
-    def compute(self: Proxy, other: Any) -> Any:
+    def compute(self: Proxy, other: Any) -> object:
         peer, result = self._peer, self._peer.request(name, self, other)
         if type(other) is Proxy or not peer.judges:
             return result
@@ -131,7 +132,7 @@ def computing(name: str) -> Callable[[Proxy, Any], Any]:
     return compute
 
 
-def reducing(name: str) -> Callable[..., Any]:
+def reducing(name: str) -> Callable[..., object]:
     """Return the number of an object, unless it came of arithmetic with plain data."""
 
     def reduce(self: Proxy, *args: Any) -> Any:
@@ -158,13 +159,13 @@ class Peer(References):
 
     def __init__(self, receive: int, send: int, *, judges: bool) -> None:
         self.receive, self.send, self.judges = receive, send, judges
-        self.objects: list[Any] = []
+        self.objects: list[object] = []
         self.numbers: dict[int, int] = {}
         self.proxies: dict[int, Proxy] = {}
         self.errors: dict[int, type[BaseException]] = {}
         self.shadows: dict[int, int] = {}
         self.mixed: set[int] = set()
-        self.names: dict[str, Any] = {}
+        self.names: dict[str, object] = {}
         self.streams = sys.stdin, sys.stdout
 
     def request(self, name: str, target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +192,7 @@ class Peer(References):
                 case _:
                     raise Closed
 
-    def settle(self, args: tuple[Any, ...], changed: Any, printed: Any) -> None:
+    def settle(self, args: tuple[Any, ...], changed: Any, printed: object) -> None:
         """Take over what a call printed and which of its arguments it changed."""
         if isinstance(printed, str) and printed and self.judges:
             sys.stdout.write(printed)
@@ -227,7 +228,7 @@ class Peer(References):
             reply = ["!", self.pack_error(error), printed.getvalue()]
         write_message(self.send, reply)
 
-    def perform(self, name: str, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def perform(self, name: str, target: Any, args: list[Any], kwargs: JsonObject) -> Any:
         if self.judges and not self.may(name, target, args):
             raise TypeError("the assertions do not let this be done with their objects")
         if name == "global":
@@ -237,7 +238,7 @@ class Peer(References):
             return [base(target)] if base is not None and not isinstance(target, Proxy) else []
         return OPERATIONS[name](target, *args, **kwargs)
 
-    def may(self, name: str, target: Any, args: list[Any]) -> bool:
+    def may(self, name: str, target: object, args: Sequence[object]) -> bool:
         """Whether the code under test may do this with an object of its judge: no way leads to the judge's frames."""
         if name in SHARED:
             return True
@@ -245,7 +246,7 @@ class Peer(References):
         attribute = bool(args) and isinstance(args[0], str) and not args[0].startswith("_")
         return is_subject_class and attribute and name in ("__getattr__", "__setattr__")
 
-    def pack_object(self, value: Any) -> Any:
+    def pack_object(self, value: object) -> object:
         if type(value) is Proxy:
             return {"yours": value._number}
         if id(value) in self.shadows:
@@ -261,7 +262,7 @@ class Peer(References):
             return {"error": [number, value.__name__, builtin_base(value)]}
         return {"mine": number}
 
-    def unpack_object(self, tag: str, content: Any) -> Any:
+    def unpack_object(self, tag: str, content: object) -> object:
         match tag, content:
             case "yours", int(number) if 0 <= number < len(self.objects):
                 return self.objects[number]
@@ -299,14 +300,14 @@ class Peer(References):
         where = ":".join(named.get("standard", ()))
         return [named.get("error") or [-1, where, builtin_base(kind)], args, attributes]
 
-    def unpack_error(self, packed: Any) -> BaseException:
+    def unpack_error(self, packed: object) -> BaseException:
         match packed:
             case [[int(number), str(name), str(base)], list(args), dict(attributes)]:
                 pass
             case _:
                 raise Closed
         if number >= 0:
-            kind: Any = self.error_class(number, name, base)
+            kind: object = self.error_class(number, name, base)
         else:
             kind = find_standard(*name.split(":", 1)) if ":" in name else vars(sys.modules["builtins"]).get(base)
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -333,7 +334,7 @@ def builtin_base(kind: type) -> str:
 
 
 @contextlib.contextmanager
-def redirected(stdin: Any, stdout: io.StringIO | None) -> Iterator[None]:
+def redirected(stdin: object, stdout: io.StringIO | None) -> Iterator[None]:
     """Read and print where the assertions read and print, where those have changed their streams."""
     before = sys.stdin, sys.stdout
     if isinstance(stdin, str):

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.children import PipedChild
 from trainyard.sandbox.wire import MOST_BYTES, Closed, read_message, write_message
 from trainyard.sandbox.zygote import CODE, LANDLOCK, NAMESPACES, NONE, SCHEMA
@@ -83,15 +83,15 @@ class Sandbox(PipedChild):
             self.stop()
             raise OSError(reply.get("error"))
 
-    def receive(self, wait_s: float) -> dict[str, Any]:
+    def receive(self, wait_s: float) -> JsonObject:
         """Return the next reply. Raises `Closed` where none comes in time."""
         descriptor = self.pipes[1].fileno()
         if not select.select([descriptor], [], [], wait_s)[0]:
             raise Closed
-        reply: dict[str, Any] = read_message(descriptor)
+        reply: JsonObject = read_message(descriptor)
         return reply
 
-    def ask(self, kind: bytes, tasks: Sequence[dict[str, Any]], timeout_s: int, memory_mb: int) -> CodeOutcome:
+    def ask(self, kind: bytes, tasks: Sequence[JsonObject], timeout_s: int, memory_mb: int) -> CodeOutcome:
         """Run the processes of one request within these limits. Raises `Unavailable` (`E-SANDBOX`)."""
         limits = {"cpu_s": timeout_s, "memory_bytes": memory_mb << 20}
         request = {"wall_s": timeout_s + 1, "tasks": [{**task, **limits} for task in tasks]}
@@ -197,7 +197,7 @@ def run_code(code: str, tests: str, *, timeout_s: int, memory_mb: int) -> CodeOu
         return sandboxes.get(CODE).ask(CODE, [{"code": code}, {"tests": tests}], timeout_s, memory_mb)
 
 
-def check_schema(text: str, definition: Any, *, timeout_s: int, memory_mb: int) -> CodeOutcome:
+def check_schema(text: str, definition: object, *, timeout_s: int, memory_mb: int) -> CodeOutcome:
     """Check JSON by a schema, whose patterns and references may take any time. Raises `Unavailable`."""
     with open_sandboxes() as sandboxes:
         return sandboxes.get(SCHEMA).ask(SCHEMA, [{"text": text, "definition": definition}], timeout_s, memory_mb)

@@ -82,7 +82,7 @@ class Names(dict[str, Any]):
         ]
         self.modules = {name for name, times in Counter(opened).items() if times == read[name]} & COMMON_MODULES
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         if name == "type":
             return RemoteType
         if name in self.modules:
@@ -95,12 +95,12 @@ class Names(dict[str, Any]):
 class RemoteTypeMeta(type):
     """The type of `RemoteType`."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> object:
         if len(args) == 1 and type(args[0]) is Proxy:
             return args[0]._peer.request("__getattr__", args[0], "__class__")
         return type(*args, **kwargs)
 
-    def __instancecheck__(cls, value: Any) -> bool:
+    def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, type)
 
     def __eq__(cls, other: object) -> bool:

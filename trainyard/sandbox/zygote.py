@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.sandbox import root, workers
 from trainyard.sandbox.kernel import allow_reading, drop_capabilities
 from trainyard.sandbox.limits import die_with_parent
@@ -171,7 +172,7 @@ def supervise(kind: bytes, confined: bool, as_nobody: bool) -> None:
     write_message(1, reply)
 
 
-def follow(verdict: int, output: int, deadline: float) -> dict[str, Any]:
+def follow(verdict: int, output: int, deadline: float) -> JsonObject:
     """Read the verdict and what is printed, which is bounded while it is read, until one of them ends it."""
     reply, printed, total, reading = b"", b"", 0, [verdict, output]
     while verdict in reading or output in reading:

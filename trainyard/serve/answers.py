@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.serve import protocol
 from trainyard.serve.inference import Generation, ModelRunner, Step, TokenLogprob, Worker
 from trainyard.serve.prompt_fields import find_hidden_field
@@ -178,7 +179,7 @@ class BaseAnswers:
         """Return the seed of each choice, until the client leaves."""
         return itertools.takewhile(lambda _: not ticket.cancelled.is_set(), body.seeds())
 
-    def options(self, body: SamplingRequest, adapter: str | None) -> dict[str, Any]:
+    def options(self, body: SamplingRequest, adapter: str | None) -> JsonObject:
         return {
             "adapter": adapter,
             "temperature": body.temperature,
@@ -248,8 +249,8 @@ class BaseAnswers:
             raise ApiError(
                 400,
                 f"This model's maximum context length is {context} tokens. However, you requested "
-                f"{prompt_tokens + (max_tokens or 1)} tokens ({prompt_tokens} in the prompt, {max_tokens or 1} in the "
-                "completion). Please reduce the length of the prompt or of the completion.",
+                f"{prompt_tokens + (max_tokens or 1)} tokens ({prompt_tokens} in the prompt, {max_tokens or 1} in "
+                "the completion). Please reduce the length of the prompt or of the completion.",
                 param="max_tokens",
             )
         return min(default, left) if max_tokens is None else max_tokens
@@ -349,33 +350,33 @@ class AnswerShape:
         body = {**self.head, "object": self.object, "choices": choices, "usage": self.usage()}
         return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
-    def chunk_of(self, **choice: Any) -> dict[str, Any]:
+    def chunk_of(self, **choice: Any) -> JsonObject:
         choices = [{"index": len(self.generations) - 1, "logprobs": None, "finish_reason": None, **choice}]
         return {**self.head, "object": self.chunk_object, "choices": choices}
 
-    def chunks(self, event: tuple[Generation, Any] | Step) -> list[dict[str, Any]]:
+    def chunks(self, event: tuple[Generation, Any] | Step) -> list[JsonObject]:
         """What a stream sends for an event that was taken: a choice's beginning, or a step that says something."""
         if not isinstance(event, Step):
             return self.opening()
         return [self.chunk(event)] if event.text or event.logprob is not None else []
 
-    def ended(self) -> dict[str, Any]:
+    def ended(self) -> JsonObject:
         """Return the last part of the present choice."""
         return self.chunk_of(**self.last_part, finish_reason=self.finish_reason(len(self.generations) - 1))
 
-    def closing(self) -> list[dict[str, Any]]:
+    def closing(self) -> list[JsonObject]:
         chunks = [self.ended()]
         if self.body.stream_options and self.body.stream_options.include_usage:
             chunks.append({**self.head, "object": self.chunk_object, "choices": [], "usage": self.usage()})
         return chunks
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self) -> list[JsonObject]:
         return []
 
-    def choice(self, number: int) -> dict[str, Any]:
+    def choice(self, number: int) -> JsonObject:
         raise NotImplementedError
 
-    def chunk(self, step: Step) -> dict[str, Any]:
+    def chunk(self, step: Step) -> JsonObject:
         raise NotImplementedError
 
     def text(self, token: int) -> str:
@@ -386,12 +387,12 @@ class ChatShape(AnswerShape):
     object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
     last_part: Mapping[str, Any] = {"delta": {}}
 
-    def choice(self, number: int) -> dict[str, Any]:
+    def choice(self, number: int) -> JsonObject:
         steps = self.steps[number]
         message = {"role": "assistant", "content": "".join(step.text for step in steps)}
         return {"message": message, "logprobs": self.logprobs(steps)}
 
-    def logprobs(self, steps: list[Step]) -> dict[str, Any] | None:
+    def logprobs(self, steps: list[Step]) -> JsonObject | None:
         if self.generations[0].top_logprobs is None:
             return None
         content = [
@@ -401,14 +402,14 @@ class ChatShape(AnswerShape):
         ]
         return {"content": content, "refusal": None}
 
-    def token(self, token: int, logprob: float) -> dict[str, Any]:
+    def token(self, token: int, logprob: float) -> JsonObject:
         raw = list(self.engine.token_bytes[token])
         return {"token": self.text(token), "logprob": max(logprob, LOWEST_LOGPROB), "bytes": raw}
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self) -> list[JsonObject]:
         return [self.chunk_of(delta={"role": "assistant", "content": ""})]
 
-    def chunk(self, step: Step) -> dict[str, Any]:
+    def chunk(self, step: Step) -> JsonObject:
         return self.chunk_of(delta={"content": step.text}, logprobs=self.logprobs([step]))
 
 
@@ -416,7 +417,7 @@ class CompletionShape(AnswerShape):
     object, chunk_object, prefix = "text_completion", "text_completion", "cmpl"
     last_part: Mapping[str, Any] = {"text": ""}
 
-    def choice(self, number: int) -> dict[str, Any]:
+    def choice(self, number: int) -> JsonObject:
         generation, steps = self.generations[number], self.steps[number]
         echo = isinstance(self.body, CompletionRequest) and self.body.echo
         start = self.engine.tokenizer.decode(generation.prompt) if echo else ""
@@ -425,12 +426,12 @@ class CompletionShape(AnswerShape):
         entry = {"text": text, "logprobs": self.logprobs(generation, steps, echoed if echo else None)}
         return entry | self.prompt_logprobs(echoed)
 
-    def prompt_logprobs(self, scored: list[TokenLogprob | None] | None) -> dict[str, Any]:
+    def prompt_logprobs(self, scored: list[TokenLogprob | None] | None) -> JsonObject:
         """Return the field of that name, if it was asked for, as vLLM writes it: id -> logprob, rank, text."""
         most = self.body.prompt_logprobs if isinstance(self.body, CompletionRequest) else None
         if most is None or scored is None:
             return {}
-        positions: list[dict[str, Any] | None] = []
+        positions: list[JsonObject | None] = []
         for entry in scored:
             best = entry.top[:most] if entry else []
             ranked: dict[int, tuple[int | None, float]] = {
@@ -447,7 +448,7 @@ class CompletionShape(AnswerShape):
 
     def logprobs(
         self, generation: Generation, steps: list[Step], echoed: list[TokenLogprob | None] | None = None
-    ) -> dict[str, Any] | None:
+    ) -> JsonObject | None:
         if generation.top_logprobs is None:
             return None
         tokens = [*(generation.prompt if echoed else []), *(step.token for step in steps if step.token >= 0)]
@@ -459,5 +460,5 @@ class CompletionShape(AnswerShape):
         values = [entry and max(entry.logprob, LOWEST_LOGPROB) for entry in entries]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
-    def chunk(self, step: Step) -> dict[str, Any]:
+    def chunk(self, step: Step) -> JsonObject:
         return self.chunk_of(text=step.text, logprobs=self.logprobs(self.generations[0], [step]))

@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
@@ -21,7 +20,7 @@ from trainyard.stores.models import ModelSource, chat_template_sha256, read_json
 VERSION = re.compile(r"v\d+")
 
 
-def read_origin(folder: Path) -> dict[str, Any]:
+def read_origin(folder: Path) -> dict[str, object]:
     """Return the `training.json` of an adapter; empty for one that was made elsewhere. Raises `E-ADAPTER-MISMATCH`."""
     path = folder / "training.json"
     if not path.is_file():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.serve.conversion.architectures import ARCHITECTURES, require_plain
 from trainyard.serve.targets.ollama import go_template
 from trainyard.serve.trial import find_base_folder, read_object
@@ -36,8 +37,8 @@ class CardFacts:
     """What a card is made of."""
 
     version: AdapterVersion
-    training: Mapping[str, Any]
-    config: Mapping[str, Any]
+    training: JsonMapping
+    config: JsonMapping
     """PEFT's; empty for a whole model."""
     base: str
     """What the snippets load: the Hub's name of the base, or a word for its folder."""
@@ -110,7 +111,7 @@ def write_card(version: AdapterVersion, folder: Path, repository: str = "", base
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def is_plain(config: Mapping[str, Any]) -> bool:
+def is_plain(config: Mapping[str, object]) -> bool:
     try:
         require_plain(config)
     except InvalidInput:
@@ -120,7 +121,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
 
 def header(facts: CardFacts) -> str:
     """Return the YAML block; JSON values are YAML. A license is given only where it is known: a base may demand one."""
-    lines: dict[str, Any] = {"library_name": LIBRARY.get(facts.version.kind, "transformers")}
+    lines: dict[str, object] = {"library_name": LIBRARY.get(facts.version.kind, "transformers")}
     if name := hub_base(facts.version):
         lines |= {"base_model": name, "base_model_relation": "adapter" if facts.config else "finetune"}
     tags = ["trainyard", *([str(facts.config["peft_type"]).lower()] if facts.config.get("peft_type") else [])]
@@ -152,7 +153,7 @@ def training_text(facts: CardFacts) -> str:
     return table(("setting", "value"), [(key, text(value)) for key, value in rows if value not in (None, "")])
 
 
-def losses(training: Mapping[str, Any]) -> str:
+def losses(training: JsonMapping) -> str:
     ends = [training.get("loss_at_start"), training.get("loss_at_end")]
     return " → ".join(text(end) for end in ends) if all(end is not None for end in ends) else ""
 
@@ -164,7 +165,7 @@ def template_sha256(facts: CardFacts) -> str:
 def data_text(facts: CardFacts) -> str:
     """Return what it was trained on: sources with digests where the deployment has recorded them, and the counts."""
     data = facts.version.facts.get("data")  # of a night it has the counts of the training
-    sources: Sequence[Mapping[str, Any]] = data if isinstance(data, list | tuple) else ()
+    sources: Sequence[Mapping[str, object]] = data if isinstance(data, list | tuple) else ()
     keys = ("source", "format", "rows", "sha256", "license")
     listed = table(keys, [[text(source.get(key)) for key in keys] for source in sources]) if sources else ""
     counted = facts.training.get("data") or {}
@@ -178,7 +179,7 @@ def data_text(facts: CardFacts) -> str:
 
 def evaluation_text(facts: CardFacts) -> str:
     """Return each benchmark with the interval of its improvement, and the verdict."""
-    verdict: Mapping[str, Any] = facts.version.facts.get("gate") or {}
+    verdict: JsonMapping = facts.version.facts.get("gate") or {}
     report = check_facts(facts.version.facts, facts.version.name).report or VersionReport()
     if not verdict:
         return "It was not evaluated."
@@ -243,16 +244,15 @@ def with_vllm(facts: CardFacts) -> str:
         return f"vllm serve {facts.repository}"
     role, rank = facts.version.role, max(16, int(facts.config.get("r") or 0))
     return (
-        f"vllm serve {facts.base} --enable-lora --max-lora-rank {rank} \\\n"
-        f"  --lora-modules {role}={facts.repository} --chat-template tokenizer/chat_template.jinja"
+        f"vllm serve {facts.base} --enable-lora --max-lora-rank {rank} \\\n  --lora-modules "
+        f"{role}={facts.repository} --chat-template tokenizer/chat_template.jinja"
     )
 
 
 def with_llamacpp(facts: CardFacts) -> str:
     return (
-        f"trainyard adapters convert {facts.source} {facts.version.role}.gguf --to gguf\n"
-        f"llama-server -m base.gguf --lora {facts.version.role}.gguf --jinja "
-        "--chat-template-file tokenizer/chat_template.jinja"
+        f"trainyard adapters convert {facts.source} {facts.version.role}.gguf --to gguf\nllama-server -m base.gguf "
+        f"--lora {facts.version.role}.gguf --jinja --chat-template-file tokenizer/chat_template.jinja"
     )
 
 
@@ -269,8 +269,8 @@ def with_ollama(facts: CardFacts) -> str:
 def with_mlx(facts: CardFacts) -> str:
     role = facts.version.role
     return (
-        f"trainyard adapters convert {facts.source} {role}-mlx --to mlx\n"
-        f"mlx_lm.server --model {facts.base} --adapter-path {role}-mlx"
+        f"trainyard adapters convert {facts.source} {role}-mlx --to mlx\nmlx_lm.server --model {facts.base} "
+        f"--adapter-path {role}-mlx"
         + (' --chat-template "$(cat tokenizer/chat_template.jinja)"' if facts.template else "")
     )
 
@@ -284,12 +284,7 @@ Snippet = tuple[str, Callable[[CardFacts], bool], str, Callable[[CardFacts], str
 SNIPPETS: tuple[Snippet, ...] = (
     ("transformers", lambda _: True, "python", with_transformers),
     ("vLLM", lambda facts: not facts.config or facts.serves(TargetType.VLLM), "sh", with_vllm),
-    (
-        "llama.cpp",
-        lambda facts: bool(facts.config) and facts.serves(TargetType.LLAMA_SERVER),
-        "sh",
-        with_llamacpp,
-    ),
+    ("llama.cpp", lambda facts: bool(facts.config) and facts.serves(TargetType.LLAMA_SERVER), "sh", with_llamacpp),
     ("Ollama", lambda facts: bool(facts.config) and runs_in_ollama(facts), "sh", with_ollama),
     ("MLX", lambda facts: bool(facts.config) and facts.serves(TargetType.MLX), "sh", with_mlx),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
@@ -16,7 +16,7 @@ from trainyard.settings import Settings
 CHILD_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "OMP_WAIT_POLICY": "passive"}
 
 
-def run_child(program: str, folder: Path, spec: dict[str, Any], result: str, failure: str) -> dict[str, Any]:
+def run_child(program: str, folder: Path, spec: Mapping[str, object], result: str, failure: str) -> dict[str, object]:
     """Run a program in a supervised process; returns what it left in the file `result` of `folder`.
 
     Raises the error that it left, else `TrainyardError` (`E-CRASH`) with the text `failure`.
@@ -27,7 +27,7 @@ def run_child(program: str, folder: Path, spec: dict[str, Any], result: str, fai
     outcome = supervise(argv, folder, env=CHILD_ENVIRONMENT, grace_s=30, poll_s=0.1)
     if outcome.status is not Status.DONE:
         raise from_fields({"what": failure, "code": "E-CRASH", **(outcome.error or {})})
-    left: dict[str, Any] = json.loads((folder / result).read_text(encoding="utf-8"))
+    left: dict[str, object] = json.loads((folder / result).read_text(encoding="utf-8"))
     return left
 
 

@@ -18,14 +18,14 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from trainyard.errors import NotDeployed, Reason, Refused, TrainyardError, Unavailable
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.card import keep_card
 from trainyard.serve.embedded import find_running
 from trainyard.serve.targets import merged
@@ -59,11 +59,11 @@ class DeployRequest:
     config: DeployerConfig
     path: Path
     adapter: Reference
-    verdict: Mapping[str, Any]
+    verdict: JsonMapping
     """The report's gate, with its adapter's digest; empty when nothing evaluated it."""
     tenant: str
     run_key: str
-    report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    report: JsonMapping = dataclasses.field(default_factory=dict)
     """The means and intervals of its benchmarks, for a model card."""
 
     @property
@@ -106,7 +106,7 @@ def deploy(
     return Produced(outputs={}, facts=facts)
 
 
-def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -> Mapping[str, Any]:
+def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -> JsonMapping:
     """Return the verdict of the report on this very adapter; raises when it forbids the deployment."""
     if report is None:
         if config.unevaluated:
@@ -119,7 +119,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
         because = f"the report is about {value['adapter_sha256'][:12]}, the adapter is {adapter.sha256[:12]}."
         instead = "connect the deployer to the adapter that was evaluated."
         raise Refused([Reason("R-EVALUATION", None, "needs", because, instead)])
-    verdict: Mapping[str, Any] = value["gate"]
+    verdict: JsonMapping = value["gate"]
     if verdict.get("few_rows") and config.few_rows == "allow" and verdict.get("better_on_few"):
         return verdict
     if verdict.get("few_rows") and config.few_rows != "allow":
@@ -140,7 +140,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     return verdict
 
 
-def remedy_of(report: Mapping[str, Any]) -> str:
+def remedy_of(report: JsonMapping) -> str:
     """Return what to do after a report that says no.
 
     Where the primary metric is better, and others with a margin are worse, that is the tolerance that allows it.
@@ -159,18 +159,18 @@ def remedy_of(report: Mapping[str, Any]) -> str:
         )
     tolerance = math.ceil(max(shares) * 100 + 1e-9) / 100
     allow = (
-        f"To allow that, run it again with tolerance: {tolerance:g} at the evaluator (of a template: "
-        f"`-p publish.tolerance={tolerance:g}`); what is trained is used again. Else train"
+        f"To allow that, run it again with tolerance: {tolerance:g} at the evaluator (of a template: `-p "
+        f"publish.tolerance={tolerance:g}`); what is trained is used again. Else train"
         if tolerance <= 1
         else "Train"
     )
     return (
-        "It learned its rows and is worse on other text, as a small base is that learns by heart. "
-        f"{allow} fewer steps, or take a larger base."
+        f"It learned its rows and is worse on other text, as a small base is that learns by heart. {allow} fewer "
+        "steps, or take a larger base."
     )
 
 
-def keep_newer(request: DeployRequest, registry: AdapterRegistry) -> dict[str, Any] | None:
+def keep_newer(request: DeployRequest, registry: AdapterRegistry) -> dict[str, object] | None:
     """Return the facts of a deployment that leaves what is live as it is; None for one that continues.
 
     A run that reuses its results brings a version that is registered already. Where another one has replaced it, or is
@@ -192,7 +192,7 @@ def keep_newer(request: DeployRequest, registry: AdapterRegistry) -> dict[str, A
             "targets": [], "warnings": []}  # fmt: skip
 
 
-def summarize(report: Reference | None) -> dict[str, Any]:
+def summarize(report: Reference | None) -> dict[str, object]:
     """Return what of a report stays with the version: its benchmarks without the values of single rows."""
     if report is None:
         return {}
@@ -295,7 +295,7 @@ def check_files(request: DeployRequest, candidate: AdapterCandidate, settings: S
     return reasons
 
 
-def run_before(request: DeployRequest, settings: Settings) -> dict[str, Any]:
+def run_before(request: DeployRequest, settings: Settings) -> dict[str, object]:
     """Run an adapter that its training has not run, before it gets a number; returns the facts of its version.
 
     Raises as `try_adapter_folder`.
@@ -332,7 +332,9 @@ def register(
     return keep_card(version, registry, settings)
 
 
-def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry) -> dict[str, Any]:
+def roll_out(
+    version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry
+) -> dict[str, object]:
     """Load, ask and switch everywhere, or undo everything."""
     for site in sites:
         site.version = registry.verify(version)
@@ -371,7 +373,7 @@ def remove_folders(folders: Sequence[Path]) -> None:
         shutil.rmtree(folder)
 
 
-def answered(site: TargetDeployment) -> dict[str, Any]:
+def answered(site: TargetDeployment) -> JsonObject:
     """Return what the facts of a deployment say about one target."""
     url = str(site.http.base_url) if site.http else None
     return {"type": site.target.type.value, "url": url, "answer": site.answer, **merged.shown_facts(site)}

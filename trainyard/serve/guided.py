@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 64
@@ -35,7 +35,7 @@ OPEN_OBJECTS = ("additionalProperties", "patternProperties", "minProperties", "$
 STRING_LIMITS = ("maxLength", "enum", "const", "pattern", "format")
 
 
-def subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def subschemas(schema: Mapping[str, object]) -> Iterator[dict[str, object]]:
     """Yield the schemas directly inside a schema; a property that is named `items` is not mistaken for the keyword."""
     for keyword in NAMED_SCHEMAS:
         if isinstance(named := schema.get(keyword), dict):
@@ -48,7 +48,7 @@ def subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield single
 
 
-def all_schemas(schema: dict[str, Any], depth: int = 0) -> Iterator[dict[str, Any]]:
+def all_schemas(schema: JsonObject, depth: int = 0) -> Iterator[JsonObject]:
     if depth > MAX_SCHEMA_DEPTH:
         raise refused(f"it is nested deeper than {MAX_SCHEMA_DEPTH}")
     yield schema
@@ -56,14 +56,14 @@ def all_schemas(schema: dict[str, Any], depth: int = 0) -> Iterator[dict[str, An
         yield from all_schemas(part, depth + 1)
 
 
-def is_free_string(schema: dict[str, Any]) -> bool:
+def is_free_string(schema: JsonObject) -> bool:
     kind = schema.get("type")
     return (kind == "string" or (isinstance(kind, list) and "string" in kind)) and not any(
         limit in schema for limit in STRING_LIMITS
     )
 
 
-def bounded_schema(schema: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+def bounded_schema(schema: JsonObject, max_tokens: int) -> JsonObject:
     """A narrower schema: every free string gets a `maxLength`, its share of 1.5 characters a token of the budget, and
     an object that lists its properties has no others. What meets it meets the given one."""
     bounded = copy.deepcopy(schema)
@@ -96,7 +96,7 @@ class Grammars:
         self.lengths = np.array([len(text) for text in token_bytes])
         self.compiled: dict[str, LLMatcher] = {}
 
-    def constraint(self, schema: dict[str, Any], max_tokens: int) -> Constraint:
+    def constraint(self, schema: JsonObject, max_tokens: int) -> Constraint:
         """Return a fresh constraint. Raises `InvalidInput` (`E-JSON-SCHEMA`) if it cannot be enforced or cannot fit."""
         if len(json.dumps(schema)) > MAX_SCHEMA_BYTES:
             raise refused(f"it is longer than {MAX_SCHEMA_BYTES:,} bytes")

@@ -22,6 +22,7 @@ import torch
 from transformers import AutoTokenizer, DynamicCache
 
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.serve.guided import Constraint, Grammars
 from trainyard.stores.models import check_adapter_folder
 from trainyard.stores.tensors import find_nonfinite
@@ -68,7 +69,7 @@ class Generation:
     top_p: float = 1.0
     seed: int | None = None
     stops: list[str] = field(default_factory=list)
-    schema: dict[str, Any] | None = None
+    schema: JsonObject | None = None
     top_logprobs: int | None = None
     """None: no logprobs at all; 0: only those of the chosen tokens."""
     cancelled: threading.Event = field(default_factory=threading.Event)

@@ -129,7 +129,7 @@ class AnnouncedServer(uvicorn.Server):
     """
 
     def __init__(
-        self, app: Any, listener: socket.socket, folder: Path | None, model: str, sha256: str = "", *,
+        self, app: object, listener: socket.socket, folder: Path | None, model: str, sha256: str = "", *,
         announce: Callable[[Service], None] = print_record,
     ) -> None:  # fmt: skip
         super().__init__(server_config(app, graceful_s=3))

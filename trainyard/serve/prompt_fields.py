@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from jinja2.exceptions import TemplateError
 
@@ -21,6 +20,7 @@ from trainyard.data.renderers.contract import Tools, Turn
 from trainyard.data.renderers.spans import ASKED, TemplateText
 from trainyard.data.renderers.turns import read_arguments
 from trainyard.data.renderers.visibility import shows_words
+from trainyard.json_types import JsonObject
 
 TEXTS = ("content", "reasoning_content", "name")
 MARK = re.compile(r"mark\d+x")
@@ -72,7 +72,7 @@ class MarkedCopy:
             marked["tool_calls"] = [self.copy_call(call, f"{path}.tool_calls.{at}", index) for at, call in calls]
         return marked
 
-    def copy_call(self, call: dict[str, Any], path: str, index: int) -> dict[str, Any]:
+    def copy_call(self, call: JsonObject, path: str, index: int) -> JsonObject:
         kind = "first call" if path.endswith(".0") else "further call"
         function, path = call["function"], f"{path}.function"
         name = self.mark(function["name"], f"{path}.name", f"{kind} {FUNCTIONS}", index)
@@ -80,7 +80,7 @@ class MarkedCopy:
         arguments = self.copy_value(values, f"{path}.arguments", f"{kind} arguments", index)
         return {**call, "function": {**function, "name": name, "arguments": arguments}}
 
-    def copy_value(self, value: Any, path: str, kind: str, index: int) -> Any:
+    def copy_value(self, value: object, path: str, kind: str, index: int) -> object:
         """Return a value of a call's arguments; numbers and constants stay."""
         if isinstance(value, str):
             return self.mark(value, path, kind, index)
@@ -91,7 +91,7 @@ class MarkedCopy:
             return {key: self.copy_value(part, path, kind, index) for key, part in named}
         return value
 
-    def copy_tool(self, tool: dict[str, Any], index: int) -> dict[str, Any]:
+    def copy_tool(self, tool: JsonObject, index: int) -> JsonObject:
         """Return a tool with name, description and the names of its parameters as marks."""
         path, function = f"tools.{index}.function", tool["function"]
         marked = {**function, "name": self.mark(function["name"], f"{path}.name", f"{OFFERED} {FUNCTIONS}", None)}

@@ -7,13 +7,14 @@ an answer that was made without them, so a chat template that has no place for t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.requests import ClientDisconnect, Request
 
 from trainyard.errors import TrainyardError
+from trainyard.json_types import JsonObject
 
 MAX_BODY_BYTES = 4 << 20
 MAX_STOPS, MAX_CHOICES, MAX_TOOLS = 16, 8, 128
@@ -30,7 +31,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.kind, self.param = status, message, kind, param
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonObject:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
         return {"error": error}
 
@@ -74,7 +75,7 @@ class ApiRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def leave_out_nulls(cls, body: Any) -> Any:
+    def leave_out_nulls(cls, body: object) -> object:
         if not isinstance(body, dict):
             return body
         return {name: value for name, value in body.items() if value is not None or name == "content"}
@@ -87,7 +88,7 @@ class TextPart(ApiRequest):
 
 class CalledFunction(ApiRequest):
     name: str = Field(min_length=1)
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | JsonObject = "{}"
     """JSON, as the model wrote it, or an object. A call without arguments may leave it out."""
 
 
@@ -111,7 +112,7 @@ class ChatMessage(ApiRequest):
 
     @model_validator(mode="before")
     @classmethod
-    def leave_out_empty(cls, body: Any) -> Any:
+    def leave_out_empty(cls, body: object) -> object:
         """A message that calls tools may leave its content out, and any may repeat what an answer left empty."""
         if not isinstance(body, dict):
             return body
@@ -137,10 +138,10 @@ class ChatMessage(ApiRequest):
     def thoughts(self) -> str | None:
         return self.reasoning_content or self.reasoning
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self) -> JsonObject:
         parts = self.content if isinstance(self.content, list) else []
         text = "".join(part.text for part in parts) if parts else self.content or ""
-        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        turn: dict[str, object] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
             turn["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
         if self.thoughts:
@@ -151,7 +152,7 @@ class ChatMessage(ApiRequest):
 class Function(ApiRequest):
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: JsonObject = Field(default_factory=dict)
     strict: Literal[False] | None = None
     """A call is not bound by the schema here."""
 
@@ -160,14 +161,14 @@ class Tool(ApiRequest):
     type: Literal["function"]
     function: Function
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self) -> JsonObject:
         return {"type": self.type, "function": self.function.model_dump(exclude_none=True)}
 
 
 class JsonSchemaSpec(ApiRequest):
     name: str = "schema"
     description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: dict[str, object] = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -175,7 +176,7 @@ class ResponseFormat(ApiRequest):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaSpec | None = None
 
-    def schema_to_enforce(self) -> dict[str, Any] | None:
+    def schema_to_enforce(self) -> dict[str, object] | None:
         if self.type == "text":
             return None
         if self.type == "json_object":
@@ -246,18 +247,18 @@ class ChatRequest(SamplingRequest):
     def logprobs_per_token(self) -> int:
         return 1 + (self.top_logprobs or 0) if self.logprobs else 0
 
-    def turns(self) -> list[dict[str, Any]]:
+    def turns(self) -> list[JsonObject]:
         """Return the messages as a chat template takes them. Raises `ApiError` 400 for a result that names no call."""
         turns = [message.for_template() for message in self.messages]
         require_known_calls(turns)
         return turns
 
-    def offered(self) -> list[dict[str, Any]] | None:
+    def offered(self) -> list[dict[str, object]] | None:
         """Return the tools as a chat template takes them."""
         return [tool.for_template() for tool in self.tools] if self.tools and self.tool_choice != "none" else None
 
 
-def require_known_calls(turns: list[dict[str, Any]]) -> None:
+def require_known_calls(turns: list[JsonObject]) -> None:
     """Raise `ApiError` 400 for the id of a result that none of the calls before it has."""
     calls: list[str] = []
     for index, turn in enumerate(turns):
@@ -328,5 +329,5 @@ async def read_request(kind: type[Parsed], request: Request) -> Parsed:
     return parse(kind, await json_body(request))
 
 
-def sse(value: dict[str, Any]) -> str:
+def sse(value: Mapping[str, object]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

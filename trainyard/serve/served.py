@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.serve.base_origins import choose_base
 from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.protocol import Alias, ApiError, LoadAdapter, UnloadAdapter, check_name, from_trainyard, not_found
@@ -82,7 +82,7 @@ class ServedModels:
     def names(self) -> list[str]:
         return [*self.bases, *self.adapters, *self.aliases]
 
-    def model(self, name: str) -> dict[str, Any]:
+    def model(self, name: str) -> JsonObject:
         """Return the entry of one model, also by a base's folder. Raises `ApiError` 404 that lists the names."""
         entry_id = next((base.name for base in self.bases.values() if name in base.names), name)
         match = next((entry for entry in self.models() if entry["id"] == entry_id), None)
@@ -90,7 +90,7 @@ class ServedModels:
             raise not_found(name, self.names())
         return match
 
-    def models(self) -> list[dict[str, Any]]:
+    def models(self) -> list[JsonObject]:
         """Entries of `/v1/models`, with vLLM's `root` and `parent`."""
         bases = [
             {
@@ -106,12 +106,12 @@ class ServedModels:
         ]
         return [*bases, *adapters, *(self.alias_entry(*pair) for pair in list(self.aliases.items()))]
 
-    def alias_entry(self, alias: str, target: str) -> dict[str, Any]:
+    def alias_entry(self, alias: str, target: str) -> dict[str, object]:
         base, adapter = self.find(target)
         root = base.source.path if adapter is None else self.adapters[adapter].folder
         return {**self.entry(alias, base, str(root), base.name), "alias_of": target}
 
-    def entry(self, name: str, base: ServedBase, root: str, parent: str | None) -> dict[str, Any]:
+    def entry(self, name: str, base: ServedBase, root: str, parent: str | None) -> JsonObject:
         return {
             "id": name,
             "object": "model",
@@ -219,7 +219,7 @@ class ServedModels:
             del self.adapters[name]
             base.engine.unload_adapter(name)
 
-    def set_alias(self, body: Alias) -> dict[str, Any]:
+    def set_alias(self, body: Alias) -> dict[str, object]:
         """Point an alias at a loaded adapter or at a base, or remove it; one assignment, so never in between."""
         if body.model is None:
             if self.aliases.pop(body.alias, None) is None:

@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.serve import protocol
 from trainyard.serve.answers import Answers
 from trainyard.serve.base_sources import WIDTHS, BaseSources, find_bases, require_room
@@ -87,11 +88,11 @@ def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised:
         return Response(generate_latest(answers.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models", dependencies=[authorised])
-    async def models() -> dict[str, Any]:
+    async def models() -> JsonObject:
         return {"object": "list", "data": served.models()}
 
     @app.get("/v1/models/{name:path}", dependencies=[authorised])
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> JsonObject:
         return served.model(name)
 
     @app.post("/v1/chat/completions", dependencies=[authorised])

@@ -14,9 +14,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from trainyard.errors import Corrupt, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.serve.children import child_threads, run_child
 from trainyard.settings import Settings
 from trainyard.spec.axes.stages import Stage
@@ -36,7 +36,7 @@ class TrialRun:
     """Why it was not; empty: it was."""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Return the facts of a version about it."""
         return {RUN: not self.reason, **({RUN_BECAUSE: self.reason} if self.reason else {})}
 
@@ -133,7 +133,7 @@ def head_of(folder: Path) -> str:
     return "reward" if config.get("task_type") == "SEQ_CLS" else "causal"
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, object]:
     """Return the JSON object of a file; empty where there is no file. Raises `Corrupt` (`E-CORRUPT`)."""
     try:
         value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

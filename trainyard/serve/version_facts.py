@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError, model_validator
 
 from trainyard.errors import Corrupt
+from trainyard.json_types import JsonObject
 from trainyard.serve.trial import read_object
 from trainyard.stores.adapters import AdapterVersion
 from trainyard.stores.models import HUB_NAME
@@ -58,16 +58,16 @@ class VersionFacts(BaseModel):
     base_sha256: str | None = None
     chat_template_sha256: str | None = None
     evaluated: bool = False
-    gate: dict[str, Any] = {}
-    data: list[dict[str, Any]] = []
+    gate: JsonObject = {}
+    data: list[JsonObject] = []
     report: VersionReport | None = None
 
 
-def check_facts(facts: Mapping[str, Any], name: str) -> VersionFacts:
+def check_facts(facts: Mapping[str, object], name: str) -> VersionFacts:
     """The facts of a version, as a card needs them. Raises `Corrupt` (`E-CORRUPT`) naming the first that is wrong."""
     try:
         # Of a night's version, `data` has the counts of the training.
-        overrides: dict[str, Any] = {"data": []} if isinstance(facts.get("data"), Mapping) else {}
+        overrides: dict[str, object] = {"data": []} if isinstance(facts.get("data"), Mapping) else {}
         return VersionFacts.model_validate({**facts, **overrides, "report": facts.get("report") or None})
     except ValidationError as error:
         raise Corrupt(

@@ -56,7 +56,7 @@ class ResolvedNode(Strict):
 
     @field_validator("config", mode="before")
     @classmethod
-    def config_of_type(cls, value: Any, info: ValidationInfo) -> Any:
+    def config_of_type(cls, value: Any, info: ValidationInfo) -> object:
         """Read a stored config back as the model of its node type."""
         return NODE_CONFIGS[info.data["type"]].model_validate(value) if isinstance(value, dict) else value
 
@@ -83,7 +83,7 @@ def canonical_json(value: Any) -> bytes:
     return rfc8785.dumps(value)
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """SHA-256 (hex) of the canonical JSON of a value, or of a pydantic model's JSON form."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")

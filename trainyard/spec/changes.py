@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.axis import Variant
 
 ABSENT = object()
@@ -15,9 +16,9 @@ Change = tuple[str, Any, Any]
 """(name, value before, value after); None where there is none."""
 
 
-def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_settings(settings: JsonMapping, prefix: str = "") -> JsonObject:
     """Return nested settings as `group.name` -> value."""
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for name, value in settings.items():
         nested = isinstance(value, Mapping)
         flat |= flatten_settings(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
@@ -37,7 +38,7 @@ def read_setting(config: Any, setting: str) -> Any:
     return value.type if isinstance(value, Variant) else value
 
 
-def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
+def list_changes(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[Change]:
     """Yield every setting that is not the same.
 
     Of a variant of another type the types are all: the settings of one are not those of the other.
@@ -50,7 +51,7 @@ def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
             yield name.removesuffix(".type"), old.get(name), new.get(name)
 
 
-def list_node_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Change]:
+def list_node_changes(first: Mapping[str, object], second: Mapping[str, object]) -> Iterator[Change]:
     """Yield every setting that differs between the nodes of two chains; a node that only one has is one entry."""
     for name in first.keys() ^ second.keys():
         yield name, "a node" if name in first else None, "a node" if name in second else None
@@ -58,7 +59,7 @@ def list_node_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> It
         yield from list_changes({name: first[name]}, {name: second[name]})
 
 
-def read_change(nodes: Mapping[str, Any], name: str) -> Any:
+def read_change(nodes: Mapping[str, object], name: str) -> object:
     """Return the value, in one chain, of a name that `list_node_changes` gave."""
     if name in nodes:
         return "a node"
@@ -66,9 +67,9 @@ def read_change(nodes: Mapping[str, Any], name: str) -> Any:
     return flat.get(name, flat.get(f"{name}.type"))
 
 
-def drop_defaults(config: BaseModel) -> dict[str, Any]:
+def drop_defaults(config: BaseModel) -> dict[str, object]:
     """Return the settings of a config that differ from their defaults, as JSON; a variant keeps its `type`."""
-    settings: dict[str, Any] = drop_default_fields(config, config.model_dump(mode="json"))
+    settings: JsonObject = drop_default_fields(config, config.model_dump(mode="json"))
     return settings
 
 

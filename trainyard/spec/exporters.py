@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from trainyard.errors import Reason, Refused
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.methods import DEFAULT_INIT, LOFTQ, FreezeSettings, MethodSettings
 from trainyard.spec.axes.stages import StageSettings
 from trainyard.spec.changes import flatten_settings
@@ -33,7 +34,7 @@ class Exporter:
     stage: Callable[[StageSettings], Keys | None]
     method: Callable[[MethodSettings, str | None], Keys | None]
     source: Callable[[SourceSet, str], Keys]
-    always: Mapping[str, Any]
+    always: Mapping[str, object]
     """Keys that keep the tool's own defaults from changing a number."""
 
 
@@ -47,7 +48,7 @@ def key(name: str) -> Write:
     return lambda value: {name: list(value) if isinstance(value, tuple) else value}
 
 
-def word(name: str, names: Mapping[str, Any]) -> Write:
+def word(name: str, names: JsonMapping) -> Write:
     """Our word as theirs; nothing where they have none."""
     return lambda value: {name: names[str(value)]} if str(value) in names else {}
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.axis import Strict
@@ -41,7 +40,7 @@ MAX_CYCLE_SHOWN = 8
 """Ids of a cycle that a message lists before it says how many more there are."""
 
 
-def resolve(chain: ChainSpec | Any, base_model: str = "starter") -> ResolvedChain:
+def resolve(chain: ChainSpec | object, base_model: str = "starter") -> ResolvedChain:
     """The complete chain. `chain` is a `ChainSpec` or a plain value of its form, `base_model` the operator's default.
 
     Raises `Refused` with every reason if there is one.
@@ -54,12 +53,12 @@ def resolve(chain: ChainSpec | Any, base_model: str = "starter") -> ResolvedChai
     return resolved
 
 
-def check(chain: ChainSpec | Any, base_model: str = "starter") -> list[Reason]:
+def check(chain: ChainSpec | object, base_model: str = "starter") -> list[Reason]:
     """Every reason why a chain is refused: shape, edges, ports and combinations; empty when it is accepted."""
     return examine(chain, base_model)[0]
 
 
-def examine(chain: ChainSpec | Any, base_model: str) -> tuple[list[Reason], ResolvedChain | None]:
+def examine(chain: ChainSpec | object, base_model: str) -> tuple[list[Reason], ResolvedChain | None]:
     if isinstance(chain, ChainSpec):
         if auto_trainers(chain):
             return examine_each_method(chain, base_model)
@@ -84,7 +83,7 @@ RUNGS = (Method.FULL, Method.LORA, Method.QLORA, Method.FREEZE)
 
 def auto_trainers(chain: ChainSpec) -> list[int]:
     """Places of the trainers whose method is to be chosen."""
-    configs: list[Any] = [node.config for node in chain.nodes]
+    configs: list[object] = [node.config for node in chain.nodes]
     return [
         at
         for at, config in enumerate(configs)

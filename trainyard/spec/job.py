@@ -49,7 +49,7 @@ class JobSpec(TrainingSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def in_our_words(cls, value: Any) -> Any:
+    def in_our_words(cls, value: Any) -> object:
         return job_words(value)
 
 

@@ -9,13 +9,14 @@ from urllib.parse import quote
 
 from pydantic_core import PydanticCustomError
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.axis import AxisValue, Variant
 from trainyard.spec.axes.methods import ADAPTER_PROFILES, METHOD_SETTINGS, Method
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 
 OBJECTIVES = {**{stage.value: stage.value for stage in Stage}, "rlhf": Stage.PPO.value}
 """Objectives that some tools call a method -> our stage. RLHF is PPO against a reward model."""
-ALIGNMENTS: dict[str, Any] = {"dpo": "dpo", "orpo": {"type": "dpo", "loss": "orpo"}}
+ALIGNMENTS: dict[str, object] = {"dpo": "dpo", "orpo": {"type": "dpo", "loss": "orpo"}}
 """What a job's `alignment` names -> our stage."""
 ADAPTERS = ("lora", "qlora", "dora")
 """Methods that a job may name as its `adapter`."""
@@ -62,7 +63,7 @@ DEVICES = {"metal": "mps", "wgpu": "auto"}
 CUDA_NUMBER = re.compile(r"cuda[:(](\d{1,3})\)?")
 
 
-def trainer_words(value: Any) -> Any:
+def trainer_words(value: Any) -> object:
     """A trainer's or a job's settings in our words.
 
     `method: "dpo"` names an objective: it becomes `stage: dpo` with the default method, unless a stage is given that
@@ -111,7 +112,7 @@ def job_words(body: Any) -> Any:
     return trainer_words(settings)
 
 
-def night_words(body: Any) -> Any:
+def night_words(body: Any) -> object:
     """The training of a night in our words: `preference` has the settings of its dpo buckets."""
     if not isinstance(body, Mapping) or not isinstance(preference := body.get("preference"), Mapping):
         return body
@@ -123,7 +124,7 @@ def night_words(body: Any) -> Any:
 # Settings that moved into their stage or method
 
 
-def move_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+def move_settings(stored: JsonMapping) -> dict[str, object]:
     """The same with the settings of the groups of earlier versions inside their stage and method.
 
     One that does not belong there is dropped where it has its default, as a stored spec writes it out. Raises
@@ -146,7 +147,7 @@ def move_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
     return moved_settings
 
 
-def move_setting(settings: dict[str, Any], old: str, value: Any) -> None:
+def move_setting(settings: JsonObject, old: str, value: Any) -> None:
     axis, _, name = MOVED[old].partition(".")
     variant, readers = variant_of(settings, axis), readers_of(old)
     if variant["type"] in readers:
@@ -164,7 +165,7 @@ def move_setting(settings: dict[str, Any], old: str, value: Any) -> None:
         raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", args)
 
 
-def variant_of(settings: Mapping[str, Any], axis: str) -> dict[str, Any]:
+def variant_of(settings: JsonMapping, axis: str) -> dict[str, object]:
     """What is written of an axis, as a mapping with a `type`."""
     variant = settings.get(axis) or USUAL[axis]
     variant = variant.model_dump(exclude_unset=True) if isinstance(variant, Variant) else variant
@@ -178,7 +179,7 @@ def readers_of(old: str) -> dict[AxisValue, type[Variant]]:
     return {value: VARIANTS[axis][value] for value in types if name in VARIANTS[axis][value].model_fields}
 
 
-def is_default(settings: Mapping[str, Any], old: str, value: Any) -> bool:
+def is_default(settings: JsonMapping, old: str, value: object) -> bool:
     """Whether a setting is as an earlier version left it or wrote it out."""
     group, _, name = old.partition(".")
     usual = [next(iter(readers_of(old).values())).model_fields[MOVED[old].partition(".")[2]].default]
@@ -189,12 +190,12 @@ def is_default(settings: Mapping[str, Any], old: str, value: Any) -> bool:
     return (tuple(value) if isinstance(value, list) else value) in usual
 
 
-def spell_out(settings: Mapping[str, Any]) -> dict[str, Any]:
+def spell_out(settings: JsonMapping) -> JsonObject:
     """The same with every stage and method as a mapping with its `type`."""
     return {**settings, **{axis: variant_of(settings, axis) for axis in VARIANTS.keys() & settings.keys()}}
 
 
-def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
+def in_groups(config: JsonMapping) -> dict[str, object]:
     """A complete config with the settings in the groups of earlier versions, which is what scripts read.
 
     Settings of another stage or method have their default there, but for one that has none.
@@ -214,7 +215,7 @@ def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "rollouts": settings["rollouts"] if settings["stage"] == Stage.GRPO else None}
 
 
-def list_deprecated(value: Any, where: str = "") -> Iterator[str]:
+def list_deprecated(value: object, where: str = "") -> Iterator[str]:
     """A line for each setting in a plain value, at any depth, that is where earlier versions had it."""
     if isinstance(value, Mapping):
         for old, new in MOVED.items():
@@ -228,7 +229,7 @@ def list_deprecated(value: Any, where: str = "") -> Iterator[str]:
             yield from list_deprecated(item, f"{where}{at}.")
 
 
-def renamed(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def renamed(settings: JsonMapping, names: Mapping[str, str]) -> dict[str, object]:
     """The same with our names, but for a key whose own name is settings as well."""
     return {names.get(key, key) if names.get(key) not in settings else key: value for key, value in settings.items()}
 
@@ -238,7 +239,7 @@ def plain(word: str) -> str:
     return INNER_CAPITAL.sub("_", word).lower()
 
 
-def device_word(value: Any) -> Any:
+def device_word(value: Any) -> object:
     """A device in our words: `cuda:0`, `Cuda(0)`, `metal` and `wgpu` are read; a GPU's number above 0 stays."""
     if not isinstance(value, str):
         return value

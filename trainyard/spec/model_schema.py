@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import BaseModel
+
+from trainyard.json_types import JsonMapping, JsonObject
 
 
 def plain(value: object) -> str:
@@ -59,14 +60,14 @@ class ModelSchema:
     seen: dict[str, str] = field(default_factory=dict)
     word: Callable[[object], str] = plain
     link: Callable[[str], str] = section_name
-    root: dict[str, Any] = field(init=False)
+    root: JsonObject = field(init=False)
 
     def __post_init__(self) -> None:
         self.root = self.model.model_json_schema()
 
     @property
-    def models(self) -> Mapping[str, Any]:
-        definitions: Mapping[str, Any] = self.root.get("$defs", {})
+    def models(self) -> JsonMapping:
+        definitions: JsonMapping = self.root.get("$defs", {})
         return definitions
 
     def sections(self) -> list[SettingSection]:
@@ -78,7 +79,7 @@ class ModelSchema:
             *(SettingSection(path, model.get("description", ""), self.rows(model)) for path, model in inner),
         ]
 
-    def inner(self, model: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def inner(self, model: JsonMapping, path: str) -> Iterator[tuple[str, JsonMapping]]:
         for name, property_schema in model.get("properties", {}).items():
             for reference in dict.fromkeys(references(property_schema)):
                 below = self.models[reference]
@@ -88,7 +89,7 @@ class ModelSchema:
                     yield self.seen[reference], below
                     yield from self.inner(below, self.seen[reference])
 
-    def rows(self, model: Mapping[str, Any]) -> tuple[SettingRow, ...]:
+    def rows(self, model: JsonMapping) -> tuple[SettingRow, ...]:
         required = model.get("required", ())
         return tuple(
             SettingRow(
@@ -101,14 +102,14 @@ class ModelSchema:
             for name, field in model["properties"].items()
         )
 
-    def text_of(self, field: Mapping[str, Any]) -> str:
+    def text_of(self, field: JsonMapping) -> str:
         """What a field says of itself, or else what its words or its model say."""
         if "description" in field:
             return str(field["description"])
         texts = [self.models[reference].get("description", "") for reference in references(field)]
         return texts[0].split("\n\n")[0] if len(texts) == 1 else ""
 
-    def type_of(self, field: Mapping[str, Any]) -> str:
+    def type_of(self, field: JsonMapping) -> str:
         """The values that a field takes."""
         if field.get("type") == "array":
             return f"list of {self.type_of(field.get('items') or field['prefixItems'][0])}"
@@ -117,7 +118,7 @@ class ModelSchema:
             return f"mapping to {self.type_of(values)}" if isinstance(values, dict) and values else "mapping"
         return self.scalar(field)
 
-    def scalar(self, field: Mapping[str, Any]) -> str:
+    def scalar(self, field: JsonMapping) -> str:
         if "$ref" in field:
             name = field["$ref"].rsplit("/", 1)[-1]
             path = self.seen.get(name)
@@ -143,12 +144,12 @@ def join_types(types: Iterable[str]) -> str:
     return " or ".join(parts)
 
 
-def variants(tag: Mapping[str, Any]) -> list[str]:
+def variants(tag: JsonMapping) -> list[str]:
     """The words of `type` that pick a variant, by the schema of that field."""
     return [tag["const"]] if "const" in tag else list(tag.get("enum", ()))
 
 
-def references(field: Any) -> Iterator[str]:
+def references(field: object) -> Iterator[str]:
     """The names of the models that the schema of a field leads to."""
     if isinstance(field, dict):
         if isinstance(field.get("$ref"), str):
@@ -168,7 +169,7 @@ BOUNDS = {
 NO_DEFAULT = "–"
 
 
-def limits(field: Mapping[str, Any]) -> list[str]:
+def limits(field: JsonMapping) -> list[str]:
     """The bounds of a field, those of its alternatives included."""
     parts = [field, *field.get("anyOf", ()), *([field["items"]] if isinstance(field.get("items"), dict) else [])]
     fixed = "prefixItems" in field or any("prefixItems" in part for part in parts)
@@ -181,7 +182,7 @@ def number(value: object) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) and value == int(value) else str(value)
 
 
-def default_of(field: Mapping[str, Any]) -> str:
+def default_of(field: Mapping[str, object]) -> str:
     value = field.get("default")
     if value is None or (isinstance(value, dict) and value):
         return NO_DEFAULT

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.axis import Strict, left_out
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
@@ -153,7 +154,7 @@ class Serving(Strict):
     max_document_bytes: int = Field(1_000_000, ge=1_000, le=100_000_000, description="Longer ones are quarantined.")
 
 
-SETTLED_BY_THE_NIGHT: dict[str, tuple[Any, str]] = {
+SETTLED_BY_THE_NIGHT: dict[str, tuple[object, str]] = {
     "stage": (Stage.SFT, "the stage is the bucket's `method`"),
     "adapter": ("continue", "each adapter is trained from the base"),
     "reuse": (True, "a marker is trained once"),
@@ -193,7 +194,7 @@ class Phase2(Strict):
 
     @field_validator("training", mode="before")
     @classmethod
-    def in_our_words(cls, value: Any) -> Any:
+    def in_our_words(cls, value: Any) -> object:
         return night_words(value)
 
     @field_validator("training")
@@ -245,7 +246,7 @@ class NightConfig(Strict):
         return tuple(sorted(self.buckets, key=lambda bucket: bucket.method != "sft"))
 
 
-def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
+def read_night(value: Mapping[str, object] | None = None) -> NightConfig:
     """The config that plain values describe.
 
     Raises `Refused` with every reason: `R-NIGHT` for a scheduled continued pre-training, what `require_trainable`
@@ -337,7 +338,7 @@ def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
     return list({(reason.code, reason.field, reason.because): reason for reason in placed}.values())
 
 
-def scheduled_pretraining(value: Mapping[str, Any]) -> list[Reason]:
+def scheduled_pretraining(value: JsonMapping) -> list[Reason]:
     """A reason for each place that asks for the cpt stage: a new base takes weeks, and a person decides about it."""
     buckets, phase2 = value.get("buckets"), value.get("phase2")
     training = phase2.get("training") if isinstance(phase2, Mapping) else None

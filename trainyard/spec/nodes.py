@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.axis import Strict, left_out
 from trainyard.spec.axes.data import BAD_FRACTION, MADE_PORTS, DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.targets import MergedFormat, TargetType
@@ -73,7 +74,7 @@ class HubSet(Strict):
         return f"hub:{'/'.join(filter(None, parts))}@{self.revision}"
 
 
-def hub_words(value: Any) -> Any:
+def hub_words(value: Any) -> object:
     """`hub: org/name` and `hub: hub:org/name` as the settings of a data set."""
     return {"name": value.removeprefix("hub:")} if isinstance(value, str) else value
 
@@ -210,7 +211,7 @@ class DataSourceConfig(SetFields):
         has_source = any(getattr(self, name) for name in (*PLACES, "data_worker"))
         if has_source + bool(self.sets) + bool(self.mix) > 1:
             raise ValueError(f"give either one of {', '.join(PLACES)}, or sets, or mix; not two of them")
-        usual: dict[str, Any] = {
+        usual: dict[str, object] = {
             "format": DataFormat.AUTO,
             "include": (),
             "exclude": (),
@@ -312,7 +313,7 @@ class SensitiveRules(Strict):
         return self
 
 
-def same_for_all(value: Any) -> Any:
+def same_for_all(value: Any) -> object:
     """`mask` as every kind's action."""
     if not isinstance(value, str):
         return value
@@ -337,7 +338,7 @@ class ValidatorConfig(Strict):
     decontaminate: int = Field(13, ge=0, le=100, description="Words of an n-gram shared with a held-out row; 0: off.")
     evaluation_sets: tuple[Path, ...] = Field((), description="Task files that training must not contain either.")
     holdout: HoldoutRules = Field(default_factory=HoldoutRules)
-    row_schema: dict[str, Any] | None = Field(None, description="JSON Schema that every row has to meet.")
+    row_schema: JsonObject | None = Field(None, description="JSON Schema that every row has to meet.")
     sensitive: Annotated[
         SensitiveRules, BeforeValidator(same_for_all, json_schema_input_type=SensitiveAction | SensitiveRules)
     ] = Field(SensitiveRules(), description="Personal data and secrets: one word for all kinds, or one for each.")

@@ -14,7 +14,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
@@ -40,7 +39,7 @@ def role_of_place(address: str, *, word: str = "", default: str = DEFAULT_ROLE) 
     return "-".join(filter(None, [(named or default)[: LONGEST - len(word) - 1].strip("-"), word]))
 
 
-def name_current_folder(parameters: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def name_current_folder(parameters: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Return a template's parameters with `.` written as `../NAME` of the folder, so that its data have a name."""
     if not role_of_name(folder.name):
         return dict(parameters)

@@ -42,16 +42,16 @@ def summarize_node(config: Strict, default_base_model: str = "") -> str:
     return ""
 
 
-def list_defaults(config: Strict, default_base_model: str = "") -> dict[str, Any]:
+def list_defaults(config: Strict, default_base_model: str = "") -> dict[str, object]:
     """Return the value that a run takes for each setting of a trainer that is left out: path of the field -> value."""
     if not isinstance(config, TrainerConfig):
         return {}
     return dict(compare_fields("", config, resolve_trainer(config, default_base_model)))
 
 
-def compare_fields(path: str, written: BaseModel, resolved: BaseModel) -> list[tuple[str, Any]]:
+def compare_fields(path: str, written: BaseModel, resolved: BaseModel) -> list[tuple[str, object]]:
     """Return each field whose value changes when a config is resolved, with the value that it gets."""
-    changes: list[tuple[str, Any]] = []
+    changes: list[tuple[str, object]] = []
     dumped = resolved.model_dump(mode="json")
     for name in type(resolved).model_fields:
         before, after = getattr(written, name, None), getattr(resolved, name)

@@ -561,7 +561,7 @@ TEMPLATES: dict[str, Template] = {
 }
 
 
-def build_template(name: str, parameters: Mapping[str, Any] | TemplateForm | None = None) -> ChainSpec:
+def build_template(name: str, parameters: Mapping[str, object] | TemplateForm | None = None) -> ChainSpec:
     """The chain of a template. `parameters` are those of its form; what is left out takes the form's default.
 
     Raises `KeyError` for an unknown name and pydantic's `ValidationError` for wrong parameters.

@@ -91,7 +91,7 @@ class Hyperparameters(Strict):
 
     @field_validator("optimizer", mode="before")
     @classmethod
-    def with_a_step(cls, value: Any) -> Any:
+    def with_a_step(cls, value: Any) -> object:
         """Say why an optimizer that is known elsewhere cannot be one here, instead of only listing the others."""
         name = str(value).lower()
         why = FUSED if name.endswith("_layerwise") else NO_STEP_OF_THEIR_OWN.get(name)
@@ -160,7 +160,7 @@ class LaunchSettings(Strict):
     )
 
 
-def bare_metric(value: Any) -> Any:
+def bare_metric(value: Any) -> object:
     """A metric as transformers names it, `eval_loss`, in our words."""
     return value.removeprefix("eval_") if isinstance(value, str) else value
 
@@ -241,7 +241,7 @@ class RopeScaling(Strict):
 
     @field_validator("type", mode="before")
     @classmethod
-    def without_memory(cls, value: Any) -> Any:
+    def without_memory(cls, value: Any) -> object:
         """Say why dynamic scaling is not one of them."""
         if value == "dynamic":
             setting = (
@@ -294,12 +294,12 @@ class TrainingSettings(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def in_our_words(cls, value: Any) -> Any:
+    def in_our_words(cls, value: Any) -> object:
         return trainer_words(value)
 
     @field_validator("device", mode="before")
     @classmethod
-    def read_device(cls, value: Any) -> Any:
+    def read_device(cls, value: Any) -> object:
         """Refuse the number of a GPU above 0: which one is taken shows when one is free."""
         word = device_word(value)
         number = named_gpu(word) if isinstance(word, str) else None

@@ -18,16 +18,16 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.spec.chain import digest
 from trainyard.spec.load.parse import suggest
 from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, require_inside
@@ -66,9 +66,9 @@ class AdapterVersion(BaseModel):
     """What asked for it: a second registration with the same key returns this version."""
     created: float = 0.0
     """Unix seconds."""
-    facts: dict[str, Any] = {}
+    facts: JsonObject = {}
     """Base model, digests, gate verdict: what a list shows and a deployer checks."""
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, JsonObject] = {}
     deleted: float = 0.0
     """Unix seconds at which its files were removed; 0 for a version that is there."""
 
@@ -87,7 +87,7 @@ class Live:
     """Which version is live (None: none), and how it came to that, oldest first."""
 
     version: int | None
-    history: tuple[dict[str, Any], ...]
+    history: tuple[JsonObject, ...]
 
     def has_been(self, number: int) -> bool:
         """Whether a version has been live before."""
@@ -120,7 +120,7 @@ class AdapterRegistry:
         source: Path,
         *,
         kind: str = "adapter",
-        facts: dict[str, Any] | None = None,
+        facts: Mapping[str, object] | None = None,
         run_key: str = "",
         number: int | None = None,
     ) -> AdapterVersion:
@@ -209,7 +209,7 @@ class AdapterRegistry:
             )
         return read_manifest(manifest, self.files)
 
-    def record_run(self, version: AdapterVersion, run: dict[str, Any]) -> AdapterVersion:
+    def record_run(self, version: AdapterVersion, run: Mapping[str, object]) -> AdapterVersion:
         """Keep in a version's facts whether it was run (`RUN`, `RUN_BECAUSE`); returns the version with them."""
         with self.files.locked(self._folder(version.tenant, version.role) / LOCK_FILE):
             version = self.find(version.name)
@@ -476,11 +476,11 @@ def empty(files: Files, folder: Path) -> None:
         files.unlink(path)
 
 
-def to_json(value: Any) -> bytes:
+def to_json(value: object) -> bytes:
     return json.dumps(value, indent=1, sort_keys=True).encode()
 
 
-def manifest_of(version: AdapterVersion) -> dict[str, Any]:
+def manifest_of(version: AdapterVersion) -> JsonObject:
     """Return what a version's manifest says; of a version that is there, nothing about a deletion."""
     return versioned("adapter", version.model_dump(mode="json", exclude=set() if version.deleted else {"deleted"}))
 
@@ -497,5 +497,5 @@ def read_manifest(path: Path, files: Files) -> AdapterVersion:
         ) from error
 
 
-def files_digest(files: dict[str, dict[str, Any]]) -> str:
+def files_digest(files: dict[str, JsonObject]) -> str:
     return digest({name: entry["sha256"] for name, entry in files.items()})

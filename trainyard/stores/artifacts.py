@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, NotFound
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.stores import whole
@@ -83,7 +84,9 @@ class Produced(BaseModel):
     facts: Facts = {}
 
 
-def node_key(node_type: str, config: Mapping[str, Any], inputs: Mapping[str, str], versions: Mapping[str, str]) -> str:
+def node_key(
+    node_type: str, config: Mapping[str, object], inputs: Mapping[str, str], versions: Mapping[str, str]
+) -> str:
     """Name of a result before it exists: the same config, inputs and versions give the same key.
 
     `config` is the resolved config's JSON form, `inputs` maps a port (or `port/node`) to the input's digest.
@@ -227,7 +230,7 @@ def remove_work_folder(store: ArtifactStore, folder: Path) -> None:
 
 
 def reference(
-    final: Path, temporary: Path, port: Port, part: ProducedSet, files: Mapping[str, Mapping[str, Any]]
+    final: Path, temporary: Path, port: Port, part: ProducedSet, files: Mapping[str, JsonMapping]
 ) -> Reference:
     """Return the reference of one port's sub-folder, from the digests of its files."""
     prefix = f"{part.folder}/" if part.folder else ""

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.files import DISK, Files, make_folders, translate_os_errors
 from trainyard.stores.live.job_ids import CHAIN_ID, ID_BYTES
@@ -47,7 +48,7 @@ class StoredChain(BaseModel):
     revision: int
     name: str
     description: str = ""
-    body: dict[str, Any]
+    body: JsonObject
     """The chain as its file has it: a chain, a job, or the call of a template with its parameters."""
     digest: str
     """Of the resolved chain, as the machine that stored it resolved it."""
@@ -169,13 +170,13 @@ def no_chain(name: str) -> NotFound:
 # What differs
 
 
-def nodes_by_id(body: Mapping[str, Any]) -> dict[str, Any]:
+def nodes_by_id(body: Mapping[str, object]) -> dict[str, object]:
     """Return the body with its nodes by their ids, or by type and place, so that a node is compared with itself."""
     listed = body.get("nodes")
     if not isinstance(listed, list):
         return dict(body)
     counts: dict[str, int] = {}
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     for node in listed:
         stem = str(node.get("id") or node.get("type"))
         counts[stem] = counts.get(stem, 0) + 1

@@ -10,12 +10,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
@@ -58,7 +58,7 @@ class JobRecord(BaseModel):
     process: SubmittingProcess | None = None
     created: float = 0.0
     updated: float = 0.0
-    facts: dict[str, Any] = {}
+    facts: JsonObject = {}
 
 
 def new_job_id() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.sandbox.children import ChildEnded, LineChild
 from trainyard.sandbox.limits import ChildLimits
 from trainyard.spec.estimate.shape import ModelShape
@@ -42,7 +43,7 @@ PATTERN_BYTES = 256 << 20
 """Patterns cannot sleep: their processor time ends them, which a busy machine may take long to give."""
 
 
-def nested(value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def nested(value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
     """Yield every key of an object with its value, at any depth. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
     if depth > MAX_NESTING:
         raise InvalidInput(
@@ -57,12 +58,12 @@ def nested(value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
             yield from nested(part, depth + 1)
 
 
-def asks_for_code(config: Mapping[str, Any]) -> bool:
+def asks_for_code(config: Mapping[str, object]) -> bool:
     """Return whether `auto_map` occurs anywhere in a config; a part of a model may have its own config."""
     return any(key == "auto_map" for key, _ in nested(config))
 
 
-def check_kernels(where: str, config: Mapping[str, Any]) -> None:
+def check_kernels(where: str, config: Mapping[str, object]) -> None:
     """Refuse a config that names an attention kernel or an experts kernel of its own (`E-MODEL-INVALID`)."""
     for key, value in nested(config):
         kernels = ATTENTIONS if key in ATTENTION_KEYS else EXPERTS if key in EXPERT_KEYS else None
@@ -77,7 +78,7 @@ def check_kernels(where: str, config: Mapping[str, Any]) -> None:
             )
 
 
-def check_sizes(where: str, config: Mapping[str, Any], parameters: int) -> None:
+def check_sizes(where: str, config: Mapping[str, object], parameters: int) -> None:
     """Refuse sizes that the weight files cannot have: a library takes memory for the config's sizes first.
 
     `parameters` is the count in the files. Raises `InvalidInput` (`E-MODEL-INVALID`).
@@ -104,20 +105,20 @@ def absurd(where: str, problem: str, why: str) -> InvalidInput:
     )  # fmt: skip
 
 
-def check_init(where: str, config: Mapping[str, Any]) -> None:
+def check_init(where: str, config: Mapping[str, object]) -> None:
     """Refuse an adapter whose loading rewrites the base (`E-ADAPTER-INVALID`)."""
     init = config.get("init_lora_weights")
     if (isinstance(init, (dict, list, float, int)) and not isinstance(init, bool)) or init not in NEUTRAL_INITS:
         raise InvalidInput(
             f"The adapter in {where} was started with init_lora_weights {str(init)[:100]!r}, which changes the base.",
             why="Loading it would change the weights that every other adapter and the base itself answer with.",
-            do="Save it with PEFT's path_initial_model_for_weight_conversion, which makes a plain LoRA of it, or train "
-            "it with another init.",
+            do="Save it with PEFT's path_initial_model_for_weight_conversion, which makes a plain LoRA of it, or "
+            "train it with another init.",
             code="E-ADAPTER-INVALID",
         )
 
 
-def patterns(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def patterns(config: JsonMapping) -> list[tuple[str, str, str]]:
     """The regular expressions of an adapter's config as PEFT 0.20 makes them: (field, pattern, how it is matched).
 
     Raises `InvalidInput` (`E-ADAPTER-INVALID`) for a field of another type.
@@ -144,7 +145,7 @@ def texts(name: str, values: Any) -> list[str]:
     return list(values)
 
 
-def check_patterns(where: str, config: Mapping[str, Any], modules: Iterable[str]) -> None:
+def check_patterns(where: str, config: JsonMapping, modules: Iterable[str]) -> None:
     """Match an adapter's patterns with the names of modules, as PEFT will, in a child with a limit of time and memory.
 
     Plain names, which every adapter of this product has, need no child. Raises `InvalidInput` (`E-ADAPTER-INVALID`).

@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.latent import LATENT_FILE
@@ -76,8 +77,8 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
     if not HUB_NAME.fullmatch(name) or ".." in name:
         raise NotFound(
             f"There is no model {name!r}.",
-            why="It is neither `starter`, nor a folder, nor a Hub name of the form org/model; a relative path starts "
-            f"at {settings.working_folder}.",
+            why="It is neither `starter`, nor a folder, nor a Hub name of the form org/model; a relative path "
+            f"starts at {settings.working_folder}.",
             do=did_you_mean(
                 [*nearest(name, [STARTER]), *nearest_paths(name, [settings.working_folder])],
                 "Name an existing folder with config.json and safetensors weights, or `starter`.",
@@ -136,7 +137,7 @@ def check_model_folder(folder: Path) -> int:
     return parameters
 
 
-def check_adapter_folder(folder: Path, modules: Iterable[str] = ()) -> dict[str, Any]:
+def check_adapter_folder(folder: Path, modules: Iterable[str] = ()) -> JsonObject:
     """Refuse an adapter that must not be loaded; returns its `adapter_config.json`.
 
     `modules` are the names of the base's modules, with which the adapter's patterns are tried; left out, those that
@@ -235,7 +236,7 @@ def count_parameters(path: Path) -> int:
     return sum(prod(entry["shape"]) for entry in read_safetensors_header(path).values())
 
 
-def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
+def read_safetensors_header(path: Path) -> dict[str, JsonObject]:
     """Tensor name -> {dtype, shape, data_offsets}, after a check that the tensors tile the file exactly.
 
     Format: 8 bytes little-endian length, that many bytes of JSON, then the data
@@ -259,14 +260,14 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
     return header
 
 
-def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         raise ValueError("a key appears twice")
     return mapping
 
 
-def check_tiling(path: Path, header: Mapping[str, Any], data_bytes: int) -> None:
+def check_tiling(path: Path, header: JsonMapping, data_bytes: int) -> None:
     """Each byte of the data belongs to exactly one tensor, and each tensor has the bytes that its shape needs."""
     spans = []
     for name, entry in header.items():
@@ -302,7 +303,7 @@ def broken(path: Path, problem: str) -> Corrupt:
     )
 
 
-def read_json(path: Path, code: str) -> dict[str, Any]:
+def read_json(path: Path, code: str) -> JsonObject:
     """Return a JSON object of at most 64 MiB. Raises `InvalidInput` with `code`."""
     if not path.is_file():
         raise InvalidInput(

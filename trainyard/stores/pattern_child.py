@@ -8,8 +8,8 @@ it: what is quick here is quick there.
 from __future__ import annotations
 
 import re
-from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.lines import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 256 << 20
@@ -29,7 +29,7 @@ def first_problem(patterns: list[list[str]], names: list[str]) -> str:
     return ""
 
 
-def match_patterns(setup: dict[str, Any]) -> tuple[Reply, Answer]:
+def match_patterns(setup: JsonObject) -> tuple[Reply, Answer]:
     """Return what is wrong with the patterns of the only line, as its reply."""
     return {"problem": first_problem(setup["patterns"], setup["names"])[:500]}, lambda line: ()
 

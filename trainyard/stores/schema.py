@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import Conflict
+from trainyard.json_types import JsonMapping, JsonObject
 
 KEY = "schema_version"
 UNVERSIONED = 1
@@ -73,12 +73,12 @@ class EarlierFiles:
     files: int
 
 
-def versioned(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def versioned(kind: str, value: Mapping[str, object]) -> dict[str, object]:
     """Return the value as it is stored."""
     return {**value, KEY: KINDS[kind].version}
 
 
-def read_versioned(kind: str, data: bytes, where: Path | str) -> dict[str, Any]:
+def read_versioned(kind: str, data: bytes, where: Path | str) -> JsonObject:
     """Return the value of a stored JSON file.
 
     Raises `ValueError` for text that is not a JSON mapping, `Conflict` (`E-SCHEMA`) for a newer version.
@@ -89,7 +89,7 @@ def read_versioned(kind: str, data: bytes, where: Path | str) -> dict[str, Any]:
     return unversioned(kind, value, where)
 
 
-def unversioned(kind: str, value: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
+def unversioned(kind: str, value: JsonMapping, where: Path | str) -> JsonObject:
     """Return the value without its version. Raises `Conflict` (`E-SCHEMA`) for a later version than ours."""
     version, newest = value.get(KEY, UNVERSIONED), KINDS[kind].version
     if not isinstance(version, int) or version > newest:

@@ -10,7 +10,9 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
+
+from trainyard.json_types import JsonObject
 
 HEADER_BYTES = 8
 CHUNK = 1 << 20
@@ -18,14 +20,14 @@ ZERO_AT_START = re.compile(r"lora_(embedding_)?B\b|oft_[RS]\b|oft_r\b")
 """Names of the tensors of an adapter that are zero before its first step, and without which it is the base."""
 
 
-def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+def read_header(file: BinaryIO) -> tuple[JsonObject, int]:
     """Return the header of a safetensors file, and where its bytes begin."""
     length = int.from_bytes(file.read(HEADER_BYTES), "little")
     header = {name: facts for name, facts in json.loads(file.read(length)).items() if name != "__metadata__"}
     return header, HEADER_BYTES + length
 
 
-def read_chunks(file: BinaryIO, start: int, facts: dict[str, Any]) -> Iterator[bytes]:
+def read_chunks(file: BinaryIO, start: int, facts: JsonObject) -> Iterator[bytes]:
     """Yield the bytes of a tensor in pieces."""
     begin, end = facts["data_offsets"]
     file.seek(start + begin)

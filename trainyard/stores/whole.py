@@ -32,6 +32,7 @@ from typing import Any
 from trainyard.callbacks import ignore
 from trainyard.cancellation import require_caller
 from trainyard.errors import Conflict, LimitExceeded
+from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, translate_os_errors
 
 MANIFEST = "manifest.json"
@@ -45,7 +46,7 @@ NO_SPACE_WORDS = re.compile(
 """What safetensors and torch say of a full disk."""
 Described = Mapping[str, Mapping[str, Any]]
 """Relative name -> {sha256, bytes}."""
-NO_FACTS: Mapping[str, Any] = MappingProxyType({})
+NO_FACTS: Mapping[str, object] = MappingProxyType({})
 
 
 # Files
@@ -71,7 +72,7 @@ def write_whole(files: Files, path: Path, data: bytes) -> None:
         files.write(temporary, data)
 
 
-def write_json_durably(path: Path, value: Any, files: Files = DISK) -> None:
+def write_json_durably(path: Path, value: object, files: Files = DISK) -> None:
     """Write JSON so that a reader sees the old text or the new one, never a half; nothing is left of a failure.
 
     Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`).
@@ -128,7 +129,7 @@ def write_folder(
     target: Path,
     write: Callable[[Path], Described | None],
     *,
-    facts: Mapping[str, Any] | None = NO_FACTS,
+    facts: Mapping[str, object] | None = NO_FACTS,
     at: Callable[[str], None] = ignore,
     files: Files = DISK,
 ) -> None:
@@ -211,7 +212,7 @@ def files_below(files: Files, folder: Path) -> list[Path]:
     return sorted(paths)
 
 
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+def describe_files(folder: Path) -> dict[str, JsonObject]:
     """Relative name -> {sha256, bytes} of every regular file below `folder`, the manifest excepted."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder) != Path(MANIFEST))
     return {
@@ -220,7 +221,7 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def describe(files: Files, folder: Path) -> dict[str, dict[str, Any]]:
+def describe(files: Files, folder: Path) -> dict[str, JsonObject]:
     """`describe_files` on any disk: on the machine's own in pieces, since weights are large."""
     if isinstance(files, RealFiles):
         return describe_files(folder)
@@ -251,7 +252,7 @@ def seal(
     files: Files,
     folder: Path,
     described: Described,
-    facts: Mapping[str, Any] = NO_FACTS,
+    facts: Mapping[str, object] = NO_FACTS,
     at: Callable[[str], None] = ignore,
 ) -> None:
     """Flush all that is in the folder, then write the manifest: who finds it finds everything else."""

@@ -20,6 +20,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.surfaces.problems import FieldProblem
 from trainyard.surfaces.spool import INLINE_BYTES, UPLOADING, Body, place_for, received_body
 from trainyard.surfaces.structure import USUAL, JsonLimits, require_structure
@@ -109,7 +110,7 @@ async def read_upload(
 
 def decode_request(
     model: type[BaseModel],
-    path: Mapping[str, Any],
+    path: JsonMapping,
     received: Body,
     *,
     kind: str,
@@ -138,7 +139,7 @@ def most_bytes(model: type[BaseModel]) -> int:
     return MAX_BODY_BYTES if any(has_parts(field.annotation) for field in fields) else SMALL_BODY_BYTES
 
 
-def has_parts(annotation: Any) -> bool:
+def has_parts(annotation: object) -> bool:
     """Whether a field's type has an unknown number of values in it."""
     origin = get_origin(annotation) or annotation
     if origin in (dict, list, tuple, set, Any, bytes) or (isinstance(origin, type) and issubclass(origin, BaseModel)):
@@ -146,7 +147,7 @@ def has_parts(annotation: Any) -> bool:
     return any(has_parts(arg) for arg in get_args(annotation) if not isinstance(arg, str))
 
 
-def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
+def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
     """A JSON object with further fields: a batch in it is not written out a second time."""
     if not fields:
         return body
@@ -159,7 +160,7 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def read_object(body: bytes, kind: str) -> dict[str, Any]:
+def read_object(body: bytes, kind: str) -> dict[str, object]:
     """A JSON object. Raises `InvalidInput` (`E-JSON`, `E-MEDIA-TYPE`)."""
     if kind != JSON_TYPE:
         raise InvalidInput(
@@ -178,7 +179,7 @@ def read_object(body: bytes, kind: str) -> dict[str, Any]:
     return value
 
 
-def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -186,7 +187,7 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def refuse_constant(text: str) -> Any:
+def refuse_constant(text: str) -> object:
     raise ValueError(f"{text} is not JSON")
 
 
@@ -207,11 +208,9 @@ def depth_within(value: Any, left: int) -> None:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
-def read_query(
-    model: type[BaseModel], query: QueryParams, path: Mapping[str, Any], body: Mapping[str, Any] | None = None
-) -> Any:
+def read_query(model: type[BaseModel], query: QueryParams, path: JsonMapping, body: JsonMapping | None = None) -> Any:
     """The request of a query. A field with a list of values may be repeated, any other may not."""
-    texts: dict[str, Any] = dict(path)
+    texts: JsonObject = dict(path)
     for name in query:
         if body and name in body:
             raise unknown_fields([name], "in the query, and is the body", "Leave it out.")
@@ -239,7 +238,7 @@ def read_query(
         raise invalid_fields(error) from error
 
 
-def as_text(value: Any) -> Any:
+def as_text(value: object) -> object:
     return value if isinstance(value, str | list | dict) else str(value)
 
 
@@ -269,7 +268,7 @@ def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
     return adapter.dump_python(value, mode="json")
 
 
-def is_repeatable(annotation: Any) -> bool:
+def is_repeatable(annotation: object) -> bool:
     if get_origin(annotation) in (Union, UnionType):
         return any(is_repeatable(arg) for arg in get_args(annotation))
     return get_origin(annotation) is tuple

@@ -26,7 +26,7 @@ TYPED = frozenset({"check", "plan", "run", "jobs create", "chains create", "chai
 """Operations that read a new spec: over a network it is JSON, in which `"3"` and true are not read as numbers."""
 
 
-def request_of(name: str, fields: Mapping[str, Any]) -> Any:
+def request_of(name: str, fields: Mapping[str, object]) -> Any:
     """The request of an operation. Raises `FieldError` for a value that it does not take."""
     try:
         return OPERATIONS[name].request(**fields)
@@ -78,7 +78,7 @@ def work(name: str, request: Any, context: Context) -> Any:
         return work_within_limits(name, request, context)
 
 
-def work_within_limits(name: str, request: Any, context: Context) -> Any:
+def work_within_limits(name: str, request: object, context: Context) -> object:
     """The response of an operation, in a child or in one of the places for heavy ones. Raises as `work` does."""
     if context.caller.remote and OPERATIONS[name].confined and context.confined is not None:
         return context.confined.carry_out(name, request, context)
@@ -159,8 +159,8 @@ def require_allowed(name: str, request: Any, context: Context) -> None:
         )  # fmt: skip
     if caller.remote and request.model_fields_set:
         # Imported here: only services check texts.
-        from trainyard.app.reach import require_reachable
-        from trainyard.app.secrets import refuse_secrets, texts_of_request
+        from trainyard.app.reach import require_reachable  # only services check texts
+        from trainyard.app.secrets import refuse_secrets, texts_of_request  # only services check texts
 
         texts = texts_of_request(request)
         refuse_secrets(texts)

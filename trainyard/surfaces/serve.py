@@ -108,8 +108,8 @@ def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
 def answer_api(request: ServeInput, context: Context) -> str:
     """Answer the REST API of this home."""
     # Imported here: FastAPI.
-    from trainyard.app.exposure import Exposure
-    from trainyard.surfaces.rest import service
+    from trainyard.app.exposure import Exposure  # only `serve` needs it
+    from trainyard.surfaces.rest import service  # imports FastAPI
 
     port = PORT if request.port is None else request.port
     exposure = Exposure(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from typing import Any
 
 from trainyard.errors import InvalidInput, Refused
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.chain import ChainSpec, ResolvedChain
 from trainyard.spec.load.files import read_chain
 from trainyard.spec.load.parse import suggest
@@ -39,7 +39,7 @@ def apply_values(chain: ChainSpec, ids: tuple[str, ...], values: Mapping[str, Sc
     return spec
 
 
-def split_path(path: str, ids: tuple[str, ...], whole: Mapping[str, Any]) -> tuple[int, list[str]]:
+def split_path(path: str, ids: tuple[str, ...], whole: JsonMapping) -> tuple[int, list[str]]:
     """(place of the node, keys below its config). A hyperparameter of a trainer needs no `hyperparameters`."""
     node, *keys = path.split(".")
     if node not in ids or not keys:
@@ -57,7 +57,7 @@ def split_path(path: str, ids: tuple[str, ...], whole: Mapping[str, Any]) -> tup
     return index, keys
 
 
-def put(config: dict[str, Any], whole: Mapping[str, Any], keys: list[str], value: Scalar) -> None:
+def put(config: JsonObject, whole: JsonMapping, keys: list[str], value: Scalar) -> None:
     """Write a value at its place in what was written; `whole` is the same config with its defaults."""
     *groups, last = keys
     for name in groups:

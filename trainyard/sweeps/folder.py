@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -42,7 +41,7 @@ class SweepRecord(BaseModel):
     created: float
 
 
-def dump_spec(spec: SweepSpec) -> dict[str, Any]:
+def dump_spec(spec: SweepSpec) -> dict[str, object]:
     """The sweep as JSON: of its chain only what was written, so that the best spec reads like the chain's file."""
     return {
         **spec.model_dump(mode="json"),

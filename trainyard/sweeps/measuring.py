@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.stages import EvalMetric
 
 
-def value_of(facts: Mapping[str, Any], metric: EvalMetric) -> float:
+def value_of(facts: JsonMapping, metric: EvalMetric) -> float:
     """Return the metric of a finished training, at the step whose weights are its result.
 
     Raises `InvalidInput` (`E-PARAMETER`) when it was not measured.

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -106,13 +106,13 @@ def parse_range(path: str, text: str) -> Range | Choice:
     )
 
 
-def split_arguments(text: str) -> list[Any]:
+def split_arguments(text: str) -> list[object]:
     """Values between commas: JSON where it reads as JSON, else a word."""
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     return [read_value(part) for part in parts]
 
 
-def read_value(text: str) -> Any:
+def read_value(text: str) -> object:
     try:
         value = json.loads(text)
     except ValueError:
@@ -120,7 +120,7 @@ def read_value(text: str) -> Any:
     return value if not isinstance(value, list | dict) else text
 
 
-def is_range(value: Any) -> bool:
+def is_range(value: object) -> bool:
     """Whether a parameter is written like a call; a misspelt word is one too, so that it is refused."""
     return isinstance(value, str) and CALL.fullmatch(value.strip()) is not None
 

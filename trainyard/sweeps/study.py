@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import optuna
@@ -18,17 +17,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as State
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import new_file
 from trainyard.sweeps.asha import Trial, TrialState
 from trainyard.sweeps.spec import Choice, Range, Scalar, SweepSpec
 
 STUDY_FILE = "study.db"
 TARGET, STEPS, REFUSED, CODE, MESSAGE = "target", "steps", "refused", "code", "message"
-STATES = {
-    State.COMPLETE: TrialState.COMPLETED,
-    State.PRUNED: TrialState.STOPPED,
-    State.FAIL: TrialState.FAILED,
-}
+STATES = {State.COMPLETE: TrialState.COMPLETED, State.PRUNED: TrialState.STOPPED, State.FAIL: TrialState.FAILED}
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -111,7 +107,7 @@ class SweepStudy:
         )
         return self.trials()[-1]
 
-    def draw(self, before: list[FrozenTrial]) -> dict[str, Any]:
+    def draw(self, before: list[FrozenTrial]) -> JsonObject:
         """Return the values of the next trial.
 
         The sampler sees a copy of the study in which paused trials are pruned ones: Optuna learns nothing from a
@@ -177,7 +173,7 @@ def as_seen(trial: FrozenTrial) -> FrozenTrial:
 
 def read_trial(trial: FrozenTrial) -> Trial:
     """Optuna's trial in our words."""
-    attributes: Mapping[str, Any] = trial.user_attrs
+    attributes: JsonMapping = trial.user_attrs
     target, code = attributes.get(TARGET), str(attributes.get(CODE, ""))
     state = STATES.get(trial.state, TrialState.RUNNING)
     if state is TrialState.RUNNING and target in trial.intermediate_values:

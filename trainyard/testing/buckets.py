@@ -11,8 +11,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.stores.objects.store import (
     Metadata,
     ObjectInfo,
@@ -41,7 +41,7 @@ class Stored:
     crc32c: str
     metadata: dict[str, str] = field(default_factory=dict)
 
-    def resource(self, bucket: str) -> dict[str, Any]:
+    def resource(self, bucket: str) -> dict[str, object]:
         """Return the API's object resource: numbers are strings there."""
         return {
             "kind": "storage#object",
@@ -73,7 +73,7 @@ class Buckets:
         self._random = random.Random(seed)
         self._generation = FIRST_GENERATION
 
-    def store(self, bucket: str, resource: dict[str, Any], data: bytes, query: Mapping[str, str]) -> dict[str, Any]:
+    def store(self, bucket: str, resource: JsonObject, data: bytes, query: Mapping[str, str]) -> JsonObject:
         name = resource.get("name") or query.get("name") or ""
         if not name:
             raise Answered(400, "Required parameter: name")
@@ -100,7 +100,7 @@ class Buckets:
             self.find(bucket, name, query)
             del self.objects[bucket, name]
 
-    def listing(self, bucket: str, query: Mapping[str, str]) -> dict[str, Any]:
+    def listing(self, bucket: str, query: Mapping[str, str]) -> dict[str, object]:
         """Return one page, of `maxResults` (1,000 by default) at most; the page token is the last name."""
         with self.lock:
             after, prefix = query.get("pageToken", ""), query.get("prefix", "")

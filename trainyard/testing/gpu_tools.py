@@ -40,7 +40,7 @@ class SimulatedNvml:
     polls: int = 0
     open: int = 0
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(pynvml, name)
 
     def nvmlInit(self) -> None:
@@ -66,14 +66,14 @@ class SimulatedNvml:
     def nvmlDeviceGetName(self, handle: SimulatedGpu) -> str:
         return handle.name
 
-    def nvmlDeviceGetMemoryInfo(self, handle: SimulatedGpu) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, handle: SimulatedGpu) -> object:
         def info() -> Any:
             free = handle.total_mb - handle.used_mb - handle.reserved_mb
             return pynvml.c_nvmlMemory_t(handle.total_mb * MIB, free * MIB, handle.used_mb * MIB)
 
         return answer(handle, "memory", info)
 
-    def nvmlDeviceGetUtilizationRates(self, handle: SimulatedGpu) -> Any:
+    def nvmlDeviceGetUtilizationRates(self, handle: SimulatedGpu) -> object:
         return answer(handle, "utilization", lambda: pynvml.c_nvmlUtilization_t(78, 30))
 
     def nvmlDeviceGetTemperature(self, handle: SimulatedGpu, sensor: int) -> int:
@@ -87,7 +87,7 @@ class SimulatedNvml:
         clocks = {pynvml.NVML_CLOCK_GRAPHICS: 1_410, pynvml.NVML_CLOCK_MEM: 1_512}
         return int(answer(handle, "clocks", lambda: clocks[kind]))
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: SimulatedGpu) -> list[Any]:
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: SimulatedGpu) -> list[object]:
         def listed() -> list[Any]:
             fields = ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId")
             processes = handle.processes.items()

@@ -30,6 +30,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.testing.loopback import LoopbackHandler, LoopbackServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -333,7 +334,7 @@ class HubHandler(LoopbackHandler):
         url = f"{self.server.url}/{name}/commit/{self.server.heads[folder]}"
         return self.send(200, {"success": True, "commitOid": self.server.heads[folder], "commitUrl": url})
 
-    def apply(self, folder: Path, key: str, value: Mapping[str, Any]) -> None:
+    def apply(self, folder: Path, key: str, value: JsonMapping) -> None:
         if key == "deletedFile":
             (folder / value["path"]).unlink()
         elif key in ("file", "lfsFile"):
@@ -356,11 +357,11 @@ def git_oid(data: bytes, mode: str) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
-def entries_to(path: str, prefix: str, files: Files) -> list[dict[str, Any]]:
+def entries_to(path: str, prefix: str, files: Files) -> list[JsonObject]:
     """Return a file's entry in a tree, and those of the folders between the prefix and it."""
     parts = path.removeprefix(prefix).split("/")
     above = [prefix + "/".join(parts[:depth]) for depth in range(1, len(parts))]
-    folders: list[dict[str, Any]] = [
+    folders: list[dict[str, object]] = [
         {"type": "directory", "path": folder, "size": 0, "oid": sha1_of(folder.encode())} for folder in above
     ]
     return [*folders, {"type": "file", "path": path, "size": len(files[path]), "oid": sha1_of(files[path])}]

@@ -93,12 +93,12 @@ class LoopbackHandler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing: a test's output is its own."""
 
 
 @contextmanager
-def answering(answer: Callable[[LoopbackHandler, bytes], tuple[int, Any]], port: int = 0) -> Iterator[str]:
+def answering(answer: Callable[[LoopbackHandler, bytes], tuple[int, object]], port: int = 0) -> Iterator[str]:
     """Serve what `answer` makes of each request and its body, on a port, a free one for 0; the value is the URL."""
 
     class AnsweringHandler(LoopbackHandler):

@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from trainyard.json_types import JsonObject
 from trainyard.testing.buckets import Answered, Buckets
 from trainyard.testing.loopback import LoopbackHandler, LoopbackServer, serving
 
@@ -54,10 +55,10 @@ class Upload:
     """A resumable upload that is under way."""
 
     bucket: str
-    resource: dict[str, Any]
+    resource: dict[str, object]
     query: dict[str, str]
     data: bytearray = field(default_factory=bytearray)
-    done: dict[str, Any] | None = None
+    done: JsonObject | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ class _Handler(LoopbackHandler):
             with self.double.lock:
                 self._take(upload, body[:half])
 
-    def _json(self, value: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    def _json(self, value: Mapping[str, object]) -> tuple[int, dict[str, str], bytes]:
         return 200, {"Content-Type": "application/json; charset=UTF-8"}, json.dumps(value).encode()
 
     def _send(self, status: int, headers: dict[str, str], content: bytes, *, whole: bool) -> None:
@@ -284,7 +285,7 @@ class _Handler(LoopbackHandler):
     do_GET = do_POST = do_PUT = do_DELETE = _handle
 
 
-def multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
+def multipart(content_type: str, body: bytes) -> tuple[dict[str, object], bytes]:
     """(resource, bytes) of a multipart/related upload."""
     boundary = re.search(r'boundary="?([^";]+)"?', content_type)
     if not boundary:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.testing.loopback import answering
 
 Answer = tuple[int, Any]
@@ -30,10 +31,10 @@ class OllamaDouble:
 
     url: str = ""
     blobs: dict[str, bytes] = field(default_factory=dict)
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    models: dict[str, JsonObject] = field(default_factory=dict)
     """name:tag -> the body that made it."""
     mute: set[str] = field(default_factory=set)
-    broken: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    broken: dict[str, tuple[int, object]] = field(default_factory=dict)
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
     """(method, path, body) of every request, in order; a blob's body is left out."""
 
@@ -65,14 +66,14 @@ class OllamaDouble:
         self.blobs[digest] = content
         return 201, ""
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[JsonObject]:
         return [{"name": name, "model": name, "digest": self.digest(name)} for name in self.models]
 
     def digest(self, name: str) -> str:
         made_of = {key: value for key, value in self.models[name].items() if key != "model"}
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
-    def create(self, body: dict[str, Any]) -> Answer:
+    def create(self, body: JsonObject) -> Answer:
         if not body.get("files") and not body.get("from"):
             return 400, {"error": "neither 'from' or 'files' was specified"}
         for digest in [*body.get("files", {}).values(), *body.get("adapters", {}).values()]:
@@ -81,13 +82,13 @@ class OllamaDouble:
         self.models[body["model"]] = body
         return 200, {"status": "success"}
 
-    def copy(self, body: dict[str, Any]) -> Answer:
+    def copy(self, body: JsonObject) -> Answer:
         if body["source"] not in self.models:
             return self.missing(body["source"])
         self.models[body["destination"]] = self.models[body["source"]]
         return 200, ""
 
-    def delete(self, body: dict[str, Any]) -> Answer:
+    def delete(self, body: JsonObject) -> Answer:
         if body["model"] not in self.models:
             return self.missing(body["model"])
         del self.models[body["model"]]
@@ -96,7 +97,7 @@ class OllamaDouble:
     def missing(self, name: str) -> Answer:
         return 404, {"error": f"model '{name}' not found"}
 
-    def chat(self, body: dict[str, Any]) -> Answer:
+    def chat(self, body: Mapping[str, object]) -> Answer:
         if body["model"] not in self.models:
             return 404, {"error": {"message": f"model '{body['model']}' not found", "type": "not_found_error"}}
         text = "" if body["model"] in self.mute else SAID

@@ -29,6 +29,8 @@ from typing import Any
 
 import orjson
 
+from trainyard.json_types import JsonObject
+
 CREATED = 1_700_000_000
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 429: "Too Many Requests"}
 
@@ -66,7 +68,7 @@ def http_head(status: int, length: int, headers: dict[str, str]) -> bytes:
     return "\r\n".join([*lines, f"content-length: {length}", "", ""]).encode()
 
 
-def completion(request: dict[str, Any], text: Any, *, finish_reason: str = "stop") -> dict[str, Any]:
+def completion(request: JsonObject, text: Any, *, finish_reason: str = "stop") -> JsonObject:
     """Return a chat completion object; tokens are counted as words."""
     prompt = sum(len(str(message.get("content", "")).split()) for message in request.get("messages", ()))
     tokens = len(str(text).split())
@@ -87,11 +89,11 @@ def completion(request: dict[str, Any], text: Any, *, finish_reason: str = "stop
     }
 
 
-def example(schema: dict[str, Any], number: int) -> Any:
+def example(schema: JsonObject, number: int) -> Any:
     """A small value that meets a JSON Schema (objects, arrays, strings, numbers, enums); its strings are unique."""
     serial = iter(range(1_000_000))
 
-    def build(part: dict[str, Any]) -> Any:
+    def build(part: JsonObject) -> Any:
         if "enum" in part:
             return part["enum"][0]
         match part.get("type"):
@@ -259,7 +261,7 @@ class ScriptedServer:
     """Where it listens; 0 becomes a free port when it is entered."""
     slots: int | None = None
     service_s: float | Callable[[Exchange], float] = 0.0
-    requests: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[JsonObject] = field(default_factory=list)
     """Bodies of the chat requests in order of arrival."""
     headers: list[dict[str, str]] = field(default_factory=list)
     """Headers of every request of any kind, their names in lower case."""

@@ -127,7 +127,7 @@ def violation_lines(violations: Sequence[str], failed: Sequence[int], replay: st
         yield f"{len(failed) - CAMPAIGNS_SHOWN:,} more campaigns with violations; --json lists all of them"
 
 
-def always(value: Any = None) -> Callable[..., Any]:
+def always(value: object = None) -> Callable[..., object]:
     """Return a function that gives one value whatever it is asked: the plainest of mistakes."""
     return lambda *_arguments, **_more: value
 

@@ -27,7 +27,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -82,7 +81,7 @@ class ThinkingModel:
         thinking = prompt.rstrip().endswith(OPEN)
         return f"{(THOUGHT + ' ') * self.thought_tokens}{CLOSE}\n\n{reply}" if thinking else reply
 
-    def divide(self, text: str) -> tuple[str | None, Any]:
+    def divide(self, text: str) -> tuple[str | None, object]:
         """(reasoning, content) as the parser finds them; without an end everything is content."""
         match = REASONING.match(text) if self.parser else None
         return (match["reasoning"] or None, match["content"] or None) if match else (None, text)

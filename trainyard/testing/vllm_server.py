@@ -16,13 +16,14 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from trainyard.json_types import JsonObject
 from trainyard.testing.loopback import LoopbackHandler, answering
 
 Answer = tuple[int, Any]
@@ -39,16 +40,16 @@ class SleepingEngine:
     stale: bool = False
     """Weights that level 2 has dropped, and that nothing has read again."""
 
-    def sleep(self, body: dict[str, Any]) -> Answer:
+    def sleep(self, body: JsonObject) -> Answer:
         """Level 1 keeps the weights in the memory of the host, level 2 drops them."""
         self.awake, self.stale = set(), self.stale or body.get("level") == "2"
         return 200, ""
 
-    def wake_up(self, body: dict[str, Any]) -> Answer:
+    def wake_up(self, body: JsonObject) -> Answer:
         self.awake |= {body["tags"]} if "tags" in body else {"weights", "kv_cache"}
         return 200, ""
 
-    def collective_rpc(self, body: dict[str, Any]) -> Answer:
+    def collective_rpc(self, body: Mapping[str, object]) -> Answer:
         """Only `reload_weights`, for which the memory of the weights has to be there."""
         if body.get("method") != "reload_weights" or "weights" not in self.awake:
             return failure(500, "InternalServerError", f"{body.get('method')} failed: the weights are asleep.")
@@ -66,7 +67,7 @@ class VllmDouble(SleepingEngine):
     runtime_updating: bool = True
     aliases: bool = False
     api_key: str | None = None
-    card: dict[str, Any] = field(default_factory=dict)
+    card: JsonObject = field(default_factory=dict)
     """More fields of the base's entry in /v1/models."""
     url: str = ""
     adapters: dict[str, str] = field(default_factory=dict)
@@ -106,7 +107,7 @@ class VllmDouble(SleepingEngine):
         route = routes.get((method, plain.path))
         return route((body or {}) | dict(parse_qsl(plain.query))) if route else (404, {"detail": "Not Found"})
 
-    def models(self) -> dict[str, Any]:
+    def models(self) -> JsonObject:
         base = {"id": self.base, "object": "model", "owned_by": "vllm", "root": self.root, "parent": None, **self.card}
         loaded = [
             {"id": name, "object": "model", "owned_by": "vllm", "root": path, "parent": self.base}
@@ -115,7 +116,7 @@ class VllmDouble(SleepingEngine):
         aliases = [{"id": name, "parent": self.base, "alias_of": target} for name, target in self.alias.items()]
         return {"object": "list", "data": [base, *loaded, *aliases]}
 
-    def complete(self, body: dict[str, Any]) -> Answer:
+    def complete(self, body: JsonObject) -> Answer:
         """Prompts of token ids with `prompt_logprobs`: the likeliest tokens at each place, and the one there."""
         if body.get("return_token_ids"):
             return self.draw(body)
@@ -126,7 +127,7 @@ class VllmDouble(SleepingEngine):
         assert self.logprobs is not None, "a route of its own"
         choices = []
         for index, ids in enumerate(prompts):
-            positions: list[dict[str, Any] | None] = [None]
+            positions: list[JsonObject | None] = [None]
             for token, row in zip(ids[1:], self.logprobs(ids), strict=False):
                 ranked = sorted(range(len(row)), key=row.__getitem__, reverse=True)
                 ranks = {token: rank for rank, token in enumerate(ranked, 1)}
@@ -135,7 +136,7 @@ class VllmDouble(SleepingEngine):
             choices.append({"index": index, "text": "", "finish_reason": "length", "prompt_logprobs": positions})
         return 200, {"object": "text_completion", "model": body["model"], "choices": choices}
 
-    def draw(self, body: dict[str, Any]) -> Answer:
+    def draw(self, body: JsonObject) -> Answer:
         """`n` completions of one prompt of token ids, drawn from its log-probabilities over the temperature."""
         name = body["model"]
         if name != self.base and name not in self.adapters:
@@ -161,7 +162,7 @@ class VllmDouble(SleepingEngine):
             })  # fmt: skip
         return 200, {"object": "text_completion", "model": name, "choices": choices}
 
-    def load(self, body: dict[str, Any]) -> Answer:
+    def load(self, body: JsonObject) -> Answer:
         name, path = body.get("lora_name"), body.get("lora_path")
         if not name or not path:
             return failure(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
@@ -177,7 +178,7 @@ class VllmDouble(SleepingEngine):
         self.adapters[name] = path
         return 200, f"Success: LoRA adapter '{name}' added successfully."
 
-    def unservable(self, config: dict[str, Any]) -> list[str]:
+    def unservable(self, config: JsonObject) -> list[str]:
         faults = []
         if config.get("modules_to_save"):
             faults.append("vLLM only supports modules_to_save being None.")
@@ -189,7 +190,7 @@ class VllmDouble(SleepingEngine):
             faults.append("Adapter bias is not supported.")
         return faults
 
-    def unload(self, body: dict[str, Any]) -> Answer:
+    def unload(self, body: Mapping[str, object]) -> Answer:
         name = body.get("lora_name")
         if not name:
             return failure(400, "InvalidUserInput", "'lora_name' needs to be provided to unload a LoRA adapter.")
@@ -200,7 +201,7 @@ class VllmDouble(SleepingEngine):
         del self.adapters[name]
         return 200, f"Success: LoRA adapter '{name}' removed successfully."
 
-    def set_alias(self, body: dict[str, Any]) -> Answer:
+    def set_alias(self, body: JsonObject) -> Answer:
         alias, model = body["alias"], body.get("model")
         if model is None:
             if self.alias.pop(alias, None) is None:
@@ -211,7 +212,7 @@ class VllmDouble(SleepingEngine):
             return failure(404, "NotFoundError", f"The model `{model}` does not exist.")
         return 200, {"alias": alias, "model": model}
 
-    def chat(self, body: dict[str, Any]) -> Answer:
+    def chat(self, body: JsonObject) -> Answer:
         name = self.alias.get(body["model"], body["model"])
         if name != self.base and name not in self.adapters:
             return failure(404, "NotFoundError", f"The model `{name}` does not exist.", "model")

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from trainyard.json_types import JsonObject
 from trainyard.train.model.precision import native_bf16
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -87,7 +88,7 @@ class Muon(torch.optim.Optimizer):
                     raise ValueError(f"Muon moves matrices; this parameter has the shape {tuple(parameter.shape)}.")
                 group["newton_schulz"] = group["newton_schulz"] or newton_schulz_dtype(parameter.device.type)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: JsonObject) -> None:
         """Continue in the dtype of the saved state; states without one were made by torch's Muon, in bf16."""
         groups = [
             {**group, "newton_schulz": group.get("newton_schulz", "bf16")} for group in state_dict["param_groups"]
@@ -102,7 +103,7 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     self.move(parameter, group)
 
-    def move(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def move(self, parameter: torch.Tensor, group: JsonObject) -> None:
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if "momentum_buffer" not in state:

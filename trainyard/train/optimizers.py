@@ -13,12 +13,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.loading import load
 from trainyard.spec.axes.optimizers import Optimizer, OptimizerFacts
 from trainyard.spec.training import TrainerConfig
@@ -76,7 +77,7 @@ class CompositeOptimizer:
     def state_dict(self) -> State:
         return {name: part.state_dict() for name, part in self.parts.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         """Raises `ValueError` for the state of another assembly, as torch does for other groups."""
         if state.keys() != self.parts.keys():
             raise ValueError(f"the state is of {sorted(state)}, this optimizer is made of {sorted(self.parts)}")
@@ -109,7 +110,7 @@ class ScheduleFree(CompositeOptimizer):
             self._trained = [parameter.detach().clone() for parameter in parameters_of(self.param_groups)]
             self.inner.eval()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         """What was kept during a look belongs to the old state and is dropped."""
         super().load_state_dict(state)
         self._trained = []
@@ -122,7 +123,7 @@ class GaLoreOptimizer(CompositeOptimizer):
         saved = self.inner.state_dict()
         return {"galore": {**saved, "state": {key: flat(entry) for key, entry in saved["state"].items()}}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         super().load_state_dict(state)
         projector = load("pytorch_optimizer.optimizer.utils.galore:GaLoreProjector")
         for parameter in parameters_of(self.param_groups):
@@ -134,7 +135,7 @@ class GaLoreOptimizer(CompositeOptimizer):
                 entry["projector"] = made
 
 
-def flat(entry: Mapping[str, Any]) -> State:
+def flat(entry: JsonMapping) -> State:
     """A parameter's GaLore state with plain values for the projector."""
     if "projector" not in entry:
         return dict(entry)
@@ -144,7 +145,7 @@ def flat(entry: Mapping[str, Any]) -> State:
 class PagedAdamW8bit(CompositeOptimizer):
     """8-bit AdamW with states in memory that CUDA pages. Loading brings them back as ordinary memory of the device."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         super().load_state_dict(state)
         for parameter in parameters_of(self.param_groups):
             entry = self.inner.state.get(parameter, {})
@@ -156,7 +157,7 @@ class PagedAdamW8bit(CompositeOptimizer):
 class AdafactorOptimizer(CompositeOptimizer):
     """Adafactor of transformers. Its float32 states of bf16 weights would be rounded to bf16 by torch's loading."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         super().load_state_dict(state)
         saved = state["adafactor"]
         indices = (index for group in saved["param_groups"] for index in group["params"])
@@ -201,7 +202,7 @@ def adafactor(groups: list[Group]) -> Any:
 def muon(groups: list[Group]) -> Any:
     """Muon for the matrices of the blocks, with steps as large as AdamW's, and AdamW for the rest."""
     matrices, others = split_blocks(groups)
-    parts: dict[str, Any] = {}
+    parts: JsonObject = {}
     if matrices:
         parts["muon"] = Muon(matrices, momentum=MUON_MOMENTUM)
     if others:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.training import EvalSettings
 from trainyard.train.checkpoint.retention import Best, list_best
@@ -88,17 +88,17 @@ class SavedProgress:
     """What the complete steps were trained on."""
     evaluations: Evaluations = field(default_factory=Evaluations)
     """What was measured on the held-out rows."""
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: JsonObject = field(default_factory=dict)
     """What the next steps learn from besides the rows: completions that were drawn for several of them."""
 
-    def as_values(self) -> dict[str, Any]:
+    def as_values(self) -> JsonObject:
         plain = {"losses": list(self.losses), "partial": dict(self.partial)}
         kept = {"kept": dict(self.kept)} if self.kept else {}
         evaluations = {"evaluations": asdict(self.evaluations)} if self.evaluations.found else {}
         return {"cursor": asdict(self.cursor), **plain, "counted": asdict(self.counted), **evaluations, **kept}
 
     @classmethod
-    def from_values(cls, values: dict[str, Any]) -> SavedProgress:
+    def from_values(cls, values: JsonObject) -> SavedProgress:
         losses = [list(point) for point in values["losses"]]
         return cls(
             Cursor(**values["cursor"]),

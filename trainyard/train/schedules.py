@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from trainyard.errors import Corrupt
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.rates import SCHEDULES
 from trainyard.spec.training import TrainerConfig
@@ -48,10 +48,10 @@ class Plateau:
             self.factor *= PLATEAU_FACTOR
             self.bad = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         return {name: getattr(self, name) for name in ("factor", "best", "bad", "total", "count")}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         self.factor, self.best, self.bad = state["factor"], state["best"], state["bad"]
         self.total, self.count = state["total"], state["count"]
 
@@ -95,17 +95,17 @@ class LearningRate:
             return self.steps / self.warmup_steps
         return SCHEDULES[self.schedule](self.steps, self.total_steps, self.warmup_steps) * self.plateau.factor
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         return {"steps": self.steps, "first": self.first, "plateau": self.plateau.state_dict(), **self._shape()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         """Continue after the step of `state`. Raises as `require_same` does."""
         self.require_same(state)
         self.steps, self.first = int(state["steps"]), int(state.get("first", 0))
         self.plateau.load_state_dict(state["plateau"])
         self._apply()
 
-    def require_same(self, state: Mapping[str, Any]) -> None:
+    def require_same(self, state: JsonMapping) -> None:
         """Raise `Corrupt` (`E-CHECKPOINT-MISMATCH`) for a state of another schedule, length, warm-up or peak rate,
         whose curve would jump."""
         known = dict(state)
@@ -120,7 +120,7 @@ class LearningRate:
                     code="E-CHECKPOINT-MISMATCH",
                 )
 
-    def _shape(self) -> dict[str, Any]:
+    def _shape(self) -> JsonObject:
         """What decides the curve."""
         return {
             "schedule": str(self.schedule),

@@ -25,6 +25,7 @@ import pytest
 from trainyard.backends import environments as env
 from trainyard.backends import installing
 from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, External
+from trainyard.backends.install_steps import run_install_step
 from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
@@ -284,9 +285,7 @@ def test_an_install_that_fails_leaves_what_was_there(
 
 
 def fails(environment: Path, _say: object) -> None:
-    installing.run_install_step(
-        [sys.executable, "-c", "print('E: the build is broken'); raise SystemExit(3)"], environment, {}
-    )
+    run_install_step([sys.executable, "-c", "print('E: the build is broken'); raise SystemExit(3)"], environment, {})
 
 
 @pytest.mark.slow
@@ -349,6 +348,7 @@ def test_an_install_that_is_ended_takes_pip_with_it(number: signal.Signals, sett
 from pathlib import Path
 from trainyard.backends import environments
 from trainyard.backends import installing
+from trainyard.backends.install_steps import run_install_step
 from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName, ServerName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})

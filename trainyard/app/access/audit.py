@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -13,6 +13,7 @@ from trainyard.app.access.audit_entries import log_of
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.errors import Corrupt
+from trainyard.json_types import JsonObject
 from trainyard.operations.access import AuditInput
 from trainyard.operations.base import Nothing
 from trainyard.stores.access.audit import verify_log
@@ -29,7 +30,7 @@ class AuditRow(Response):
     tenant: str
     surface: str
     operation: str
-    fields: dict[str, Any] | str
+    fields: JsonObject | str
     """What was asked, without secrets, cut to what fits."""
     request: str
     """Beginning of the SHA-256 of `fields`: equal for calls that asked the same."""
@@ -68,7 +69,7 @@ def list_audit(given: AuditInput, context: Context) -> AuditRows:
     return AuditRows(entries=tuple(islice(found, given.limit)))
 
 
-def rows_of(lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def rows_of(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
     """One row for each call, from lines that begin with the newest: its last line, or its first if it has no last."""
     ended: set[str] = set()
     for line in lines:

@@ -15,13 +15,13 @@ import time
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from trainyard.app.context import Context
 from trainyard.app.secrets import cut, redact_value
 from trainyard.errors import Denied, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import Settings
 from trainyard.stores.access.audit import AuditLog, canonical
@@ -51,7 +51,7 @@ class AuditEntry:
     begun: float = field(default_factory=time.time)
 
     @cached_property
-    def same(self) -> dict[str, Any]:
+    def same(self) -> dict[str, object]:
         """What both lines have: who asked for it, through what, and the request as it may be written down."""
         caller, shown = self.context.caller, redact_value(self.request)
         text = canonical(shown)
@@ -97,7 +97,7 @@ class AuditEntry:
             logging.getLogger(__name__).error("%s", problem)
             self.context.say(f"{self.operation} is not in the audit log: {problem}")
 
-    def line(self, phase: str) -> dict[str, Any]:
+    def line(self, phase: str) -> JsonObject:
         return {**self.same, "phase": phase}
 
     @property
@@ -121,7 +121,7 @@ def has_content(home: Path) -> bool:
 
 
 def targets_of(value: object, names: tuple[str, ...]) -> dict[str, str]:
-    kind: Any = type(value)
+    kind: object = type(value)
     found = {name: getattr(value, name, None) for name in attributes_in(kind, names)}
     return {name: cut(str(one)) for name, one in found.items() if isinstance(one, str | Path) and one != ""}
 

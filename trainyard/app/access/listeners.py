@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -91,7 +90,7 @@ def run_servers(
         runner.run(both())
 
 
-def same_config(config: uvicorn.Config, **changed: Any) -> uvicorn.Config:
+def same_config(config: uvicorn.Config, **changed: object) -> uvicorn.Config:
     """A configuration of uvicorn for the same application."""
     kept = (
         "app", "host", "port", "http", "ws", "log_level", "access_log", "timeout_keep_alive",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from trainyard.app.adapters.trained import TrainedAdapter, find_trained
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.adapters import RegisterInput
 from trainyard.serve.deploy import (
     DeployRequest,
@@ -42,7 +42,7 @@ class Registered(Response):
     """Whether the adapter was loaded and run once on its base here; None for a whole model."""
     adapter_run_because: str = ""
     """Why it was not."""
-    targets: tuple[dict[str, Any], ...] = ()
+    targets: tuple[JsonObject, ...] = ()
     """Where it answers, if it was made live."""
     warnings: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def register_job(given: RegisterInput, context: Context) -> Registered:
     with registry.deploying(trained.tenant, role):
         refuse(check_files(request, candidate, settings))
         version = register(request, registry, candidate, settings)
-        facts: Mapping[str, Any] = {}
+        facts: JsonMapping = {}
         if given.promote:
             facts = roll_out_version(version, registry, settings, action="promote", targets=targets)
         live = registry.live(version.tenant, version.role).version == version.version
@@ -81,12 +81,12 @@ def register_job(given: RegisterInput, context: Context) -> Registered:
     )  # fmt: skip
 
 
-def verdict_of(trained: TrainedAdapter) -> Mapping[str, Any]:
+def verdict_of(trained: TrainedAdapter) -> Mapping[str, object]:
     """The gate's verdict on an adapter in the run of its job; empty where nothing evaluated it."""
     if trained.report is None:
         return {}
     report = json.loads((trained.report.path / "report.json").read_text(encoding="utf-8"))
-    verdict: Mapping[str, Any] = report["gate"] if report["adapter_sha256"] == trained.reference.sha256 else {}
+    verdict: Mapping[str, object] = report["gate"] if report["adapter_sha256"] == trained.reference.sha256 else {}
     return verdict
 
 

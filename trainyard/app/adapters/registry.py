@@ -6,11 +6,11 @@ import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from trainyard.app.adapters.trained import find_version_or_job
 from trainyard.app.context import Context
 from trainyard.app.responses import Record, Response
+from trainyard.json_types import JsonObject
 from trainyard.operations.adapters import AdapterName, AdaptersInput, ConvertInput
 from trainyard.serve.card import write_card
 from trainyard.serve.conversion.adapters import CONFIG_FILE
@@ -29,7 +29,7 @@ OTHERS = ".others"
 
 
 class AdapterRows(Response):
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[JsonObject, ...]
 
 
 class Converted(Response):
@@ -56,7 +56,7 @@ def registry_of(context: Context, name: str) -> AdapterRegistry:
     return AdapterRegistry(root if tenant in ("", parse_name(name)[0]) else root / OTHERS)
 
 
-def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str, Any]:
+def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str, object]:
     return {
         "name": version.name,
         "live": registry.live(version.tenant, version.role).version == version.version,

@@ -6,7 +6,6 @@ one; `WORD/TRAINER` names one trainer of several. Nothing but the runs' folders 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from trainyard.app.live.manager_jobs import find_recorded
 from trainyard.app.names import find_ended_run, require_single
 from trainyard.app.run_folders import FoundArtifact, RunFolder, artifacts_of, gone, open_store
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.base_origins import NamedAdapter, find_adapter, full_name
 from trainyard.serve.version_facts import base_facts
 from trainyard.spec.axes.data import Port
@@ -93,7 +93,7 @@ def choose_trainer(trained: list[FoundArtifact], run: RunFolder, node: str, word
 
     Raises `NotFound` (`E-NODE`) where there is none, `InvalidInput` (`E-NODE`) where several are left.
     """
-    nodes: dict[str, Mapping[str, Any]] = {
+    nodes: dict[str, JsonMapping] = {
         str(one["id"]): one for one in run.chain.get("nodes") or () if isinstance(one, dict)
     }
     if node:
@@ -122,7 +122,7 @@ def is_report_on(one: FoundArtifact, sha256: str) -> bool:
     return path.is_file() and f'"{sha256}"' in path.read_text(encoding="utf-8")
 
 
-def recorded_adapter(word: str, rows: list[dict[str, Any]], context: Context) -> TrainedAdapter:
+def recorded_adapter(word: str, rows: list[JsonObject], context: Context) -> TrainedAdapter:
     """The result of a job of a `TrainingManager`. Raises as `find_trained`."""
     record = JobStore(context.settings.home / "jobs").get(require_single(rows, word)["run_id"])
     folder = Path(record.result)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trainyard.app.adapters.registry import registry_of
 from trainyard.app.adapters.trained import find_version_or_job
@@ -14,6 +13,7 @@ from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.operations.adapters import (
     CardInput,
     DeleteInput,
@@ -41,7 +41,7 @@ class Promotion(Response):
 
     version: str
     previous: str | None
-    targets: tuple[dict[str, Any], ...] = ()
+    targets: tuple[JsonObject, ...] = ()
     warnings: tuple[str, ...] = ()
     changed: bool = True
 
@@ -205,7 +205,7 @@ def pull(given: PullInput, context: Context) -> Pulled:
     )
 
 
-def run_of(version: AdapterVersion) -> dict[str, Any]:
+def run_of(version: AdapterVersion) -> JsonObject:
     """The facts of a version about having been run, for a response."""
     return {name: version.facts[name] for name in (RUN, RUN_BECAUSE) if name in version.facts}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from trainyard.app import run_folders as finding
 from trainyard.app.artifacts import contents
@@ -14,6 +13,7 @@ from trainyard.app.names import find_artifact, find_run
 from trainyard.app.responses import Response
 from trainyard.app.run_folders import FoundArtifact
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.operations.artifacts import ArtifactInput, ArtifactRowsInput, ArtifactsInput, EvaluationsInput
 from trainyard.spec.axes.data import Port
 from trainyard.stores.live.job_index import read_cursor, write_cursor
@@ -76,7 +76,7 @@ class ArtifactFile(Response):
 class ArtifactDetail(Artifact):
     """One result, whole."""
 
-    facts: dict[str, Any]
+    facts: JsonObject
     """What its node counted: the rows read, kept, held out and dropped by reason; tokens, losses, metrics."""
     parts: tuple[ArtifactPart, ...]
     files: tuple[ArtifactFile, ...]
@@ -85,7 +85,7 @@ class ArtifactDetail(Artifact):
 class ArtifactRow(Response):
     index: int
     """Its number in the part, from 0."""
-    values: dict[str, Any]
+    values: JsonObject
     cut: tuple[str, ...] = ()
     """Paths of texts that are longer than `text_chars`."""
 
@@ -155,7 +155,7 @@ def read_place(text: str) -> tuple[str, int]:
     return run, int(number)
 
 
-def words_of(one: FoundArtifact) -> dict[str, Any]:
+def words_of(one: FoundArtifact) -> dict[str, object]:
     reference = one.reference
     return {
         "run_id": one.run.id, "run_name": one.run.name, "tenant": one.run.tenant,

@@ -102,7 +102,7 @@ def cut_row(index: int, values: Values, text_chars: int) -> CutRow:
     return CutRow(index, shorten(values, ""), cut)
 
 
-def length_of(value: Any) -> int:
+def length_of(value: object) -> int:
     """About how many characters a value takes."""
     if isinstance(value, str):
         return len(value)
@@ -111,7 +111,7 @@ def length_of(value: Any) -> int:
     return sum(map(length_of, value)) if isinstance(value, list) else 8
 
 
-def contains(value: Any, text: str) -> bool:
+def contains(value: object, text: str) -> bool:
     """Whether any text of a row contains this one, whatever its case; `text` is folded already."""
     if isinstance(value, str):
         return text in value.casefold()

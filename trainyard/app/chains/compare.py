@@ -22,6 +22,7 @@ from trainyard.app.training_logs import training_logs_of
 from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.statistics import bootstrap, count_flips, improvements
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.changes import list_node_changes
 from trainyard.stores.metrics import Point
@@ -102,7 +103,7 @@ class TrainedNode:
 
     result: RunResult
     folder: Path
-    nodes: Mapping[str, Mapping[str, Any]]
+    nodes: Mapping[str, JsonMapping]
     """Node id -> node of the resolved chain as it was written, by any version."""
     node: NodeResult
 
@@ -110,7 +111,7 @@ class TrainedNode:
     def sha256(self) -> str:
         return next((out.sha256 for out in self.node.outputs.values()), "")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings of the trainer and of everything that is before it; of the others when there is one trainer."""
         shown, waiting = set[str](), [self.node.id]
         if sum(node["type"] == "trainer" for node in self.nodes.values()) == 1:
@@ -121,13 +122,13 @@ class TrainedNode:
         names = {self.node.id: "trainer"}
         return {names.get(one, one): self.nodes[one]["config"] for one in sorted(shown)}
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> JsonObject | None:
         """The evaluation report whose candidate is this trainer's adapter."""
         for node in self.result.nodes:
             given = node.outputs.get(Port.REPORT)
             if given is None or not (given.path / "report.json").is_file():
                 continue
-            value: dict[str, Any] = json.loads((given.path / "report.json").read_text(encoding="utf-8"))
+            value: dict[str, object] = json.loads((given.path / "report.json").read_text(encoding="utf-8"))
             if value["adapter_sha256"] == self.sha256:
                 return value
         return None
@@ -195,7 +196,7 @@ def find_trained_node(name: str, context: Context) -> TrainedNode:
     raise NotFound(f"The run {run} has {problem}.", do=f"Name one of {names}.", code="E-NODE")
 
 
-def compare_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Compared]:
+def compare_facts(first: JsonMapping, second: JsonMapping) -> Iterator[Compared]:
     for name in METRICS:
         if name in first or name in second:
             yield Compared(name=name, first=first.get(name), second=second.get(name))
@@ -205,7 +206,7 @@ def compare_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterat
             yield Compared(name=f"{group} {name}", first=parts[0].get(name), second=parts[1].get(name))
 
 
-def compare_benchmarks(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[ComparedBenchmark]:
+def compare_benchmarks(first: JsonMapping, second: JsonMapping) -> Iterator[ComparedBenchmark]:
     """Benchmarks that both reports have, with the paired improvement where both kept the score of each row."""
     lines = {(line["name"], line["set"]): line for line in second["benchmarks"]}
     for before in first["benchmarks"]:
@@ -217,7 +218,7 @@ def compare_benchmarks(first: Mapping[str, Any], second: Mapping[str, Any]) -> I
         yield ComparedBenchmark(name=label, metric=before["metric"], **means, **pair_scores(before, after, first))
 
 
-def pair_scores(before: Mapping[str, Any], after: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+def pair_scores(before: JsonMapping, after: JsonMapping, report: JsonMapping) -> JsonObject:
     """The mean improvement over the rows that both were scored on, with its bootstrap interval."""
     scores = [line.get("scores") or {"ids": [], "clusters": [], "candidate": []} for line in (before, after)]
     new = dict(zip(scores[1]["ids"], scores[1]["candidate"], strict=True))
@@ -236,7 +237,7 @@ def pair_scores(before: Mapping[str, Any], after: Mapping[str, Any], report: Map
     }  # fmt: skip
 
 
-def compare_samples(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[ComparedSample]:
+def compare_samples(first: JsonMapping, second: JsonMapping) -> Iterator[ComparedSample]:
     """Answers of both to the same prompts."""
     answers: dict[str, str] = {one["prompt"]: one["candidate"] for one in second["samples"]}
     samples: Sequence[Mapping[str, str]] = first["samples"]

@@ -9,6 +9,7 @@ from pydantic import BaseModel, model_serializer, model_validator
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.errors import NotFound
+from trainyard.json_types import JsonObject
 from trainyard.operations.chains import SchemaInput, TemplatesInput
 from trainyard.operations.sweeps import SweepInput
 from trainyard.settings import Settings
@@ -49,16 +50,16 @@ class ShownSchema(Response):
     """The settings of a model in words; as JSON, its JSON Schema."""
 
     sections: tuple[SettingSection, ...]
-    document: dict[str, Any]
+    document: JsonObject
 
     @model_validator(mode="before")
     @classmethod
-    def from_document(cls, given: Any) -> Any:
+    def from_document(cls, given: object) -> object:
         """Take what `as_document` has written, too: the answer of a service."""
         return given if not isinstance(given, dict) or "sections" in given else {"sections": (), "document": given}
 
     @model_serializer
-    def as_document(self) -> dict[str, Any]:
+    def as_document(self) -> dict[str, object]:
         return self.document
 
 
@@ -86,7 +87,7 @@ def show_schema(given: SchemaInput, _context: Context) -> ShownSchema:
     return ShownSchema(sections=sections, document={name: one.model_json_schema() for name, one in SCHEMAS.items()})
 
 
-def known(table: dict[str, Any], name: str, word: str) -> Any:
+def known(table: JsonObject, name: str, word: str) -> Any:
     if name not in table:
         raise NotFound(
             f"There is no {word} {name!r}.", why=f"There are {', '.join(table)}.", do="Correct the name.",

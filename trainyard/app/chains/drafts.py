@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import orjson
 import yaml
@@ -16,6 +15,7 @@ from trainyard.app.plan.parse import JOB, NAMES, find_file, parse_chain, parse_r
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
+from trainyard.json_types import JsonObject
 from trainyard.operations import chains as requests
 from trainyard.operations.base import Nothing
 from trainyard.spec.axes.data import Port
@@ -34,9 +34,9 @@ class PaletteEntry(Response):
 
     type: str
     text: str
-    config: dict[str, Any]
+    config: JsonObject
     """Of a new node."""
-    settings: dict[str, Any]
+    settings: JsonObject
     """JSON Schema of its config."""
 
 
@@ -65,14 +65,14 @@ class ExpandedNode(Response):
     """What reaches it now, and from where."""
     summary: str = ""
     """What it does, in one line."""
-    defaults: dict[str, Any] = Field({})
+    defaults: dict[str, object] = Field({})
     """Setting that is left out -> the value that a run takes for it, such as hyperparameters.learning_rate."""
 
 
 class ExpandedChain(Response):
     """A whole chain, valid or not yet."""
 
-    spec: dict[str, Any]
+    spec: JsonObject
     text: str
     """The same as YAML."""
     nodes: tuple[ExpandedNode, ...]
@@ -136,7 +136,7 @@ def expand(given: requests.ExpandInput, context: Context) -> ExpandedChain:
     )
 
 
-def value_of(given: requests.ExpandInput, context: Context) -> dict[str, Any]:
+def value_of(given: requests.ExpandInput, context: Context) -> JsonObject:
     """The plain value of a text, a file, a mapping, or a template's name with its parameters."""
     if context.caller.remote and given.target is not None:
         require_template(given.target, NAMES)
@@ -155,7 +155,7 @@ def value_of(given: requests.ExpandInput, context: Context) -> dict[str, Any]:
     return dict(value)
 
 
-def spelled_out(value: Mapping[str, Any]) -> dict[str, Any]:
+def spelled_out(value: Mapping[str, object]) -> dict[str, object]:
     """The chain of a template's call or of a job; one without nodes where it is not valid."""
     try:
         spec = parse_request(value).spec
@@ -165,7 +165,7 @@ def spelled_out(value: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": spec.name, **own, "nodes": [one.model_dump(mode="json") for one in spec.nodes]}
 
 
-def as_written(node: DraftNode) -> dict[str, Any]:
+def as_written(node: DraftNode) -> dict[str, object]:
     return {"id": node.id, "type": node.type, "needs": list(node.needs), "config": node.config}
 
 

@@ -122,7 +122,7 @@ def read_config(path: Path, given: ImportInput) -> Imported:
     return import_config(value, chain_name(path), tool, given.settings, given.without, data_sets=listed, family=family)
 
 
-def family_of_base(tool: ConfigTool, value: Any, overrides: Mapping[str, Any], folder: Path) -> str | None:
+def family_of_base(tool: ConfigTool, value: object, overrides: Mapping[str, object], folder: Path) -> str | None:
     """The `model_type` in the config.json of the base's folder; None where the base is not a folder of this machine."""
     named = overrides.get("base_model")
     for key, (converter, _) in tool.keys.items():
@@ -138,7 +138,7 @@ def family_of_base(tool: ConfigTool, value: Any, overrides: Mapping[str, Any], f
     return None
 
 
-def listed_data_sets(value: Any, folder: Path) -> Mapping[str, Any] | None:
+def listed_data_sets(value: Any, folder: Path) -> Mapping[str, object] | None:
     """The data sets of LLaMA-Factory's `dataset_info.json`, in `dataset_dir` below the config or the working folder.
 
     None where there is none. Raises `InvalidInput` (`E-SPEC-FILE`) for one that cannot be read.
@@ -153,7 +153,7 @@ def listed_data_sets(value: Any, folder: Path) -> Mapping[str, Any] | None:
     return None
 
 
-def with_row_keys(listed: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def with_row_keys(listed: Mapping[str, object], folder: Path) -> dict[str, object]:
     """The list of data sets with the keys of the first row of each file that is here."""
     return {
         name: {**entry, ROW_KEYS: first_keys(folder / str(entry["file_name"]))}
@@ -224,7 +224,7 @@ def chain_text(path: Path, found: Imported) -> str:
     """The chain as YAML, under what was noted."""
     head = [f"Imported from {path.name}, a config of {TOOLS[found.tool].title}.", *notes_of(found)]
     comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
-    body: dict[str, Any] = dict(found.value)
+    body: dict[str, object] = dict(found.value)
     return comments + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=110)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from trainyard.app.run_records import NodeResult, RunResult
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.data import Port
 from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import Reference
@@ -71,7 +71,7 @@ def list_trained(nodes: Sequence[NodeResult], folder: Path) -> list[tuple[str, R
     return [(name, made[name]) for name in own if name not in continued]
 
 
-def read_nodes(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+def read_nodes(folder: Path) -> Mapping[str, JsonMapping]:
     """Return the nodes of a run's chain by their ids; empty where it cannot be read."""
     try:
         nodes = orjson.loads((folder / "chain.json").read_bytes())["nodes"]
@@ -80,7 +80,7 @@ def read_nodes(folder: Path) -> Mapping[str, Mapping[str, Any]]:
         return {}
 
 
-def list_ancestors(node: str, nodes: Mapping[str, Mapping[str, Any]]) -> set[str]:
+def list_ancestors(node: str, nodes: Mapping[str, JsonMapping]) -> set[str]:
     """Return the ids of the nodes before a node, at any distance."""
     found: set[str] = set()
     waiting = list(nodes.get(node, {}).get("needs") or ())

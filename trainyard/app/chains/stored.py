@@ -21,6 +21,7 @@ from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError, reason_of
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import chains as requests
 from trainyard.operations.chains import DiffInput
 from trainyard.spec.chain import ChainSpec, ResolvedChain
@@ -75,7 +76,7 @@ class LastRun(Response):
 
 
 class ChainDetail(ChainSummary):
-    body: dict[str, Any]
+    body: JsonObject
     """As a file has it: a chain, a job, or the call of a template."""
     revisions: tuple[Revision, ...]
     check: FileCheck | None = None
@@ -155,7 +156,7 @@ def find_last_run(chain: StoredChain, context: Context) -> LastRun | None:
         return None
 
 
-def last_of(chain: StoredChain, rows: Iterable[Mapping[str, Any]]) -> LastRun | None:
+def last_of(chain: StoredChain, rows: Iterable[JsonMapping]) -> LastRun | None:
     """The first of some rows that is a run of the chain."""
     own = (row for row in rows if chain.id in row["tags"])
     return next((LastRun(id=row["id"], state=row["state"], revision=revision_of(row["tags"])) for row in own), None)
@@ -276,13 +277,13 @@ def examined(
     return chain, check.model_copy(update={"notes": notes})
 
 
-def body_of(file: Path | None, spec: Mapping[str, Any], tenant: str) -> dict[str, Any]:
+def body_of(file: Path | None, spec: Mapping[str, object], tenant: str) -> dict[str, object]:
     """The keys of a file with those that were given laid over it, for the tenant that it belongs to."""
     below = {} if file is None else load_value(find_file(str(file)))
     if not isinstance(below, Mapping):
         parse_chain(below)  # raises with the reason
         below = {}
-    body: dict[str, Any] = to_jsonable_python(deep_merge(below, spec))
+    body: JsonObject = to_jsonable_python(deep_merge(below, spec))
     if tenant in ("", ChainSpec.model_fields["tenant"].default):
         return body
     if "template" in body and "nodes" not in body:
@@ -323,7 +324,7 @@ def changed_meanwhile(store: ChainStore, newest: StoredChain, if_match: str, wan
     )  # fmt: skip
 
 
-def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def difference(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """`nodes.trainer.config.stage: 'sft' -> 'dpo'; …`, and how many more there are."""
     changes = list(list_changes(nodes_by_id(before), nodes_by_id(after)))
     lines = [f"{name}: {shown(old)} -> {shown(new)}" for name, old, new in changes[:MOST_CHANGES]]

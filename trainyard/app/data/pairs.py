@@ -85,7 +85,7 @@ class GenerationPreview(PairCounts):
 def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tuple[GenerationPreview, PairSurvey]:
     """Return the preview of the pairs of some documents, and the pairs."""
     # Imported here: it brings the word lists, which a preview of rows does not need.
-    from trainyard.data.generation import survey as rules
+    from trainyard.data.generation import survey as rules  # brings the word lists
 
     characters: list[int] = []
 

@@ -11,12 +11,12 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jinja2.exceptions import TemplateError
@@ -47,6 +47,7 @@ from trainyard.data.rows import (
 )
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.data import PreviewInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import BAD_FRACTION, COLUMN_FIELDS, DataFormat, Port
@@ -59,7 +60,7 @@ from trainyard.stores.models import resolve_model
 
 if TYPE_CHECKING:
     from trainyard.data.generation.survey import PairSurvey
-    from trainyard.data.renderers.rendering import Cut, Piece, Renderer
+    from trainyard.data.renderers.rendering import Cut, Piece, Renderer  # imports transformers
 
 STAGES = {Port.SFT: Stage.SFT, Port.PREFERENCE: Stage.DPO, Port.LABELLED: Stage.KTO, Port.TEXT: Stage.CPT}
 """The stage that the estimate is about."""
@@ -80,7 +81,7 @@ class RawRows(Response):
     path: str
     format: str
     port: Port
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[JsonObject, ...]
     ignored_keys: dict[str, int]
     notes: tuple[str, ...] = ()
     """How files were read where they left a choice: their encoding, delimiter, comments."""
@@ -222,7 +223,7 @@ def preview(given: PreviewInput, context: Context) -> DataPreview:
     )
 
 
-def find_refusal(facts: Mapping[str, Any], lengths: Lengths) -> str:
+def find_refusal(facts: JsonMapping, lengths: Lengths) -> str:
     """Say that a run would refuse rows of which too many are bad, or refused by the template."""
     bad, read = int(facts.get("quarantined", 0)), int(facts["read"])
     if read and (bad / read > BAD_FRACTION or bad == read):
@@ -276,9 +277,9 @@ def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]
 
 def read_first(
     given: PreviewInput, limit: int, folder: Path, settings: Settings
-) -> tuple[RawRows, Iterator[Row], dict[str, Any]]:
+) -> tuple[RawRows, Iterator[Row], JsonObject]:
     """The first rows of the data set: shown, to be read on, and the balance of the reading."""
-    wanted: dict[str, Any] = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
+    wanted: dict[str, object] = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
     wanted |= {"columns": given.columns} if given.columns else {}
     try:
         config = DataSourceConfig.model_validate({**wanted, "max_bad_fraction": 1.0})
@@ -324,14 +325,14 @@ def place_of(text: str) -> dict[str, str]:
     return {"url": text} if "://" in text else {"path": text}
 
 
-def plain(row: Row) -> dict[str, Any]:
+def plain(row: Row) -> JsonObject:
     """A row without what reading adds to it, its origin excepted."""
     added = {"doc_id", "split", "pair", "kind"}
     values = {name: getattr(row, name) for name in row.__struct_fields__ if name not in added}
     return {name: spoken(value) for name, value in values.items() if value not in (None, "")}
 
 
-def spoken(value: Any) -> Any:
+def spoken(value: object) -> object:
     if not isinstance(value, list):
         return value
     return [
@@ -353,8 +354,8 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
             code="E-MODEL-NOT-FOUND",
         ) from error
     # Imported here: transformers takes seconds, and the pairs of documents do not need it.
-    from trainyard.data.renderers.rendering import Renderer
-    from trainyard.data.renderers.starts import choose_for_tokenizer
+    from trainyard.data.renderers.rendering import Renderer  # imports transformers
+    from trainyard.data.renderers.starts import choose_for_tokenizer  # imports transformers
 
     chosen = choose_for_tokenizer(tokenizer, template, roots=data_roots(settings))
     return Renderer(tokenizer, chosen.spec, chosen.text)

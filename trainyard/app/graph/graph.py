@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import Any
 
 from trainyard.app.context import Context
 from trainyard.app.graph import server as graph_server
 from trainyard.app.graph.neighbors import graph_in_turn, nothing_written
 from trainyard.app.responses import Response
 from trainyard.app.run_folders import own_tenant
+from trainyard.json_types import JsonObject
 from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
 from trainyard.serve.listening import url_of
 from trainyard.stores.graph.addresses import open_graph
@@ -19,7 +19,7 @@ from trainyard.stores.graph.remote import TOKEN_VARIABLE
 
 
 class QueryRows(Response):
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[JsonObject, ...]
 
 
 class GraphCounts(Response):

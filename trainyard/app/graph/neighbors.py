@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
@@ -17,6 +17,7 @@ from trainyard.app.responses import Response
 from trainyard.app.run_folders import own_tenant
 from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.json_types import JsonMapping
 from trainyard.operations.graph import EntitiesInput, NeighborsInput
 from trainyard.settings import Settings
 from trainyard.stores.graph.addresses import graph_file, open_graph
@@ -79,9 +80,9 @@ def list_entities(given: EntitiesInput, context: Context) -> EntityList:
     if tenant is None or nothing_written(given.graph, context):
         return EntityList(entities=())
     cypher = (
-        f"MATCH (e:Entity) WHERE {OF_TENANT.format('e')} AND ($kind = '' OR e.kind = $kind) "
-        f"AND ($text = '' OR contains(lower(e.name), $text)) RETURN {FIELDS.format('e')} "
-        f"ORDER BY e.name, e.key SKIP {given.offset} LIMIT {given.limit + 1}"
+        f"MATCH (e:Entity) WHERE {OF_TENANT.format('e')} AND ($kind = '' OR e.kind = $kind) AND ($text = '' OR "
+        f"contains(lower(e.name), $text)) RETURN {FIELDS.format('e')} ORDER BY e.name, e.key SKIP {given.offset} "
+        f"LIMIT {given.limit + 1}"
     )
     values = {"tenant": tenant, "kind": given.kind, "text": given.text.lower().replace("\0", "")}
     with graph_in_turn(given.graph, context.settings) as graph:
@@ -107,8 +108,8 @@ def show_neighbors(given: NeighborsInput, context: Context) -> Neighbors:
             for pattern in ("(e:Entity)-[r:RELATES]->(o:Entity)", "(o:Entity)-[r:RELATES]->(e:Entity)")
         )
         documents = graph.query(
-            f"MATCH (d:Document)-[:MENTIONS]->(e:Entity) WHERE e.key = $key AND {of_tenant} "
-            f"RETURN d.key AS key, d.stream AS stream, d.names AS names ORDER BY d.stream, d.key LIMIT {most}",
+            f"MATCH (d:Document)-[:MENTIONS]->(e:Entity) WHERE e.key = $key AND {of_tenant} RETURN d.key AS key, "
+            f"d.stream AS stream, d.names AS names ORDER BY d.stream, d.key LIMIT {most}",
             values,
         )
     relations = [*relations_of(out, "out"), *relations_of(into, "in")]
@@ -127,11 +128,11 @@ def nothing_written(address: str, context: Context) -> bool:
     return not address and not graph_file(context.settings).exists()
 
 
-def relations_of(rows: Iterable[Mapping[str, Any]], direction: Literal["out", "in"]) -> list[GraphRelation]:
+def relations_of(rows: Iterable[Mapping[str, object]], direction: Literal["out", "in"]) -> list[GraphRelation]:
     return [GraphRelation(kind=row["kind"], direction=direction, entity=entity_of(row, "o")) for row in rows]
 
 
-def entity_of(row: Mapping[str, Any], name: str) -> GraphEntity:
+def entity_of(row: JsonMapping, name: str) -> GraphEntity:
     """The entity that a row has under the name of a variable."""
     values = {key: row[f"{name}_{key}"] for key in ("key", "tenant", "kind", "name")}
     return GraphEntity(**values, attributes=orjson.loads(row[f"{name}_attributes"] or "{}"))

@@ -28,6 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.serve.listening import allowed_hosts, bind_guarded, has_token, server_config
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import parse_mutation
@@ -71,10 +72,10 @@ class GraphServer:
 
         return answer
 
-    def health(self, _request: Request, _body: bytes) -> dict[str, Any]:
+    def health(self, _request: Request, _body: bytes) -> dict[str, object]:
         return {"status": "ok"}
 
-    def mutate(self, _request: Request, body: bytes) -> dict[str, Any]:
+    def mutate(self, _request: Request, body: bytes) -> JsonObject:
         given = fields(body, "mutations", list)
         if len(given) > MAX_MUTATIONS:
             raise LimitExceeded(
@@ -82,10 +83,10 @@ class GraphServer:
             )
         return {"results": [asdict(one) for one in self.graph.mutate([parse_mutation(one) for one in given])]}
 
-    def has(self, _request: Request, body: bytes) -> dict[str, Any]:
+    def has(self, _request: Request, body: bytes) -> JsonObject:
         return {"documents": sorted(self.graph.has([str(one) for one in fields(body, "documents", list)]))}
 
-    def query(self, _request: Request, body: bytes) -> dict[str, Any]:
+    def query(self, _request: Request, body: bytes) -> JsonObject:
         cypher, parameters = fields(body, "cypher", str), fields(body, "parameters", dict, {})
         if not self.queries.acquire(blocking=False):
             raise Unavailable(
@@ -96,10 +97,10 @@ class GraphServer:
         finally:
             self.queries.release()
 
-    def stats(self, request: Request, _body: bytes) -> dict[str, Any]:
+    def stats(self, request: Request, _body: bytes) -> dict[str, object]:
         return asdict(self.graph.stats(request.query_params.get("tenant")))
 
-    def dump(self, request: Request, _body: bytes) -> dict[str, Any]:
+    def dump(self, request: Request, _body: bytes) -> dict[str, object]:
         return {"lines": list(self.graph.dump(request.query_params.get("tenant")))}
 
 

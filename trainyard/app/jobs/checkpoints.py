@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from trainyard.app.context import Context
 from trainyard.app.live.trainings import trainings_of
@@ -16,6 +15,7 @@ from trainyard.backends.job import TrainingJob, mirror_folder
 from trainyard.backends.results import BEST_FOLDER, CHECKPOINT_FOLDER
 from trainyard.compute.child import SPEC_FILE
 from trainyard.errors import Corrupt, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.stores.live.job_index import Row
 from trainyard.stores.whole import MANIFEST, file_sha256
@@ -118,7 +118,7 @@ def checkpoint_roots(work: Path) -> Iterator[Path]:
 
 def describe_checkpoint(node: str, path: Path, step: int) -> Checkpoint | None:
     """What a manifest says about its checkpoint; None if the checkpoint was removed meanwhile."""
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, JsonObject] = {}
     created, sha256 = None, ""
     try:
         created, sha256 = (path / MANIFEST).stat().st_mtime, file_sha256(path / MANIFEST)

@@ -6,9 +6,10 @@ Everything here takes a job by its id, by a beginning of its id that fits only o
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -29,6 +30,7 @@ from trainyard.app.run_records import ClosedGate, NodeResult, RunResult, read_ev
 from trainyard.app.runs import connect_runs
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.settings import Settings
@@ -96,7 +98,7 @@ class Job(JobLabels):
 
     def _repr_svg_(self) -> str | None:
         """The loss as it is when a notebook shows it; None where the run is on another machine."""
-        from trainyard.app.notebook_views import run_svg  # draws curves; only notebooks need it
+        from trainyard.app.training_logs import run_svg  # draws curves; only notebooks need it
 
         found: str | None = run_svg(self.run_id)
         return found
@@ -142,7 +144,7 @@ class TrainingDivergence(Response):
 class JobDetail(Job):
     """One job, whole."""
 
-    parameters: dict[str, Any]
+    parameters: JsonObject
     trainings: tuple[Training, ...]
     nodes: tuple[NodeResult, ...]
     """How its nodes ended, at its last end."""
@@ -220,7 +222,7 @@ def show_job(given: requests.JobInput, context: Context) -> JobDetail:
     )  # fmt: skip
 
 
-def list_next(row: dict[str, Any], result: RunResult | None, context: Context) -> tuple[str, ...]:
+def list_next(row: JsonObject, result: RunResult | None, context: Context) -> tuple[str, ...]:
     """The commands for what comes after a job, in the state that it has now."""
     now = {name: row[name] for name in ("id", "run_id", "name", "state")}
     nodes = {"nodes": result.nodes, "chain": result.chain} if result else {}
@@ -231,7 +233,7 @@ def list_next(row: dict[str, Any], result: RunResult | None, context: Context) -
 
 def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:
     """Return what each finished training says, and the newest warnings of each kind of the others."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str], JsonObject] = {}
     for event in read_events(folder):
         if event["event"] == "started":
             found = {key: one for key, one in found.items() if key[0] != event["node"]}
@@ -244,7 +246,7 @@ def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDiver
     return tuple(TrainingDivergence(node=node, **one) for (node, _), one in found.items())
 
 
-def progress_of(training: dict[str, Any]) -> dict[str, Any]:
+def progress_of(training: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in training.items() if key in Training.model_fields}
 
 
@@ -300,7 +302,7 @@ def resume_job(given: requests.ResumeInput, context: Context) -> Resumed:
     return with_next(runs.watch_run(job.run_id, on_progress=context.on_progress, since=since), context)
 
 
-def body(given: requests.CreateInput) -> dict[str, Any]:
+def body(given: requests.CreateInput) -> JsonObject:
     """Return the body of a job: a file's, with the parameters laid over it.
 
     Raises `InvalidInput` (`E-SPEC-FILE`) for a file without a job.
@@ -335,12 +337,12 @@ def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause",
     return job_of(note_change(row, context))
 
 
-def job_of(row: dict[str, Any]) -> Job:
+def job_of(row: Mapping[str, object]) -> Job:
     """The row of a job, with the part of its files, as lists show it."""
     return Job.model_validate(row, extra="ignore")
 
 
-def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
+def refuse_changes(row: JsonObject, given: JsonObject) -> None:
     """A job continues with what it was started with. Raises `InvalidInput` (`E-CHECKPOINT-MISMATCH`)."""
     started_with = spell_out(job_words(row["parameters"].get("job", row["parameters"])))
     given = spell_out(job_words(given))

@@ -6,7 +6,7 @@ Only the home's own server is asked so, whose login this home knows; any other o
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow, connect_runs
 from trainyard.app.services import is_own, known_api_url, locked_out, unreachable
 from trainyard.cancellation import CALLER_HOOKS
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import auth_header, read_auth
@@ -40,7 +41,7 @@ WORDS = {
 class LogSource(Protocol):
     """What the log of a run is read from."""
 
-    def find_job(self, name: str, tenant: str = "") -> dict[str, Any]:
+    def find_job(self, name: str, tenant: str = "") -> JsonObject:
         """Return the row of the one job that a word names: id, run_id, state, pid."""
 
     def read_log(self, run_id: str, offset: int = 0) -> list[LogRow]:
@@ -61,7 +62,7 @@ class OwnServer:
     def __init__(self, settings: Settings, url: str) -> None:
         self.settings, self.url = settings, url
 
-    def find_job(self, name: str, tenant: str = "") -> dict[str, Any]:
+    def find_job(self, name: str, tenant: str = "") -> JsonObject:
         """Return id, run id, state and process of the one job that a word names.
 
         Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
@@ -69,7 +70,7 @@ class OwnServer:
         rows = (run for run in self.candidates(name) if tenant in ("", tenant_of(run["tags"])))
         return require_single([row_of_log(run) for run in rows], name)
 
-    def candidates(self, word: str) -> Iterator[dict[str, Any]]:
+    def candidates(self, word: str) -> Iterator[JsonObject]:
         """The runs that a user may mean by a word."""
         if RUN_ID.fullmatch(word.lower()):
             yield from self.pages("flow_runs", {"id": {"any_": [word.lower()]}})
@@ -84,7 +85,7 @@ class OwnServer:
         wanted = {"flow_run_id": {"any_": [run_id]}}
         return [line_of(log) for log in self.pages("logs", wanted, sort="TIMESTAMP_ASC", offset=offset)]
 
-    def pages(self, kind: str, wanted: Mapping[str, Any], *, sort: str = "", offset: int = 0) -> Iterator[Any]:
+    def pages(self, kind: str, wanted: JsonMapping, *, sort: str = "", offset: int = 0) -> Iterator[Any]:
         """Every row of a query from the `offset`-th on."""
         encrypted = not self.url.startswith("http://")
         headers = auth_header(read_auth(self.settings))
@@ -105,7 +106,7 @@ class OwnServer:
             raise unreachable(self.url) from error
 
 
-def row_of_log(run: Mapping[str, Any]) -> dict[str, Any]:
+def row_of_log(run: JsonMapping) -> dict[str, object]:
     """What following a log needs of a run."""
     state = WORDS.get(str(run.get("state_type")), JobState.PENDING)
     busy = state in (JobState.RUNNING, JobState.PAUSED)
@@ -114,14 +115,14 @@ def row_of_log(run: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": own, "run_id": run["id"], "state": state, "pid": process.pid if process else None}
 
 
-def is_upcoming(run: Mapping[str, Any]) -> bool:
+def is_upcoming(run: JsonMapping) -> bool:
     """Return whether a run is in the calendar of a schedule."""
     due = run.get("expected_start_time")
     planned = run.get("auto_scheduled") and run.get("state_name") == PLANNED
     return bool(planned and due and datetime.fromisoformat(due) > datetime.now(UTC))
 
 
-def live_process(labels: Mapping[str, Any], pid: object) -> psutil.Process | None:
+def live_process(labels: JsonMapping, pid: object) -> psutil.Process | None:
     """The live process of a run of this machine; a pid that belongs to something else by now does not count."""
     worker = str(labels.get(WORKER_LABEL, ""))
     if worker and not worker.startswith(socket.gethostname()):
@@ -134,7 +135,7 @@ def live_process(labels: Mapping[str, Any], pid: object) -> psutil.Process | Non
         return None
 
 
-def line_of(log: Mapping[str, Any]) -> LogRow:
+def line_of(log: JsonMapping) -> LogRow:
     at = datetime.fromisoformat(log["timestamp"]).timestamp()
     return {"time": at, "level": log["level"], "text": text_of(log["message"])}
 

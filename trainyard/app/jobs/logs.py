@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -22,6 +21,7 @@ from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.compute.tail import LineSpan, LineTail, find_last_end, read_last_span, read_spans, read_spans_before
 from trainyard.errors import NotFound
+from trainyard.json_types import JsonObject
 from trainyard.operations.jobs import LogsInput
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
@@ -64,7 +64,7 @@ def show_logs(given: LogsInput, context: Context) -> JobLog:
     return read_logs(choose_source(context.settings), given, context)
 
 
-def gone(row: dict[str, Any]) -> bool:
+def gone(row: Mapping[str, object]) -> bool:
     return row["pid"] is None and row["state"] in ENDS
 
 
@@ -133,7 +133,7 @@ def redact_lines_of(lines: Iterable[LogLine], known: Sequence[str], before: str 
         yield line if line.text == text else line.model_copy(update={"text": text})
 
 
-def read_run_log(row: dict[str, Any], given: LogsInput, runs: RunsClient, known: Sequence[str]) -> JobLog:
+def read_run_log(row: JsonObject, given: LogsInput, runs: RunsClient, known: Sequence[str]) -> JobLog:
     """A part of the run's own log, which counts lines."""
     end = given.before
     if given.tail is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -15,6 +14,7 @@ from trainyard.app.run_records import NodeResult, NodeState, read_chain, read_ev
 from trainyard.app.secrets import known_secrets, redact_lines
 from trainyard.compute.events import Event
 from trainyard.errors import NotFound
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode, Source
@@ -77,9 +77,9 @@ class NodeLine(Response):
 
 
 class NodeDetail(RunNode):
-    config: dict[str, Any]
+    config: JsonObject
     """Complete, every default written out."""
-    facts: dict[str, Any]
+    facts: JsonObject
     lines: tuple[NodeLine, ...]
     """What it reported, the last lines of it; a trainer's own output is in `jobs logs`."""
     trains: bool
@@ -154,19 +154,19 @@ def follow_events(events: Iterable[Event]) -> dict[str, list[Event]]:
     return by_node
 
 
-def ends_of(folder: Path, row: Mapping[str, Any]) -> dict[str, NodeResult]:
+def ends_of(folder: Path, row: Mapping[str, object]) -> dict[str, NodeResult]:
     """How the nodes ended, if the run has ended and was not continued since."""
     result = read_result(folder) if row["state"] in ENDED else None
     return {one.id: one for one in result.nodes} if result else {}
 
 
 def node_now(
-    node: ResolvedNode, events: list[Event], end: NodeResult | None, row: Mapping[str, Any], store: ArtifactStore
+    node: ResolvedNode, events: list[Event], end: NodeResult | None, row: JsonMapping, store: ArtifactStore
 ) -> RunNode:
     stated = [event for event in events if event["event"] in STATES]
     state = state_now(STATES[stated[-1]["event"]] if stated else NodeState.PENDING, row["state"])
     last = events[-1] if events else {}
-    given: dict[str, Any] = {
+    given: dict[str, object] = {
         "state": state, "message": str(last.get("message") or last.get("text") or ""),
         "seconds": seconds_of(events), "fraction": last.get("fraction") if state is NodeState.RUNNING else None,
     }  # fmt: skip

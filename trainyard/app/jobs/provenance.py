@@ -24,6 +24,7 @@ from trainyard.app.run_records import data_sources
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.backends.results import TRAINING_FILE
 from trainyard.compute.child import EVENTS_FILE
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.metrics import number, select_since
@@ -146,13 +147,13 @@ def trainings_from(
         yield origin_of(node, read_record(one, store) if one else {}, begun.get(node), names)
 
 
-def plain(given: Mapping[str, Any]) -> dict[str, Any]:
+def plain(given: JsonMapping) -> JsonObject:
     """The fields that are known."""
     return {name: value for name, value in given.items() if value is not None}
 
 
 def result_of(one: FoundArtifact, run: RunFolder) -> KeptResult:
-    own: Mapping[str, Any] = next((node for node in run.chain.get("nodes") or () if node.get("id") == one.node), {})
+    own: JsonMapping = next((node for node in run.chain.get("nodes") or () if node.get("id") == one.node), {})
     reference = one.reference
     return KeptResult(
         node=one.node, type=str(own.get("type") or ""), port=one.port.value, key=one.key, reused=one.reused,
@@ -161,7 +162,7 @@ def result_of(one: FoundArtifact, run: RunFolder) -> KeptResult:
     )  # fmt: skip
 
 
-def read_record(one: FoundArtifact, store: Any) -> dict[str, Any]:
+def read_record(one: FoundArtifact, store: Any) -> dict[str, object]:
     """The `training.json` of a result. Raises `Corrupt` (`E-CORRUPT`) for one that is not a JSON object."""
     path = one.folder(store) / TRAINING_FILE
     try:
@@ -173,9 +174,7 @@ def read_record(one: FoundArtifact, store: Any) -> dict[str, Any]:
     return value
 
 
-def origin_of(
-    node: str, record: Mapping[str, Any], work: TrainingLogs | None, registered: tuple[str, ...]
-) -> TrainingOrigin:
+def origin_of(node: str, record: JsonMapping, work: TrainingLogs | None, registered: tuple[str, ...]) -> TrainingOrigin:
     """A trainer by its record; before its end by the ledger in its events."""
     data = record.get("data") or (read_ledger(work) if work else {})
     hyper = record.get("hyperparameters") or {}
@@ -195,7 +194,7 @@ def lineage_of(given: Sequence[Any]) -> Iterator[TrainedFrom]:
             yield TrainedFrom(**words, parents=tuple(map(parent_sha256, one.get("parents") or ())))
 
 
-def parent_sha256(given: Any) -> str:
+def parent_sha256(given: object) -> str:
     return str(given.get("sha256") or "") if isinstance(given, Mapping) else str(given)
 
 
@@ -203,9 +202,9 @@ def counts_of(given: Any) -> Counts:
     return {str(name): int(count) for name, count in (given or {}).items() if number(count) is not None}
 
 
-def read_ledger(work: TrainingLogs) -> dict[str, Any]:
+def read_ledger(work: TrainingLogs) -> dict[str, object]:
     """The newest ledger that a training has reported."""
-    newest: dict[str, Any] = {}
+    newest: dict[str, object] = {}
     for event in select_since(read_lines_with(LEDGER, work.folder / EVENTS_FILE), work.since):
         if event["event"] == "ledger":
             newest = event

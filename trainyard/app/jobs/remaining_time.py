@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from trainyard.app.context import Context
 from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
@@ -15,6 +15,7 @@ from trainyard.app.run_records import read_chain, read_events
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.compute.gpus import devices_here
 from trainyard.errors import Conflict, Corrupt
+from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
@@ -76,7 +77,7 @@ def by_estimate(node: str, seconds: float | None, work: TrainingLogs | None) -> 
     return TimeLeft(node=node, seconds=max(0.0, seconds - worked), basis="plan")
 
 
-def by_plan(chain: ResolvedChain, ended: dict[str, Any], settings: Settings) -> dict[str, float]:
+def by_plan(chain: ResolvedChain, ended: JsonObject, settings: Settings) -> dict[str, float]:
     """Trainer's id -> seconds that `plan` estimates, with the rows that the nodes before it have left by now."""
     settings, here = settings.for_tenant(chain.tenant), devices_here()[0]
     outputs = dict(finished_outputs(ended, settings))
@@ -89,7 +90,7 @@ def by_plan(chain: ResolvedChain, ended: dict[str, Any], settings: Settings) -> 
     return {one.node: one.seconds for one in estimate(chain, known) if one.seconds is not None}
 
 
-def finished_outputs(ended: dict[str, Any], settings: Settings) -> Iterator[tuple[str, NodeOutput]]:
+def finished_outputs(ended: Mapping[str, object], settings: Settings) -> Iterator[tuple[str, NodeOutput]]:
     """(node, what it left) as the manifests say; one that cannot be read is left out, as if it were not finished."""
     store = ArtifactStore(settings.artifacts)
     for node, key in ended.items():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trainyard.app.chains.run import start
 from trainyard.app.context import Context
 from trainyard.app.plan.parse import JOB
 from trainyard.app.run_records import REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.app.runs import RunsClient, connect_runs
 from trainyard.errors import NotFound
+from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.spec.templates import TEMPLATES
@@ -35,7 +34,7 @@ def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
     return start(again, context, own_tags=(*chain, *work))
 
 
-def asked_by(row: dict[str, Any], runs: RunsClient) -> tuple[str | dict[str, Any], dict[str, Any]]:
+def asked_by(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObject, JsonObject]:
     """The target and the parameters that a job was started with."""
     given = row["parameters"]
     if "job" in given:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainyard.app.context import Context
 from trainyard.app.live.trainings import trainings_of
@@ -65,14 +64,14 @@ def read_rounds(work: TrainingLogs) -> Iterator[SampleRound]:
     yield from rounds.values()
 
 
-def round_of(node: str, step: int, event: dict[str, Any]) -> SampleRound:
+def round_of(node: str, step: int, event: Mapping[str, object]) -> SampleRound:
     given = event.get("samples")
     rows = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
     answers = (SampledAnswer(prompt=str(one.get("prompt", "")), answer=str(one.get("answer", ""))) for one in rows)
     return SampleRound(node=node, step=step, time=number(event.get("time")), samples=tuple(answers))
 
 
-def read_lines_with(words: tuple[bytes, ...], path: Path) -> Iterator[dict[str, Any]]:
+def read_lines_with(words: tuple[bytes, ...], path: Path) -> Iterator[dict[str, object]]:
     """The events of a file whose lines contain one of these words; the others are not parsed."""
     if not path.is_file():
         return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from trainyard.app.training_logs import TrainingLogs, training_logs_of
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
+from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.stores.live.curves import CurveStore, Position, curve_path, open_curve
 from trainyard.stores.live.job_facts import WORDS, read_chain_facts
@@ -32,7 +32,7 @@ def with_chain_facts(row: Row, folder: Path) -> Row:
     return row if facts is None else {**row, **{name: facts[name] for name in WORDS}}
 
 
-def describe(work: TrainingLogs, curves: Path) -> dict[str, Any]:
+def describe(work: TrainingLogs, curves: Path) -> JsonObject:
     """One trainer of a row: its node, its work folder, since when it counts, and how far it is."""
     progress = read_new_steps(work, curves).progress()
     return {"node": work.node, "folder": str(work.folder), "since": work.since, **progress.model_dump()}

@@ -85,7 +85,7 @@ def clock(time_s: float) -> str:
 def name_holder(found: Holder, settings: Settings, tenant: str = "") -> DeviceHolder:
     """Return who a holder is. A caller of one tenant sees no name of another's."""
     kind, name, owner = find_owner(found.run, settings)
-    facts: dict[str, Any] = {"pid": found.pid, "since": found.since or None}
+    facts: dict[str, object] = {"pid": found.pid, "since": found.since or None}
     if tenant not in ("", owner):
         name = OTHER_TENANT if owner else THIS_MACHINE
         return DeviceHolder(kind=kind, name=name, since=facts["since"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainyard.app.context import Context
 from trainyard.app.plan.parse import parse_request
@@ -16,6 +15,7 @@ from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.app.tenant_view import error_for, reasons_for
 from trainyard.errors import InvalidInput, Reason, Refused, reason_of
+from trainyard.json_types import JsonObject
 from trainyard.operations.chains import ChainText, CheckInput
 
 
@@ -28,9 +28,9 @@ class FileCheck(Response):
     notes: tuple[str, ...] = ()
     """What the machine that runs the chain decides, and how it would be decided here; settings that are allowed and
     rarely intended."""
-    reasons: tuple[dict[str, Any], ...] = ()
+    reasons: tuple[JsonObject, ...] = ()
     """As `trainyard.errors.Reason`, with its line."""
-    questions: tuple[dict[str, Any], ...] = ()
+    questions: tuple[JsonObject, ...] = ()
     """Reasons, in the same form, for which a run is refused unless it is started with `yes`."""
 
 
@@ -81,6 +81,6 @@ def check_file(given: Path | ChainText, context: Context) -> FileCheck:
     )
 
 
-def rows_of(reasons: Iterable[Reason]) -> tuple[dict[str, Any], ...]:
+def rows_of(reasons: Iterable[Reason]) -> tuple[JsonObject, ...]:
     """Return reasons as JSON values, each with its line."""
     return tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons)

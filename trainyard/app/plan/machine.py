@@ -14,7 +14,7 @@ from trainyard.data.remote.kinds import find_kind
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.loading import load
 from trainyard.sandbox.service import Confinement, find_confinement
-from trainyard.serve import vllm
+from trainyard.serve.inference_server import vllm
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.targets import TargetType

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from trainyard.app.context import Caller
 from trainyard.app.plan.parse import JOB, ChainRequest, parse_template_call
 from trainyard.errors import Denied, InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.live.job_ids import is_reserved
 
@@ -42,7 +42,7 @@ def named_tenants(wanted: ChainRequest) -> Iterator[str]:
         yield from written(wanted.parameters.get("publish") or {})
 
 
-def written(words: dict[str, Any]) -> Iterator[str]:
+def written(words: JsonObject) -> Iterator[str]:
     if words.get("tenant") is not None:
         yield str(words["tenant"])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -30,7 +29,7 @@ WITHOUT_ROWS = "R-PORT"
 DATA_KEYS = ("dataset", "data", "path")
 
 
-def accept_session(given: Mapping[str, Any], settings: Settings, caller: Caller, trace: str = "") -> SessionRecord:
+def accept_session(given: Mapping[str, object], settings: Settings, caller: Caller, trace: str = "") -> SessionRecord:
     """The record of a new session. Raises `Refused` with every reason, `Denied` (`E-SCOPE`) for another tenant."""
     spec = keep_own_tenant(read_spec(given), given, caller)
     config = trainer_of_session(spec)
@@ -44,7 +43,7 @@ def accept_session(given: Mapping[str, Any], settings: Settings, caller: Caller,
     )  # fmt: skip
 
 
-def read_spec(given: Mapping[str, Any]) -> SessionSpec:
+def read_spec(given: Mapping[str, object]) -> SessionSpec:
     """Raises `Refused` for keys and values that no session has."""
     if named := [key for key in DATA_KEYS if key in given]:
         because = "A session has no data set: its rows come with each call of forward."
@@ -55,7 +54,7 @@ def read_spec(given: Mapping[str, Any]) -> SessionSpec:
         raise Refused(reasons_of(error, SessionSpec)) from error
 
 
-def keep_own_tenant(spec: SessionSpec, given: Mapping[str, Any], caller: Caller) -> SessionSpec:
+def keep_own_tenant(spec: SessionSpec, given: Mapping[str, object], caller: Caller) -> SessionSpec:
     """The session as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another one."""
     if not caller.tenant:
         return spec

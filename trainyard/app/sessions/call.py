@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainyard.backends.sessions.records import (
     socket_of,
 )
 from trainyard.errors import Conflict
+from trainyard.json_types import JsonObject
 
 WAIT_S = 30.0
 """Of one request over a network; a caller on this machine asks again until the result is there."""
@@ -33,7 +35,7 @@ def require_session(context: Context, session: str) -> Path:
     return folder
 
 
-def ask_session(context: Context, session: str, header: dict[str, Any], body: bytes = b"") -> dict[str, Any]:
+def ask_session(context: Context, session: str, header: JsonObject, body: bytes = b"") -> JsonObject:
     """One call of an open session. Raises its error; `Conflict` (`E-SESSION-STATE`) for one that is not open."""
     folder = require_session(context, session)
     place = socket_of(folder)
@@ -46,7 +48,7 @@ def call_verb(
     context: Context,
     session: str,
     verb: str,
-    given: dict[str, Any],
+    given: Mapping[str, Any],
     *,
     op_seq: int | None,
     wait: bool,
@@ -62,12 +64,12 @@ def call_verb(
     return follow(context, session, ask_session(context, session, header, body), wait=wait)
 
 
-def ask_result(context: Context, session: str, op_seq: int, *, wait: bool) -> dict[str, Any]:
+def ask_result(context: Context, session: str, op_seq: int, *, wait: bool) -> dict[str, object]:
     header = {"call": "result", "op_seq": op_seq, "wait_s": WAIT_S if wait else 0.0}
     return follow(context, session, ask_session(context, session, header), wait=wait)
 
 
-def follow(context: Context, session: str, reply: dict[str, Any], *, wait: bool) -> dict[str, Any]:
+def follow(context: Context, session: str, reply: JsonObject, *, wait: bool) -> JsonObject:
     """Ask again until the operation is done; over a network the caller does."""
     while wait and not context.caller.remote and reply["state"] != "done":
         header = {"call": "result", "op_seq": reply["op_seq"], "wait_s": WAIT_S}
@@ -75,7 +77,7 @@ def follow(context: Context, session: str, reply: dict[str, Any], *, wait: bool)
     return reply
 
 
-def ask_status(folder: Path) -> dict[str, Any] | None:
+def ask_status(folder: Path) -> dict[str, object] | None:
     """What an open session says of itself; None if none answers."""
     place = socket_of(folder)
     if place is None:

@@ -6,7 +6,7 @@ Each sends its request to the session's process and returns what that answers: t
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from trainyard.app.context import Context
 from trainyard.app.responses import Blob, Response
 from trainyard.app.sessions.call import ask_result, call_verb, require_session
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.operations import sessions as requests
 from trainyard.stores.whole import file_sha256
 
@@ -104,7 +105,7 @@ class LoadReply(Operated):
 
 
 class ResultReply(Operated):
-    result: dict[str, Any] | None = None
+    result: JsonObject | None = None
     """What the reply of the verb has next to these fields; None while it is not done."""
 
 
@@ -170,22 +171,22 @@ def read_output(given: requests.OutputInput, context: Context) -> Blob:
 
 
 def operate(
-    verb: str, fields: dict[str, Any], given: requests.VerbInput, context: Context, body: bytes = b""
-) -> dict[str, Any]:
+    verb: str, fields: JsonObject, given: requests.VerbInput, context: Context, body: bytes = b""
+) -> JsonObject:
     """Carry out a verb; the fields of its reply."""
     found = call_verb(context, given.session, verb, fields, op_seq=given.op_seq, wait=given.wait, body=body)
     result = found.pop("result") or {}
     return {"session": given.session, **found, **result}
 
 
-def row_of(one: requests.Row) -> dict[str, Any]:
+def row_of(one: requests.Row) -> JsonObject:
     """A row of data; a text is JSON if it begins like an object, else a document."""
     if not isinstance(one, str):
         return one
     return read_json(one) if one.lstrip().startswith("{") else {"text": one}
 
 
-def prompt_of(one: requests.Prompt, *, bare: Literal["question", "text"]) -> dict[str, Any]:
+def prompt_of(one: requests.Prompt, *, bare: Literal["question", "text"]) -> dict[str, object]:
     """A prompt by one of the words that a session knows: tokens, text or messages. `bare` is what a text alone is."""
     if isinstance(one, str) and one.lstrip().startswith("{"):
         one = read_json(one)
@@ -201,10 +202,10 @@ def prompt_of(one: requests.Prompt, *, bare: Literal["question", "text"]) -> dic
     return one
 
 
-def read_json(text: str) -> dict[str, Any]:
+def read_json(text: str) -> JsonObject:
     """An object that a shell gives as a text."""
     try:
-        found: dict[str, Any] = json.loads(text)
+        found: dict[str, object] = json.loads(text)
     except ValueError as error:
         raise InvalidInput(f"{text[:60]!r} is not valid JSON: {error}.", code="E-PARAMETER") from error
     return found

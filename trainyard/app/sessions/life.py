@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import Any
 
 from trainyard.app.context import Context, key_of
 from trainyard.app.plan.parse import deep_merge
@@ -235,7 +234,7 @@ def cancel_pending(record: SessionRecord, settings: Settings) -> None:
         write_status(folder, SessionState.ENDED, "canceled before it was opened", status.run)
 
 
-def body_of(given: requests.CreateSessionInput) -> dict[str, Any]:
+def body_of(given: requests.CreateSessionInput) -> dict[str, object]:
     """The body of a session: a file's, with the parameters laid over it."""
     if given.file is None:
         return given.parameters

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
@@ -36,6 +36,7 @@ from trainyard.app.stack.gc import REMOVING
 from trainyard.app.stack.restored import run_restored
 from trainyard.compute.child import faultpoint
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.operations.stack import BackupInput, RestoreInput
 from trainyard.settings import Settings
 from trainyard.stores.access.tokens import TokenFile
@@ -182,7 +183,7 @@ class Archive:
     """The members of a backup and their digests."""
 
     archive: tarfile.TarFile
-    described: dict[str, dict[str, Any]] = field(default_factory=dict)
+    described: dict[str, JsonObject] = field(default_factory=dict)
 
     def add(self, name: str, path: Path) -> None:
         """Add a file or an empty folder; one that has just been removed is left out."""
@@ -377,7 +378,7 @@ def require_place(manifest: BackupManifest, home: Path) -> None:
 
 def unpack(file: Path, folder: Path) -> BackupManifest:
     """Unpack every member and compare its digest with the manifest's, which is the last one."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, object]] = {}
     manifest: BackupManifest | None = None
     try:
         with tarfile.open(file, "r|gz", tarinfo=BoundedMember) as archive:
@@ -439,7 +440,7 @@ def place_of(name: str, folder: Path, file: Path) -> Path:
     return folder / path
 
 
-def write_member(path: Path, stream: IO[bytes], member: tarfile.TarInfo) -> dict[str, Any]:
+def write_member(path: Path, stream: IO[bytes], member: tarfile.TarInfo) -> dict[str, object]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     reader = Hashing(stream)
     with path.open("xb") as target:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -24,6 +23,7 @@ from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
 from trainyard.app.stack.stack import up
 from trainyard.errors import TrainyardError
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.base import Nothing
 from trainyard.operations.chains import RunInput
 from trainyard.operations.stack import UpInput
@@ -32,7 +32,7 @@ from trainyard.spec.axes.data import Port
 TEMPLATE = "qa-pipeline"
 ROLE = "handbook"
 QUESTIONS = 20
-PARAMETERS: dict[str, Any] = {
+PARAMETERS: dict[str, object] = {
     "documents": "examples/handbook",
     "count": 120,
     "training": {"epochs": 10, "learning_rate": 3e-3, "batch_size": 4, "rank": 32, "max_length": 256},
@@ -193,11 +193,11 @@ def summarize(ended: RunResult, *, urls: DemoUrls, seconds: float) -> DemoResult
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def set_result(row: Mapping[str, Any]) -> SetResult:
+def set_result(row: JsonMapping) -> SetResult:
     return SetResult(
         name=row["set"],
         rows=row["rows"],

@@ -153,7 +153,7 @@ def listening_addresses(pids: Iterable[int]) -> list[tuple[int, Any]]:
     return [(pid, one.laddr) for pid, one in table if pid in known and one.status == psutil.CONN_LISTEN]
 
 
-def connections_of(pid: int) -> list[Any]:
+def connections_of(pid: int) -> list[object]:
     try:
         return [*psutil.Process(pid).net_connections("tcp")]
     except psutil.Error:  # ended meanwhile

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
@@ -85,7 +84,7 @@ def chosen(
     return stages or (STAGES if methods else FEW[0]), methods or (TRAINED_METHODS if stages else FEW[1])
 
 
-def run_child(folder: Path) -> Iterator[dict[str, Any]]:
+def run_child(folder: Path) -> Iterator[dict[str, object]]:
     """Start the program and yield its verdicts as they come."""
     command = [sys.executable, "-P", "-m", "trainyard.backends.native.proof", str(folder)]
     environment = child_environment({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,6 +15,7 @@ from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.refusals import refuse_or_wait
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.json_types import JsonObject
 from trainyard.operations.chains import ShowChainInput
 from trainyard.operations.sweeps import SweepInput
 from trainyard.settings import Settings
@@ -48,7 +50,7 @@ def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
     metric = given.asked_metric or (config.eval or EvalSettings()).metric
     rungs = rungs_of(given, config)
     combinations = math.prod(len(one.values) if one.values else math.inf for one in ranges.values())
-    body: dict[str, Any] = {
+    body: JsonObject = {
         "chain": written, "trainer": trainer, "parameters": ranges, "metric": metric,
         "direction": given.direction or metric.facts.best, "rungs": rungs,
         "steps": config.hyperparameters.max_steps,
@@ -61,7 +63,7 @@ def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
     return spec
 
 
-def sweep_of(body: dict[str, Any], name: str | None, chain: str) -> SweepSpec:
+def sweep_of(body: Mapping[str, object], name: str | None, chain: str) -> SweepSpec:
     """The sweep under its name: by default its chain's, with a digest of all that it is."""
     try:
         spec = SweepSpec(name=name or "sweep", **body)
@@ -119,7 +121,7 @@ def with_evaluation(
     asked = config.eval
     if asked is None:
         context.say(f"{trainer}: {EvalSettings().held_out_share:.0%} of its rows are held out to compare the trials")
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     metric = given.asked_metric
     if asked is None or (metric is not None and asked.metric is not metric):
         values[f"{trainer}.eval.metric"] = (metric or EvalMetric.LOSS).value

@@ -6,12 +6,11 @@ Every default of axolotl that changes a number is set. Axolotl lets a misspelt k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainyard.backends.job import TrainingJob
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.methods import LowRankSettings, Method
 from trainyard.spec.axes.stages import DpoSettings, KtoSettings, Stage
@@ -50,11 +49,11 @@ def choose_precision(requested: Precision, device: str, *, native_bf16: bool) ->
     return Precision.FP16, "this device has no native bf16; fp16 with a loss scale instead"
 
 
-def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
+def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
     """Return the configuration of a job, in the order of axolotl's documentation."""
     hyper = job.config.hyperparameters
     precision, _ = choose_precision(hyper.precision, facts.device, native_bf16=facts.native_bf16)
-    value: dict[str, Any] = {
+    value: dict[str, object] = {
         "base_model": job.base,
         "tokenizer_config": str(facts.tokenizer),
         "tokenizer_type": "AutoTokenizer",
@@ -95,7 +94,7 @@ def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
     return {**value, **(job.config.extra or {})}
 
 
-def adapter(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
+def adapter(job: TrainingJob, facts: AxolotlFacts) -> JsonObject:
     """Return the adapter's shape; axolotl's own kernels for it are for CUDA and off on a CPU."""
     lora = job.config.method
     if not isinstance(lora, LowRankSettings):
@@ -119,12 +118,12 @@ def adapter(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
     return options | (kernels if facts.device == "cpu" else {})
 
 
-def sft(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
+def sft(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
     """Rows with token ids and labels: an empty `type` says that they are prepared already."""
     return {"datasets": [{"path": str(facts.folder / ROWS_FILE), "ds_type": "json", "type": None}]}
 
 
-def dpo(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
+def dpo(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
     """Rendered prompt, chosen and rejected, taken as they are."""
     preference = job.config.stage
     assert isinstance(preference, DpoSettings), preference
@@ -139,7 +138,7 @@ def dpo(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
     }
 
 
-def kto(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
+def kto(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
     """Rendered prompt and completion with a verdict; the fields are named, since they are already whole texts."""
     preference = job.config.stage
     assert isinstance(preference, KtoSettings), preference
@@ -154,7 +153,7 @@ def kto(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
     }
 
 
-def reward(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
+def reward(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
     """A Bradley-Terry model over single questions; the turns are rendered there by the tokenizer's own template."""
     return {
         "reward_model": True,
@@ -169,7 +168,7 @@ def reward(job: TrainingJob, facts: AxolotlFacts) -> dict[str, Any]:
 STAGES = {Stage.SFT: sft, Stage.DPO: dpo, Stage.KTO: kto, Stage.REWARD: reward}
 
 
-def row_of(stage: Stage, row: Mapping[str, Any]) -> dict[str, Any] | None:
+def row_of(stage: Stage, row: JsonMapping) -> JsonObject | None:
     """Return a row of the plan as the stage's `type` reads it; None where axolotl has no form for it.
 
     Its reward format is one question with an optional system turn.

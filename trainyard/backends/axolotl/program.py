@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import orjson
 import psutil
@@ -33,6 +32,7 @@ from trainyard.compute.gpus import read_gpus
 from trainyard.compute.supervise import last_log_line
 from trainyard.compute.tail import LineTail
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.whole import write_json_durably
@@ -219,7 +219,7 @@ class AxolotlWatch:
             shutil.rmtree(run.folder / name, ignore_errors=True)
 
 
-def new_steps(log: LineTail) -> Iterator[dict[str, Any]]:
+def new_steps(log: LineTail) -> Iterator[JsonObject]:
     """Yield what the lines since the last look say of finished steps."""
     for match in STEP_LINE.finditer(b"\n".join(log.read_lines())):
         yield ast.literal_eval(match.group().decode("utf-8", "replace"))

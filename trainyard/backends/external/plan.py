@@ -27,6 +27,7 @@ from trainyard.backends.trl.loading import config_facts, load_tokenizer, templat
 from trainyard.data.renderers.rendering import Renderer, turn_of
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.methods import adapter_settings
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.timing import save_steps
@@ -79,7 +80,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     write_json_durably(plan_folder / names.PLAN_FILE, value)
 
 
-def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[TokenShare]]:
+def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, object], list[TokenShare]]:
     """Write the rows of sft or cpt as token ids, the same as in the native engine, and return their token counts.
 
     A line is {"input_ids", "labels"}; a label is the id itself or -100 where no loss is taken, not shifted.
@@ -92,15 +93,15 @@ def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str
     return account_of(account, tokenizer), [sft.share(example) for example in examples]
 
 
-def account_of(account: TokenLedger, tokenizer: Any) -> dict[str, Any]:
+def account_of(account: TokenLedger, tokenizer: Any) -> JsonObject:
     """{tokens: {read, trained, masked, truncated, dropped}, rows, line, chat_template_sha256} of the rows."""
-    counts: dict[str, Any] = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
+    counts: JsonObject = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
     if account.refused:
         counts["refused"] = {message: counted._asdict() for message, counted in account.refused.items()}
     return {**counts, "chat_template_sha256": template_sha256(tokenizer)}
 
 
-def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[TokenShare]]:
+def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, object], list[TokenShare]]:
     """Return the rows of a preference stage as rendered text, for a trainer that tokenises itself.
 
     Returns the ledger, and the tokens of each row. A row that Trainyard's ledger drops (nothing is left of it within
@@ -124,7 +125,7 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     return account_of(account, tokenizer), [share(example) for example in examples]
 
 
-def require_whole_answers(examples: Sequence[Mapping[str, Any]]) -> None:
+def require_whole_answers(examples: Sequence[Mapping[str, object]]) -> None:
     """Raise `InvalidInput` (`E-DATA-FORMAT`) for answers of which a part is not learned: a text has no labels."""
     partly = sum(any(name.endswith("_labels") for name in example) for example in examples)
     if partly:
@@ -136,7 +137,7 @@ def require_whole_answers(examples: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def as_text(renderer: Renderer, row: Any) -> dict[str, Any]:
+def as_text(renderer: Renderer, row: Any) -> JsonObject:
     """{prompt, chosen, rejected} or {prompt, completion, label}, and the turns of the prompt separately."""
     answers = [row.chosen, row.rejected] if isinstance(row, PreferenceRow) else [row.completion]
     prompt = [turn_of(message) for message in row.prompt]
@@ -155,7 +156,7 @@ def plan_of(job: TrainingJob, widths: list[int]) -> BatchPlan:
     return BatchPlan(widths, Cut("padded", "as asked for", rows, hyper.batch_size, 0, hyper.seed), STAGES[Stage.SFT])
 
 
-def steps(job: TrainingJob, plan: BatchPlan, total: int) -> Iterator[dict[str, Any]]:
+def steps(job: TrainingJob, plan: BatchPlan, total: int) -> Iterator[JsonObject]:
     """Yield one line a step: its learning rate, and its rows by micro-batch."""
     hyper = job.config.hyperparameters
     warmup = hyper.warmup(total)
@@ -166,7 +167,7 @@ def steps(job: TrainingJob, plan: BatchPlan, total: int) -> Iterator[dict[str, A
             yield {"rate": (hyper.learning_rate or 0.0) * factor, "rows": rows}
 
 
-def adapter(job: TrainingJob, plan_folder: Path, *, first_weights: bool) -> dict[str, Any] | None:
+def adapter(job: TrainingJob, plan_folder: Path, *, first_weights: bool) -> JsonObject | None:
     """Write the adapter's config as PEFT reads it; returns its facts. A continued adapter keeps its own.
 
     The names of the modules come from the model built on the meta device: its shape without its weights.
@@ -177,7 +178,7 @@ def adapter(job: TrainingJob, plan_folder: Path, *, first_weights: bool) -> dict
     if job.adapter is not None:
         require_same_base(Path(job.adapter), job.base_sha256, job.node or None)
         check_adapter_folder(Path(job.adapter), base_modules(Path(job.base)))
-        config: Any = LoraConfig.from_pretrained(job.adapter)
+        config: object = LoraConfig.from_pretrained(job.adapter)
     else:
         with torch.device("meta"):
             shape = AutoConfig.from_pretrained(job.base, trust_remote_code=False)

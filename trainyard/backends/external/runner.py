@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import orjson
 import psutil
@@ -31,6 +30,7 @@ from trainyard.compute.gpus import devices_here
 from trainyard.compute.shim import POLL_S, die_with_parent, follow, how_ended, start
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError, from_fields
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
@@ -53,7 +53,7 @@ class ExternalRun:
     device: str
     checkpoint: FoundCheckpoint
     """The checkpoint that it resumes from, if there is one."""
-    plan: dict[str, Any]
+    plan: JsonObject
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -88,7 +88,7 @@ def finish_result(run: ExternalRun, log_at: int) -> None:
     Raises `TrainyardError` (`E-PROGRAM`) when the tool ended well and left no weights.
     """
     output, weights = run.folder / names.MADE_FOLDER, run.folder / names.MADE_FOLDER / "weights"
-    report: dict[str, Any] = orjson.loads((output / names.REPORT_FILE).read_bytes())
+    report: dict[str, object] = orjson.loads((output / names.REPORT_FILE).read_bytes())
     record = training_record(run, report, log_head(run.folder / LOG_FILE, log_at))
     if missing := frame.missing_weights(run.job, weights):
         raise TrainyardError(
@@ -128,7 +128,7 @@ def run_written_adapter(run: ExternalRun) -> str:
     return reason or "yes"
 
 
-def training_record(run: ExternalRun, report: dict[str, Any], head: str) -> dict[str, Any]:
+def training_record(run: ExternalRun, report: JsonObject, head: str) -> JsonObject:
     """`training.json`: what was done, to the token, and which tool did it."""
     common = {
         **frame.job_facts(run.job, report["losses"]),

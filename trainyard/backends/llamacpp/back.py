@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.loading import load
 from trainyard.serve.conversion.architectures import Base, base_config
 from trainyard.serve.conversion.gguf import reorder
@@ -47,7 +48,7 @@ def files(file: Path, base: Path) -> Iterator[tuple[Tensors, Tensors]]:
         yield stored, {name: convert_back(names, tensors, shape, name) for name in stored}
 
 
-def convert_back(names: Any, tensors: Mapping[str, Any], shape: Base, name: str) -> Tensor:
+def convert_back(names: Any, tensors: JsonMapping, shape: Base, name: str) -> Tensor:
     """Return one weight. Raises `KeyError` where llama.cpp has none of that name."""
     tensor = tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))]
     if tensor.tensor_type.name != "F32":

@@ -15,7 +15,6 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
@@ -33,6 +32,7 @@ from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.inherited import child_environment
+from trainyard.json_types import JsonObject
 from trainyard.serve.conversion.to_gguf import convert
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.whole import write_json_durably
@@ -60,7 +60,7 @@ class ContextWindows:
         context = WINDOW * -(-max_length // WINDOW)
         return cls(tokens, context, max(0, (tokens - context - 1) // (context // 2)))
 
-    def planned(self, rows: int, epochs: int) -> dict[str, Any]:
+    def planned(self, rows: int, epochs: int) -> JsonObject:
         """What the windows of all epochs train: each token of a window, so most tokens of the text twice an epoch."""
         tokens = {"trained": self.windows * self.context * epochs, "masked": 0}
         return {"tokens": tokens, "rows": {"trained": rows * epochs}, "counted": "plan"}

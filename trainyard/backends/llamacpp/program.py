@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trainyard.backends import environments
 from trainyard.backends.external import runner
@@ -187,7 +186,7 @@ def hand_over(run: ExternalRun, curve: LogCurve, log_at: int) -> None:
     module = ["trainyard.backends.llamacpp.finish", str(tools()), str(run.folder), str(last / MODEL_FILE)]
     runner.run_helper(module, run.folder, MAKE_FAILED.format("finish"), None)
     version = own_version(tools())
-    report: dict[str, Any] = {
+    report: dict[str, object] = {
         "losses": curve.losses,
         # Windows differ in how hard they are; what falls is the mean of an epoch.
         "first_loss": curve.epochs[0],

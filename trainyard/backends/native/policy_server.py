@@ -11,7 +11,7 @@ the training computes its own, from which ratios are taken, and reports the mean
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ import httpx
 from transformers import AutoConfig
 
 from trainyard.errors import Unavailable
+from trainyard.json_types import JsonMapping
 from trainyard.serve.inference_server import vllm
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import Release, ServerProfile, VllmEngine
@@ -127,14 +128,14 @@ class PolicyServer:
             list(pool.map(ask, indices_by_prompt, indices_by_prompt.values()))
         return [completions[at] for at in range(len(prompts))]
 
-    def generated(self, choice: Mapping[str, Any], stops: Sequence[int]) -> Generated:
+    def generated(self, choice: JsonMapping, stops: Sequence[int]) -> Generated:
         """Return a choice of the server as what a session generates."""
         ids, logprobs = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
         ended = bool(ids) and ids[-1] in stops
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return Generated(ids, text, logprobs, logprobs, StopReason.END if ended else StopReason.LENGTH)
 
-    def post(self, path: str, body: Any = None, params: Mapping[str, Any] | None = None) -> Any:
+    def post(self, path: str, body: Any = None, params: JsonMapping | None = None) -> Any:
         """Ask the server. Raises `Unavailable` (`E-SERVER-UNREACHABLE`) with its words."""
         try:
             reply = httpx.post(f"{self.server.url}{path}", json=body, params=params, timeout=CALL_S, trust_env=False)
@@ -151,7 +152,7 @@ class PolicyServer:
         return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else None
 
 
-def request_of(prompt: Sequence[int], sampling: Sampling, stops: Sequence[int], *, index: int) -> dict[str, Any]:
+def request_of(prompt: Sequence[int], sampling: Sampling, stops: Sequence[int], *, index: int) -> dict[str, object]:
     """Return how a prompt is continued: every setting that a model's files could bring is given."""
     return {
         "prompt": list(prompt), "max_tokens": sampling.max_new_tokens,

@@ -35,6 +35,7 @@ from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.compute.gpus import device_memory
 from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import Corrupt
+from trainyard.json_types import JsonObject
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import EvalMetric
@@ -85,7 +86,7 @@ def train(folder: Path, events: Events, team: Team | None = None) -> None:
         train_on(job, folder, events, device, team=team, server=server)
 
 
-def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[Any]:
+def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[object]:
     """Return the server that draws completions, where the stage asks for one, else None.
 
     Its module is loaded then: it brings an HTTP client, which a bare machine with a card does not have.
@@ -93,7 +94,7 @@ def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[Any]
     rollouts = getattr(job.config.stage, "rollouts", None)
     if rollouts is None or rollouts.engine == "native":
         return nullcontext()
-    from trainyard.backends.native.policy_server import serving_policy
+    from trainyard.backends.native.policy_server import serving_policy  # brings an HTTP client
 
     return serving_policy(job.base, job.config, folder / SERVER_FOLDER, settings())
 
@@ -139,13 +140,7 @@ def teacher_shape(job: TrainingJob) -> ModelShape | None:
 
 
 def train_on(
-    job: TrainingJob,
-    folder: Path,
-    events: Events,
-    device: str,
-    *,
-    team: Team | None = None,
-    server: Any = None,
+    job: TrainingJob, folder: Path, events: Events, device: str, *, team: Team | None = None, server: object = None
 ) -> None:
     mirror = mirror_address(job)
     checkpoint = find_newest(folder / CHECKPOINT_FOLDER, mirror)
@@ -310,7 +305,7 @@ class StepReporter:
         faultpoint(f"step.{record.step}")
 
 
-def begin_facts(run: NativeRun) -> dict[str, Any]:
+def begin_facts(run: NativeRun) -> JsonObject:
     return {
         "total_steps": run.total_steps,
         "total_epochs": round(run.total_steps / run.feed.plan.steps_per_epoch, 4),
@@ -340,7 +335,7 @@ def served_policy(run: NativeRun) -> Policy:
     return whole
 
 
-def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
+def training_record(run: NativeRun, seconds: float) -> JsonObject:
     """`training.json`: what was done, to the token."""
     evaluations = run.progress.evaluations
     return {
@@ -369,7 +364,7 @@ def standstill_of(run: NativeRun) -> str:
     return frame.explain_standstill(run.progress.losses, done, run.session.skipped, rollouts)
 
 
-def evaluation_record(run: NativeRun) -> dict[str, Any]:
+def evaluation_record(run: NativeRun) -> dict[str, object]:
     """Return what the evaluations found, and which step the result is of."""
     evaluation, done = run.job.config.eval, run.progress.evaluations
     assert evaluation is not None, "a run with evaluations"

@@ -36,6 +36,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import NativeRun, assemble, set_determinism
 from trainyard.backends.native.program import resume, save_checkpoint
 from trainyard.data.rows import ROWS_FILE, LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device, Precision
@@ -61,7 +62,7 @@ DRAWN = {
     "num_generations": 2,
     "max_completion_length": 8,
 }
-STAGE_SETTINGS: dict[Stage, dict[str, Any]] = {
+STAGE_SETTINGS: dict[Stage, JsonObject] = {
     Stage.DISTILL: {"teacher": TEACHER, "max_completion_length": 8},
     Stage.KTO: {"shared_prompt": True},
     Stage.PPO: {**DRAWN, "num_iterations": 4, "temperature": 1.0},
@@ -88,12 +89,12 @@ class Variation:
 
     stage: Stage
     method: Method
-    stage_settings: Mapping[str, Any] = field(default_factory=dict)
-    method_settings: Mapping[str, Any] = field(default_factory=dict)
-    trainer: Mapping[str, Any] = field(default_factory=dict)
+    stage_settings: Mapping[str, object] = field(default_factory=dict)
+    method_settings: Mapping[str, object] = field(default_factory=dict)
+    trainer: JsonMapping = field(default_factory=dict)
 
 
-LATENT: Mapping[str, Mapping[str, Any]] = {
+LATENT: Mapping[str, Mapping[str, object]] = {
     "pause": {"type": "pause", "count": 3},
     "coconut": {"type": "coconut", "max_stage": 1, "epochs_per_stage": 1, "mix": 0.5},
     "sparse": {"type": "dsa", "granularity": {"type": "token", "top_k": 6}},
@@ -205,7 +206,7 @@ def world_rows(count: int = 18) -> dict[Port, list[Row]]:
     }
 
 
-def stage_settings(cell: Cell) -> dict[str, Any]:
+def stage_settings(cell: Cell) -> dict[str, object]:
     if cell.loss is None:
         return STAGE_SETTINGS.get(cell.stage, {})
     return {"loss": cell.loss, "shared_prompt": cell.loss in SHARED_LOSSES}

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import orjson
 from jinja2.exceptions import TemplateError
@@ -25,6 +24,7 @@ from trainyard.data.renderers.choice import AUTO, choose_template
 from trainyard.data.renderers.limited import is_known, open_limited
 from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.loading import load
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.stages import Stage
@@ -38,7 +38,7 @@ OUTPUT, CHECKPOINTS = "output", "checkpoints"
 PROBE_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
-def plain_spec(job: TrainingJob) -> dict[str, Any]:
+def plain_spec(job: TrainingJob) -> dict[str, object]:
     """Return the input of a script: a job without Trainyard's identifiers."""
     config = in_groups(job.config.model_dump(mode="json"))
     names = ("stage", "method", "hyperparameters", "lora", "preference", "quantization", "engine", "device", "control")
@@ -119,7 +119,7 @@ def try_template(job: TrainingJob, rows: Path) -> None:
                     child.render(orjson.dumps({**PROBE_TOKENS, **context}).decode())
 
 
-def conversations(row: dict[str, Any]) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+def conversations(row: JsonObject) -> Iterator[tuple[list[JsonObject], bool]]:
     """Yield the conversations of a row that `standalone.py` renders, and whether each is to be answered."""
     if "messages" not in row:
         yield row["prompt"], True

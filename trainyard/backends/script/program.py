@@ -30,6 +30,7 @@ from trainyard.compute.shim import follow, how_ended, start
 from trainyard.compute.supervise import last_log_line
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
+from trainyard.json_types import JsonObject
 from trainyard.settings import settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.metrics import read_curve
@@ -114,7 +115,7 @@ def shorten(path: Path) -> None:
         stream.truncate()
 
 
-def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]) -> None:
+def finish(job: TrainingJob, folder: Path, events: Events, facts: JsonObject) -> None:
     """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT`)."""
     output = folder / FOLDER / files.OUTPUT
     missing = frame.missing_weights(job, output)
@@ -131,7 +132,7 @@ def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]
     frame.report_metrics(events, record)
 
 
-def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def training_record(job: TrainingJob, folder: Path, facts: JsonObject) -> JsonObject:
     """`training.json`, from what we know and what the script reported."""
     work = folder / FOLDER
     path = work / files.OUTPUT / files.REPORT_FILE

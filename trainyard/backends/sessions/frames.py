@@ -12,12 +12,12 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from trainyard.cancellation import ended_on_leaving, ending_of
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, TrainyardError, from_fields
+from trainyard.json_types import JsonMapping, JsonObject
 
 MAGIC = b"TYS1"
 LENGTHS = struct.Struct("!4sIQ")
@@ -33,11 +33,11 @@ MAX_PATH_BYTES = 100
 class Frame:
     """What was sent at once."""
 
-    header: dict[str, Any]
+    header: JsonObject
     body: bytes = b""
 
 
-def send_frame(connection: socket.socket, header: Mapping[str, Any], body: bytes = b"") -> None:
+def send_frame(connection: socket.socket, header: Mapping[str, object], body: bytes = b"") -> None:
     """Send one frame. Raises `LimitExceeded` (`E-LIMIT`) for one that no receiver takes, and then nothing is sent."""
     text = orjson.dumps(header)
     require_lengths(len(text), len(body))
@@ -99,11 +99,11 @@ def refused_frame(why: str) -> InvalidInput:
     )  # fmt: skip
 
 
-def error_header(error: TrainyardError) -> dict[str, Any]:
+def error_header(error: TrainyardError) -> dict[str, object]:
     return {"error": {"kind": type(error).__name__, **error.as_dict()}}
 
 
-def ask(path: str, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float | None = None) -> dict[str, Any]:
+def ask(path: str, header: JsonMapping, body: bytes = b"", *, timeout_s: float | None = None) -> JsonObject:
     """Return the reply to one call; a caller who leaves ends it.
 
     Raises the error of the session, and `Conflict` (`E-SESSION-STATE`) if nobody answers.
@@ -121,7 +121,7 @@ def ask(path: str, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: f
         raise lost_session("it ended during the call")
     if "error" in answer.header:
         raise from_fields(answer.header["error"])
-    reply: dict[str, Any] = answer.header["reply"]
+    reply: JsonObject = answer.header["reply"]
     return reply
 
 

@@ -19,13 +19,13 @@ from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.compute.lease import holder
 from trainyard.errors import NotFound
+from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK, make_folders
@@ -82,7 +82,7 @@ class SessionStatus(BaseModel):
     """Its flow run."""
     begun: bool = True
     """Whether a process has taken it."""
-    last: dict[str, Any] = {}
+    last: JsonObject = {}
     """How far it was when its process was last heard of."""
     updated: float = 0.0
 
@@ -159,7 +159,7 @@ def write_status(
     run: str = "",
     *,
     started: bool = True,
-    last: Mapping[str, Any] = MappingProxyType({}),
+    last: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     status = SessionStatus(state=state, detail=detail, run=run, begun=started, last=dict(last), updated=time.time())
     write_json_durably(folder / STATUS_FILE, versioned("session", status.model_dump(mode="json")))
@@ -193,16 +193,16 @@ def remove_socket(folder: Path) -> None:
     shutil.rmtree(folder / "socket", ignore_errors=True)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> JsonObject | None:
     """Return a JSON file that another process replaces and removes; None where it is not."""
     try:
-        value: dict[str, Any] = orjson.loads(path.read_bytes())
+        value: dict[str, object] = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     return value
 
 
-def read_unchanged(path: str) -> dict[str, Any] | None:
+def read_unchanged(path: str) -> dict[str, object] | None:
     """`read_json` for a file that is asked for with every call, and is read again when it was replaced. Not to change.
 
     A writer replaces the file whole, so a file with the same number and time is the same.
@@ -215,5 +215,5 @@ def read_unchanged(path: str) -> dict[str, Any] | None:
 
 
 @lru_cache(MAX_CACHED)
-def read_version(path: str, *_: int) -> dict[str, Any] | None:
+def read_version(path: str, *_: int) -> dict[str, object] | None:
     return read_json(Path(path))

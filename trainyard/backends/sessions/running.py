@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -79,7 +78,7 @@ def run_session(
     write_json_durably(folder / SPEC_FILE, session.model_dump(mode="json"))
     remove_socket(folder)
     write_status(folder, SessionState.PENDING, "loading the model", run)
-    last: dict[str, Any] = {}
+    last: dict[str, object] = {}
 
     def note(event: Event) -> None:
         last.update({name: event[name] for name in COUNTERS if name in event})

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
@@ -16,6 +15,7 @@ from trl.trainer.kto_config import KTOConfig
 
 from trainyard.backends.frame import total_steps
 from trainyard.backends.job import TrainingJob
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import DpoSettings, GrpoSettings, KtoSettings, PreferenceLoss, SftSettings
 from trainyard.spec.estimate.timing import save_steps
@@ -70,7 +70,7 @@ def run_length(job: TrainingJob, rows: int) -> Length:
 
 def common_arguments(
     job: TrainingJob, length: Length, folder: Path, device: str, precision: Precision
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Arguments that all stages share."""
     hyper, stage = job.config.hyperparameters, job.config.stage
     return {
@@ -105,7 +105,7 @@ def common_arguments(
     }
 
 
-def dpo_config(common: dict[str, Any], job: TrainingJob) -> DPOConfig:
+def dpo_config(common: JsonObject, job: TrainingJob) -> DPOConfig:
     """Dropout stays off: the first loss of DPO is then ln 2, which proves that the reference is the right one.
 
     TRL's `sigmoid` takes no label smoothing: with it the loss is `robust`, its unbiased form for noisy labels
@@ -124,7 +124,7 @@ def dpo_config(common: dict[str, Any], job: TrainingJob) -> DPOConfig:
     )
 
 
-def kto_config(common: dict[str, Any], job: TrainingJob) -> KTOConfig:
+def kto_config(common: JsonObject, job: TrainingJob) -> KTOConfig:
     """The reference is computed without dropout, as for DPO: the first loss is 0.5 where the weights are 1.
 
     TRL asks for rows in their given order because it pairs neighbours beforehand; here each batch pairs its own rows.
@@ -143,7 +143,7 @@ def kto_config(common: dict[str, Any], job: TrainingJob) -> KTOConfig:
     )
 
 
-def grpo_config(common: dict[str, Any], rollouts: GrpoSettings) -> GRPOConfig:
+def grpo_config(common: JsonObject, rollouts: GrpoSettings) -> GRPOConfig:
     """Completions are drawn for one optimizer step and used in `num_iterations` of them. Where that is 1, the policy
     that drew is the policy itself, and nothing is clipped.
 

@@ -22,6 +22,7 @@ from transformers.distributed import DistributedConfig
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.rank_process import MEETING_FILE, RANKS_FOLDER
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.train.methods.loading import default_attention
 from trainyard.train.parallel.team import Team, joined, take_device
@@ -51,7 +52,7 @@ def is_sharded(job: TrainingJob) -> bool:
     return job.config.launch.strategy in IN_PARTS
 
 
-def layout_of(job: TrainingJob) -> dict[str, Any]:
+def layout_of(job: TrainingJob) -> dict[str, object]:
     """Return the layout of the shards, for the record."""
     launch = job.config.launch
     size = {"shard_size": parts_of(job)} if launch.strategy is Strategy.FSDP_HYBRID else {}
@@ -107,7 +108,7 @@ def require_family(config: Any) -> None:
 # The states of an optimizer whose weights are in parts
 
 
-def local_states(optimizer: Any) -> dict[str, Any]:
+def local_states(optimizer: Any) -> dict[str, object]:
     """Return an optimizer's state with this process's parts as plain tensors."""
     state = optimizer.state_dict()
     local = {
@@ -117,7 +118,7 @@ def local_states(optimizer: Any) -> dict[str, Any]:
     return {**state, "state": local}
 
 
-def take_states(optimizer: Any, saved: dict[str, Any]) -> None:
+def take_states(optimizer: Any, saved: JsonObject) -> None:
     """The inverse: parts become tensors that know of the others, like the weights that they belong to."""
     weights = [value for group in optimizer.param_groups for value in group["params"]]
     parts = {

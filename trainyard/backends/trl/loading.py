@@ -17,6 +17,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer,
 from trainyard.backends.job import TrainingJob
 from trainyard.data.renderers.starts import choose_for_tokenizer
 from trainyard.errors import InvalidInput, Refused
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method, adapter_settings
 from trainyard.spec.compat.run import base_reasons
@@ -125,12 +126,12 @@ def with_adapter(model: Any, job: TrainingJob, device: str = "cpu") -> Any:
     return inject(model, config, NEW)
 
 
-def adapter_facts(model: Any, job: TrainingJob) -> dict[str, Any]:
+def adapter_facts(model: Any, job: TrainingJob) -> JsonObject:
     """The shape of a model's adapter, and the share of the weights that it is on."""
     return {**config_facts(model.peft_config[NEW], job), "coverage": measure_coverage(model, NEW)}
 
 
-def config_facts(config: Any, job: TrainingJob) -> dict[str, Any]:
+def config_facts(config: Any, job: TrainingJob) -> JsonObject:
     """Return the shape of an adapter by PEFT's config."""
     targets = config.target_modules
     return {

@@ -12,7 +12,6 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -36,6 +35,7 @@ from trainyard.backends.trl.stages import STAGES
 from trainyard.backends.trl.trainer import CommittedCheckpoints, LossCurve, TrlCallback
 from trainyard.compute.child import Events, Stopped
 from trainyard.data.renderers.choice import choose_template
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.rates import SCHEDULES
@@ -130,7 +130,7 @@ def build_trainer(
     return trainer
 
 
-def begin_facts(prepared: PreparedRun, choice: PrecisionChoice) -> dict[str, Any]:
+def begin_facts(prepared: PreparedRun, choice: PrecisionChoice) -> JsonObject:
     return {
         "total_steps": prepared.length.total_steps,
         "total_epochs": round(prepared.length.epochs, 4),
@@ -143,7 +143,7 @@ def begin_facts(prepared: PreparedRun, choice: PrecisionChoice) -> dict[str, Any
 
 def training_record(
     prepared: PreparedRun, trainer: CommittedCheckpoints, choice: PrecisionChoice, seconds: float
-) -> dict[str, Any]:
+) -> JsonObject:
     """`training.json`: what was done, to the token."""
     job = prepared.job
     return {
@@ -171,7 +171,7 @@ def run_facts(job: TrainingJob) -> dict[str, str]:
     return {"adapter_run": "its base was spread over several processes" if is_sharded(job) else "yes"}
 
 
-def hand_over(trainer: CommittedCheckpoints, prepared: PreparedRun, folder: Path, record: dict[str, Any]) -> None:
+def hand_over(trainer: CommittedCheckpoints, prepared: PreparedRun, folder: Path, record: JsonObject) -> None:
     """Write adapter or model completely, or not at all. Only rank 0 writes."""
     job, team = prepared.job, trainer.team
     if team is None or team.leading:

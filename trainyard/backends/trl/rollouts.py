@@ -24,6 +24,7 @@ from trainyard.backends.trl.arguments import prompts_of_a_step
 from trainyard.backends.trl.shared import PromptSharing, collate_completions, group_completions, score_completions
 from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.stages import GrpoSettings
 from trainyard.train.reporting.counts import Counted
 from trainyard.train.rl.rewards import RewardPanel, SampledCompletion
@@ -61,7 +62,7 @@ def rollouts_of(job: TrainingJob) -> GrpoSettings:
     return settings
 
 
-def scorer(name: str, settings: Any, panel: RewardPanel) -> RewardFunction:
+def scorer(name: str, settings: object, panel: RewardPanel) -> RewardFunction:
     """Return a reward as TRL calls it: with all completions of a step and the columns of their rows."""
 
     def scores(
@@ -136,10 +137,10 @@ class OurGRPOTrainer(CommittedCheckpoints, GRPOTrainer):
         prompts = self.args.generation_batch_size // group
         return GroupedOrder(len(self.train_dataset), self.args.seed, prompts=prompts, group=group, times=times)
 
-    def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
+    def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, object]]:
         return prompts, None, {}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         return {"shared_prompt": self.sharing.used, "shared_prompt_why": self.sharing.why}
 
     def _get_per_token_logps_and_entropies(

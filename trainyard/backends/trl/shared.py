@@ -42,7 +42,7 @@ class PromptSharing:
         return apart >= self.least_gain * self.cost.of_rows(rows, width, 0)
 
 
-def choose_sharing(setting: Literal["auto"] | bool, model: Any, longest: int) -> PromptSharing:
+def choose_sharing(setting: Literal["auto"] | bool, model: object, longest: int) -> PromptSharing:
     """Whether this model's completions may share their prompts; `longest` is the longest prompt with a completion.
 
     Raises `InvalidInput` (`E-BATCH`) where that was asked for and this model cannot do it.

@@ -25,6 +25,7 @@ from trainyard.backends.trl.loading import load_base
 from trainyard.backends.trl.rollouts import OurGRPOTrainer, inner_model, rollouts_of, scorer
 from trainyard.backends.trl.shared import choose_sharing
 from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.contracts import Encoded
@@ -59,13 +60,13 @@ class OurRewardTrainer(CommittedCheckpoints, RewardTrainer):
     _signature_columns: Any
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns: Any = ["chosen_ids", "rejected_ids", PROMPT_TOKENS]
+        self._signature_columns: object = ["chosen_ids", "rejected_ids", PROMPT_TOKENS]
 
 
 class LearnedAnswers(DataCollatorForPreference):
     """Pairs whose answers have parts that are not learned, such as the results of tools."""
 
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    def torch_call(self, examples: list[JsonObject]) -> JsonObject:
         batch = super().torch_call(examples)
         sides = [(example, name) for name in SIDES for example in examples]
         for mask_T, (example, name) in zip(batch["completion_mask"], sides, strict=True):
@@ -94,7 +95,7 @@ class Neighbours(DataCollatorForUnpairedPreference):
     TRL makes these once for the rows in their given order; made in the batch, they are right in any order of rows.
     """
 
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    def torch_call(self, examples: list[JsonObject]) -> JsonObject:
         neighbours = [examples[-1], *examples[:-1]]
         paired = list(zip(examples, neighbours, strict=True))
         batch = super().torch_call(
@@ -117,7 +118,7 @@ def sft(prepared: PreparedRun, model: Any, common: Common) -> OurSFTTrainer:
     return trainer
 
 
-def dpo(prepared: PreparedRun, model: Any, common: Common) -> OurDPOTrainer:
+def dpo(prepared: PreparedRun, model: object, common: Common) -> OurDPOTrainer:
     examples = with_labels(prepared.examples, SIDES)
     rows = trainer_arguments(prepared, model, examples)
     if "chosen_labels" in examples[0]:
@@ -180,7 +181,7 @@ STAGES: dict[Stage, Callable[[PreparedRun, Any, Common], CommittedCheckpoints]] 
 }
 
 
-def trainer_arguments(prepared: PreparedRun, model: Any, rows: list[Encoded] | list[dict[str, Any]]) -> dict[str, Any]:
+def trainer_arguments(prepared: PreparedRun, model: Any, rows: list[Encoded] | list[JsonObject]) -> JsonObject:
     """Return what every trainer gets besides its arguments."""
     return {"model": model, "train_dataset": Dataset.from_list(rows), "processing_class": prepared.tokenizer}
 

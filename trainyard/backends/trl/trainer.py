@@ -26,6 +26,7 @@ from trainyard.backends.frame import require_finite_weights
 from trainyard.backends.trl.arguments import Length
 from trainyard.backends.trl.distributed import PART_FILE, local_states, take_states
 from trainyard.compute.child import Events, faultpoint
+from trainyard.json_types import JsonObject
 from trainyard.train.checkpoint.checkpoints import commit
 from trainyard.train.parallel.team import Team
 from trainyard.train.reporting.counts import Counted
@@ -119,11 +120,11 @@ class Counting:
     def __init__(self, collate: Any) -> None:
         self.collate = collate
 
-    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, examples: list[JsonObject]) -> JsonObject:
         return {**self.collate(examples), COUNTS: torch.tensor([token_counts(example) for example in examples])}
 
 
-def token_counts(example: dict[str, Any]) -> tuple[int, int]:
+def token_counts(example: JsonObject) -> tuple[int, int]:
     """Labelled tokens of a row of any stage, and those that are only shown; the first of a row is never labelled."""
     if "labels" in example:
         trained = sum(label != IGNORED for label in example["labels"][1:])
@@ -204,7 +205,7 @@ class CommittedCheckpoints(Trainer):
     multiplier: Callable[[int], float]
     """Step, counted from 0 -> factor of the learning rate."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Return what else the trainer has decided, for the record."""
         return {}
 
@@ -213,7 +214,7 @@ class CommittedCheckpoints(Trainer):
         self.seen = Counted()
         self.data_collator = Counting(self.data_collator)
 
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(self, model: Any, inputs: JsonObject, num_items_in_batch: Any = None) -> torch.Tensor:
         if COUNTS in inputs:
             counts_B2 = inputs.pop(COUNTS)
             trained, masked = counts_B2.sum(0).tolist()
@@ -304,7 +305,7 @@ class OurSFTTrainer(CommittedCheckpoints, SFTTrainer):
     """Whether the model's forward can give the logits of chosen positions only."""
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Any, inputs: JsonObject, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """TRL's loss, without its chunked head where the logits are small enough for memory.
 
@@ -322,7 +323,7 @@ class OurSFTTrainer(CommittedCheckpoints, SFTTrainer):
         return completion_loss(model, inputs, num_items_in_batch) * self.args.world_size
 
 
-def completion_loss(model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+def completion_loss(model: Any, inputs: JsonObject, num_items_in_batch: Any = None) -> torch.Tensor:
     """Mean cross-entropy of the labelled tokens, each predicted from the tokens before it.
 
     `num_items_in_batch` is the number of labelled tokens of the whole optimizer step: a token counts the same in a
@@ -332,10 +333,7 @@ def completion_loss(model: Any, inputs: dict[str, Any], num_items_in_batch: Any 
     target_BT = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
     keep_K = (target_BT != IGNORED).any(0).nonzero()[:, 0]
     logits_BKV = model(
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        use_cache=False,
-        logits_to_keep=keep_K,
+        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False, logits_to_keep=keep_K
     ).logits
     target_BK = target_BT[:, keep_K]
     labelled_BK = target_BK != IGNORED

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import orjson
 import psutil
@@ -21,6 +20,7 @@ from trainyard.cancellation import run_process
 from trainyard.compute.gpus import MIB
 from trainyard.compute.monitor.readings import NO_GPU, OK, Clocks, GpuReading, MonitorReading, ProcessMemory
 from trainyard.inherited import child_environment
+from trainyard.json_types import JsonMapping
 
 ROCM = (
     "rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showuse", "--showmemuse", "--showtemp", "--showpower",
@@ -54,7 +54,7 @@ def read_amd(run: Run = run_tool, find: Callable[[str], str | None] = shutil.whi
         return MonitorReading(f"rocm-smi could not be read: {error}")
 
 
-def amd_reading(value: Mapping[str, Any]) -> MonitorReading:
+def amd_reading(value: JsonMapping) -> MonitorReading:
     cards = sorted((int(match[1]), card) for name, card in value.items() if (match := CARD.fullmatch(name)))
     system = value.get("system", {})
     processes = tuple(amd_processes(system)) if len(cards) == 1 else ()  # of several, it does not say which

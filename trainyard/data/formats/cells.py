@@ -40,13 +40,13 @@ def cell_value(name: str, text: str, texts: Collection[str]) -> Any:
     return value if all(map(is_turn, turns)) else text
 
 
-def row_values(row: Mapping[str, Any], texts: Collection[str]) -> dict[str, Any]:
+def row_values(row: Mapping[str, object], texts: Collection[str]) -> dict[str, object]:
     """Return the row of a query as JSON has it, without its nulls."""
     values = {key: plain(value) for key, value in row.items() if value is not None}
     return {key: cell_value(key, value, texts) if isinstance(value, str) else value for key, value in values.items()}
 
 
-def is_turn(value: Any) -> bool:
+def is_turn(value: object) -> bool:
     return isinstance(value, dict) and ({"role", "content"} <= value.keys() or {"from", "value"} <= value.keys())
 
 

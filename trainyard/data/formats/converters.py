@@ -13,13 +13,14 @@ is a bad row; what it returns is checked like any other row. The source of its m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainyard.data.functions import CONVERTER
 from trainyard.data.quarantine import BadRow
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 
 if TYPE_CHECKING:  # pydantic, which a reading process does not need
     from trainyard.settings import Settings
@@ -32,9 +33,9 @@ class RowConverter:
     """A converter with its name in messages."""
 
     name: str
-    function: Callable[[dict[str, Any]], Any]
+    function: Callable[[JsonObject], Any]
 
-    def __call__(self, record: Any) -> Any:
+    def __call__(self, record: object) -> object:
         """Return what the function makes of a record. Raises `BadRow` with what it raised."""
         if isinstance(record, BadRow) or not isinstance(record, Mapping):
             return record
@@ -44,7 +45,7 @@ class RowConverter:
             words = f"{type(error).__name__}: {error}"[:MOST_WORDS]
             raise BadRow("converter", f"the converter {self.name} raised {words}") from error
 
-    def of_sample(self, records: list[Any]) -> list[Any]:
+    def of_sample(self, records: Sequence[object]) -> list[object]:
         """Return the converted rows of a sample, without those that it refuses."""
         rows = []
         for record in records:

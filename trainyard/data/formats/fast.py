@@ -47,8 +47,8 @@ class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename=
 class FastDecoder:
     """Decodes a line, counts the keys of the value, and makes a row of it."""
 
-    decoder: msgspec.json.Decoder[Any]
-    num_keys: Callable[[Any], int]
+    decoder: msgspec.json.Decoder[object]
+    num_keys: Callable[[object], int]
     read: Callable[[Any], tuple[Row, Kind]]
     """Raises `BadRow`."""
 
@@ -90,7 +90,7 @@ def chat_decoder(normalise: Normaliser, kind: Kind, keys: frozenset[str]) -> Fas
     ignored = {f"ignored_{number}": key for number, key in enumerate(sorted(keys - {name}))}
     if keys & read_keys(kind, name) - {name}:
         return None
-    turns: Any = Annotated[list[Turn] if openai else list[SharegptTurn], msgspec.Meta(min_length=1)]
+    turns: object = Annotated[list[Turn] if openai else list[SharegptTurn], msgspec.Meta(min_length=1)]
     chat = msgspec.defstruct(
         "Chat",
         [("messages", turns), *[(field, msgspec.Raw) for field in ignored]],

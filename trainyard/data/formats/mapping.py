@@ -7,9 +7,8 @@ not read: it counts as an ignored key. `tools: tools` reads an optional field un
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.prompted import QUESTION_KEYS
@@ -30,11 +29,11 @@ class ColumnMapping(RowConverter):
     columns: Mapping[str, str] = field(default_factory=dict)
     """Field -> column."""
 
-    def __call__(self, record: Any) -> Any:
+    def __call__(self, record: object) -> object:
         """Return the row with its fields; a bad row stays one."""
         return record if isinstance(record, BadRow) or not isinstance(record, Mapping) else self.function(dict(record))
 
-    def of_sample(self, records: list[Any]) -> list[Any]:
+    def of_sample(self, records: Sequence[object]) -> list[object]:
         """The renamed rows of a sample. Raises `InvalidInput` (`E-DATA-FORMAT`) for a column that none of them has."""
         there = list(dict.fromkeys(key for record in records if isinstance(record, Mapping) for key in record))
         for name, column in self.columns.items():
@@ -48,7 +47,7 @@ def map_columns(columns: Mapping[str, str]) -> ColumnMapping:
     """Return the mapping of a set's columns."""
     fields = {column: name for name, column in columns.items()}
 
-    def rename(row: dict[str, Any]) -> dict[str, Any]:
+    def rename(row: Mapping[str, object]) -> dict[str, object]:
         return {
             fields.get(key) or (f"{key} (not mapped)" if key in READ_NAMES else key): value
             for key, value in row.items()

@@ -67,7 +67,7 @@ def lone_surrogate(error: UnicodeEncodeError, field: str) -> BadRow:
     return BadRow("lone_surrogate", f"{field} contains half of a surrogate pair, {half}")
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Return the JSON name of a value's type, for messages."""
     if value is None:
         return "null"
@@ -75,7 +75,7 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def require_text(value: Any, field: str) -> str:
+def require_text(value: object, field: str) -> str:
     """Return a string with something in it. Raises `BadRow`."""
     text = text_of(value, field)
     if not text or text.isspace():
@@ -88,7 +88,7 @@ def optional_text(record: Record, field: str) -> str:
     return "" if value is None else text_of(value, field)
 
 
-def spelling(turn: Mapping[str, Any]) -> tuple[str, str, str | None]:
+def spelling(turn: Mapping[str, object]) -> tuple[str, str, str | None]:
     """Return the keys of a turn's role and content, and its role; None for one that is not known."""
     keys = ("from", "value") if "from" in turn else ("role", "content")
     spelled = turn.get(keys[0])
@@ -118,7 +118,7 @@ def read_message(turn: Any, field: str, row: Record) -> Message:
     return Message(role, content, calls, more_of(turn, role, thoughts, field))
 
 
-def refuse_media(record: Mapping[str, Any], keys: frozenset[str], where: str = "") -> None:
+def refuse_media(record: Mapping[str, object], keys: frozenset[str], where: str = "") -> None:
     """Raise `BadRow` for pictures, sounds or films: the text alone is not what the row means."""
     for key in sorted(keys):
         if record[key]:
@@ -129,7 +129,7 @@ def more_of(turn: Record, role: str, thoughts: str, field: str) -> str | None:
     """Return what a turn has in addition to its text and calls, as the JSON text of `Message.more`; None if nothing."""
     if not thoughts and turn.keys().isdisjoint(TURN_KEYS) and turn.keys().isdisjoint(SPEECH_KEYS):
         return None
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for key in ("name", "tool_call_id"):
         if turn.get(key) is not None:
             fields[key] = text_of(turn[key], f"{field}.{key}")
@@ -212,7 +212,7 @@ def openai_calls(turn: Record, field: str) -> str | None:
     return json_text([{"type": "function", **without_nulls(call)} for call in calls], f"{field}.tool_calls")
 
 
-def without_nulls(call: Mapping[str, Any]) -> dict[str, Any]:
+def without_nulls(call: Mapping[str, object]) -> dict[str, object]:
     """A call or a tool without its own empty fields and those of its function. Arguments and schemas keep theirs."""
     present = {key: value for key, value in call.items() if value is not None}
     function = present.get("function")
@@ -252,7 +252,7 @@ def parsed(value: Any, field: str, reason: str) -> Any:
         raise BadRow(reason, f"{field} is not JSON ({error})") from error
 
 
-def json_text(value: Any, field: str) -> str:
+def json_text(value: object, field: str) -> str:
     """Compact JSON of a parsed value, its strings checked."""
     try:
         text = msgspec.json.encode(value).decode()
@@ -277,7 +277,7 @@ def tools_of(record: Record) -> str | None:
     return json_text([without_nulls(tool) for tool in tools], key) if tools else None
 
 
-def read_messages(value: Any, field: str, row: Record) -> list[Message]:
+def read_messages(value: object, field: str, row: Record) -> list[Message]:
     """Return a list of turns, or its JSON text, not yet judged as a whole. Raises `BadRow`."""
     if isinstance(value, str) and value.lstrip()[:1] == "[":
         value = turns_of_text(value, field)
@@ -288,7 +288,7 @@ def read_messages(value: Any, field: str, row: Record) -> list[Message]:
     return [read_message(turn, f"{field}[{index}]", row) for index, turn in enumerate(value)]
 
 
-def turns_of_text(text: str, field: str) -> Any:
+def turns_of_text(text: str, field: str) -> object:
     """Return the value of a text that begins like a list: a column of a table may contain JSON."""
     try:
         return strict_text(text)

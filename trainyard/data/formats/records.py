@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
+
+from trainyard.json_types import JsonMapping
 
 INDEX = re.compile(r"\[\d+\]")
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: object) -> bool:
     """Whether a value says nothing: null, an empty text, list or object."""
     return not value and not isinstance(value, bool | int | float)
 
@@ -22,7 +24,7 @@ class Record(dict[str, Any]):
 
     __slots__ = ("parts", "read", "where")
 
-    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+    def __init__(self, values: JsonMapping, where: str = "") -> None:
         super().__init__(values)
         self.where = where
         """The place in the row, as in messages: `messages[2]`."""
@@ -37,7 +39,7 @@ class Record(dict[str, Any]):
         self.read.add(key)
         return dict.get(self, key, default)
 
-    def look(self, key: str) -> Any:
+    def look(self, key: str) -> object:
         """Return the value of a key, or None, without reading it."""
         return dict.get(self, key)
 
@@ -45,7 +47,7 @@ class Record(dict[str, Any]):
         """Whether a key has a value that says something."""
         return not is_empty(dict.get(self, key))
 
-    def part(self, values: Mapping[str, Any], where: str) -> Record:
+    def part(self, values: JsonMapping, where: str) -> Record:
         """Return an object inside of this one, whose keys count with those of the row."""
         inner = Record(values, where)
         self.parts.append(inner)

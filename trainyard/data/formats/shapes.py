@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from trainyard.data.formats import preferences, prompted, supervised
 from trainyard.data.formats.converters import RowConverter
@@ -23,6 +22,7 @@ from trainyard.data.formats.supervised import Keys, RowShape
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.data import DataFormat, Port
 
 MAX_KINDS = 1000
@@ -51,7 +51,7 @@ def shape_of(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> Row
     return next((shape for shape in allowed if shape.has(present)), None)
 
 
-def shape_of_record(record: Mapping[str, Any], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
+def shape_of_record(record: Mapping[str, object], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
     """Return the shape of a row, in which a key with null counts as absent where the row has a shape without it."""
     shape = shape_of(record, allowed)
     if shape is None or None not in record.values():
@@ -73,7 +73,7 @@ class Detected:
     """Shapes of the format; a row has to have the first of them that its keys allow, and the set's port."""
 
 
-def detect(sample: Iterable[Any], data_format: DataFormat, where: str) -> Detected:
+def detect(sample: Iterable[object], data_format: DataFormat, where: str) -> Detected:
     """Detect the format from the first rows, or check them against the format that was named.
 
     Raises `InvalidInput`: `E-DATA-FORMAT` if no row has a known shape, or none has one of the named format.
@@ -92,7 +92,7 @@ def detect(sample: Iterable[Any], data_format: DataFormat, where: str) -> Detect
     return Detected(detected, shape, allowed)
 
 
-def no_format(records: list[Mapping[str, Any]], data_format: DataFormat, where: str) -> InvalidInput:
+def no_format(records: list[Mapping[str, object]], data_format: DataFormat, where: str) -> InvalidInput:
     keys = list(dict.fromkeys(str(key) for record in records for key in record))
     named = ", ".join(key[:40] for key in keys[:12]) or "none (the rows are not objects)"
     likely = Counter(shape.formats[0].value for record in records if (shape := shape_of(record)))
@@ -134,7 +134,7 @@ class Normaliser:
         self.kind = lru_cache(MAX_KINDS)(self.find_kind)
         self.with_ignored = lru_cache(MAX_KINDS)(with_ignored)
 
-    def __call__(self, record: Any) -> tuple[Row, Kind]:
+    def __call__(self, record: object) -> tuple[Row, Kind]:
         """The row, and how it was read. Raises `BadRow`, also the one that a parser gives in place of a record."""
         if self.convert is not None:
             record = self.convert(record)
@@ -144,7 +144,7 @@ class Normaliser:
             raise BadRow("not_an_object", "the row is not a JSON object")
         return self.read(record, self.kind_of_record(record))
 
-    def read(self, record: Mapping[str, Any], kind: Kind) -> tuple[Row, Kind]:
+    def read(self, record: JsonMapping, kind: Kind) -> tuple[Row, Kind]:
         """Return the row of a record whose kind is known by its keys. Raises `BadRow`."""
         if kind.media:
             refuse_media(record, kind.media)
@@ -153,7 +153,7 @@ class Normaliser:
         ignored = frozenset(parts.unread())
         return row, self.with_ignored(kind, ignored) if ignored else kind
 
-    def kind_of_record(self, record: Mapping[str, Any]) -> Kind:
+    def kind_of_record(self, record: Mapping[str, object]) -> Kind:
         """Return the kind of a row, whose keys decide unless what its shape needs is null. Raises `BadRow`."""
         keys, detected = frozenset(record), self.detected
         if None in record.values():

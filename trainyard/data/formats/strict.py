@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from trainyard.data.quarantine import BadRow
 
 
-def strict_json(line: bytes) -> Any:
+def strict_json(line: bytes) -> object:
     """Parse one line of JSON. Raises `BadRow` that names the fault."""
     try:
         text = line.decode()
@@ -19,7 +20,7 @@ def strict_json(line: bytes) -> Any:
     return strict_text(text)
 
 
-def strict_text(text: str) -> Any:
+def strict_text(text: str) -> object:
     """Parse one JSON value. Raises `BadRow` that names the fault."""
     try:
         return STRICT.decode(text)
@@ -65,7 +66,7 @@ def finite(text: str) -> float:
     return value
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     record = dict(pairs)
     if len(record) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)

@@ -18,6 +18,7 @@ from pyarrow import ipc
 
 from trainyard.data.quarantine import QUARANTINE_FILE, ROW_CHARS, make_printable
 from trainyard.data.rows import BATCH_ROWS, ROWS_FILE, SCHEMAS, PreferenceRow, SftRow, to_batch
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 
 ACCOUNTING_FILE = "accounting.json"
@@ -79,7 +80,7 @@ class Books:
             return
         account.rejected[reason] = account.rejected.get(reason, 0) + rows
         self.rejections += 1
-        line: dict[str, Any] = {"line": self.rejections, "source": account.source, "reason": reason}
+        line: JsonObject = {"line": self.rejections, "source": account.source, "reason": reason}
         line |= {"detail": make_printable(detail[:ROW_CHARS]), "rows": rows, "row": make_printable(text[:ROW_CHARS])}
         self.quarantine.write(msgspec.json.encode(line) + b"\n")
 
@@ -100,14 +101,14 @@ class Books:
     def rejected(self) -> Counter[str]:
         return sum((Counter(account.rejected) for account in self.accounts), Counter[str]())
 
-    def balance(self) -> dict[str, Any]:
+    def balance(self) -> JsonObject:
         """Return the totals; asserts that every document's rows and their sum add up."""
         for account in self.accounts:
             assert account.asked == account.kept + sum(account.rejected.values()), account
         rejected = dict(sorted(self.rejected.items()))
         return {"asked": self.rows_requested, "kept": self.rows_kept, "rejected": rejected, "surplus": self.surplus}
 
-    def write_accounting(self, facts: dict[str, Any]) -> None:
+    def write_accounting(self, facts: JsonObject) -> None:
         """Write `accounting.json`: facts of the run, the balance, and one entry per document."""
         value = {**facts, **self.balance(), "documents": self.accounts}
         (self.folder / ACCOUNTING_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))

@@ -28,6 +28,7 @@ from trainyard.data.prompts import FIELDS, Messages, Prompter, item_schema, repl
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow
 from trainyard.errors import TrainyardError, Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import GenerationTemplate
 from trainyard.spec.nodes import AiGeneratorConfig
 
@@ -51,7 +52,7 @@ class BadPair(BadRow):
 class Complete(Protocol):
     """One reply of a language model; see the package's docstring for the contract."""
 
-    def __call__(self, messages: Messages, schema: dict[str, Any] | None, seed: int) -> Awaitable[str]: ...
+    def __call__(self, messages: Messages, schema: JsonObject | None, seed: int) -> Awaitable[str]: ...
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,14 @@ class Line:
     def cut(self) -> bool:
         return self.in_a_row >= self.patience
 
-    async def ask(self, messages: Messages, schema: dict[str, Any], seed: int) -> str | BadPair:
+    async def ask(self, messages: Messages, schema: JsonObject, seed: int) -> str | BadPair:
         """The reply's text, or why there is none; too many failures in a row end the line."""
         reply = await self.ask_more(messages, schema, seed)
         if not self.cut:
             self.in_a_row = 0 if isinstance(reply, str) else self.in_a_row + 1
         return reply
 
-    async def ask_more(self, messages: Messages, schema: dict[str, Any], seed: int) -> str | BadPair:
+    async def ask_more(self, messages: Messages, schema: JsonObject, seed: int) -> str | BadPair:
         """Return the same for a reply without which no row is lost: its failure does not count."""
         if self.cut:
             return BadPair("not_asked", f"The server was given up after {self.in_a_row} failures in a row.")
@@ -208,7 +209,7 @@ async def draw(
     line: Line,
     config: AiGeneratorConfig,
     request: PairRequest,
-    prompt: tuple[Messages, dict[str, Any]],
+    prompt: tuple[Messages, JsonObject],
     document: dict[str, str],
 ) -> Reply:
     """The reply to one request, and with `best_of` the further answers to its questions, one request after another."""
@@ -315,8 +316,8 @@ def check_answered(line: Line, books: Books) -> None:
     counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted(rejected.items()))
     if line.last is not None and lost > (1 - LEAST_ANSWERED) * books.rows_requested:
         raise Unavailable(
-            f"The model server failed for {lost:,} of {books.rows_requested:,} rows ({counts}); "
-            f"{books.rows_kept:,} were kept.",
+            f"The model server failed for {lost:,} of {books.rows_requested:,} rows ({counts}); {books.rows_kept:,} "
+            "were kept.",
             why=f"{line.last.what} {line.last.why}".strip(),
             do=f"{line.last.do} At least half of the rows have to be answered; then run the chain again.".strip(),
             code=line.last.code,

@@ -56,7 +56,7 @@ async def further_answers(
     return rounds
 
 
-def answers_of(reply: str) -> list[Any]:
+def answers_of(reply: str) -> list[object]:
     """The answers in a reply; empty for one of another form."""
     try:
         value = orjson.loads(reply)
@@ -115,7 +115,7 @@ def best_of(scores: Scored) -> int:
     return -max(ranked)[1] if ranked else 0
 
 
-def keep_best(folder: Path, port: Port, scores: Iterator[Scored]) -> dict[str, Any]:
+def keep_best(folder: Path, port: Port, scores: Iterator[Scored]) -> dict[str, object]:
     """Rewrite the rows of a folder with the best answer to each question; returns what was chosen, in numbers."""
     best_answers: dict[str, str] = {}
     first_scores: list[float] = []

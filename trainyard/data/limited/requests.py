@@ -16,6 +16,7 @@ from trainyard.data.limited.frames import SentError
 from trainyard.data.quarantine import Balance
 from trainyard.data.readers.selection import FileSelection
 from trainyard.data.readers.streams import Limits
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.limits import Death, find_death
 from trainyard.spec.axes.data import DataFormat, Port
 
@@ -136,7 +137,7 @@ class SetReadResult(msgspec.Struct, tag=True):
     port: Port
     format: DataFormat
     balance: Balance
-    facts: dict[str, Any]
+    facts: JsonObject
     first: list[str]
     """The first few bad rows in words."""
     why_empty: str = ""
@@ -145,7 +146,7 @@ class SetReadResult(msgspec.Struct, tag=True):
 class CommitsResult(msgspec.Struct, tag=True):
     """The tuples of a repository, and how many commits gave none, by reason."""
 
-    values: list[dict[str, Any]]
+    values: list[JsonObject]
     skipped: dict[str, int]
     commits: int
 

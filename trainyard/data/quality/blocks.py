@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -205,7 +204,7 @@ class RowLedger:
                 reason = reasons[position if len(reasons) > 1 else 0]
                 text = detail(index) if callable(detail) else detail
                 line, source = int(block.numbers[index]), row.get("source") or ""
-                entry: dict[str, Any] = {"line": line, "source": source, "reason": reason, "detail": text}
+                entry: dict[str, object] = {"line": line, "source": source, "reason": reason, "detail": text}
                 if self.dropped.total() < ROWS_WITH_TEXT:
                     entry["row"] = msgspec.json.encode(row).decode()[:ROW_CHARS]
                 stream.write(msgspec.json.encode(entry) + b"\n")

@@ -5,8 +5,7 @@ Every rule has a name; a row that breaks multiline is counted under the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -114,7 +113,7 @@ FORMAT_CHECKS: dict[Port, tuple[Callable[[Block], Check], ...]] = {
 # --- JSON Schema ----------------------------------------------------------------------------------------------------
 
 
-def row_validator(schema: dict[str, Any] | None) -> RowSchema | None:
+def row_validator(schema: Mapping[str, object] | None) -> RowSchema | None:
     """The config's `row_schema`, in its child. Raises `InvalidInput` (`E-DATA-FORMAT`) for what judges no row."""
     return None if schema is None else RowSchema(schema)
 

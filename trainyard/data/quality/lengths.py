@@ -23,6 +23,7 @@ from trainyard.data.quality.blocks import ANSWERS, MESSAGE_COLUMNS, Block
 from trainyard.data.quality.sieve import Item, RowFilter, TokenCounter
 from trainyard.data.rows import SCHEMAS, Message
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 
 MESSAGE_OVERHEAD = 4
@@ -156,9 +157,7 @@ def truncate(block: Block, long: np.ndarray, limit: int, tokens: TokenCounter) -
     return Block(block.port, joined[0].take(pa.array(order)), block.numbers), counts
 
 
-def cut_side(
-    rows: list[dict[str, Any]], port: Port, column: str | None, limits: list[int], tokens: TokenCounter
-) -> None:
+def cut_side(rows: list[JsonObject], port: Port, column: str | None, limits: list[int], tokens: TokenCounter) -> None:
     """Cut one learned text of each row in place, where that makes the row fit."""
     if port is Port.TEXT:
         texts = [row["text"] for row in rows]

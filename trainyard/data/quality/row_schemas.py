@@ -8,7 +8,7 @@ for a row without content.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -36,7 +36,7 @@ class RowReply(NamedTuple):
 class RowSchema(LineChild):
     """One JSON Schema in its child."""
 
-    def __init__(self, schema: dict[str, Any], *, cpu_s: float = ROW_CPU_S) -> None:
+    def __init__(self, schema: Mapping[str, object], *, cpu_s: float = ROW_CPU_S) -> None:
         """Start the child. Raises `InvalidInput` (`E-DATA-FORMAT`) for what is not a schema or does not end."""
         super().__init__("trainyard.data.schema_child", ChildLimits(cpu_s, MEMORY_BYTES))
         self.schema, self.cpu_s, self.breaches = schema, cpu_s, 0

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,6 +26,7 @@ from trainyard.data.quality.blocks import MESSAGE_COLUMNS, Block, values
 from trainyard.data.quality.detectors import Detector, detectors
 from trainyard.data.quality.sieve import RowFilter, SensitiveCounts
 from trainyard.data.rows import MESSAGE, MESSAGES, join_turns
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import SensitiveRules
 
@@ -226,7 +226,7 @@ def json_text(text: str, rules: Rules, names: Collection[str], *, free: bool = F
     return Looked(counts, masked, bare) if counts else Looked(counts, text, text)
 
 
-def walk(value: Any, rules: Rules, counts: Counter[str], *, free: bool) -> tuple[Any, Any]:
+def walk(value: object, rules: Rules, counts: Counter[str], *, free: bool) -> tuple[object, object]:
     """A JSON value masked both ways. `free`: inside the arguments of a call, where no key has a meaning for us."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and free):
         # A string in the arguments of a call is mostly JSON itself.
@@ -241,8 +241,8 @@ def walk(value: Any, rules: Rules, counts: Counter[str], *, free: bool) -> tuple
         return [first for first, _ in pairs], [two for _, two in pairs]
     if not isinstance(value, dict):
         return value, value
-    masked: dict[str, Any] = {}
-    bare: dict[str, Any] = {}
+    masked: dict[str, object] = {}
+    bare: dict[str, object] = {}
     for key, item in value.items():
         if key in UNTOUCHED and not free and not isinstance(item, dict | list):
             masked[key] = bare[key] = item
@@ -254,7 +254,7 @@ def walk(value: Any, rules: Rules, counts: Counter[str], *, free: bool) -> tuple
     return masked, bare
 
 
-def unused(key: str, existing: Mapping[str, Any]) -> str:
+def unused(key: str, existing: Mapping[str, object]) -> str:
     """Return the key, with a number if two keys became the same by being masked."""
     number, name = 2, key
     while name in existing:
@@ -268,7 +268,7 @@ MESSAGE_TEXTS: dict[str, Reader] = {"content": whole_text, "tool_calls": json_te
 # --- the report -----------------------------------------------------------------------------------------------------
 
 
-def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str, dict[str, Any]]:
+def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str, dict[str, object]]:
     """Kind -> action, rows and places, for every kind that is looked for; for the report and the reference."""
     return {
         kind: {"action": action, "rows": counts.rows[kind], "found": counts.matches[kind]}
@@ -279,7 +279,7 @@ def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str
 OUTCOMES = {"count": "left as they are", "mask": "masked", "quarantine": "quarantined with their rows"}
 
 
-def sensitive_sentences(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def sensitive_sentences(facts: Mapping[str, JsonMapping]) -> list[str]:
     """Return one sentence for each kind that was found."""
     names = {kind: row.name for kind, row in detectors(()).items()}
     return [

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from trainyard.data.formats.shapes import Kind
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import DataFormat, Port
 
 CHUNK_ROWS = 1000
@@ -55,7 +56,7 @@ class Chunk:
         self.rows, self.kinds = [row for row, _ in read], [kind for _, kind in read]
         self.sources = [f"{self.source}:{number}" for number in range(first_line, first_line + len(read))]
 
-    def add_bad(self, line: int, offset: int, reason: BadRow, text: Any) -> None:
+    def add_bad(self, line: int, offset: int, reason: BadRow, text: object) -> None:
         sample = text if isinstance(text, bytes | str) else repr(text)[:2000]
         self.bad.append(Bad(len(self.rows), line, offset, reason, sample))
 
@@ -73,7 +74,7 @@ class OpenedSet:
     chunks: Iterator[Chunk]
     fraction: Callable[[], float]
     """Share of the bytes that were read so far."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     """Files of the folder that are not read, by extension."""
     why_empty: str = ""

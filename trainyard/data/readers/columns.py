@@ -7,7 +7,7 @@ numbers, dates texts, bytes the text in them, and NaN, as pandas writes what is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from trainyard.data.readers.streams import Limits
 from trainyard.data.readers.tables import chunks_of
 from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.json_types import JsonObject
 
 ROW_BYTES = 64
 """What a row costs at least once it is read: its id, its place and its lists. A file repeats a letter for nothing."""
@@ -28,7 +29,7 @@ ARROW_MAGIC, STREAM_MAGIC = b"ARROW1", b"\xff\xff\xff\xff"
 Restore = Callable[[Any], Any]
 
 
-def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[dict[str, Any]]]:
+def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[dict[str, object]]]:
     """Rows of a Parquet file, 1,000 at a time; null columns are left out.
 
     Raises `InvalidInput` (`E-DATA-UNREADABLE`), `LimitExceeded` (`E-DATA-LIMIT`).
@@ -53,7 +54,7 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
         raise unreadable(name, "Parquet", error) from error
 
 
-def arrow_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[dict[str, Any]]]:
+def arrow_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[dict[str, object]]]:
     """Rows of an Arrow file or stream. Raises as `parquet_batches`."""
     try:
         is_stream = stream.read(len(STREAM_MAGIC)) == STREAM_MAGIC
@@ -81,7 +82,7 @@ def arrow_parts(reader: Any) -> Iterator[pa.RecordBatch]:
 
 def rows_of(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, name: str, file_bytes: int, limits: Limits
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[list[JsonObject]]:
     """Yield the rows of batches, as long as they are in proportion to the `file_bytes` bytes of the file."""
     target = pa.schema([field.with_type(readable(field.type)) for field in schema])
     restore = restorers(target)
@@ -110,7 +111,7 @@ def cast_columns(rows: pa.Table, target: pa.Schema) -> pa.Table:
     return pa.table(columns, names=rows.column_names)
 
 
-def restored(row: dict[str, Any], restore: dict[str, Restore]) -> dict[str, Any]:
+def restored(row: dict[str, object], restore: dict[str, Restore]) -> dict[str, object]:
     values = {key: value for key, value in row.items() if value is not None}
     if restore:
         for key in restore.keys() & values.keys():
@@ -204,7 +205,9 @@ def unreadable(name: str, kind: str, error: BaseException) -> InvalidInput:
     )
 
 
-def read_batches(batches: Iterator[list[dict[str, Any]]], name: str, normalise: Normaliser) -> Iterator[Chunk]:
+def read_batches(
+    batches: Iterator[Sequence[Mapping[str, object]]], name: str, normalise: Normaliser
+) -> Iterator[Chunk]:
     """Chunks of the rows. Rows have no line; their number counts from 1."""
     before = 0
     for rows in batches:

@@ -20,6 +20,7 @@ from trainyard.data.paths import suffix_of
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.streams import Limits, LineBlock
 from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.json_types import JsonObject
 
 DELIMITERS = ",;\t|"
 EXCEL_LINE = re.compile(r'"?sep=(.)"?\s*\Z', re.IGNORECASE)
@@ -35,7 +36,7 @@ class TableRow(NamedTuple):
 
     line: int
     offset: int
-    record: dict[str, Any] | BadRow
+    record: JsonObject | BadRow
     text: str
 
 
@@ -206,7 +207,7 @@ class CsvLines:
         return max(self.line, self._skipped) + 1, self.next_offset
 
 
-def csv_records(blocks: Iterator[LineBlock], name: str, limits: Limits, facts: dict[str, Any]) -> Iterator[TableRow]:
+def csv_records(blocks: Iterator[LineBlock], name: str, limits: Limits, facts: JsonObject) -> Iterator[TableRow]:
     """Each row of a CSV file. Raises `InvalidInput` (`E-DATA-UNREADABLE`) for a header or a quote that is broken."""
     csv.field_size_limit(limits.line)
     first = next(blocks, None)
@@ -259,10 +260,10 @@ def open_quote(name: str, first: int, last: int, why: str) -> InvalidInput:
     )
 
 
-def csv_record(header: Sequence[str], fields: list[str], texts: frozenset[str]) -> dict[str, Any] | BadRow:
+def csv_record(header: Sequence[str], fields: list[str], texts: frozenset[str]) -> dict[str, object] | BadRow:
     if len(fields) != len(header):
         return BadRow("wrong_columns", f"the row has {len(fields)} fields, the header {len(header)}")
-    record: dict[str, Any] = dict(zip(header, fields, strict=True))
+    record: JsonObject = dict(zip(header, fields, strict=True))
     for name, text in record.items():
         if text[:1] in ("[", "{", " ", "\n"):
             record[name] = cell_value(name, text, texts)

@@ -109,49 +109,49 @@ CODE_SUFFIXES = tuple(
 
 
 def load_html() -> Read:
-    from trainyard.data.readers.markup.html import read_html
+    from trainyard.data.readers.markup.html import read_html  # its parser
 
     return read_html
 
 
 def load_pdf() -> Read:
-    from trainyard.data.readers.markup.pdf import read_pdf
+    from trainyard.data.readers.markup.pdf import read_pdf  # its parser
 
     return read_pdf
 
 
 def load_docx() -> Read:
-    from trainyard.data.readers.markup.word import read_docx
+    from trainyard.data.readers.markup.word import read_docx  # its parser
 
     return read_docx
 
 
 def load_pptx() -> Read:
-    from trainyard.data.readers.markup.office import read_pptx
+    from trainyard.data.readers.markup.office import read_pptx  # its parser
 
     return read_pptx
 
 
 def load_xlsx() -> Read:
-    from trainyard.data.readers.markup.office import read_xlsx
+    from trainyard.data.readers.markup.office import read_xlsx  # its parser
 
     return read_xlsx
 
 
 def load_epub() -> Read:
-    from trainyard.data.readers.markup.books import read_epub
+    from trainyard.data.readers.markup.books import read_epub  # its parser
 
     return read_epub
 
 
 def load_mail() -> Read:
-    from trainyard.data.readers.markup.mails import read_eml
+    from trainyard.data.readers.markup.mails import read_eml  # its parser
 
     return read_eml
 
 
 def load_notebook() -> Read:
-    from trainyard.data.readers.markup.notebooks import read_notebook
+    from trainyard.data.readers.markup.notebooks import read_notebook  # its parser
 
     return read_notebook
 

@@ -91,7 +91,7 @@ def convert(block: LineBlock, chunk: Chunk, normalise: Normaliser, fast: FastDec
         offset += len(line) + 1
 
 
-def parsed_or_bad(line: bytes) -> Any:
+def parsed_or_bad(line: bytes) -> object:
     try:
         return strict_json(line)
     except BadRow as reason:

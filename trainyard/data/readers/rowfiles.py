@@ -21,6 +21,7 @@ from trainyard.data.readers.selection import nothing_to_read
 from trainyard.data.readers.streams import Limits, TextStream, line_blocks, open_text, peek
 from trainyard.data.rows import TextRow
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import DataFormat, Port
 
 PARQUET_MAGIC = b"PAR1"
@@ -98,7 +99,7 @@ def row_set(
     records = list(sample.records)
     detected = detect(convert.of_sample(records) if convert else records, data_format, label)
     normalise = Normaliser(detected, convert)
-    facts: dict[str, Any] = {"files": len(paths)}
+    facts: dict[str, object] = {"files": len(paths)}
 
     def chunks() -> Iterator[Chunk]:
         for reader, (_, stream) in zip(readers, files, strict=True):
@@ -197,13 +198,13 @@ class RowFile:
                 fault = Fault(self.name, *bad)
         return FirstRows((), fault)
 
-    def records(self, parser: str, text: TextStream, facts: dict[str, Any]) -> Iterable[tuple[int, int, Any, Any]]:
+    def records(self, parser: str, text: TextStream, facts: JsonObject) -> Iterable[tuple[int, int, Any, Any]]:
         """(line, byte offset, record, its text) of a CSV file or a JSON array."""
         if parser == "csv":
             return delimited.csv_records(line_blocks(text.blocks, self.limits), self.name, self.limits, facts)
         return tables.ValueStream(text.blocks, self.name, self.limits)
 
-    def chunks(self, stream: BinaryIO, normalise: Normaliser, facts: dict[str, Any]) -> Iterator[Chunk]:
+    def chunks(self, stream: BinaryIO, normalise: Normaliser, facts: JsonObject) -> Iterator[Chunk]:
         parser, text = self.parser(stream)
         if text is None:
             batches = BATCHES[parser](stream, self.name, self.limits)

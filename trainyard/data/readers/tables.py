@@ -40,7 +40,7 @@ class ValueStream:
     def _lenient(self, strict: Callable[[Any], Any], instead: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A hook that continues to the end of a bad value: the end is needed to find the next one in an array."""
 
-        def hook(value: Any) -> Any:
+        def hook(value: object) -> Any:
             try:
                 return strict(value)
             except BadRow as fault:
@@ -91,7 +91,7 @@ class ValueStream:
         self._window, self._at = self._window[self._at :] + text, 0
         return True
 
-    def _parse(self) -> tuple[Any, int]:
+    def _parse(self) -> tuple[object, int]:
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._window, self._at)
@@ -117,7 +117,7 @@ class ValueStream:
         )
 
 
-def chunks_of(records: Iterable[tuple[int, int, Any, Any]], name: str, normalise: Normaliser) -> Iterator[Chunk]:
+def chunks_of(records: Iterable[tuple[int, int, object, object]], name: str, normalise: Normaliser) -> Iterator[Chunk]:
     """Chunks of records that come as (line, offset, record, what the quarantine shows)."""
     chunk, begin = Chunk(name), 0
     for line, offset, record, text in records:

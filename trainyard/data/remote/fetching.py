@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainyard.data.readers.selection import FileSelection, is_selected, nothing_to_read
 from trainyard.data.remote.listing import RemotePlace
 from trainyard.data.remote.pins import pin_place, read_pin
+from trainyard.json_types import JsonMapping
 from trainyard.settings import Settings
 from trainyard.spec.nodes import SourceSet
 
@@ -52,7 +53,7 @@ class LocalSet:
     query: str = ""
     """SQL over `tables`, whose rows are the set."""
     tables: Mapping[str, Path] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: JsonMapping = field(default_factory=dict)
     """What was fetched, for the report of the set."""
     complete: bool = True
 
@@ -81,7 +82,7 @@ class PinnedFiles:
         """Return the set as far as it has been fetched."""
         fetched = self.files[: len(self.fetched)]
         versions = {file.name: file.version for file in fetched if file.version}
-        facts: dict[str, Any] = {"address": self.pin.address, "revision": self.pin.revision}
+        facts: dict[str, object] = {"address": self.pin.address, "revision": self.pin.revision}
         return LocalSet(
             path, roots, self.pin.address, FileSelection(max_rows=self.job.source.max_rows), files,
             facts=facts | ({"versions": versions} if versions else {}), complete=len(fetched) == len(self.files),

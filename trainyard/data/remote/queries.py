@@ -24,6 +24,7 @@ from trainyard.data.readers.selection import nothing_to_read
 from trainyard.data.readers.tables import chunks_of
 from trainyard.data.remote.databases import bad_query
 from trainyard.errors import LimitExceeded, Unavailable, first_line
+from trainyard.json_types import JsonObject
 from trainyard.loading import load
 from trainyard.spec.axes.data import DataFormat
 
@@ -82,7 +83,7 @@ def open_query(
     return OpenedSet("query", detected.shape.port, detected.format, chunks(), lambda: 0.0, facts)
 
 
-def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> Iterator[list[dict[str, Any]]]:
+def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> Iterator[list[JsonObject]]:
     """Rows of the query, 1,000 at a time; null columns are left out."""
     try:
         duckdb = load("duckdb")

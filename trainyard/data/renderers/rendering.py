@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import orjson
 from jinja2.exceptions import TemplateError
@@ -22,6 +21,7 @@ from trainyard.data.renderers.refusals import REFUSALS
 from trainyard.data.renderers.spans import ANSWERED, ASKED, Span, TemplateText, common_prefix, remove_marks
 from trainyard.data.renderers.visibility import REASONING, Visibility, names_of_calls, shows_words
 from trainyard.data.rows import TEMPLATE_EXTRAS, Message
+from trainyard.json_types import JsonObject
 from trainyard.loading import load
 
 ANCHOR = "\x02"
@@ -346,7 +346,7 @@ class Renderer(TemplateText):
         return first[end:] if first[end:] and other.endswith(first[end:]) else None
 
 
-def call(name: str) -> dict[str, Any]:
+def call(name: str) -> JsonObject:
     return {"id": "call00001", "type": "function", "function": {"name": name, "arguments": {}}}
 
 

@@ -15,13 +15,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2.exceptions import TemplateError
 
 from trainyard.data.renderers.choice import AUTO, ChosenTemplate, choose_template
 from trainyard.data.renderers.limited import is_known, open_limited
 from trainyard.data.template_child import MARGIN_CHARS, answer, environment
+from trainyard.json_types import JsonObject
 
 if TYPE_CHECKING:  # heavy, and imported already where there is a tokenizer
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +70,7 @@ def writes_start(tokenizer: PreTrainedTokenizerBase, template: str, start: str) 
     return start in template or "bos_token" in template  # it takes no single question
 
 
-def write_text(template: str, names: dict[str, Any]) -> str:
+def write_text(template: str, names: JsonObject) -> str:
     """Return what a template writes for its variables, empty if it refuses them; an unknown template in its child."""
     if is_known(template):
         return answer(environment().from_string(template), names, MARGIN_CHARS).get("text", "")

@@ -10,6 +10,7 @@ import orjson
 
 from trainyard.data.renderers.contract import Turn
 from trainyard.data.renderers.refusals import TemplateRefusal
+from trainyard.json_types import JsonObject
 
 MAX_NESTING = 3
 """Times that arguments may be JSON text inside JSON text; twice is seen in the wild."""
@@ -53,19 +54,19 @@ def with_arguments(turn: Turn, *, as_text: bool) -> Turn:
     return {**turn, "tool_calls": [in_form(call, as_text=as_text) for call in turn["tool_calls"]]}
 
 
-def in_form(call: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
+def in_form(call: JsonObject, *, as_text: bool) -> JsonObject:
     function = call.get("function")
     if not isinstance(function, Mapping):
         return call
     value = function.get("arguments")
-    arguments: Any = read_arguments(value, str(function.get("name")))
+    arguments: object = read_arguments(value, str(function.get("name")))
     if as_text:
         is_object_text = isinstance(value, str) and value.lstrip().startswith("{") and arguments
         arguments = value if is_object_text else orjson.dumps(arguments).decode()
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def read_arguments(value: Any, name: str) -> dict[str, Any]:
+def read_arguments(value: Any, name: str) -> JsonObject:
     """Return the arguments of a call as an object, by their type: an object, its JSON text, or nothing, which is `{}`.
 
     Raises `TemplateRefusal` for a list, a number, or text that is not the JSON of an object.

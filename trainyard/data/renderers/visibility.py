@@ -17,6 +17,7 @@ from jinja2.exceptions import TemplateError
 
 from trainyard.data.renderers.contract import Tools, Turn
 from trainyard.data.renderers.turns import read_arguments
+from trainyard.json_types import JsonMapping, JsonObject
 
 SYSTEM, TURN, CALLS, RESULT, TOOLS, SCHEMA = "system", "turn", "tool_calls", "tool_result", "tools", "tool_schema"
 REASONING, NAME = "reasoning_content", "name"
@@ -52,7 +53,7 @@ class Visibility:
 
     def __init__(self, template: Rendering) -> None:
         self.template = template
-        self.by_structure: dict[Any, frozenset[str]] = {}
+        self.by_structure: dict[object, frozenset[str]] = {}
         self.tool_parts: dict[str, list[Part]] = {}
 
     def hidden(
@@ -135,7 +136,7 @@ def name_turns(turns: list[Turn]) -> list[Turn]:
     ]
 
 
-def functions_of(turn: Turn) -> list[Mapping[str, Any]]:
+def functions_of(turn: Turn) -> list[Mapping[str, object]]:
     """Return the functions of the calls of a turn: {name, arguments}."""
     calls = turn.get("tool_calls") or ()
     listed = [call.get("function", call) for call in calls if isinstance(call, Mapping)]
@@ -161,7 +162,7 @@ def list_parts(turn: Turn) -> Iterator[Part]:
         yield from ((CALLS, text) for text in list_texts(arguments))
 
 
-def list_tool_parts(tools: Sequence[Any]) -> Iterator[Part]:
+def list_tool_parts(tools: Sequence[object]) -> Iterator[Part]:
     """The texts of tool schemas: names, descriptions and fields of the functions, then what describes the fields."""
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
@@ -179,7 +180,7 @@ def list_tool_parts(tools: Sequence[Any]) -> Iterator[Part]:
                 yield SCHEMA, described.strip()
 
 
-def list_texts(value: Any) -> Iterator[str]:
+def list_texts(value: object) -> Iterator[str]:
     """Yield the keys and strings of a JSON value that are not blank."""
     if isinstance(value, str):
         if text := value.strip():
@@ -221,6 +222,6 @@ def mark_turn(turn: Turn, number: int) -> Turn:
     return marked
 
 
-def mark_call(call: Mapping[str, Any], mark: str, with_arguments: bool) -> dict[str, Any]:
+def mark_call(call: JsonMapping, mark: str, with_arguments: bool) -> JsonObject:
     function = {"name": f"mf{mark}", "arguments": {f"mk{mark}": f"mv{mark}"} if with_arguments else {}}
     return {**call, "function": function} if "function" in call else {**call, **function}

@@ -6,13 +6,14 @@ its per-sample values, so that the comparison stays paired. Source: EleutherAI, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Protocol
 
 from trainyard.errors import InvalidInput
 from trainyard.evals.cases import Case, ScoredModel, Value
+from trainyard.json_types import JsonMapping
 
 METRICS = ("acc_norm", "acc", "exact_match", "f1")
 """Per-sample metrics that are better when higher, in order of preference."""
@@ -49,7 +50,7 @@ def load() -> tuple[Any, Any]:
     return import_module("lm_eval").simple_evaluate, import_module("lm_eval.models.huggingface").HFLM
 
 
-def sample_values(name: str, samples: Sequence[Mapping[str, Any]]) -> list[Value]:
+def sample_values(name: str, samples: Sequence[JsonMapping]) -> list[Value]:
     """Return one value per sample, in the task's own order, of the first metric that we can pair."""
     metric = next((metric for metric in METRICS if samples and metric in samples[0]), None)
     if metric is None:

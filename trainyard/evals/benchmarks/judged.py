@@ -8,10 +8,9 @@ answer gets a score from 1 to 5. A reply that is not of the schema is a failure,
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import orjson
 from jsonschema import Draft202012Validator
@@ -38,7 +37,7 @@ class Verdict(StrEnum):
         return {Verdict.FIRST: Verdict.SECOND, Verdict.SECOND: Verdict.FIRST, Verdict.TIE: Verdict.TIE}[self]
 
 
-def object_schema(**properties: Any) -> dict[str, Any]:
+def object_schema(**properties: object) -> dict[str, object]:
     """Return the JSON Schema of an object that has all of these properties and no other."""
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
@@ -60,8 +59,8 @@ def pair_messages(case: Case, first: str, second: str) -> list[dict[str, str]]:
     """Return what the judge is asked about two answers."""
     task = (
         "Compare two answers to the same prompt. Judge whether they are right, helpful and clear; neither their "
-        f"length nor their order counts. {DATA_ONLY} "
-        'Reply with JSON {"reason": "one sentence", "winner": "A" | "B" | "tie"}.'
+        f'length nor their order counts. {DATA_ONLY} Reply with JSON {{"reason": "one sentence", "winner": "A" | "B" '
+        f'| "tie"}}.'
     )
     answers = f'<answer name="A">\n{escape_tags(first)}\n</answer>\n<answer name="B">\n{escape_tags(second)}\n</answer>'
     return [{"role": "system", "content": task}, {"role": "user", "content": f"{prompt_text(case)}\n{answers}"}]
@@ -71,7 +70,7 @@ def rubric_messages(case: Case, answer: str, rubric: str) -> list[dict[str, str]
     """Return what the judge is asked about one answer."""
     task = (
         f"Score an answer from {LEAST_SCORE} (worst) to {BEST_SCORE} (best) by this rubric:\n{rubric}\n{DATA_ONLY} "
-        'Reply with JSON {"reason": "one sentence", "score": 1 to 5}.'
+        f'Reply with JSON {{"reason": "one sentence", "score": 1 to 5}}.'
     )
     question = f"{prompt_text(case)}\n<answer>\n{escape_tags(answer)}\n</answer>"
     return [{"role": "system", "content": task}, {"role": "user", "content": question}]
@@ -87,7 +86,7 @@ def escape_tags(text: str) -> str:
     return text[:MOST_CHARS].replace("</", "<\\/")
 
 
-def read_reply(text: str, schema: dict[str, Any]) -> Any:
+def read_reply(text: str, schema: Mapping[str, object]) -> object:
     """Return the JSON of a reply, with or without a code fence. Raises `BadReply`."""
     fenced = FENCE.match(text)
     try:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import orjson
 from pydantic import Field
@@ -20,6 +19,7 @@ from trainyard.compute.supervise import DesiredState, Status, always_run, superv
 from trainyard.data.generation.accounting import ACCOUNTING_FILE
 from trainyard.data.generation.candidates import CANDIDATES_FILE, Scored, keep_best
 from trainyard.errors import Conflict, from_fields
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
@@ -50,7 +50,7 @@ def choose_best(
     threads: int,
     seed: int,
     desired_state: Callable[[], DesiredState] = always_run,
-    on_event: Callable[[dict[str, Any]], None] = ignore,
+    on_event: Callable[[JsonObject], None] = ignore,
 ) -> Produced:
     """Return the generator's result in `folder` with the best answer to each question in the place of the first one.
 
@@ -89,7 +89,7 @@ def read_scores(path: Path) -> Iterator[Scored]:
             yield orjson.loads(line)
 
 
-def with_facts(produced: Produced, part: Path, port: Port, selection: dict[str, Any]) -> Produced:
+def with_facts(produced: Produced, part: Path, port: Port, selection: Mapping[str, object]) -> Produced:
     """Return the result whose facts and whose accounting say what was chosen."""
     facts: Facts = {**produced.facts, "candidates": {**produced.facts["candidates"], **selection}}
     path = part / ACCOUNTING_FILE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 from uuid import uuid4
 
 from trainyard.prefect_api.server import DISK_LOW, client
@@ -28,7 +27,7 @@ class DiskWatch:
             self.low = False
         if lacking is None or self.low:
             return []
-        event: dict[str, Any] = {
+        event: dict[str, object] = {
             "id": str(uuid4()),
             "occurred": datetime.now(UTC).isoformat(),
             "event": DISK_LOW,

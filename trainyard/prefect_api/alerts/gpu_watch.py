@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 from uuid import uuid4
 
 from trainyard.app.gpus import MONITOR
 from trainyard.compute.monitor.readings import GpuMonitor, GpuReading
+from trainyard.json_types import JsonObject
 from trainyard.prefect_api.server import GPU_PRESSURE, client
 from trainyard.settings import Settings
 
@@ -41,7 +41,7 @@ class GpuWatch:
                 messages.append(message)
         return messages
 
-    def event(self, gpu: GpuReading, message: str) -> dict[str, Any]:
+    def event(self, gpu: GpuReading, message: str) -> JsonObject:
         return {
             "id": str(uuid4()),
             "occurred": datetime.now(UTC).isoformat(),

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from datetime import time as Time
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -109,7 +108,7 @@ def missed(runs: list[FlowRun], due: datetime) -> bool:
 
 def send(prefect: SyncPrefectClient, deployment: DeploymentResponse, due: datetime) -> None:
     """Send the event that the automation waits for; its id says which morning it is about, so that twice is once."""
-    event: dict[str, Any] = {
+    event: dict[str, object] = {
         "id": str(uuid.uuid5(deployment.id, due.isoformat())),
         "occurred": datetime.now(UTC).isoformat(),
         "event": NO_SUCCESS,

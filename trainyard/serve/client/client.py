@@ -27,6 +27,7 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.serve.client.hosts import JudgedResolver
 from trainyard.spec.nodes import AiGeneratorConfig
 
@@ -43,7 +44,7 @@ class ServerError(Unavailable):
 
     status: int | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.as_dict(), self.status)
 
 
@@ -199,7 +200,7 @@ class ChatClient:
         self.concurrency, self.retries = concurrency, retries
         self.timeout_s, self.first_wait_s = timeout_s, first_wait_s
         self.requests = self.attempts = self.prompt_tokens = self.completion_tokens = 0
-        self.template_options: Mapping[str, Any] | None = None
+        self.template_options: Mapping[str, object] | None = None
         """Variables for the server's chat template (`chat_template_kwargs` of vLLM)."""
         self._api_key, self._private_hosts = api_key, private_hosts
 
@@ -240,7 +241,7 @@ class ChatClient:
     async def complete(
         self,
         messages: Messages,
-        schema: dict[str, Any] | None = None,
+        schema: JsonObject | None = None,
         seed: int | None = None,
         *,
         max_tokens: int | None = None,
@@ -251,7 +252,7 @@ class ChatClient:
         Raises `ServerUnreachable`, `ServerTimeout`, `InvalidServerResponse` or `ServerRefused`, and `Refused`
         (`R-URL`) for a name that may not lead where it leads.
         """
-        body: dict[str, Any] = {"model": self.model, "messages": messages}
+        body: dict[str, object] = {"model": self.model, "messages": messages}
         options = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature}
         body |= {name: value for name, value in options.items() if value is not None}
         if self.template_options:
@@ -419,7 +420,7 @@ class Completer(ChatClient):
         super().__init__(base_url, model, api_key, private_hosts=private_hosts, **limits)
         self.config = config
 
-    async def __call__(self, messages: Messages, schema: dict[str, Any] | None, seed: int) -> str:
+    async def __call__(self, messages: Messages, schema: JsonObject | None, seed: int) -> str:
         completion = await self.complete(
             messages, schema, seed, max_tokens=self.config.max_tokens, temperature=self.config.temperature
         )

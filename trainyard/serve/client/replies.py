@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.serve.client.client import FIRST_WAIT_S, ChatClient
 
 AT_ONCE, RETRIES, MOST_TOKENS = 8, 10, 64
@@ -26,11 +27,11 @@ class JudgeServer:
     first_wait_s: float = FIRST_WAIT_S
     private_hosts: tuple[str, ...] | None = None
 
-    def __call__(self, prompts: Sequence[str], schema: dict[str, Any]) -> list[str]:
+    def __call__(self, prompts: Sequence[str], schema: JsonObject) -> list[str]:
         """Ask greedily for replies of this JSON Schema. Raises as `ChatClient.complete`."""
         return asyncio.run(self.ask(prompts, schema))
 
-    async def ask(self, prompts: Sequence[str], schema: dict[str, Any]) -> list[str]:
+    async def ask(self, prompts: Sequence[str], schema: JsonObject) -> list[str]:
         limits: Any = {"concurrency": AT_ONCE, "retries": RETRIES, "first_wait_s": self.first_wait_s}
         client = ChatClient(self.base_url, self.model, self.key, private_hosts=self.private_hosts, **limits)
         async with client:

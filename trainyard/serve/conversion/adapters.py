@@ -6,9 +6,9 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import Corrupt, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.serve.conversion.architectures import make_refusal, require_plain, require_words_only
 from trainyard.serve.conversion.tensors import Tensor, Tensors, read_tensors, write_tensors
 
@@ -21,7 +21,7 @@ A, B, MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 class Adapter:
     """One adapter; `a[module]` is (rank, in), `b[module]` (out, rank), `m[module]` (out) for DoRA."""
 
-    config: dict[str, Any]
+    config: JsonObject
     """PEFT's `adapter_config.json`."""
     a: Tensors
     b: Tensors
@@ -93,9 +93,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
 
 
-def peft_config(
-    *, rank: int, alpha: float, dropout: float, modules: list[str], dora: bool, base: str
-) -> dict[str, Any]:
+def peft_config(*, rank: int, alpha: float, dropout: float, modules: list[str], dora: bool, base: str) -> JsonObject:
     """Return a config for an adapter from these fields, which are all that its own layout has."""
     return {
         "peft_type": "LORA",

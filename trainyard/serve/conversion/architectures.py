@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.latent import LATENT_FILE
 
 
@@ -53,7 +53,7 @@ class Base:
     kv_heads: int
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Base:
+    def of(cls, config: JsonMapping) -> Base:
         kind = str(config.get("model_type"))
         if kind not in ARCHITECTURES:
             raise make_refusal(f"Its base is of type {kind}; known are {', '.join(ARCHITECTURES)}.")
@@ -68,10 +68,10 @@ class Base:
         return {"q_proj": self.heads, "k_proj": self.kv_heads}.get(module.rpartition(".")[2], 0)
 
 
-def base_config(base: Path) -> dict[str, Any]:
+def base_config(base: Path) -> JsonObject:
     if not (base / "config.json").is_file():
         raise make_refusal(f"Its base at {base} has no config.json, which names its architecture.")
-    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config: dict[str, object] = json.loads((base / "config.json").read_text(encoding="utf-8"))
     return config
 
 
@@ -90,7 +90,7 @@ def require_words_only(folder: Path) -> None:
         )
 
 
-def require_plain(config: Mapping[str, Any]) -> None:
+def require_plain(config: Mapping[str, object]) -> None:
     """Only what every layout can say: one rank and one factor for all modules, no whole modules, no biases."""
     if config.get("peft_type") != "LORA":
         raise make_refusal(f"It is of type {config.get('peft_type')}; only low-rank adapters have other layouts.")

@@ -126,7 +126,7 @@ def adapter_of(source: Path, shape: Base, base: str) -> Adapter:
     return Adapter(config, parts["a"], parts["b"])
 
 
-def config_of(parts: dict[str, Tensors], alpha: float, base: str) -> dict[str, Any]:
+def config_of(parts: dict[str, Tensors], alpha: float, base: str) -> dict[str, object]:
     ranks = {tensor.shape[0] for tensor in parts["a"].values()}
     if len(ranks) != 1:
         raise make_refusal(f"Its modules have different ranks ({', '.join(map(str, sorted(ranks)))}).")

@@ -7,9 +7,10 @@ in `merged.json` of the folder.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.serve.children import child_threads, run_child
@@ -28,8 +29,15 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def merge_files(
-    adapter: Path, base: Path, target: Path, settings: Settings, facts: dict[str, Any], *, format: Format, dtype: DType
-) -> dict[str, Any]:
+    adapter: Path,
+    base: Path,
+    target: Path,
+    settings: Settings,
+    facts: Mapping[str, object],
+    *,
+    format: Format,
+    dtype: DType,
+) -> dict[str, object]:
     """Write the merged model of two folders as the folder `target`, which is not there; returns its `merged.json`.
 
     `facts` go into it, too. Raises `InvalidInput` (`E-MERGE`, `E-PARAMETER`), `Unavailable` (`E-PACKAGE-MISSING`,
@@ -42,7 +50,7 @@ def merge_files(
     def write(folder: Path) -> None:
         with TemporaryDirectory(prefix="trainyard-merge-") as work:
             whole = folder if environment is None else Path(work) / adapter.parent.name
-            spec: dict[str, Any] = {"base": str(base), "adapter": str(adapter), "out": str(whole)}
+            spec: dict[str, object] = {"base": str(base), "adapter": str(adapter), "out": str(whole)}
             spec["threads"] = child_threads(settings)
             spec["dtype"] = dtype if environment is None else "float32"
             record.update(run_child(PROGRAM, Path(work) / "child", spec, MERGED_FILE, "The merge failed."))

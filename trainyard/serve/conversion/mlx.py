@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import Corrupt
+from trainyard.json_types import JsonObject
 from trainyard.serve.conversion.adapters import CONFIG_FILE, Adapter, peft_config, read_adapter, write_adapter
 from trainyard.serve.conversion.architectures import make_refusal
 from trainyard.serve.conversion.tensors import Tensors, read_tensors, write_tensors
@@ -66,7 +66,7 @@ def mlx_to_peft(source: Path, target: Path, base: str = "") -> None:
     write_adapter(Adapter(config, parts["lora_a"], parts["lora_b"], parts["m"]), target)
 
 
-def to_peft_config(config: dict[str, Any], parts: dict[str, Tensors], base: str) -> dict[str, Any]:
+def to_peft_config(config: JsonObject, parts: dict[str, Tensors], base: str) -> JsonObject:
     """Return PEFT's config of an adapter that mlx-lm made on its own."""
     lora = config["lora_parameters"]
     rank = int(lora["rank"])

@@ -60,7 +60,7 @@ def converter_of(base: Path) -> Any:
     class Converter(model_class):  # type: ignore[misc, valid-type]
         model_arch = model_class.model_arch
 
-        def get_vocab_base_pre(self, tokenizer: Any) -> str:
+        def get_vocab_base_pre(self, tokenizer: object) -> str:
             try:
                 return str(super().get_vocab_base_pre(tokenizer))
             except NotImplementedError:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ RULES_VERSION = 2
 ATTRIBUTE_NAMES = ("email", "phone", "role", "number", "url", "status")
 
 
-def build_schema() -> dict[str, Any]:
+def build_schema() -> dict[str, object]:
     """The JSON Schema of an answer: closed objects, closed lists of kinds and of what a relation may join, caps."""
     name = {"type": "string", "minLength": 1, "maxLength": facts.NAME_CHARS}
     value = {"type": "string", "maxLength": facts.ATTRIBUTE_CHARS}
@@ -74,11 +74,11 @@ def build_schema() -> dict[str, Any]:
     )
 
 
-def one_of(values: Sequence[str]) -> dict[str, Any]:
+def one_of(values: Sequence[str]) -> dict[str, object]:
     return {"type": "string", "enum": list(values)}
 
 
-def closed(properties: dict[str, Any], required: tuple[str, ...] | None = None) -> dict[str, Any]:
+def closed(properties: Mapping[str, object], required: tuple[str, ...] | None = None) -> dict[str, object]:
     needed = list(properties) if required is None else list(required)
     return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
 

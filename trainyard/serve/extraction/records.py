@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+
+from trainyard.json_types import JsonObject
 
 Record = list[tuple[str, str]]
 LABELLED = re.compile(
@@ -28,7 +29,7 @@ def plain(label: object) -> str:
     return str(label).lower().replace("_", " ").strip()
 
 
-def first_and_last(value: dict[str, Any]) -> str:
+def first_and_last(value: JsonObject) -> str:
     """`{first: Jane, last: Doe}` -> `Jane Doe`; empty without both."""
     parts = {plain(key): part for key, part in value.items() if isinstance(part, str)}
     first = next((parts[key] for key in GIVEN if key in parts), "").strip()

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.serve.extraction import attendance, extraction, names
 from trainyard.serve.extraction.records import GIVEN, WHOLE, Record, text_records, with_whole_names
 from trainyard.serve.extraction.structured import Vocabulary, read_data
@@ -82,8 +82,8 @@ class Mentions:
     """Abbreviations that begin its lines (`JD: …`): people, whatever their parentheses look like."""
     listed: set[str] = field(default_factory=set)
     """Normalised names of its lists of people: what follows them there has been judged."""
-    entities: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    relations: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
+    entities: dict[tuple[str, str], JsonObject] = field(default_factory=dict)
+    relations: dict[tuple[str, ...], JsonObject] = field(default_factory=dict)
 
     def add(self, kind: str, name: str, **attributes: str) -> dict[str, str] | None:
         """Return the entity as a relation's end, or None for what is not a name."""
@@ -133,11 +133,11 @@ class Mentions:
             key = (kind, *source.values(), *target.values())
             self.relations[key] = {"kind": kind, "source": source, "target": target}
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> JsonObject:
         return {"entities": list(self.entities.values()), "relations": list(self.relations.values())}
 
 
-def extract(document: str) -> dict[str, Any]:
+def extract(document: str) -> JsonObject:
     """Return the answer for one document, as `SCHEMA` has it."""
     mentions = Mentions(names.common_words(document), frozenset(SPEAKING.findall(document)))
     records, text = read_data(document, VOCABULARY)

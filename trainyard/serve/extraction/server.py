@@ -14,7 +14,6 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -24,6 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.serve.extraction.rules import MODEL, answer
 from trainyard.serve.listening import AnnouncedServer, bind
 from trainyard.serve.protocol import ApiError, ChatRequest, from_trainyard, not_found, read_request
@@ -105,7 +105,7 @@ def reply_to(messages: list[dict[str, str]]) -> str:
         raise from_trainyard(error) from error
 
 
-def completion(body: ChatRequest, messages: list[dict[str, str]], text: str) -> dict[str, Any]:
+def completion(body: ChatRequest, messages: list[dict[str, str]], text: str) -> JsonObject:
     """Tokens are counted as four characters each: there is no tokenizer."""
     prompt, written = sum(len(message["content"]) for message in messages) // 4, len(text) // 4
     message = {"role": "assistant", "content": text}

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
+from trainyard.json_types import JsonMapping
 from trainyard.serve.extraction.records import FAMILY, GIVEN, WHOLE, Record, first_and_last, plain
 
 MOST_NODES, MOST_DEPTH = 20_000, 8
@@ -30,7 +31,7 @@ YAML_SIGNS = re.compile(r"^\s*(?:-\s+)?[\w \"']{1,40}:\s*(?:$|[\"'|>{\[&*])", re
 class UniqueKeys(yaml.BaseLoader):
     """Reads every scalar as text, and refuses a mapping that has a key twice: the first value would be lost."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         mapping = super().construct_mapping(node, deep=deep)
         if len(mapping) < len(node.value):
             raise yaml.constructor.ConstructorError(None, None, "a key occurs twice", node.start_mark)
@@ -57,7 +58,7 @@ def read_data(document: str, words: Vocabulary) -> tuple[list[Record] | None, st
     return None, document
 
 
-def json_values(document: str) -> list[Any] | None:
+def json_values(document: str) -> list[object] | None:
     """Return the value of a JSON document, or those of its lines; None if it is neither."""
     if not document.lstrip().startswith(("{", "[")):
         return None
@@ -69,7 +70,7 @@ def json_values(document: str) -> list[Any] | None:
     return None
 
 
-def yaml_value(text: str) -> Any:
+def yaml_value(text: str) -> object:
     """Return the mapping or list of a YAML document; None if it is none."""
     try:
         value = yaml.load(text, UniqueKeys)
@@ -78,7 +79,7 @@ def yaml_value(text: str) -> Any:
     return value if isinstance(value, dict | list) else None
 
 
-def is_described(value: Any, words: Vocabulary) -> bool:
+def is_described(value: object, words: Vocabulary) -> bool:
     """Return whether most objects of a value have a field that this reader knows: minutes as YAML do not."""
     objects = list(objects_in(value))
     described = sum(
@@ -87,7 +88,7 @@ def is_described(value: Any, words: Vocabulary) -> bool:
     return bool(objects) and described * 2 > len(objects)
 
 
-def objects_in(value: Any) -> Iterator[dict[Any, Any]]:
+def objects_in(value: object) -> Iterator[dict[object, object]]:
     """Yield the objects of a value, at most `MOST_NODES` values deep and wide."""
     waiting, seen = [value], 0
     while waiting and seen < MOST_NODES:
@@ -100,7 +101,7 @@ def objects_in(value: Any) -> Iterator[dict[Any, Any]]:
             waiting += node
 
 
-def records_of(values: list[Any], words: Vocabulary) -> list[Record]:
+def records_of(values: Sequence[object], words: Vocabulary) -> list[Record]:
     """Return one record for each object, in the order in which the document has them."""
     reader = ObjectReader(words)
     for value in values:
@@ -137,7 +138,7 @@ class ObjectReader:
         belongs = self.words.kinds.get(label) == "person" and employers
         return ("", "") if not name or belongs else (label, name)
 
-    def label_of(self, fields: Mapping[str, Any], key: str) -> str:
+    def label_of(self, fields: Mapping[str, object], key: str) -> str:
         """Return the label of an object's name: by its type, by the key that it is below, or `name` where nobody says.
 
         A `product: {name: …}` keeps its own key, which names no kind: it is not a person.
@@ -147,7 +148,7 @@ class ObjectReader:
         label = typed if typed in kinds else key if key in kinds or (key and not is_person_like(fields)) else "name"
         return "name" if kinds.get(label) == "person" else label
 
-    def fields_of(self, key: str, part: Any, depth: int) -> Record:
+    def fields_of(self, key: str, part: object, depth: int) -> Record:
         """Return the fields that a value adds to the record of its object; nested objects get records of their own."""
         if isinstance(part, dict) and key in self.words.kinds and part and all(map(is_object, part.values())):
             part = [{"name": str(name), **(inside or {})} for name, inside in part.items()]
@@ -167,18 +168,18 @@ class ObjectReader:
         return record
 
 
-def is_object(value: Any) -> bool:
+def is_object(value: object) -> bool:
     return isinstance(value, dict) or value in (None, "")
 
 
-def name_of(fields: Mapping[str, Any]) -> str:
+def name_of(fields: JsonMapping) -> str:
     """Return the name of an object by its plain labels: a whole one, or a first and a last one; empty without."""
     inside = next((fields[key] for key in WHOLE if isinstance(fields.get(key), str | dict)), "")
     whole = first_and_last(inside) if isinstance(inside, dict) else inside.strip()
     return first_and_last(dict(fields)) or whole
 
 
-def is_person_like(fields: Mapping[str, Any]) -> bool:
+def is_person_like(fields: Mapping[str, object]) -> bool:
     """Return whether only people have these fields."""
     parts = isinstance(fields.get("name"), dict) or first_and_last(dict(fields))
     return bool(parts or {"employer", "job title", "birthday", "pronouns"} & fields.keys())

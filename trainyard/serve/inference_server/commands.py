@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import yaml
@@ -58,7 +57,7 @@ def with_template(profile: ServerProfile, folder: Path) -> ServerProfile:
 
 
 def vllm_command(engine: profiles.VllmEngine, port: int, profile: ServerProfile, settings: Settings) -> list[str]:
-    flags: dict[str, Any] = {
+    flags: dict[str, object] = {
         "--host": HOST,
         "--port": port,
         "--served-model-name": engine.served_name or engine.model,

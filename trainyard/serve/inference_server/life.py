@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -17,6 +16,7 @@ from trainyard.compute.lease import occupants, wait_until_empty
 from trainyard.compute.services import ANSWER_S, HOST, SupervisedService, find_service, free_port, own_services
 from trainyard.errors import Conflict, Unavailable
 from trainyard.inherited import operator_environment
+from trainyard.json_types import JsonObject
 from trainyard.serve.client.client import ChatClient, Messages, api_key_from, api_url
 from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, Complete
 from trainyard.serve.inference_server.commands import ON_GPU, RUNNING_GAUGES, command, release_of, variables
@@ -131,13 +131,13 @@ class InferenceServer:
         name = f"The model server ({self.profile.engine.type})"
         self.service.await_ready(name, self.url, allowed, ADVICE.get(self.profile.engine.type, ""))
 
-    def warm(self, schema: dict[str, Any]) -> None:
+    def warm(self, schema: Mapping[str, object]) -> None:
         """One short answer bound by the schema, so that its grammar is compiled.
 
         Raises `Unavailable` (`E-SERVER-START`) with the server's words.
         """
         form = {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": schema}}
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "model": self.model, "messages": [{"role": "user", "content": "warm"}], "max_tokens": WARM_TOKENS,
             "temperature": 0, "response_format": form,
         }  # fmt: skip
@@ -168,7 +168,7 @@ class InferenceServer:
         client.template_options = self.template_options
         async with client:
 
-            async def complete(messages: Messages, schema: dict[str, Any] | None, max_tokens: int) -> str:
+            async def complete(messages: Messages, schema: JsonObject | None, max_tokens: int) -> str:
                 if self.draining:
                     raise Unavailable(
                         "The model server takes no more requests.", why="Its phase is ending.",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
 from trainyard.errors import Reason
+from trainyard.json_types import JsonMapping
 from trainyard.serve.targets.local import Replacement
 from trainyard.settings import Settings
 from trainyard.spec.nodes import Target
@@ -25,7 +26,7 @@ class AdapterCandidate:
     base_path: str
     base_sha256: str
     chat_template_sha256: str
-    adapter_config: Mapping[str, Any]
+    adapter_config: JsonMapping
     template: str = ""
     """Text of the chat template that it was trained with."""
 

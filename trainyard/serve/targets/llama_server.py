@@ -8,7 +8,6 @@ any model: the server has one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from trainyard.compute.services import free_port
 from trainyard.errors import Reason, TrainyardError
@@ -66,7 +65,7 @@ def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
 
 def require_applied(site: TargetDeployment) -> None:
     """Raises `TrainyardError` (`E-SERVER-REFUSED`) unless the server says that the adapter has its full weight."""
-    listed: Any = call(site, "GET", "/lora-adapters")
+    listed: object = call(site, "GET", "/lora-adapters")
     if isinstance(listed, list) and [entry.get("scale") for entry in listed] == [1.0]:
         return
     raise TrainyardError(

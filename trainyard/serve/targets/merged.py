@@ -11,9 +11,9 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import Reason
+from trainyard.json_types import JsonObject
 from trainyard.serve.conversion.merged import BACKEND, GGUF_MODEL, MERGED_FILE, has_converter, merge_files
 from trainyard.serve.targets import started
 from trainyard.serve.targets.contract import TargetDeployment
@@ -54,7 +54,7 @@ def make_models(sites: Sequence[TargetDeployment], folders: list[Path]) -> None:
         folders.append(folder)
 
 
-def facts_of(version: AdapterVersion) -> dict[str, Any]:
+def facts_of(version: AdapterVersion) -> JsonObject:
     """Return what the folder of a merged model says about the version in it."""
     origin = {key: version.facts.get(key) for key in ("base_model", "base_sha256")}
     return {"version": version.name, "sha256": version.sha256, **origin}
@@ -73,7 +73,7 @@ def gguf_of(site: TargetDeployment) -> Path:
     return model_folder(site) / GGUF_MODEL
 
 
-def shown_facts(site: TargetDeployment) -> dict[str, Any]:
+def shown_facts(site: TargetDeployment) -> dict[str, object]:
     """Return what the facts of a deployment say about a target's merged model; empty for one that gets the adapter."""
     if site.target.merged is None:
         return {}

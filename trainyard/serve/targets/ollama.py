@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2.exceptions import TemplateError
 
@@ -111,7 +110,7 @@ def model_name(name: str) -> str:
 def load(site: TargetDeployment) -> None:
     """Bring the files up and join them. Doing it twice gives the same model."""
     model, adapter = gguf_files(site)
-    body: dict[str, Any] = {"model": model_name(site.new.name), "stream": False, "parameters": {"temperature": 0}}
+    body: dict[str, object] = {"model": model_name(site.new.name), "stream": False, "parameters": {"temperature": 0}}
     body["files"] = {"base.gguf": upload(site, model)}
     if adapter:
         body["adapters"] = {ADAPTER_FILE: upload(site, adapter)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Reason, TrainyardError
@@ -101,7 +100,7 @@ def suggest_base(site: TargetDeployment, served: str) -> str:
     return f"{advice}; or train on {served!r}; or use target registry."
 
 
-def find_base_card(site: TargetDeployment) -> Mapping[str, Any]:
+def find_base_card(site: TargetDeployment) -> Mapping[str, object]:
     """Return the served base of the candidate: the model without a parent that has its digest, else the first one."""
     bases = [card for card in list_models(site) if not card.get("parent")]
     if not bases:
@@ -110,7 +109,7 @@ def find_base_card(site: TargetDeployment) -> Mapping[str, Any]:
     return next((card for card in bases if digest and card.get("sha256") == digest), bases[0])
 
 
-def list_models(site: TargetDeployment) -> list[Mapping[str, Any]]:
+def list_models(site: TargetDeployment) -> list[Mapping[str, object]]:
     """Return the entries of `/v1/models`. Raises `Unavailable` (`E-SERVER-RESPONSE`)."""
     answer = call(site, "GET", "/v1/models")
     cards = answer.get("data") if isinstance(answer, dict) else None

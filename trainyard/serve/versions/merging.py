@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.serve.conversion.merged import DType, Format, merge_files, require_converter
@@ -19,7 +19,7 @@ from trainyard.stores.artifacts import Reference
 
 def merge_version(
     version: AdapterVersion, target: Path, settings: Settings, *, format: Format = "safetensors", dtype: DType = "auto"
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the merged model of a version as the folder `target`; returns what is in its `merged.json`.
 
     Raises `Conflict` (`E-FILE-EXISTS`), `InvalidInput` (`E-MERGE`, `E-PARAMETER`), `NotFound` (`E-MODEL-NOT-FOUND`),
@@ -37,11 +37,11 @@ def merge_adapter(
     name: str,
     target: Path,
     settings: Settings,
-    facts: dict[str, Any],
+    facts: Mapping[str, object],
     *,
     format: Format = "safetensors",
     dtype: DType = "auto",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the merged model of an adapter, registered or not; `name` is what messages call it. Raises as above."""
     if format == "gguf":
         require_converter(settings, dtype)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.serve.card import keep_card
 from trainyard.serve.deploy import Clients, DeployRequest, check_files, check_sites, open_sites, refuse, roll_out
 from trainyard.serve.targets.calling import http_client
@@ -38,7 +38,7 @@ def roll_out_version(
     action: str,
     targets: Sequence[Target] = (),
     clients: Clients = http_client,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Make a version live on `targets`, else on those of its deployment; facts say where it answers.
 
     `action` goes into the history of the live pointer. The caller has `registry.deploying`. Raises `InvalidInput`
@@ -79,9 +79,9 @@ def targets_of_live(version: AdapterVersion, registry: AdapterRegistry) -> tuple
     return DeployerConfig.model_validate({"role": version.role, **deployment}).targets if deployment is not None else ()
 
 
-def deployment_of(version: AdapterVersion) -> dict[str, Any] | None:
+def deployment_of(version: AdapterVersion) -> JsonObject | None:
     """Return what a version remembers of its deployer: targets and canary; None if nothing."""
-    deployment: dict[str, Any] | None = version.facts.get("deployment")
+    deployment: JsonObject | None = version.facts.get("deployment")
     return deployment
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Reason, Refused, TrainyardError
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.card import keep_card
 from trainyard.serve.trial import TrialRun, read_object, try_adapter_folder
 from trainyard.serve.version_facts import base_facts, check_facts, public_base
@@ -64,7 +65,7 @@ class Publication(BaseModel):
     run_key: str = ""
     kind: Literal["adapter", "model"] = "adapter"
     files: dict[str, PublishedFile]
-    facts: dict[str, Any] = {}
+    facts: JsonObject = {}
     trained_sha256: str = ""
     """Digest of the version that it was made of, where configs were changed for the publication."""
 
@@ -138,7 +139,7 @@ def stage(version: AdapterVersion, registry: AdapterRegistry, folder: Path) -> P
     return publication
 
 
-def change_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def change_json(path: Path, change: Callable[[Mapping[str, object]], Mapping[str, object]]) -> None:
     """Replace a JSON file that may be a hard link by a changed one."""
     if path.is_file():
         text = json.dumps(change(read_object(path)), indent=1, sort_keys=True)
@@ -169,7 +170,7 @@ def register_pulled(
     fetch: Callable[[str, Path], object],
     *,
     source: str,
-    origin: Mapping[str, Any],
+    origin: JsonMapping,
     to: Destination,
 ) -> AdapterVersion:
     """Fetch the files of a publication, verify them and register them; twice gives the same version.
@@ -187,7 +188,7 @@ def register_pulled(
         require_same(publication, folder, source)
         base = base_facts(folder)
         to.require_base(base)
-        run: dict[str, Any] = {}
+        run: dict[str, object] = {}
         if publication.kind == "adapter":
             check_adapter_folder(folder)
             run = to.try_run(folder).facts

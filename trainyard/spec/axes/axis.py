@@ -77,7 +77,7 @@ def build_variants(axis: Iterable[Value], noun: str) -> dict[Value, Any]:
     return models
 
 
-def union_of(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> Any:
+def union_of(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> object:
     """Return the annotation of a setting that is one of the variants, distinguished by `type`.
 
     A bare word means its defaults. Settings without a `type` are those of the usual value.
@@ -94,5 +94,5 @@ def union_of(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> Any:
             raise PydanticKnownError("enum", {"expected": f"{', '.join(first)} or {last}"})
         return {"type": value}
 
-    tagged: Any = Annotated[Union[tuple(dict.fromkeys(variants.values()))], Field(discriminator="type")]  # noqa: UP007
+    tagged: object = Annotated[Union[tuple(dict.fromkeys(variants.values()))], Field(discriminator="type")]  # noqa: UP007
     return Annotated[tagged, BeforeValidator(spell_out, json_schema_input_type=type(usual) | tagged)]

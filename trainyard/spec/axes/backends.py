@@ -55,7 +55,7 @@ class BackendFacts(Facts):
     strategies: tuple[Strategy, ...] = ALONE
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Setting, as it is written below `config` -> the values that are supported."""
-    sharded: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    sharded: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """The same with a strategy that cuts the weights into parts."""
     default_only: tuple[str, ...] = ()
     """Settings that the tool has no option for, so that only their default is supported."""

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from trainyard.spec.axes.axis import AxisValue, Facts, MainInt, Variant, build_variants, left_out, union_of
 
-ADAPTER_PROFILES: dict[str, dict[str, Any]] = {
+ADAPTER_PROFILES: dict[str, dict[str, object]] = {
     "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
     "classic": {"rank": 8, "alpha": 16.0, "dropout": 0.05, "target_modules": ("q_proj", "v_proj")},
     "nightly": {

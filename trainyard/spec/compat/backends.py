@@ -20,7 +20,7 @@ from trainyard.spec.training import TrainerConfig
 
 OUTPUT_LAYER = "lm_head"
 USUAL = TrainerConfig()
-UNLESS_NAMED: dict[str, tuple[Any, ...]] = {"adapter": ("continue",), "launch.launcher": ("auto",)}
+UNLESS_NAMED: dict[str, tuple[object, ...]] = {"adapter": ("continue",), "launch.launcher": ("auto",)}
 """What a backend supports of these settings where its row does not name them."""
 
 
@@ -83,7 +83,7 @@ def supporters(config: TrainerConfig, setting: str) -> list[str]:
     return [name for name, copy in copies.items() if not named & refused_settings(copy).keys()]
 
 
-def in_words(value: Any) -> str:
+def in_words(value: object) -> str:
     if isinstance(value, tuple):
         return listed(value) or "none"
     if isinstance(value, Strict):

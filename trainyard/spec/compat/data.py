@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
@@ -24,7 +23,7 @@ MODEL_SETTINGS = (
 def data_missing(*ports: Port) -> When:
     """The node lacks its input, and these are what it wants."""
 
-    def when(_: Any, at: NodeView) -> Match:
+    def when(_: object, at: NodeView) -> Match:
         missing = at.view.missing.get(at.node.id)
         if missing is None or missing.needed != ports or missing.only_control:
             return False
@@ -33,7 +32,7 @@ def data_missing(*ports: Port) -> When:
     return when
 
 
-def two_sources(_: Any, at: NodeView) -> Match:
+def two_sources(_: object, at: NodeView) -> Match:
     """Nodes that are equally near, with the ports that they share."""
     shared: dict[tuple[str, ...], list[str]] = {}
     for ambiguity in at.view.ambiguous.get(at.node.id, []):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.spec.axes.backends import BackendName
@@ -24,7 +23,7 @@ from trainyard.spec.training import (
 )
 
 GPUS = (Device.CUDA, Device.ROCM)
-KERNEL_DEVICES: dict[str, dict[Any, tuple[Device, ...]]] = {
+KERNEL_DEVICES: dict[str, dict[object, tuple[Device, ...]]] = {
     "attention": {"fa3": (Device.CUDA,), "fa2": GPUS},
     "head": {"liger": GPUS},
     "kernels": {"liger": GPUS},

@@ -6,10 +6,8 @@ a form or a schema that offered them would promise what does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from trainyard.errors import Reason
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, listed
 
@@ -20,7 +18,7 @@ CLOUD_FILES = ("training_file", "validation_file")
 """Fields that only a job for a cloud provider has: rows that are uploaded first."""
 
 
-def cloud_provider(config: Mapping[str, Any], _: NodeView | None) -> Match:
+def cloud_provider(config: JsonMapping, _: NodeView | None) -> Match:
     """The provider that a trainer, a job or one of their fields names; a job's files say it too."""
     for field in PROVIDER_FIELDS:
         name = config.get(field)
@@ -52,7 +50,7 @@ WORD_ROWS = (
 """Asked about plain values, by `spec/load`."""
 
 
-def word_reasons(config: Mapping[str, Any], node: str | None, field: str | None = None) -> list[Reason]:
+def word_reasons(config: JsonMapping, node: str | None, field: str | None = None) -> list[Reason]:
     """The reasons that the words of a plain mapping give; `field` is where they are, if the row cannot know it."""
     return [
         fill(row, arguments, node, field if field is not None else str(arguments["field"]))

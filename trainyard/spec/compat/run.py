@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import Reason
@@ -22,7 +21,7 @@ from trainyard.spec.packages import GCS, LIGER, Package
 from trainyard.spec.training import TrainerConfig
 
 
-def data_paths(config: Any, at: NodeView) -> Match:
+def data_paths(config: object, at: NodeView) -> Match:
     """Every path of a node that its reader would refuse."""
     problem = at.facts.path_problem
     if problem is None:
@@ -34,7 +33,7 @@ def data_paths(config: Any, at: NodeView) -> Match:
     ]
 
 
-def paths_of(config: Any) -> Iterator[tuple[str, str]]:
+def paths_of(config: object) -> Iterator[tuple[str, str]]:
     if isinstance(config, DataSourceConfig):
         for prefix, _, source in config.named_sets():
             paths = {"path": source.path, "repository": source.repository}
@@ -58,7 +57,7 @@ def no_endpoint(config: AiGeneratorConfig, at: NodeView) -> Match:
     return asks and at.facts.endpoints is not None and config.model not in at.facts.endpoints
 
 
-def unknown_endpoint(config: Any, at: NodeView) -> Match:
+def unknown_endpoint(config: object, at: NodeView) -> Match:
     """Each endpoint that a node names and trainyard.toml does not have."""
     endpoints, named = at.facts.endpoints, {}
     if isinstance(config, AiGeneratorConfig):

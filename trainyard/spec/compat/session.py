@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.schedules import Schedule
@@ -19,7 +17,7 @@ NEEDS_ROWS = ("batching", "token_budget", "autotune", "mirror", "trackers")
 
 def unread_settings(config: TrainerConfig, _: NodeView) -> Match:
     """Each setting that is not at its default and that no call reads."""
-    groups: tuple[tuple[str, Any, Any, tuple[str, ...]], ...] = (
+    groups: tuple[tuple[str, object, object, tuple[str, ...]], ...] = (
         ("hyperparameters", config.hyperparameters, Hyperparameters(), SET_BY_CALLS),
         ("engine", config.engine, EngineSettings(), NEEDS_ROWS),
         ("launch", config.launch, LaunchSettings(), ("on_oom",)),

@@ -5,10 +5,10 @@ A new node is valid at once where its type has defaults; a data source starts wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import NODE_CONFIGS, AiGeneratorConfig
@@ -27,7 +27,7 @@ GROUPS: dict[Port, PortGroup] = {
     Port.REWARD: "adapter",
 }
 
-STARTS: dict[str, dict[str, Any]] = {"data_source": {"path": "documents"}}
+STARTS: dict[str, dict[str, object]] = {"data_source": {"path": "documents"}}
 """Type -> config of a new node, where its defaults alone are not valid."""
 
 TAKES: dict[str, tuple[Port, ...]] = {
@@ -46,7 +46,7 @@ class PaletteNode:
 
     type: str
     text: str
-    config: Mapping[str, Any]
+    config: JsonMapping
 
 
 def list_palette() -> list[PaletteNode]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from pydantic import ValidationError
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.changes import drop_defaults
 from trainyard.spec.drafts.palette import starting_config
@@ -28,7 +28,7 @@ class DraftNode:
     id: str
     type: str
     needs: tuple[str, ...]
-    config: dict[str, Any]
+    config: JsonObject
     valid: bool
 
 
@@ -45,7 +45,7 @@ class DraftWiring:
         return {node: at for at, node in enumerate(self.nodes)}
 
 
-def read_nodes(body: Mapping[str, Any]) -> list[DraftNode]:
+def read_nodes(body: JsonMapping) -> list[DraftNode]:
     """The nodes of a body with ids and links; settings that have their default are left out of a valid node."""
     listed = [raw for raw in body.get("nodes") or () if isinstance(raw, Mapping)]
     parsed = parse_nodes({"nodes": listed})
@@ -74,12 +74,12 @@ def wire_draft(nodes: Sequence[DraftNode]) -> DraftWiring:
 
 def parsed_node(node: DraftNode) -> ParsedNode:
     config = readable_config(node.type, node.config)
-    fields: dict[str, Any] = {"type": node.type, "id": node.id, "needs": node.needs, "config": config}
+    fields: JsonObject = {"type": node.type, "id": node.id, "needs": node.needs, "config": config}
     model = NODE_MODELS[node.type].model_construct(**fields)
     return ParsedNode(node.type, node.id, node.needs, model)
 
 
-def readable_config(node_type: str, config: Mapping[str, Any]) -> Strict:
+def readable_config(node_type: str, config: JsonMapping) -> Strict:
     """The config without the settings that are wrong; that of a new node where nothing is left."""
     readable = dict(config)
     while True:

@@ -11,7 +11,6 @@ of `echo` are not in it: they take what the request asks for, and its own limits
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from trainyard.spec.estimate.bases import ContextFacts
 from trainyard.spec.estimate.shape import ModelShape
@@ -20,7 +19,7 @@ TOKENS = 4096
 """Most tokens that the embedded server generates for one request by default."""
 
 
-def answering_bytes(config: Mapping[str, Any], parameters: int, width: int) -> int:
+def answering_bytes(config: Mapping[str, object], parameters: int, width: int) -> int:
     """Return the bytes of a base with this `config.json`; of an unknown layout only the weights are counted."""
     text = config.get("text_config")
     settings = text if isinstance(text, Mapping) else config

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeGuard
+from typing import TypeGuard
+
+from trainyard.json_types import JsonMapping
 
 
 class ModelLayout(StrEnum):
@@ -68,7 +70,7 @@ class ContextFacts:
         return self.positions - drawn_tokens
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ContextFacts:
+    def from_config(cls, config: JsonMapping) -> ContextFacts:
         inner = config.get("text_config")
         text = inner if isinstance(inner, Mapping) else config
         positions = next((text[key] for key in POSITION_KEYS if is_count(text.get(key))), None)
@@ -83,7 +85,7 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def window_of(text: Mapping[str, Any]) -> int | None:
+def window_of(text: JsonMapping) -> int | None:
     """The sliding window of a base without a layer that sees everything."""
     window, layers = text.get("sliding_window"), text.get("layer_types")
     if not is_count(window) or text.get("use_sliding_window") is False:
@@ -115,7 +117,7 @@ class BaseFacts:
     """Experts of a block; 0 for a dense model."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], tokens: int | None = None) -> BaseFacts:
+    def from_config(cls, config: JsonMapping, tokens: int | None = None) -> BaseFacts:
         """The facts in a model's `config.json`."""
         model_type, rows = str(config.get("model_type", "")), config.get("vocab_size")
         whole = isinstance(rows, int) and "text_config" not in config
@@ -124,14 +126,14 @@ class BaseFacts:
         return cls(model_type, layout, rows if whole else None, tokens, context, is_of_mlx(config), experts)
 
 
-def is_of_mlx(config: Mapping[str, Any]) -> bool:
+def is_of_mlx(config: Mapping[str, object]) -> bool:
     """Whether a config is that of weights quantized by mlx_lm: {group_size, bits}, and no method that loads them."""
     packed, settings = config.get("quantization"), config.get("quantization_config")
     has_method = isinstance(settings, Mapping) and "quant_method" in settings
     return isinstance(packed, Mapping) and {"group_size", "bits"} <= packed.keys() and not has_method
 
 
-def count_experts(config: Mapping[str, Any]) -> int:
+def count_experts(config: Mapping[str, object]) -> int:
     """Experts of a block, by a model's `config.json` or by that of its text part."""
     text = config.get("text_config")
     both = [config, text] if isinstance(text, Mapping) else [config]
@@ -139,7 +141,7 @@ def count_experts(config: Mapping[str, Any]) -> int:
     return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
-def layout_of(model_type: str, config: Mapping[str, Any]) -> ModelLayout:
+def layout_of(model_type: str, config: Mapping[str, object]) -> ModelLayout:
     if config.get("is_encoder_decoder") is True:
         return ModelLayout.ENCODER_DECODER
     is_encoder = model_type in ENCODERS and config.get("is_decoder") is not True

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.axis import Strict
 
 SIZES = {
@@ -31,7 +29,7 @@ class ModelShape(Strict):
     """Whether queries and keys are normalised."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelShape | None:
+    def from_config(cls, config: JsonMapping) -> ModelShape | None:
         """The shape in a model's `config.json`; None if it is not a decoder of the Llama family's layout."""
         sizes = {name: config.get(key) for name, key in SIZES.items()}
         if not all(isinstance(size, int) for size in sizes.values()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.axolotl_defaults import DEFAULTS
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
@@ -130,7 +131,7 @@ def mixed_type() -> KeyConverter:
     return KeyConverter("data_source.format", convert)
 
 
-def field_of_rows(*names: Any) -> KeyConverter:
+def field_of_rows(*names: object) -> KeyConverter:
     return agrees(
         "A name of a field that is known.", names,
         refused("Rows are read by the fields' usual names.",
@@ -139,7 +140,7 @@ def field_of_rows(*names: Any) -> KeyConverter:
     )  # fmt: skip
 
 
-def axes(config: Config) -> dict[str, Any]:
+def axes(config: Config) -> JsonObject:
     settings = {"stage.type": stage_of(config), "method.type": method_of(config)}
     if config.get("load_in_8bit") and settings["method.type"] == "qlora":
         settings["quantization"] = "int8"
@@ -173,7 +174,7 @@ def method_of(config: Config) -> str:
     return "dora" if config.get("peft_use_dora") else "lora"
 
 
-def strategy_of(config: Config, stage: str, method: str) -> dict[str, Any]:
+def strategy_of(config: Config, stage: str, method: str) -> JsonObject:
     """The strategy that FSDP or DeepSpeed in the file means, with a backend that has it."""
     if config.get("fsdp") or config.get("fsdp_config"):
         full = stage == "sft" and method == "full"
@@ -184,7 +185,7 @@ def strategy_of(config: Config, stage: str, method: str) -> dict[str, Any]:
     return {"launch.strategy": "ddp"}
 
 
-def format_of(entry: Mapping[str, Any]) -> str:
+def format_of(entry: Mapping[str, object]) -> str:
     kind = entry.get("type")
     return FORMATS.get(kind.split(".")[0].split(":")[0], "auto") if isinstance(kind, str) else "auto"
 
@@ -201,7 +202,7 @@ def data_sets(config: Config) -> list[DataPlace]:
     return sets or ([DataPlace(single, "text")] if isinstance(single, str) else [])
 
 
-def place_of(entry: Mapping[str, Any]) -> DataPlace:
+def place_of(entry: JsonMapping) -> DataPlace:
     files = entry.get("data_files") or ()
     files = (files,) if isinstance(files, str) else tuple(file for file in files if isinstance(file, str))
     if entry["path"] in ("json", "csv", "parquet", "text", "arrow") and files:
@@ -211,7 +212,7 @@ def place_of(entry: Mapping[str, Any]) -> DataPlace:
                      subset=entry.get("name"))  # fmt: skip
 
 
-def columns_of(entry: Mapping[str, Any], *, paired: bool) -> dict[str, str]:
+def columns_of(entry: Mapping[str, object], *, paired: bool) -> dict[str, str]:
     """Field here -> column, of everything that Axolotl reads of a row; empty where all have their usual names."""
 
     def named(key: str, usual: str) -> str:
@@ -232,7 +233,7 @@ def columns_of(entry: Mapping[str, Any], *, paired: bool) -> dict[str, str]:
     return {} if usual else {"messages": messages, **answers, **added}
 
 
-def own_columns(kind: Mapping[str, Any]) -> dict[str, str]:
+def own_columns(kind: JsonMapping) -> dict[str, str]:
     """The columns of a prompt text of the config's own, with Axolotl's names for those that it leaves out."""
     columns = {field: kind[key] for key, field in OWN_FIELDS.items() if isinstance(kind.get(key), str)}
     if "chosen" in columns or "rejected" in columns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from trainyard.spec.imports.defaults import Absent, by_stage, has_adapter, has_loss, is_stage, needed
 from trainyard.spec.imports.keys import Config
@@ -12,18 +11,18 @@ from trainyard.spec.imports.shared_keys import HYPER
 WARMUP = "Axolotl's own, which the file leaves out; there it is at most 100 steps."
 
 
-def steps_of_three_percent(_config: Config, settings: Mapping[str, Any]) -> int | None:
+def steps_of_three_percent(_config: Config, settings: Mapping[str, object]) -> int | None:
     """Axolotl's warm-up of a training whose number of steps is known: 3 %, at most 100."""
     steps = settings.get(f"{HYPER}max_steps")
     return min(int(0.03 * steps), 100) if isinstance(steps, int) else None
 
 
-def precision_of_flags(config: Config, _settings: Mapping[str, Any]) -> str:
+def precision_of_flags(config: Config, _settings: Mapping[str, object]) -> str:
     """`bf16` is auto where it is left out, and fp32 where both are false."""
     return "auto" if config.get("bf16", config.get("bfloat16")) is None else "fp32"
 
 
-def names_no_module(config: Config, settings: Mapping[str, Any]) -> bool:
+def names_no_module(config: Config, settings: Mapping[str, object]) -> bool:
     return has_adapter(config, settings) and not config.get("lora_target_parameters")
 
 

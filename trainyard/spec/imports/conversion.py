@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.methods import METHOD_SETTINGS
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 from trainyard.spec.chain import ChainSpec
@@ -44,7 +45,7 @@ class ConfigTool:
     """Dotted keys that show that a config is this tool's; `*` at its end matches any key that begins so."""
     keys: Table
     """Key -> converter and a test value; `group.*` answers for all keys of a group."""
-    axes: Callable[[Config], Mapping[str, Any]]
+    axes: Callable[[Config], Mapping[str, object]]
     """Stage, method and what else more than one key decides."""
     data_sets: Callable[[Config], Sequence[DataPlace]]
     """The data sets."""
@@ -78,7 +79,7 @@ class Imported:
     tool: str
     keys: tuple[KeyResult, ...]
     chain: ChainSpec | None
-    value: Mapping[str, Any]
+    value: JsonMapping
     """The chain as it is written."""
     notes: tuple[str, ...]
     defaults: tuple[KeyResult, ...] = ()
@@ -93,13 +94,13 @@ class Imported:
 
 
 def import_config(
-    value: Any,
+    value: object,
     name: str,
     tool: tuple[str, ConfigTool],
-    overrides: Mapping[str, Any],
+    overrides: Mapping[str, object],
     without: Sequence[str] = (),
     *,
-    data_sets: Mapping[str, Any] | None = None,
+    data_sets: Mapping[str, object] | None = None,
     family: str | None = None,
 ) -> Imported:
     """Read a config as a chain called `name`; `data_sets` is the tool's own list of them, from the file next to it.
@@ -165,12 +166,12 @@ def find_row(key: str, table: Table) -> KeyConverter | None:
     return None
 
 
-def overridden(setting: str, overrides: Mapping[str, Any]) -> bool:
+def overridden(setting: str, overrides: Mapping[str, object]) -> bool:
     """Whether a setting was given by `--set`: itself, one below it, or the whole axis."""
     return any(key == setting or key.startswith(f"{setting}.") for key in overrides)
 
 
-def leave_out(value: Any, without: Sequence[str]) -> dict[str, Any]:
+def leave_out(value: Any, without: Sequence[str]) -> JsonObject:
     """The config without some keys. Raises `InvalidInput` (`E-IMPORT-KEY`) for one that is not there."""
     if not isinstance(value, Mapping):
         raise InvalidInput(
@@ -205,7 +206,7 @@ def drop_key(value: Any, parts: Sequence[str]) -> Any:
 
 
 def result_of(
-    occurrence: Occurrence, row: KeyConverter | None, key_answer: KeyAnswer, settings: Mapping[str, Any]
+    occurrence: Occurrence, row: KeyConverter | None, key_answer: KeyAnswer, settings: Mapping[str, object]
 ) -> KeyResult:
     """The line of a key; one whose setting the stage or method does not have is noted."""
     setting = ", ".join(key_answer.settings) or (row.setting if row and key_answer.status is KeyStatus.MAPPED else "")
@@ -224,13 +225,13 @@ def result_of(
 # Settings
 
 
-def flat_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def flat_overrides(overrides: Mapping[str, object]) -> dict[str, object]:
     """`--set` as dotted settings; `stage=dpo` is `stage.type=dpo`."""
     flat = flatten_settings(overrides)
     return {f"{key}.type" if key in AXES else key.removeprefix("trainer."): value for key, value in flat.items()}
 
 
-def default_result(row: Absent, value: Any, tool: ConfigTool, settings: Mapping[str, Any]) -> KeyResult | None:
+def default_result(row: Absent, value: Any, tool: ConfigTool, settings: Mapping[str, object]) -> KeyResult | None:
     """The line of a key that is left out; None where the stage or method does not read it."""
     if isinstance(value, KeyAnswer):
         return KeyResult(
@@ -244,9 +245,9 @@ def default_result(row: Absent, value: Any, tool: ConfigTool, settings: Mapping[
 
 def merge_settings(
     tool: ConfigTool, config: Config, answers: Iterable[KeyAnswer]
-) -> tuple[dict[str, Any], list[tuple[Absent, Any]]]:
+) -> tuple[dict[str, object], list[tuple[Absent, object]]]:
     """Our settings, those of the keys over the tool's defaults and `--set` over both, and the defaults used."""
-    merged: dict[str, Any] = {}
+    merged: JsonObject = {}
     for key_answer in answers:
         for key, value in key_answer.settings.items():
             both = key == "engine.trackers" and key in merged
@@ -261,7 +262,7 @@ def merge_settings(
     return {key: value for key, value in settings.items() if is_read(key, settings)}, used
 
 
-def is_read(key: str, settings: Mapping[str, Any]) -> bool:
+def is_read(key: str, settings: Mapping[str, object]) -> bool:
     """Whether the stage or method that was chosen has a setting. One that is given by `--set` is judged later."""
     axis, _, name = key.partition(".")
     if axis == "engine":
@@ -273,8 +274,8 @@ def is_read(key: str, settings: Mapping[str, Any]) -> bool:
 
 
 def build_chain(
-    tool: ConfigTool, config: Config, settings: Mapping[str, Any], name: str
-) -> tuple[dict[str, Any], list[str], list[KeyResult]]:
+    tool: ConfigTool, config: Config, settings: Mapping[str, object], name: str
+) -> tuple[JsonObject, list[str], list[KeyResult]]:
     """The chain as it is written, notes on its data, and what is missing."""
     data_sets, stage = tool.data_sets(config), settings["stage.type"]
     stage_value = next((candidate for candidate in Stage if candidate.value == stage), Stage.SFT)
@@ -305,9 +306,9 @@ def build_chain(
     return value, notes, extra
 
 
-def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
+def nest(settings: Mapping[str, object]) -> dict[str, object]:
     """Dotted settings as groups, axes first; a stage or method without settings as its word."""
-    nested: dict[str, Any] = {"stage": {}, "method": {}, "base_model": None}
+    nested: JsonObject = {"stage": {}, "method": {}, "base_model": None}
     for key, value in settings.items():
         *groups, last = key.split(".")
         target = nested

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.axes.stages import Stage
 
@@ -82,7 +83,7 @@ def first_rows(split: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: Mapping[str, Any]) -> dict[str, Any]:
+def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: JsonMapping) -> JsonObject:
     """The config of a data source that reads the places; what `given` says of it wins.
 
     Raises `ValueError` where there is no place, or none that is above all of them.
@@ -111,9 +112,9 @@ def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: Mapp
     return fill_port(source, stage)
 
 
-def mixed(data_sets: Sequence[DataPlace]) -> dict[str, Any]:
+def mixed(data_sets: Sequence[DataPlace]) -> JsonObject:
     """All rows of all places, as a mixture: a data set of the Hub has no folder next to the others."""
-    sets: dict[str, Any] = {}
+    sets: JsonObject = {}
     for data_set in dict.fromkeys(data_sets):
         plain = NOT_IN_A_NAME.sub("-", data_set.name.lower().rpartition("/")[2]).strip("-")[:50] or "set"
         name = next(
@@ -126,7 +127,7 @@ def mixed(data_sets: Sequence[DataPlace]) -> dict[str, Any]:
     return {"sets": sets, "exhausted": "continue"}
 
 
-def fill_port(source: dict[str, Any], stage: Stage) -> dict[str, Any]:
+def fill_port(source: JsonObject, stage: Stage) -> JsonObject:
     """The source as it is if its format says what the rows are; otherwise as the set that the stage learns from."""
     ports = stage.facts.ports
     if stage.facts.draws_groups and source["format"] == "auto":
@@ -141,7 +142,7 @@ def fill_port(source: dict[str, Any], stage: Stage) -> dict[str, Any]:
     return {"sets": {port.value: {key: value for key, value in source.items() if value != "auto"}}, **bad}
 
 
-def place_fields(data_sets: Sequence[DataPlace]) -> dict[str, Any]:
+def place_fields(data_sets: Sequence[DataPlace]) -> JsonObject:
     if not data_sets:
         raise ValueError("no data set")
     if len(data_sets) == 1 and data_sets[0].name.startswith(("http://", "https://")):
@@ -152,7 +153,7 @@ def place_fields(data_sets: Sequence[DataPlace]) -> dict[str, Any]:
     include = (
         [glob for data_set in data_sets for glob in globs_of(data_set, above)] if needs_globs(data_sets, above) else []
     )
-    source: dict[str, Any] = {"path": above}
+    source: JsonObject = {"path": above}
     source |= {"include": include} if include else {}
     return source | (
         {"exclude": list(OTHER_SPLITS)} if any(pattern.on_hub and not pattern.files for pattern in data_sets) else {}

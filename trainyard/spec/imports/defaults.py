@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.imports.keys import Config, KeyAnswer, refused
 from trainyard.spec.imports.shared_keys import HYPER
 
@@ -76,7 +77,7 @@ def needed(key: str, setting: str, because: str, do: str, when: Computed | None 
     return Absent(key, setting, refused(because, do), when=when)
 
 
-def replaced(rows: Iterable[Absent], **values: Any) -> tuple[Absent, ...]:
+def replaced(rows: Iterable[Absent], **values: object) -> tuple[Absent, ...]:
     """Rows with other values for some keys."""
     return tuple(replace(row, value=values[row.key]) if row.key in values else row for row in rows)
 
@@ -97,10 +98,10 @@ def is_absent(row: Absent, config: Config, settings: Settings) -> bool:
 
 def read_absent(
     rows: Iterable[Absent], config: Config, settings: Settings
-) -> tuple[dict[str, Any], list[tuple[Absent, KeyAnswer | Any]]]:
+) -> tuple[dict[str, object], list[tuple[Absent, KeyAnswer | object]]]:
     """The settings that a tool's own defaults give, and the rows that were used with their answers."""
-    defaults: dict[str, Any] = {}
-    used: list[tuple[Absent, Any]] = []
+    defaults: JsonObject = {}
+    used: list[tuple[Absent, object]] = []
     for row in rows:
         all_settings = {**defaults, **settings}
         if not is_absent(row, config, all_settings) or (answer := row.answer(config, all_settings)) is None:
@@ -126,16 +127,16 @@ def has_adapter(_config: Config, settings: Settings) -> bool:
     return settings.get("method.type") in ("lora", "qlora", "dora", "lora_plus")
 
 
-def by_stage(values: Mapping[str, Any]) -> Computed:
+def by_stage(values: Mapping[str, object]) -> Computed:
     """The value of the stage; None where the stage has none."""
     return lambda _config, settings: values.get(str(settings.get("stage.type")))
 
 
-def twice_rank(_config: Config, settings: Settings) -> Any:
+def twice_rank(_config: Config, settings: Settings) -> object:
     return 2 * settings["method.rank"]
 
 
-def targets_of_family(config: Config, settings: Settings) -> Any:
+def targets_of_family(config: Config, settings: Settings) -> object:
     """The modules that PEFT chooses by the base's family; a refusal for a base whose family is not known here."""
     base = str(settings.get("base_model", ""))
     family = config.family or next((word for mark, word in FAMILY_BY_NAME if mark.search(base.lower())), None)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from trainyard.json_types import JsonMapping
+
 Read = Callable[[Any], Any]
 ABSENT: tuple[Any, ...] = (None, False, "", (), [], {})
 """Values by which configs say that a feature is off."""
@@ -41,7 +43,7 @@ class KeyAnswer:
     """What a chain makes of one key."""
 
     status: KeyStatus
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: JsonMapping = field(default_factory=dict)
     because: str = ""
     do: str = ""
     code: str = "E-IMPORT-KEY"
@@ -51,9 +53,9 @@ class KeyAnswer:
 class Config:
     """A config of a tool: its value as read, and the settings that were given by `--set`."""
 
-    value: Mapping[str, Any]
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    data_sets: Mapping[str, Any] | None = None
+    value: JsonMapping
+    overrides: JsonMapping = field(default_factory=dict)
+    data_sets: JsonMapping | None = None
     """Name -> entry of the tool's own list of data sets; None where there is no such file."""
     family: str | None = None
     """`model_type` of the base, where its folder is here."""
@@ -73,7 +75,7 @@ class Config:
         count = self.overrides.get("launch.processes", 1)
         return count if isinstance(count, int) else 1
 
-    def listed(self, key: str) -> list[Mapping[str, Any]]:
+    def listed(self, key: str) -> list[JsonMapping]:
         """The mappings in the list at a key."""
         entries = self.get(key, [])
         return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
@@ -103,7 +105,7 @@ class Occurrence:
     value: Any
 
 
-def occurrences(value: Any, written: str = "", key: str = "") -> Iterator[Occurrence]:
+def occurrences(value: object, written: str = "", key: str = "") -> Iterator[Occurrence]:
     """Every leaf of a config. A list of mappings is entered, any other list is one value."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
@@ -169,11 +171,11 @@ def describe(value: Any) -> str:
 # Answers
 
 
-def mapped(settings: Mapping[str, Any] | None = None, because: str = "") -> KeyAnswer:
+def mapped(settings: JsonMapping | None = None, because: str = "") -> KeyAnswer:
     return KeyAnswer(KeyStatus.MAPPED, settings or {}, because)
 
 
-def noted(because: str, settings: Mapping[str, Any] | None = None) -> KeyAnswer:
+def noted(because: str, settings: JsonMapping | None = None) -> KeyAnswer:
     return KeyAnswer(KeyStatus.NOTED, settings or {}, because)
 
 
@@ -289,7 +291,7 @@ def refuse(because: str, do: str, *, unless: Sequence[Any] = ABSENT, setting: st
     return KeyConverter(setting, convert)
 
 
-def agrees(because: str, values: Sequence[Any], otherwise: KeyAnswer, *, setting: str = "") -> KeyConverter:
+def agrees(because: str, values: Sequence[object], otherwise: KeyAnswer, *, setting: str = "") -> KeyConverter:
     """A key of which some values are what a chain does anyway; another value has the other answer."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
@@ -298,7 +300,7 @@ def agrees(because: str, values: Sequence[Any], otherwise: KeyAnswer, *, setting
     return KeyConverter(setting, convert)
 
 
-def among(value: Any, values: Sequence[Any]) -> bool:
+def among(value: Any, values: Sequence[object]) -> bool:
     """Whether a value is one of some, where 0 is not False."""
     return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in values)
 
@@ -316,11 +318,11 @@ def steps_of_warmup() -> KeyConverter:
     return KeyConverter(setting, convert)
 
 
-def each(converter: KeyConverter, example: Any, *keys: str) -> dict[str, tuple[KeyConverter, Any]]:
+def each(converter: KeyConverter, example: object, *keys: str) -> dict[str, tuple[KeyConverter, object]]:
     """One row for some keys."""
     return dict.fromkeys(keys, (converter, example))
 
 
-def rows_below(table: Table, group: str) -> dict[str, tuple[KeyConverter, Any]]:
+def rows_below(table: Table, group: str) -> dict[str, tuple[KeyConverter, object]]:
     """The rows of a table for a tool that has its keys in a group: `training.learning_rate`."""
     return {f"{group}.{key}": row for key, row in table.items()}

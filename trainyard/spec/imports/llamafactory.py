@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split
 from trainyard.spec.imports.defaults import (
@@ -169,7 +170,7 @@ def data_names(config: Config) -> list[DataPlace]:
     ]  # fmt: skip
 
 
-def listed_place(entry: Mapping[str, Any], folder: str, most: int | None) -> DataPlace:
+def listed_place(entry: JsonMapping, folder: str, most: int | None) -> DataPlace:
     """The data set of an entry of `dataset_info.json`."""
     samples = entry.get("num_samples")
     rows = min((count for count in (samples, most) if isinstance(count, int)), default=None)
@@ -187,7 +188,7 @@ def place_of(name: str, folder: str, most: int | None) -> DataPlace:
     return DataPlace(folder or "data", files=(f"{name}.*", f"{name}/*"), max_rows=most, local=True)
 
 
-def unreadable(name: str, entry: Mapping[str, Any], config: Config) -> str:
+def unreadable(name: str, entry: JsonMapping, config: Config) -> str:
     """Why an entry of `dataset_info.json` is not a set that a data source here reads; empty if it is."""
     elsewhere = next((key for key in ELSEWHERE if entry.get(key)), "")
     if elsewhere or not (entry.get("hf_hub_url") or entry.get("file_name")):
@@ -203,7 +204,7 @@ def unreadable(name: str, entry: Mapping[str, Any], config: Config) -> str:
     return ""
 
 
-def columns_of(entry: Mapping[str, Any], config: Config) -> dict[str, str]:
+def columns_of(entry: Mapping[str, object], config: Config) -> dict[str, str]:
     """Field here -> column of an entry's rows; empty where what is read here by usual names is what it lists."""
     columns = listed_columns(entry)
     usual = all(column in COLUMNS[key] for key, column in columns.items())
@@ -214,7 +215,7 @@ def columns_of(entry: Mapping[str, Any], config: Config) -> dict[str, str]:
     return {FIELDS[key]: column for key, column in columns.items()}
 
 
-def listed_columns(entry: Mapping[str, Any]) -> dict[str, str]:
+def listed_columns(entry: JsonMapping) -> dict[str, str]:
     """What a column is for -> the column, of those that LLaMA-Factory reads."""
     alpaca = entry.get("formatting", "alpaca") == "alpaca"
     usual = (
@@ -224,7 +225,7 @@ def listed_columns(entry: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(column) for key, column in columns if column is not None and key in FIELDS}
 
 
-def unlisted_keys(entry: Mapping[str, Any]) -> list[str]:
+def unlisted_keys(entry: JsonMapping) -> list[str]:
     """The keys of an entry's rows that would be read here and are not there."""
     listed = set(listed_columns(entry).values())
     columns = UNLISTED.get(str(entry.get("formatting", "alpaca")), frozenset())
@@ -257,10 +258,10 @@ def data_sets() -> KeyConverter:
     return KeyConverter("data_source.path", convert)
 
 
-def axes(config: Config) -> dict[str, Any]:
+def axes(config: Config) -> dict[str, object]:
     stage = STAGES.get(str(config.get("stage", "sft")), str(config.get("stage")))
     method = method_of(config)
-    settings: dict[str, Any] = {"stage.type": stage, "method.type": method}
+    settings: JsonObject = {"stage.type": stage, "method.type": method}
     bits = config.get("quantization_bit") or config.get("quant_config.quantization_bit")
     if method == "qlora" and bits == 8:
         settings["quantization"] = "int8"
@@ -284,7 +285,7 @@ def method_of(config: Config) -> str:
     return "dora" if config.get("use_dora") else "lora"
 
 
-def strategy_of(config: Config) -> dict[str, Any]:
+def strategy_of(config: Config) -> dict[str, object]:
     name = str(config.get("deepspeed") or config.get("dist_config.config_file") or "")
     level = next((strategy for part, strategy in STRATEGIES.items() if f"_{part}" in name), "")
     if level == "zero3":
@@ -321,12 +322,12 @@ def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
     return lambda config, settings: form(config) and (when is None or when(config, settings))
 
 
-def batching_of_stage(_config: Config, settings: Mapping[str, Any]) -> str:
+def batching_of_stage(_config: Config, settings: Mapping[str, object]) -> str:
     """Packing is the default of pre-training."""
     return "packed" if settings["stage.type"] == "cpt" else "padded"
 
 
-def precision_of_flags(_config: Config, settings: Mapping[str, Any]) -> str:
+def precision_of_flags(_config: Config, settings: Mapping[str, object]) -> str:
     """Without a flag the base keeps its own format, and weights that are trained whole are made fp32."""
     return "fp32" if settings["method.type"] in ("full", "freeze") else "auto"
 

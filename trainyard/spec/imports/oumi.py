@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.defaults import (
@@ -94,19 +95,19 @@ PROMPTED_SETS = ("yahma/alpaca-cleaned", "tatsu-lab/alpaca")
 """Data sets whose rows Oumi writes into a prompt of its own."""
 
 
-def is_trl(config: Config, _settings: Mapping[str, Any]) -> bool:
+def is_trl(config: Config, _settings: Mapping[str, object]) -> bool:
     return str(config.get("training.trainer_type", "hf")).lower() in ("trl_sft", "trl_dpo", "trl_kto")
 
 
-def is_sgd(_config: Config, settings: Mapping[str, Any]) -> bool:
+def is_sgd(_config: Config, settings: Mapping[str, object]) -> bool:
     return settings.get(f"{HYPER}optimizer") == "sgd"
 
 
-def is_four_bits(config: Config, settings: Mapping[str, Any]) -> bool:
+def is_four_bits(config: Config, settings: Mapping[str, object]) -> bool:
     return bool(settings["method.type"] == "qlora" and config.get("peft.q_lora_bits", 4) == 4)
 
 
-def learns_prompts(config: Config, settings: Mapping[str, Any]) -> bool:
+def learns_prompts(config: Config, settings: Mapping[str, object]) -> bool:
     return bool(settings["stage.type"] == "sft" and config.get("data.train.train_target") is None)
 
 
@@ -163,10 +164,10 @@ def stage_of(config: Config) -> str:
     return "cpt" if stage == "sft" and is_pretraining(config) else stage
 
 
-def axes(config: Config) -> dict[str, Any]:
+def axes(config: Config) -> dict[str, object]:
     stage = stage_of(config)
     adapter, four = bool(config.get("training.use_peft")), bool(config.get("peft.q_lora"))
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         "stage.type": stage,
         "method.type": ("qlora" if four else "lora") if adapter else "full",
     }
@@ -185,7 +186,7 @@ def is_pretraining(config: Config) -> bool:
     return bool(names) and bool(packs) and all(any(word in name for word in TEXT_SETS) for name in names)
 
 
-def strategy_of(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+def strategy_of(config: Config, settings: JsonMapping) -> JsonObject:
     if config.get("fsdp.enable_fsdp"):
         full = settings["stage.type"] == "sft" and settings["method.type"] == "full"
         return {"launch.strategy": "fsdp", "backend": "trl"} if full else {"launch.strategy": "fsdp_hybrid"}
@@ -199,7 +200,7 @@ def data_sets(config: Config) -> list[DataPlace]:
     return [data_set for entry in config.listed("data.train.datasets") if (data_set := place_of(entry))]
 
 
-def place_of(entry: Mapping[str, Any]) -> DataPlace | None:
+def place_of(entry: JsonMapping) -> DataPlace | None:
     local, inner = entry.get("dataset_path"), entry.get("dataset_kwargs")
     columns = columns_of(inner if isinstance(inner, Mapping) else {})
     if isinstance(local, str):
@@ -214,7 +215,7 @@ def place_of(entry: Mapping[str, Any]) -> DataPlace | None:
     return data_set.with_columns(columns)
 
 
-def columns_of(inner: Mapping[str, Any]) -> dict[str, str]:
+def columns_of(inner: Mapping[str, object]) -> dict[str, str]:
     """Field here -> column, of a set that names its columns; empty where they have usual names."""
     named = {
         key: str(inner[f"{key}_column"]) for key in ("messages", "prompt", "response") if inner.get(f"{key}_column")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.imports import axolotl, llamafactory, oumi, torchtune, trl, unsloth
@@ -24,7 +23,7 @@ LEAST_SHARE = 0.5
 """Of a config's keys, those that a tool has to have."""
 
 
-def find_tool(value: Any, tool: str | None = None) -> tuple[str, ConfigTool]:
+def find_tool(value: object, tool: str | None = None) -> tuple[str, ConfigTool]:
     """The tool that is named, or else the one that has most of the config's keys and the most marks among them.
 
     Raises `InvalidInput` (`E-IMPORT-TOOL`) if it is none's, or two tools' alike.
@@ -48,7 +47,7 @@ def find_tool(value: Any, tool: str | None = None) -> tuple[str, ConfigTool]:
     return nearest[0], TOOLS[nearest[0]]
 
 
-def unknown_config(value: Any, candidates: Sequence[str]) -> InvalidInput:
+def unknown_config(value: object, candidates: Sequence[str]) -> InvalidInput:
     """The error of a config that is none of some tools', with the nearest of them and the keys that it has."""
     keys = keys_of(value)
     word = max(candidates, key=lambda name: (share_of(value, TOOLS[name]), count_marks(value, TOOLS[name])))
@@ -64,7 +63,7 @@ def unknown_config(value: Any, candidates: Sequence[str]) -> InvalidInput:
     )  # fmt: skip
 
 
-def keys_of(value: Any) -> list[str]:
+def keys_of(value: object) -> list[str]:
     """The keys of a config, each once; none of what is not a mapping."""
     return (
         list(dict.fromkeys(occurrence.key for occurrence in occurrences(value)))
@@ -73,13 +72,13 @@ def keys_of(value: Any) -> list[str]:
     )
 
 
-def share_of(value: Any, tool: ConfigTool) -> float:
+def share_of(value: object, tool: ConfigTool) -> float:
     """Which share of a config's keys a tool has."""
     keys = keys_of(value)
     return sum(find_row(key, tool.keys) is not None for key in keys) / max(len(keys), 1)
 
 
-def count_marks(value: Any, tool: ConfigTool) -> int:
+def count_marks(value: object, tool: ConfigTool) -> int:
     keys = keys_of(value)
     return sum(any(matches(mark, key) for key in keys) for mark in tool.marks)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.defaults import (
@@ -76,7 +77,7 @@ SCHEDULES: dict[Any, Any] = {
     "get_cosine_schedule_with_warmup": "cosine", "get_linear_schedule_with_warmup": "linear",
     "get_constant_schedule_with_warmup": "constant_with_warmup",
 }  # fmt: skip
-LOSSES: dict[Any, Any] = {
+LOSSES: dict[object, object] = {
     "LinearCrossEntropyLoss": "chunked", "CEWithChunkedOutputLoss": "chunked", "CrossEntropyLoss": "full",
 }  # fmt: skip
 PREFERENCES = {"DPOLoss": "sigmoid", "RSOLoss": "hinge", "IPOLoss": "ipo", "SimPOLoss": "simpo"}
@@ -108,23 +109,23 @@ OPTIMIZER_NUMBERS: Mapping[str, tuple[float, float]] = {
 """Class of an optimizer -> its own rate and weight decay, in torch and bitsandbytes."""
 
 
-def learns_prompts(config: Config, settings: Mapping[str, Any]) -> bool:
+def learns_prompts(config: Config, settings: Mapping[str, object]) -> bool:
     name = str(config.get("dataset._component_", "")).rpartition(".")[2]
     return settings["stage.type"] == "sft" and name in LEARNED_PROMPTS
 
 
-def number_of_optimizer(config: Config, index: int, key: str) -> Any:
+def number_of_optimizer(config: Config, index: int, key: str) -> object:
     name = str(config.get("optimizer._component_", "")).rpartition(".")[2].lower()
     if name in OPTIMIZER_NUMBERS:
         return OPTIMIZER_NUMBERS[name][index]
     return refused(f"What {name or 'the optimizer'} takes then is not known here.", f"Write optimizer.{key}.")
 
 
-def rate_of_optimizer(config: Config, _settings: Mapping[str, Any]) -> Any:
+def rate_of_optimizer(config: Config, _settings: Mapping[str, object]) -> object:
     return number_of_optimizer(config, 0, "lr")
 
 
-def decay_of_optimizer(config: Config, _settings: Mapping[str, Any]) -> Any:
+def decay_of_optimizer(config: Config, _settings: Mapping[str, object]) -> object:
     return number_of_optimizer(config, 1, "weight_decay")
 
 
@@ -139,7 +140,7 @@ def optimizer() -> KeyConverter:
     )
 
 
-def by_last_part(setting: str, names: Mapping[str, Any]) -> KeyConverter:
+def by_last_part(setting: str, names: JsonMapping) -> KeyConverter:
     plain = word(setting, {name.lower(): ours_word for name, ours_word in names.items()})
     return KeyConverter(
         setting, lambda value, config: plain.convert(None if value is None else last_part(value), config)
@@ -245,7 +246,7 @@ def logger() -> KeyConverter:
     return KeyConverter("engine.trackers", convert)
 
 
-def axes(config: Config) -> dict[str, Any]:
+def axes(config: Config) -> dict[str, object]:
     name, kind = str(config.get("model._component_", "")).rpartition(".")[2], str(config.get("loss._component_", ""))
     loss = PREFERENCES.get(kind.rpartition(".")[2])
     source = str(config.get("dataset._component_", "")).rpartition(".")[2]
@@ -253,7 +254,7 @@ def axes(config: Config) -> dict[str, Any]:
     adapter = "lora" in name or config.get("model.lora_rank") is not None
     four = name.startswith("qlora") or bool(config.get("model.quantize_base"))
     method = ("qlora" if four else "dora" if config.get("model.use_dora") else "lora") if adapter else "full"
-    settings: dict[str, Any] = {"stage.type": stage, "method.type": method}
+    settings: JsonObject = {"stage.type": stage, "method.type": method}
     settings |= {"stage.loss": loss} if loss else {}
     if config.overrides.get("stage.type") == "grpo":
         settings["backend"] = "trl"

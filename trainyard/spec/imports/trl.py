@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
 from trainyard.spec.imports.defaults import (
@@ -54,7 +55,7 @@ from trainyard.spec.imports.shared_keys import (
     split,
 )
 
-LOSSES: dict[Any, Any] = {
+LOSSES: dict[object, object] = {
     "sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo", "nll": None, "kto": None,
     "grpo": "grpo", "dr_grpo": "dr_grpo", "dapo": "dapo", "bnpo": "bnpo",
 }  # fmt: skip
@@ -238,7 +239,7 @@ def stage_of(config: Config) -> str:
     return next((stage for stage, keys in MARKS.items() if any(key in config.value for key in keys)), "sft")
 
 
-def learns_prompts(config: Config, settings: Mapping[str, Any]) -> bool:
+def learns_prompts(config: Config, settings: Mapping[str, object]) -> bool:
     """Whether TRL would learn prompts, which depends on rows that are not read here."""
     only = any(config.get(key) is True for key in ANSWERS_ONLY)
     return settings["stage.type"] == "sft" and not only
@@ -252,9 +253,9 @@ def peft_method(config: Config, *, adapter: bool) -> str:
     return "dora" if config.get("use_dora") else "lora"
 
 
-def axes(config: Config) -> dict[str, Any]:
+def axes(config: Config) -> dict[str, object]:
     adapter = bool(config.get("use_peft"))
-    settings: dict[str, Any] = {"stage.type": stage_of(config), "method.type": peft_method(config, adapter=adapter)}
+    settings: JsonObject = {"stage.type": stage_of(config), "method.type": peft_method(config, adapter=adapter)}
     if settings["method.type"] == "qlora" and config.get("load_in_8bit"):
         settings["quantization"] = "int8"
     stage = config.overrides.get("stage.type", settings["stage.type"])
@@ -280,7 +281,7 @@ def data_sets(config: Config) -> list[DataPlace]:
     return [replace(item, format="text").with_columns({"text": column}) for item in sets] if column else sets
 
 
-def files_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
+def files_of(entry: JsonMapping) -> tuple[str, ...]:
     files = entry.get("data_files") or ()
     return (files,) if isinstance(files, str) else tuple(file for file in files if isinstance(file, str))
 

@@ -203,7 +203,7 @@ SCRIPT: Table = {
 }  # fmt: skip
 
 
-def axes(config: Config) -> dict[str, Any]:
+def axes(config: Config) -> dict[str, object]:
     kind = str(config.get("training.training_type", "lora")).lower()
     four = config.get("training.load_in_4bit", True) if is_studio(config) else config.get("load_in_4bit", False)
     dora = config.get("lora.use_dora") or config.get("use_dora")

@@ -63,7 +63,7 @@ def read_capped(path: Path) -> bytes:
         ) from error
 
 
-def read_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
+def read_chain(value: object) -> tuple[ChainSpec | None, list[Reason]]:
     """The chain that a plain value describes: a chain, a job body, or `{template, parameters}`."""
     if reasons := check_crowded(value):
         return None, reasons
@@ -79,7 +79,7 @@ def read_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
     return parse_chain(value)
 
 
-def from_template(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reason]]:
+def from_template(value: Mapping[str, object]) -> tuple[ChainSpec | None, list[Reason]]:
     name, parameters = str(value["template"]), value.get("parameters") or {}
     extra = [key for key in value if key not in ("template", "parameters")]
     if extra:

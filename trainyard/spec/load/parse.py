@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trainyard.errors import Reason
+from trainyard.json_types import JsonMapping
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.other_tools import word_reasons
 from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
@@ -70,7 +71,7 @@ class ParsedNode:
     node: NodeBase | None
 
 
-def parse_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
+def parse_chain(value: object) -> tuple[ChainSpec | None, list[Reason]]:
     """The chain that a plain value describes, or the reasons why it describes none."""
     if not isinstance(value, Mapping):
         because = f"A chain is a mapping with `nodes`, not {describe_value(value)}."
@@ -106,7 +107,7 @@ def has_wrong_number(error: ValidationError) -> bool:
     return any(error_detail["type"] in NUMBER_TYPES for error_detail in error.errors(include_url=False))
 
 
-def shorten_numbers(value: Any) -> Any:
+def shorten_numbers(value: object) -> object:
     """The value with whole numbers as integers: `60.0` is one in JSON."""
     if isinstance(value, Mapping):
         return {key: shorten_numbers(entry) for key, entry in value.items()}
@@ -125,13 +126,13 @@ def typed_numbers() -> Iterator[None]:
         TYPED_NUMBERS.reset(token)
 
 
-def parse_nodes(value: Any, read: bool = True) -> list[ParsedNode]:
+def parse_nodes(value: object, read: bool = True) -> list[ParsedNode]:
     """Return the nodes of a chain that is not valid as a whole, each parsed separately."""
     listed = value.get("nodes") if isinstance(value, Mapping) else None
     return [parse_node(raw, read) for raw in listed] if isinstance(listed, list | tuple) else []
 
 
-def parse_node(raw: Any, read: bool) -> ParsedNode:
+def parse_node(raw: object, read: bool) -> ParsedNode:
     if isinstance(raw, NodeBase):
         raw = raw.model_dump(exclude_unset=True)
     if not isinstance(raw, Mapping):
@@ -189,9 +190,9 @@ def cap_reasons(reasons: list[Reason], count: int) -> list[Reason]:
     return [*reasons[:MAX_REASONS], *rest]
 
 
-def check_crowded(value: Any) -> list[Reason]:
+def check_crowded(value: object) -> list[Reason]:
     """The reason why a value is not looked at more closely: a mapping of it has more than `MAX_KEYS` keys."""
-    waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    waiting: list[tuple[tuple[object, ...], object]] = [((), value)]
     while waiting:
         where, model = waiting.pop()
         if isinstance(model, Mapping):
@@ -205,7 +206,7 @@ def check_crowded(value: Any) -> list[Reason]:
     return []
 
 
-def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[str]) -> Reason:
+def reason_of(detail: JsonMapping, model: type[BaseModel], ids: Sequence[str]) -> Reason:
     loc = tuple(detail["loc"])
     node, path = None, loc
     if len(loc) > 1 and loc[0] == "nodes" and isinstance(loc[1], int):
@@ -235,14 +236,14 @@ def misspelt(node: str | None, field: str, key: str, value: Any, parent: type[Ba
     return Reason("E-SPEC-KEY", node, field, f"There is no field {key!r} here.", instead)
 
 
-def without_tags(path: Sequence[Any]) -> list[Any]:
+def without_tags(path: Sequence[object]) -> list[object]:
     """A location of pydantic's error without the names of variants, which nobody has written: `rewards.0.pattern`."""
     listed = {at for at in range(2, len(path)) if path[at - 2] in TAGGED_LISTS}
     single = {at for at in range(1, len(path)) if path[at - 1] in TAGGED}
     return [part for at, part in enumerate(path) if at not in listed | single]
 
 
-def unknown_type(node: str | None, field: str, detail: Mapping[str, Any]) -> Reason:
+def unknown_type(node: str | None, field: str, detail: JsonMapping) -> Reason:
     """A node or a variant of a setting that is not there; without a type pydantic does not say which variants are."""
     value, allowed = detail.get("input"), NODE_TYPES
     kind = value.get("type") if isinstance(value, Mapping) else None
@@ -255,7 +256,7 @@ def unknown_type(node: str | None, field: str, detail: Mapping[str, Any]) -> Rea
     return Reason("E-SPEC-TYPE", node, f"{field}.type".lstrip("."), because, instead)
 
 
-def instead_of(detail: Mapping[str, Any]) -> str:
+def instead_of(detail: JsonMapping) -> str:
     """What to write, from the kind of error and its bounds."""
     kind, context, value = detail["type"], detail.get("ctx") or {}, detail.get("input")
     if "instead" in context:
@@ -275,10 +276,10 @@ def instead_of(detail: Mapping[str, Any]) -> str:
     return INSTEAD.get(kind, "Correct the value; docs/chains.md lists what each field takes.")
 
 
-def model_at(model: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel] | None:
+def model_at(model: type[BaseModel], loc: Iterable[object]) -> type[BaseModel] | None:
     """The model of the mapping at a location of pydantic's error, to name the keys that it takes."""
     current: type[BaseModel] | None = model
-    variants: Any = None
+    variants: object = None
     for part in loc:
         if isinstance(part, int):
             continue
@@ -294,7 +295,7 @@ def model_at(model: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel] | No
     return current
 
 
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def models_in(annotation: object) -> Iterator[type[BaseModel]]:
     """The models inside an annotation such as `tuple[Target, ...]` or `dict[Port, SourceSet]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation

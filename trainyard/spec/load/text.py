@@ -17,13 +17,14 @@ from typing import Any
 import yaml
 
 from trainyard.errors import Reason, Refused
+from trainyard.json_types import JsonObject
 from trainyard.spec.load.limits import MAX_DEPTH, MAX_INTEGER_DIGITS, MAX_SPEC_BYTES, MAX_VALUES
 
 INTEGER = re.compile(r"[-+]?[0-9]+\Z")
 OCTAL_OR_HEX = re.compile(r"0(o[0-7]+|x[0-9a-fA-F]+)\Z")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 NOT_FINITE = re.compile(r"[-+]?(\.inf|\.Inf|\.INF|\.nan|\.NaN|\.NAN|nan|NaN|inf|Infinity)\Z")
-WORDS: dict[str, Any] = {
+WORDS: JsonObject = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
 }  # fmt: skip
@@ -98,7 +99,7 @@ def check_json_size(text: str) -> None:
             raise too_many()
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         counts = Counter(key for key, _ in pairs)

@@ -31,6 +31,7 @@ from typing import Any
 
 from trainyard.cancellation import while_caller_waits
 from trainyard.errors import Corrupt
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 
 MAX_FILE_BYTES = 16 << 20
@@ -90,7 +91,7 @@ class AuditLog:
     def head(self) -> Path:
         return self.folder / "head.json"
 
-    def append(self, entry: Mapping[str, Any], *, flush: bool = False) -> None:
+    def append(self, entry: JsonMapping, *, flush: bool = False) -> None:
         """Add a line. Raises on the disk: `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`)."""
         with translate_os_errors("The audit log was not written"):
             self.keep_private()
@@ -107,7 +108,7 @@ class AuditLog:
             make_folders(DISK, self.folder)
             self.folder.chmod(0o700)
 
-    def _append(self, entry: Mapping[str, Any], flush: bool) -> None:
+    def _append(self, entry: Mapping[str, object], flush: bool) -> None:
         last_end, self.last_end = self.last_end, None
         is_known = last_end is not None and last_end.is_still(self.max_file_bytes)
         end = last_end if last_end is not None and is_known else find_end(self.folder)
@@ -141,7 +142,7 @@ class AuditLog:
         finally:
             os.close(descriptor)
 
-    def lines(self, *, newest_first: bool = False) -> Iterator[dict[str, Any]]:
+    def lines(self, *, newest_first: bool = False) -> Iterator[JsonObject]:
         """Yield every line that can be read; those that were cut off by a power cut are left out."""
         files = log_files(self.folder)
         for path in reversed(files) if newest_first else files:
@@ -163,7 +164,7 @@ def log_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("audit-[0-9]*.jsonl"), key=number_of)
 
 
-def sealed(entry: Mapping[str, Any]) -> tuple[bytes, str]:
+def sealed(entry: Mapping[str, object]) -> tuple[bytes, str]:
     """Return a line with its hash, and the hash: the canonical form without it, into which it is put at its place.
 
     A value of bytes is in canonical form already: an entry may have eight kilobytes of fields, and two lines.
@@ -189,7 +190,7 @@ def canonical(value: Any) -> bytes:
     return CANONICAL.encode(value).encode()
 
 
-def parsed(data: bytes) -> dict[str, Any] | None:
+def parsed(data: bytes) -> JsonObject | None:
     """Return a line as it was written; None for what is not a whole one."""
     try:
         value = json.loads(data)
@@ -246,7 +247,7 @@ def verify_log(folder: Path) -> LogVerification:
     return LogVerification(len(files), count, first, seq, tuple(problems))
 
 
-def digest_without_hash(value: Mapping[str, Any]) -> str:
+def digest_without_hash(value: JsonMapping) -> str:
     return hashlib.sha256(canonical({key: entry for key, entry in value.items() if key != "hash"})).hexdigest()
 
 

@@ -11,8 +11,8 @@ import hashlib
 import hmac
 import time
 from pathlib import Path
-from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.stores.access.secret_files import Records, SecretFile, digest_of, find_record, new_secret
 from trainyard.stores.schema import read_versioned, versioned
 
@@ -29,11 +29,11 @@ def logins_file(home: Path) -> Path:
     return home / "access" / "logins.json"
 
 
-def unpack_logins(data: bytes, path: Path) -> Any:
+def unpack_logins(data: bytes, path: Path) -> object:
     return read_versioned("logins", data, path)
 
 
-def pack_logins(records: Records) -> dict[str, Any]:
+def pack_logins(records: Records) -> dict[str, object]:
     return versioned("logins", {"records": records})
 
 
@@ -69,7 +69,7 @@ class LoginFile:
             del records[digest_of(code)]
         return None if record["expires"] <= (time.time() if now is None else now) else str(record["token"])
 
-    def add(self, secret: str, record: dict[str, Any], lasts_s: float, now: float | None) -> None:
+    def add(self, secret: str, record: JsonObject, lasts_s: float, now: float | None) -> None:
         now = time.time() if now is None else now
         with self.file.changing() as records:
             for digest in [digest for digest, record in records.items() if record["expires"] <= now]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Corrupt
+from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.whole import new_file
 
@@ -37,7 +38,7 @@ def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def find_record(records: Mapping[str, dict[str, Any]], secret: str) -> dict[str, Any] | None:
+def find_record(records: Mapping[str, JsonObject], secret: str) -> JsonObject | None:
     """Return the record of a secret; all records are compared, so that the time says nothing about them."""
     digest, match = digest_of(secret), None
     for key, record in records.items():
@@ -50,7 +51,7 @@ class SecretFile:
     """The records of one file; a process that only asks reads it again when it was replaced."""
 
     def __init__(
-        self, path: Path, unpacked: Callable[[bytes, Path], Any], packed: Callable[[Records], dict[str, Any]]
+        self, path: Path, unpacked: Callable[[bytes, Path], Any], packed: Callable[[Records], JsonObject]
     ) -> None:
         """`unpacked` and `packed` are the reader and the writer of the file's kind."""
         self.path, self.unpacked, self.packed = path, unpacked, packed

@@ -12,9 +12,9 @@ import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.stores.access.secret_files import Records, SecretFile, digest_of, find_record, new_secret
 from trainyard.stores.schema import read_versioned, versioned
 
@@ -48,11 +48,11 @@ def tokens_file(home: Path) -> Path:
     return home / "access" / "tokens.json"
 
 
-def unpack_tokens(data: bytes, path: Path) -> Any:
+def unpack_tokens(data: bytes, path: Path) -> object:
     return read_versioned("tokens", data, path)
 
 
-def pack_tokens(records: Records) -> dict[str, Any]:
+def pack_tokens(records: Records) -> dict[str, object]:
     return versioned("tokens", {"records": records})
 
 
@@ -115,6 +115,6 @@ class TokenFile:
             return TokenRecord(**records.pop(match), id=match)
 
 
-def facts_of(record: TokenRecord) -> dict[str, Any]:
+def facts_of(record: TokenRecord) -> JsonObject:
     """Return a record as the file has it, without the id that is its key."""
     return {name: value for name, value in asdict(record).items() if name != "id"}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.graph.facts import MutateResult, Mutation, check_mutation
 from trainyard.stores.whole import write_whole
@@ -42,7 +43,7 @@ class Graph(Protocol):
         """Those of the given document keys that are in the graph."""
         ...
 
-    def query(self, cypher: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    def query(self, cypher: str, parameters: JsonMapping | None = None) -> list[JsonObject]:
         """Rows of a reading Cypher statement; values only as `$parameters`. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
         ...
 
@@ -83,7 +84,7 @@ class AskedGraph(Graph):
     def has(self, documents: Collection[str]) -> set[str]:
         return set(self.ask("has", documents=sorted(documents)))
 
-    def query(self, cypher: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    def query(self, cypher: str, parameters: JsonMapping | None = None) -> list[JsonObject]:
         return list(self.ask("query", cypher=cypher, parameters=dict(parameters or {})))
 
     def stats(self, tenant: str | None = None) -> GraphStats:

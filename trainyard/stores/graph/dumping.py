@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import orjson
 
+from trainyard.json_types import JsonObject
 from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.facts import Edge, Entity
 from trainyard.stores.graph.state import GraphDocument
 
 
-def line(kind: str, fields: dict[str, Any]) -> str:
+def line(kind: str, fields: JsonObject) -> str:
     """Return one line; the kind comes first, so that sorting groups by it."""
     return orjson.dumps({"a": kind, **fields}, option=orjson.OPT_SORT_KEYS).decode()
 

@@ -12,9 +12,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 
 ENTITY_KINDS = ("person", "company", "project", "account", "location")
 RELATION_KINDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -158,12 +158,12 @@ def normalise_name(kind: str, name: str) -> str:
     return " ".join(words)
 
 
-def parse_mutation(fields: Mapping[str, Any]) -> Mutation:
+def parse_mutation(fields: Mapping[str, object]) -> Mutation:
     """Return a mutation from JSON, checked. Raises `InvalidInput` (`E-GRAPH-QUERY`) naming the field."""
     return check_mutation(to_mutation(fields))
 
 
-def to_mutation(fields: Mapping[str, Any]) -> Mutation:
+def to_mutation(fields: JsonMapping) -> Mutation:
     """Return a mutation from JSON that was checked before it became JSON."""
     try:
         entities = tuple(Entity(**entity) for entity in fields.get("entities", ()))

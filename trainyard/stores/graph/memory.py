@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.graph.contract import Graph, GraphStats
 from trainyard.stores.graph.dumping import document_line, entity_line, relation_line, stats_of
 from trainyard.stores.graph.facts import Edge, MutateResult, Mutation, check_mutation
@@ -27,7 +27,7 @@ class MemoryGraph(Graph):
     def has(self, documents: Collection[str]) -> set[str]:
         return {key for key in documents if key in self.state.documents}
 
-    def query(self, cypher: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    def query(self, cypher: str, parameters: JsonMapping | None = None) -> list[JsonObject]:
         raise InvalidInput(
             "A graph in memory has no query language.", do="Use a database file or a server.", code="E-GRAPH-QUERY"
         )

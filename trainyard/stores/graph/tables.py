@@ -9,7 +9,7 @@ one transaction. Runs in the writer's own process (`writer.py`): no other code s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import orjson
 import pyarrow as pa
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, TrainyardError, Unavailable
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.cypher import check_reading
 from trainyard.stores.graph.dumping import document_line, entity_line, relation_line
@@ -236,7 +237,7 @@ class Tables:
     def has(self, documents: Collection[str]) -> list[str]:
         return [key for key in documents if key in self.state.documents]
 
-    def query(self, cypher: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def query(self, cypher: str, parameters: JsonMapping) -> list[JsonObject]:
         """Rows of somebody else's statement: it can only read, for 30 s, and 100,000 rows."""
         check_reading(cypher)
         self.run("BEGIN TRANSACTION READ ONLY")
@@ -244,7 +245,7 @@ class Tables:
         try:
             result: Any = self.connection.execute(cypher, dict(parameters))
             names = result.get_column_names()
-            rows: list[dict[str, Any]] = []
+            rows: list[JsonObject] = []
             while result.has_next():
                 if len(rows) == MAX_ROWS:
                     raise LimitExceeded(

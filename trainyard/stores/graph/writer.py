@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from trainyard.errors import TrainyardError, Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.stores.graph.facts import to_mutation
 from trainyard.stores.graph.tables import Tables
 
@@ -35,7 +36,7 @@ VERBS: dict[str, Verb] = {
 }
 
 
-def answer(tables: Tables, line: bytes) -> dict[str, Any]:
+def answer(tables: Tables, line: bytes) -> JsonObject:
     request = orjson.loads(line)
     try:
         return {"ok": VERBS[request["do"]](tables, request)}
@@ -49,7 +50,7 @@ def answer(tables: Tables, line: bytes) -> dict[str, Any]:
 
 
 def serve(path: Path, output: int) -> None:
-    def say(value: dict[str, Any]) -> None:
+    def say(value: JsonObject) -> None:
         rest = memoryview(orjson.dumps(value, default=str, option=orjson.OPT_APPEND_NEWLINE))
         while rest:
             rest = rest[os.write(output, rest) :]

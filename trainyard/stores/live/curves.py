@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from trainyard.json_types import JsonObject
 from trainyard.stores.metrics import MEASURED, Event, Point, TrainingProgress, number
 
 VERSION = 3
@@ -207,11 +208,11 @@ def create_tables(database: sqlite3.Connection) -> None:
     database.execute("commit")
 
 
-def read_facts(database: sqlite3.Connection) -> dict[str, Any]:
+def read_facts(database: sqlite3.Connection) -> JsonObject:
     return {name: orjson.loads(value) for name, value in database.execute("select name, value from facts")}
 
 
-def write_facts(database: sqlite3.Connection, **facts: Any) -> None:
+def write_facts(database: sqlite3.Connection, **facts: object) -> None:
     rows = [(name, orjson.dumps(value)) for name, value in facts.items()]
     database.executemany("insert or replace into facts values (?, ?)", rows)
 
@@ -229,7 +230,7 @@ class Extension:
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self.database = database
-        self.points: dict[int, tuple[Any, ...]] = {}
+        self.points: dict[int, tuple[object, ...]] = {}
         facts = read_facts(database)
         self.progress: dict[str, float] = facts.get("progress", {})
         self.present: set[str] = set(facts.get("present", []))
@@ -365,7 +366,7 @@ def keys(level: int) -> tuple[str, str]:
     return ("step", "points") if level == 0 else ("bucket", f"level_{level}")
 
 
-def point_of(row: Sequence[Any]) -> Point:
+def point_of(row: Sequence[object]) -> Point:
     step, time, *values = row
     return Point(step=step, time=time, **dict(zip(MEASURED, values, strict=True)))
 

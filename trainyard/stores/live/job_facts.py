@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import orjson
 
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.training import TrainingSettings
@@ -24,7 +24,7 @@ WORDS = (*AXES, "backend", "base_model")
 DEFAULTS = {name: TrainingSettings.model_fields[name].default for name in (*AXES, "backend")}
 
 
-def read_facts(tags: Iterable[str], parameters: Mapping[str, Any]) -> dict[str, str]:
+def read_facts(tags: Iterable[str], parameters: JsonMapping) -> dict[str, str]:
     """{tenant, stage, method, backend, base_model} by a run's tags and parameters; empty where they do not say."""
     chain = parameters.get("spec")
     chain = chain.get("chain", chain) if isinstance(chain, Mapping) else None
@@ -34,7 +34,7 @@ def read_facts(tags: Iterable[str], parameters: Mapping[str, Any]) -> dict[str, 
     return {"tenant": tenant_of(tags) or str(source.get("tenant") or DEFAULT_TENANT), **facts}
 
 
-def trainer_facts(config: Mapping[str, Any]) -> dict[str, str]:
+def trainer_facts(config: JsonMapping) -> dict[str, str]:
     """Return the four words of a trainer's settings, in any of their spellings; unset ones as their defaults."""
     try:
         settings = spell_out(job_words(config))
@@ -44,14 +44,14 @@ def trainer_facts(config: Mapping[str, Any]) -> dict[str, str]:
     return facts | {"base_model": str(settings.get("base_model") or "")}
 
 
-def word_of(value: Any) -> str:
+def word_of(value: object) -> str:
     """Return the word of a value on an axis: itself, or the `type` of its settings."""
     if isinstance(value, Mapping):
         return str(value.get("type", ""))
     return str(getattr(value, "type", value)) if isinstance(value, Strict) else str(getattr(value, "value", value))
 
 
-def chain_facts(chain: Mapping[str, Any]) -> dict[str, str]:
+def chain_facts(chain: JsonMapping) -> dict[str, str]:
     """Return the four words of a chain's last trainer; empty without one."""
     nodes = chain.get("nodes")
     trainers = [node for node in nodes if isinstance(node, Mapping) and node.get("type") == "trainer"] if nodes else []

@@ -15,7 +15,7 @@ import binascii
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import GROUP_TAG, SWEEP_TAG, group_of, is_named, name_patterns
 
@@ -58,8 +59,8 @@ ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELED})
 NAMED = "name glob ? or name glob ? or name glob ?"
 """A condition for the patterns of `name_patterns`."""
 IN_GROUP = (
-    "(instr(text || char(10), ?) > 0 or "
-    f"(instr(text || char(10), ?) > 0 and instr(text, char(10) || '{GROUP_TAG}') = 0))"
+    f"(instr(text || char(10), ?) > 0 or (instr(text || char(10), ?) > 0 and instr(text, char(10) || '{GROUP_TAG}') "
+    "= 0))"
 )
 """A condition for the tag of a group, and for that of a sweep: the tags are lines of `text`."""
 TEXTS = ("id", "run_id", "name", "base_model", "message")
@@ -89,7 +90,7 @@ class JobQuery:
     after: tuple[float, str] | None = None
     """(created, run id) of the last job of the page before."""
 
-    def accepts(self, row: Mapping[str, Any]) -> bool:
+    def accepts(self, row: JsonMapping) -> bool:
         """Whether a row is one of those, wherever it is in their order."""
         exact = {name: getattr(self, name) for name in ("tenant", "backend", "stage") if getattr(self, name)}
         return (
@@ -116,7 +117,7 @@ def page_of(rows: Sequence[Row], limit: int) -> JobPage:
     return JobPage(list(rows[:limit]), write_cursor(place_of(rows[limit - 1])) if more else "")
 
 
-def place_of(row: Mapping[str, Any]) -> tuple[float, str]:
+def place_of(row: JsonMapping) -> tuple[float, str]:
     """Where a job is in the order of lists: when it was created, then its run. Neither ever changes."""
     return row["created"] or 0.0, row["run_id"]
 
@@ -140,7 +141,7 @@ def read_cursor(cursor: str) -> tuple[float, str]:
         ) from error
 
 
-def text_of(row: Mapping[str, Any]) -> str:
+def text_of(row: JsonMapping) -> str:
     texts = [*(str(row.get(name) or "") for name in TEXTS), *row.get("tags", ())]
     return "\n".join(texts).lower()
 
@@ -257,15 +258,15 @@ class JobIndex:
             return []
         first, last = word.lower(), word.lower() + LAST_CHARACTER
         text = (
-            "select row from jobs where run_id in (select run_id from jobs where run_id between ? and ? "
-            f"union select run_id from jobs where id between ? and ? union select run_id from jobs where {NAMED}) "
-            "and (? = '' or tenant = ?) order by created desc, run_id desc limit ?"
+            "select row from jobs where run_id in (select run_id from jobs where run_id between ? and ? union "
+            f"select run_id from jobs where id between ? and ? union select run_id from jobs where {NAMED}) and (? = "
+            "'' or tenant = ?) order by created desc, run_id desc limit ?"
         )
         rows = self.query(text, first, last, first, last, *name_patterns(word), tenant, tenant, MOST_MATCHES)
         if not rows:
             text = (
-                "select row from jobs where name between ? and ? and (? = '' or tenant = ?) "
-                "order by created desc, run_id desc limit ?"
+                "select row from jobs where name between ? and ? and (? = '' or tenant = ?) order by created desc, "
+                "run_id desc limit ?"
             )
             rows = self.query(text, word, word + LAST_CHARACTER, tenant, tenant, MOST_MATCHES)
         return [read_row(blob) for (blob,) in rows]
@@ -409,7 +410,7 @@ def count_change(database: sqlite3.Connection) -> None:
     database.execute("insert into facts values (?, 1) on conflict (name) do update set value = value + 1", (CHANGES,))
 
 
-def conditions(query: JobQuery) -> tuple[str, list[Any]]:
+def conditions(query: JobQuery) -> tuple[str, list[object]]:
     """Return the `where` of a query and its values."""
     names = ("tenant", "state", "backend", "stage")
     exact = [(f"{name} = ?", getattr(query, name)) for name in names if getattr(query, name)]

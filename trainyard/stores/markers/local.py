@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trainyard.callbacks import ignore
+from trainyard.json_types import JsonObject
 from trainyard.stores.clock import Clock
 from trainyard.stores.files import DISK, Files, make_folders, translate_os_errors
 from trainyard.stores.markers import records
@@ -97,7 +97,7 @@ class LocalMarkers(records.LeasedMarkers):
             raise records.make_missing_error(name)
         return self._read(name, state)
 
-    def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
+    def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: JsonObject | None = None) -> None:
         name = claim.marker.name
         with translate_os_errors("The marker was not finished"), self._locked():
             if self._settled(name) is state and self._read(name, state).fence == claim.fence:

@@ -10,9 +10,10 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
+from trainyard.json_types import JsonObject
 from trainyard.stores.clock import Clock, RealClock
 from trainyard.stores.processes import Start, boot_id, find_process, process_start
 from trainyard.stores.schema import read_versioned, versioned
@@ -111,7 +112,7 @@ class MarkerRecord:
     expires_monotonic: float = 0.0
     """The same moment on the monotonic clock of the owner's boot."""
     reason: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
     generation: int = 0
 
     def claim(self) -> Claim:
@@ -169,7 +170,7 @@ class MarkerStore(Protocol):
         Raises `Conflict` (`E-MARKER-LOST`).
         """
 
-    def complete(self, claim: Claim, facts: dict[str, Any]) -> None:
+    def complete(self, claim: Claim, facts: JsonObject) -> None:
         """Finish it. Doing it twice adds nothing. Raises `Conflict` (`E-MARKER-LOST`)."""
 
     def fail(self, claim: Claim, reason: str, *, retry: bool) -> None:
@@ -194,14 +195,14 @@ class LeasedMarkers(MarkerStore):
     def verify(self, claim: Claim) -> Claim:
         return self.heartbeat(claim)
 
-    def complete(self, claim: Claim, facts: dict[str, Any]) -> None:
+    def complete(self, claim: Claim, facts: JsonObject) -> None:
         self._end(claim, MarkerState.COMPLETED, facts=facts)
 
     def fail(self, claim: Claim, reason: str, *, retry: bool) -> None:
         self._end(claim, MarkerState.PENDING if retry else MarkerState.FAILED, reason=reason)
 
     @abstractmethod
-    def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
+    def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: JsonObject | None = None) -> None:
         """Move a claim that is still ours to a state; doing it twice adds nothing."""
 
     def _renewed(self, record: MarkerRecord) -> MarkerRecord:

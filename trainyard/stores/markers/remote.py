@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Conflict
+from trainyard.json_types import JsonObject
 from trainyard.stores.clock import Clock
 from trainyard.stores.markers import records
 from trainyard.stores.markers.records import Claim, Marker, MarkerRecord, MarkerState, Owner
@@ -102,7 +102,7 @@ class ObjectMarkers(records.LeasedMarkers):
                 return MarkerRecord.from_json(info.name, content, generation=info.generation)
         raise records.make_missing_error(name)
 
-    def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
+    def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: JsonObject | None = None) -> None:
         if state is MarkerState.PENDING:
             self._change(
                 claim,

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from google.api_core import exceptions as api
 from google.api_core.retry import Retry
@@ -31,6 +31,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from google.resumable_media import InvalidResponse
 
 from trainyard.errors import TrainyardError, Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.objects import store
 from trainyard.stores.objects.store import Metadata, ObjectInfo, ObjectSettings, checked_name
@@ -64,7 +65,7 @@ class Patience:
         self.retries += 1
         return True
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> JsonObject:
         """Return what every call of the client takes."""
         silence = min(self.settings.request_timeout_s, self.settings.deadline_s)
         retry = Retry(
@@ -218,8 +219,8 @@ def forbidden(address: str, why: str) -> Unavailable:
     return Unavailable(
         f"{address} does not let us in.",
         why=why,
-        do="Check the bucket's name, the credentials (`gcloud auth application-default login`) and the role "
-        "Storage Object Admin on it.",
+        do="Check the bucket's name, the credentials (`gcloud auth application-default login`) and the role Storage "
+        "Object Admin on it.",
         code="E-OBJECT-STORE",
     )
 

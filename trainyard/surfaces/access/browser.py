@@ -9,8 +9,6 @@ What changes something needs the header X-CSRF-Token with `csrf`, besides the co
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
@@ -20,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from trainyard.app.access.audit_entries import record_event
 from trainyard.app.context import Caller
 from trainyard.errors import Denied
+from trainyard.json_types import JsonObject
 from trainyard.stores.access.logins import CODE_PREFIX, LOGIN_S, forgery_token
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.entrance import LOGIN, caller_of_request
@@ -40,7 +39,7 @@ class LoginInput(BaseModel):
 def add_logins(app: Starlette, authenticator: Authenticator) -> None:
     """Add the three routes."""
 
-    def facts(caller: Caller, cookie: str) -> dict[str, Any]:
+    def facts(caller: Caller, cookie: str) -> JsonObject:
         csrf = forgery_token(cookie) if cookie else ""
         return {"caller": caller.name, "scope": caller.scope.value, "tenant": caller.tenant, "csrf": csrf}
 

@@ -28,6 +28,7 @@ from typing import Any
 from trainyard.app.access.limits import HEAVY_S, TooMany
 from trainyard.app.context import Context
 from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.limits import KILLED_BY_TIME, die_with_parent, limit, limit_memory
 from trainyard.surfaces.invocation import work
 
@@ -142,7 +143,7 @@ class ChildCalls:
                     child.close()
 
 
-def facts_for_child(context: Context) -> dict[str, Any]:
+def facts_for_child(context: Context) -> dict[str, object]:
     """What a child needs of a context."""
     names = ("settings", "caller", "idempotency_key", "surface", "trace")
     return {name: getattr(context, name) for name in names}
@@ -177,7 +178,7 @@ def result_of(child: ForkServerProcess, receiver: Connection, name: str, context
     raise TrainyardError(f"{name} was ended ({code}).", do="The log of the service may say why.", code="E-BUG")
 
 
-def perform(out: Connection, name: str, request: Any, fields: dict[str, Any]) -> None:
+def perform(out: Connection, name: str, request: Any, fields: JsonObject) -> None:
     """Carry an operation out and send what it reports; runs in the child."""
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT):

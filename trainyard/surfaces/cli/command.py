@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from trainyard.app.context import Context
 from trainyard.inherited import keep_files_private
+from trainyard.json_types import JsonObject
 from trainyard.loading import load
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import settings
@@ -28,7 +29,7 @@ class LateProgress:
     def say(self, text: str) -> None:
         self.shown.say(text)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: JsonObject) -> None:
         self.shown.event(event)
 
     def close(self) -> None:
@@ -36,7 +37,7 @@ class LateProgress:
             self.shown.close()
 
 
-def perform(name: str, fields: dict[str, Any], *, as_json: bool) -> int:
+def perform(name: str, fields: JsonObject, *, as_json: bool) -> int:
     """Run an operation and print its result; return the exit code.
 
     Raises `FieldError` for a value that the request does not take, and what the operation raises.

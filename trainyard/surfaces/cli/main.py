@@ -26,6 +26,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 import trainyard
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.operations.fields import Argument, FieldError, Option
 from trainyard.operations.table import OPERATIONS, read_summaries
 from trainyard.operations.texts import print_error
@@ -72,11 +73,11 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
     """A field of a request as its declaration has it; the value is checked by the request itself."""
     declared = next((marker for marker in field.metadata if isinstance(marker, Argument | Option)), Option())
     kind, repeated = kind_of(field.annotation)
-    shared: dict[str, Any] = {"help": field.description}
+    shared: JsonObject = {"help": field.description}
     if isinstance(field.default, bool | int | str) and field.default != "":
         shared["default"] = field.default
     if isinstance(declared, Argument):
-        attributes: dict[str, Any] = {
+        attributes: JsonObject = {
             "metavar": declared.metavar,
             "required": field.is_required(),
             "nargs": -1 if repeated else 1,
@@ -93,7 +94,7 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
     return click.Option(names, type=type_of(kind, declared), show_default=True, **shared)
 
 
-def kind_of(annotation: Any) -> tuple[Any, bool]:
+def kind_of(annotation: object) -> tuple[object, bool]:
     """Return the type of one value, and whether there may be more than one: `tuple[Stage, ...]` is (Stage, True)."""
     parts = [arg for arg in get_args(annotation) if arg not in (type(None), ...)]
     origin = get_origin(annotation)
@@ -109,7 +110,7 @@ def plain(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-def word_kind(kind: Any) -> Any:
+def word_kind(kind: object) -> object:
     """Of a union with a mapping, which only programs give, the type of a word."""
     members = get_args(kind) if isinstance(kind, UnionType) else ()
     return members[0] if any(get_origin(member) is dict for member in members) else kind
@@ -155,12 +156,12 @@ def word_of(kind: Any) -> str:
     return "|".join(values_of(kind)) or str(kind.__name__).lower()
 
 
-def parsed(pairs: Iterable[str]) -> dict[str, Any]:
+def parsed(pairs: Iterable[str]) -> JsonObject:
     """`key=value` pairs as nested parameters: a value is JSON if it reads as JSON, else text; dots nest.
 
     Raises `InvalidInput` (`E-PARAMETER`) for a pair without `=`, or a key that is given both as a value and a group.
     """
-    nested: dict[str, Any] = {}
+    nested: JsonObject = {}
     for pair in pairs:
         key, sign, text = pair.partition("=")
         if not sign or not all(key.split(".")):
@@ -175,7 +176,7 @@ def parsed(pairs: Iterable[str]) -> dict[str, Any]:
     return nested
 
 
-def value_of(text: str) -> Any:
+def value_of(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -12,6 +11,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from trainyard.json_types import JsonObject
 from trainyard.operations.texts import short_reason
 
 LINE_EVERY_S = 10.0
@@ -42,7 +42,7 @@ class Progress:
         """One line about what happens now."""
         self.console.print(text, markup=False)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: JsonObject) -> None:
         """One event of a run."""
         node, kind = event["node"], event["event"]
         if kind in ("answer", "answered"):
@@ -78,14 +78,14 @@ class Progress:
             self.live.stop()
         self.live, self.answers = None, {}
 
-    def end(self, node: str, kind: str, event: dict[str, Any]) -> None:
+    def end(self, node: str, kind: str, event: JsonObject) -> None:
         if self.bars is not None and node in self.tasks:
             self.bars.remove_task(self.tasks.pop(node))
         rows = ", ".join(f"{count:,} {port}" for port, count in event.get("rows", {}).items())
         detail = short_reason(str(event.get("message") or "")) or rows  # an error is shown whole when the run has ended
         self.say(f"{node}: {ENDS[kind]}" + (f" ({detail})" if detail else ""))
 
-    def line(self, node: str, event: dict[str, Any]) -> None:
+    def line(self, node: str, event: JsonObject) -> None:
         """A plain line, at most one every ten seconds for each node."""
         if event["event"] == "started":
             self.said[node] = time.monotonic()

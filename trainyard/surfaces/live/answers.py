@@ -20,6 +20,7 @@ from trainyard.app.adapters.trained import find_served
 from trainyard.app.context import Context
 from trainyard.cancellation import CallerLeft
 from trainyard.errors import TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.operations.adapters import AskInput
 from trainyard.surfaces.invocation import carry_out
 from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
@@ -31,9 +32,9 @@ OPERATION = "adapters ask"
 async def follow_answers(request: AskInput, context: Context, _last: str | None) -> AsyncIterator[ServerEvent]:
     """Both answers, one after the other. Raises what `find_served` raises, before the first event."""
     await asyncio.to_thread(find_served, request.adapter, context)
-    loop, events = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[JsonObject | None]()
 
-    def report(event: dict[str, Any]) -> None:
+    def report(event: JsonObject) -> None:
         if event["event"] == "answer":
             loop.call_soon_threadsafe(events.put_nowait, event)
 
@@ -63,7 +64,7 @@ async def follow_answers(request: AskInput, context: Context, _last: str | None)
         context.departure.note()
 
 
-async def next_event(events: asyncio.Queue[dict[str, Any] | None]) -> dict[str, Any] | None:
+async def next_event(events: asyncio.Queue[JsonObject | None]) -> JsonObject | None:
     """The next event, None after the last one; {} when none came for long."""
     try:
         return await asyncio.wait_for(events.get(), HEARTBEAT_S)

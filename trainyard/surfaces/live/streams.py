@@ -20,7 +20,6 @@ from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -132,7 +131,7 @@ async def first_curve(node: str, request: MetricsInput, context: Context) -> str
     return page.trainings[0].model_dump_json()
 
 
-def point_of(line: bytes) -> dict[str, Any] | None:
+def point_of(line: bytes) -> dict[str, object] | None:
     """The step of an event; a `begin` as the step from which the curve continues."""
     event = parse(line)
     if event is None:

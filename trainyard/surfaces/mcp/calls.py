@@ -24,6 +24,7 @@ from trainyard.app.responses import Blob
 from trainyard.app.tenant_view import error_for
 from trainyard.compute.events import Event
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, NotFound, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.operations.fields import FieldError
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import Settings
@@ -69,11 +70,11 @@ class ProgressSender:
 
 async def call_tool(
     tool: str,
-    arguments: dict[str, Any],
+    arguments: JsonObject,
     *,
     settings: Settings,
     caller: Caller,
-    send: Callable[[float, float | None, str], Any],
+    send: Callable[[float, float | None, str], object],
     limiter: anyio.CapacityLimiter,
     traceparent: str = "",
     confined: ConfinedCalls | None = None,
@@ -107,7 +108,7 @@ async def call_tool(
         return failed(bug)
 
 
-def perform(tool: str, arguments: dict[str, Any], context: Context) -> BaseModel:
+def perform(tool: str, arguments: JsonObject, context: Context) -> BaseModel:
     """The operation's response.
 
     Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-PARAMETER`), `Denied`, and what the operation raises.

@@ -44,7 +44,9 @@ MAX_MESSAGE_BYTES = 2 << 20
 Handling = ServerRequestContext[Any, Any]
 
 
-def build_server(settings: Settings, owner: Caller | None = None, confined: ConfinedCalls | None = None) -> Server[Any]:
+def build_server(
+    settings: Settings, owner: Caller | None = None, confined: ConfinedCalls | None = None
+) -> Server[object]:
     """The server. `owner` is the caller of every request; without one, it is who has authenticated the request."""
     limiter = anyio.CapacityLimiter(MAX_CALLS)
 

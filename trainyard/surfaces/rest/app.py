@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any
 
 import anyio
 from fastapi import FastAPI
@@ -39,7 +38,7 @@ def build_app(settings: Settings, authenticate: Authenticate, confined: Confined
     app.router.redirect_slashes = False  # 404: a redirect would repeat what a client wrote
     replays = Replays(settings.services / "replays.sqlite3")
     add_operations(app, ApiParts(settings, authenticate, replays, confined))
-    document: dict[str, Any] = {}
+    document: dict[str, object] = {}
     workers = WorkerWatch(settings)
     measured = ApiMetrics((partial(read_jobs, settings), partial(read_trainings, settings), read_gpus))
     app.add_middleware(MeasuredRequests, metrics=measured)

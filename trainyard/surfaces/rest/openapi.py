@@ -138,7 +138,7 @@ def openapi_document() -> Json:
     }  # fmt: skip
 
 
-def drop_object_defaults(schema: Any) -> None:
+def drop_object_defaults(schema: object) -> None:
     """Remove defaults that are objects, in place: generators of clients cannot write them, and drop the whole model."""
     if isinstance(schema, list):
         for item in schema:
@@ -284,6 +284,6 @@ def describe_service(route: ServiceRoute, schemas: Any) -> Json:
     return {**responses, "security": []} if route.open else responses
 
 
-def models_of(name: str) -> tuple[type[BaseModel], Any]:
+def models_of(name: str) -> tuple[type[BaseModel], object]:
     """The request and the response of an operation."""
     return OPERATIONS[name].request, response_type(name)

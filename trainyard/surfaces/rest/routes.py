@@ -259,7 +259,7 @@ def has_etag(kind: type[BaseModel]) -> bool:
     return "etag" in kind.model_fields or hasattr(kind, "etag")
 
 
-def links_of(fields: Mapping[str, Any]) -> Mapping[str, str]:
+def links_of(fields: Mapping[str, object]) -> Mapping[str, str]:
     etag = fields.get("etag")
     return {"etag": f'"{etag}"'} if isinstance(etag, str) and etag else {}
 

@@ -5,7 +5,7 @@ In this process an operation runs in a thread, so that the event loop is free.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -44,11 +44,11 @@ class AsyncSurface(Surface):
         await self.close()
 
 
-async def call_in_thread(name: str, fields: dict[str, Any]) -> Any:
+async def call_in_thread(name: str, fields: Mapping[str, object]) -> object:
     return await anyio.to_thread.run_sync(partial(call_here, name, fields), abandon_on_cancel=True)
 
 
-async def call_over_http(client: httpx.AsyncClient, name: str, fields: dict[str, Any]) -> Any:
+async def call_over_http(client: httpx.AsyncClient, name: str, fields: Mapping[str, Any]) -> Any:
     live = open_live(name, fields)
     talk = conversation(name, fields, live.note_job if live else ignore)
     async with AsyncExitStack() as stack:

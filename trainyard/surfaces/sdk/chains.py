@@ -8,7 +8,7 @@ Nodes are data: a chain is written as the file that means the same (`to_yaml`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from trainyard.app.plan.parse import parse_chain, parse_request
 from trainyard.app.plan.plan import ChainPlan
 from trainyard.app.run_records import RunResult
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.chain import ChainSpec
 from trainyard.surfaces.sdk.surface import Surface, here
 
@@ -40,9 +41,9 @@ class ChainNode:
         self.id, self.settings = id, settings
         self.needs = None if needs is None else tuple(needs)
 
-    def as_mapping(self) -> dict[str, Any]:
+    def as_mapping(self) -> JsonObject:
         """The node as a chain file has it."""
-        node: dict[str, Any] = {"type": self.type}
+        node: JsonObject = {"type": self.type}
         if self.id is not None:
             node["id"] = self.id
         if self.needs is not None:
@@ -109,12 +110,12 @@ class Chain:
         on: Surface | None = None,
     ) -> None:  # fmt: skip
         fields = {"name": name, "tenant": tenant, "description": description}
-        self.given: dict[str, Any] = {key: value for key, value in fields.items() if value}
+        self.given: JsonObject = {key: value for key, value in fields.items() if value}
         self.given["nodes"] = [node.as_mapping() for node in nodes]
         self.on = on or here
 
     @classmethod
-    def of(cls, source: str | Path | Mapping[str, Any], *, on: Surface | None = None, **parameters: Any) -> Chain:
+    def of(cls, source: str | Path | JsonMapping, *, on: Surface | None = None, **parameters: Any) -> Chain:
         """The chain of a file, of a template with parameters, or of a mapping. Raises `NotFound`, `Refused`."""
         target = str(source) if isinstance(source, Path) else source
         chain = cls((), on=on)

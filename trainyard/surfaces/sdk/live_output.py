@@ -12,7 +12,7 @@ WATCHED = ("run", "chains run", "jobs create", "jobs resume", "jobs retry")
 """Operations that follow one run, if they are asked to."""
 
 
-def open_live(name: str, fields: Mapping[str, Any]) -> Any:
+def open_live(name: str, fields: Mapping[str, object]) -> Any:
     """What shows the run of a call (`live_runs.LiveRun`); None where it is not watched, and outside of a notebook."""
     if name not in WATCHED or not fields.get("watch") or not in_notebook():
         return None

@@ -17,6 +17,7 @@ from trainyard.app.training_logs import TrainingLogs
 from trainyard.backends.oom import follow_restarts
 from trainyard.compute.events import Event
 from trainyard.evals.curves import loss_curves
+from trainyard.json_types import JsonObject
 
 EVERY_S = 1.0
 """Least time between two pictures."""
@@ -78,7 +79,7 @@ class LiveRun:
         """Show how it ended in the place of the last picture."""
         self.handle.update(result)
 
-    def curves(self) -> dict[str, dict[str, Any]]:
+    def curves(self) -> dict[str, JsonObject]:
         """The losses of the trainers so far."""
         points = dict(self.points)
         for node, (folder, since) in self.folders.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from ssl import SSLContext, create_default_context
 from types import TracebackType
@@ -16,6 +16,7 @@ from tenacity import Retrying
 import trainyard
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.table import API
 from trainyard.proxies import exempt_loopback
 from trainyard.surfaces.sdk.events import LineSplitter, NextLine, is_event_stream
@@ -49,7 +50,7 @@ class RemoteSurface(Surface):
         self._client = client
         super().__init__(self._call)
 
-    def _call(self, name: str, fields: dict[str, Any]) -> Any:
+    def _call(self, name: str, fields: JsonObject) -> Any:
         live = open_live(name, fields)
         talk = conversation(name, fields, live.note_job if live else ignore)
         with ExitStack() as stack:
@@ -127,7 +128,7 @@ def connect(
     return RemoteSurface(httpx.Client(**client_options(url, token, ca_file, timeout_s)))
 
 
-def client_options(url: str, token: str, ca_file: str | None, timeout_s: float) -> Mapping[str, Any]:
+def client_options(url: str, token: str, ca_file: str | None, timeout_s: float) -> JsonMapping:
     """Return the options of a client of httpx, blocking or not. Raises `InvalidInput` (`E-PARAMETER`)."""
     if not url.lower().startswith(SCHEMES):
         raise InvalidInput(

@@ -8,7 +8,7 @@ table, has the types for editors and checkers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ def attribute_of(word: str) -> str:
     return f"{name}_" if name in ("import",) else name
 
 
-def call_here(name: str, fields: dict[str, Any]) -> Any:
+def call_here(name: str, fields: Mapping[str, Any]) -> Any:
     """Carry out an operation in this process, with the settings of this machine. Progress is not printed; a notebook
     shows a run that is watched.
 
@@ -110,7 +110,7 @@ def call_here(name: str, fields: dict[str, Any]) -> Any:
     return result
 
 
-def checked_request(name: str, fields: dict[str, Any]) -> Any:
+def checked_request(name: str, fields: Mapping[str, object]) -> Any:
     try:
         return request_of(name, fields)
     except FieldError as error:

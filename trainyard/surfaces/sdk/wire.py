@@ -29,6 +29,7 @@ from trainyard.app.plan.parse import deep_merge, find_file
 from trainyard.app.run_records import RunResult
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.table import OPERATIONS, Scope, route_of
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
@@ -59,7 +60,7 @@ class HttpExchange:
 
     method: str
     path: str
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, object] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     is_stream: bool = False
@@ -78,7 +79,7 @@ Heard = httpx.Response | str | None
 Talk: TypeAlias = Generator[Step, Heard, Any]
 
 
-def conversation(name: str, fields: Mapping[str, Any], note: Callable[[Any], None] = ignore) -> Talk:
+def conversation(name: str, fields: JsonMapping, note: Callable[[Any], None] = ignore) -> Talk:
     """Everything that a call of an operation takes; returns its response. `note` gets each state of a watched job.
 
     Raises the errors of the operation, and `Unavailable` (`E-SERVER-UNREACHABLE`) where nothing answers.
@@ -92,7 +93,7 @@ def conversation(name: str, fields: Mapping[str, Any], note: Callable[[Any], Non
     return (yield from follow(started, note)) if watch else started
 
 
-def ask(name: str, fields: Mapping[str, Any]) -> Talk:
+def ask(name: str, fields: JsonMapping) -> Talk:
     response = yield from send(exchange_of(name, checked_request(name, dict(fields))))
     return response_of(name, response)
 
@@ -106,7 +107,7 @@ def send(exchange: HttpExchange) -> Generator[Step, Heard, httpx.Response]:
 # Retries: what starts something carries an Idempotency-Key, so every exchange may be sent again
 
 
-def retry_policy(exchange: HttpExchange) -> dict[str, Any]:
+def retry_policy(exchange: HttpExchange) -> JsonObject:
     """Return the arguments of tenacity's `Retrying` and `AsyncRetrying` for an exchange.
 
     A request is sent again if it did not arrive or came too early. The last response is returned whatever it is.
@@ -206,7 +207,7 @@ def encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
     return {name.encode("ascii"): value.encode("latin-1") for name, value in headers.items()}
 
 
-def request_words(exchange: HttpExchange) -> dict[str, Any]:
+def request_words(exchange: HttpExchange) -> JsonObject:
     """Return the arguments of httpx for an exchange."""
     return {
         "method": exchange.method, "url": exchange.path, "params": exchange.params,
@@ -231,7 +232,7 @@ def json_of(request: BaseModel, left_out: set[str]) -> bytes:
         return json.dumps(request.model_dump(mode="json", exclude_unset=True, exclude=left_out)).encode()
 
 
-def query_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+def query_of(fields: Mapping[str, object]) -> dict[str, object]:
     """The fields of a query: lists repeat, objects are `field[key]`, what is not there is left out."""
     texts = {True: "true", False: "false"}
     objects = {key: value for key, value in fields.items() if isinstance(value, Mapping)}
@@ -246,7 +247,7 @@ def query_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 # What comes back
 
 
-def response_of(name: str, response: httpx.Response) -> Any:
+def response_of(name: str, response: httpx.Response) -> object:
     """The response of an operation, as its model; the bytes of a file. Raises the error that a problem describes."""
     if response.status_code >= 400:
         raise error_of(response)
@@ -284,18 +285,18 @@ def error_of(response: httpx.Response) -> TrainyardError:
 # Files of the caller: a service reads none of them
 
 
-def read_checked(fields: dict[str, Any]) -> dict[str, Any]:
+def read_checked(fields: JsonObject) -> JsonObject:
     return {**fields, "files": tuple(read_here(file) for file in fields.get("files", ()))}
 
 
-def read_planned(fields: dict[str, Any]) -> dict[str, Any]:
+def read_planned(fields: JsonObject) -> JsonObject:
     return {**fields, "target": read_here(fields.get("target"))}
 
 
-def lay_over(below: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def lay_over(below: str) -> Callable[[dict[str, object]], dict[str, object]]:
     """Put what is in `file` under the field of that name, as the operation does on its own machine."""
 
-    def read(fields: dict[str, Any]) -> dict[str, Any]:
+    def read(fields: JsonObject) -> JsonObject:
         if fields.get("file") is None:
             return fields
         rest = {key: value for key, value in fields.items() if key != "file"}
@@ -307,7 +308,7 @@ def lay_over(below: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return read
 
 
-READ_HERE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+READ_HERE: dict[str, Callable[[dict[str, object]], dict[str, object]]] = {
     "check": read_checked,
     "plan": read_planned,
     "jobs create": lay_over("parameters"),
@@ -317,7 +318,7 @@ READ_HERE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 """Operation -> what reads the files that its fields name on this machine."""
 
 
-def read_here(target: Any) -> Any:
+def read_here(target: object) -> object:
     """The content of a file of this machine; a template, a run's id and a mapping stay as they are."""
     is_file = isinstance(target, Path) or (isinstance(target, str) and Path(target).is_file())
     return load_value(find_file(str(target))) if is_file else target
@@ -326,7 +327,7 @@ def read_here(target: Any) -> Any:
 # Runs
 
 
-def start_run(fields: dict[str, Any]) -> Talk:
+def start_run(fields: JsonObject) -> Talk:
     """Start a template or continue a run; a chain is stored first, because a service runs stored revisions."""
     target = read_here(fields.get("target"))
     if not isinstance(target, Mapping):
@@ -344,7 +345,7 @@ def start_run(fields: dict[str, Any]) -> Talk:
     return (yield from ask("chains run", named | options))
 
 
-def store_chain(body: Mapping[str, Any]) -> Talk:
+def store_chain(body: Mapping[str, object]) -> Talk:
     """The stored chain with this content: that of its name with a new revision if it differs, or a new chain."""
     name = str(body.get("name") or "chain")
     try:
@@ -365,7 +366,7 @@ def follow(started: Any, note: Callable[[Any], None] = ignore) -> Talk:
     return kind(**{**result_fields, **ended})
 
 
-def wait_for_end(name: str, note: Callable[[Any], None]) -> Talk:
+def wait_for_end(name: str, note: Callable[[object], None]) -> Talk:
     """Return when a job has ended, is paused, or needs something to continue. A stream that was cut off is continued.
 
     Its events contain the job as lists have it, without its nodes.

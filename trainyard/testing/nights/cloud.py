@@ -33,7 +33,7 @@ LOOKS_SHARE = 0.3
 class Flaky:
     """A store that never loses what it acknowledged, while a connection may break before or after."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self.lose: list[str] = []
         self.overwritten: list[str] = []

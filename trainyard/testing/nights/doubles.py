@@ -23,6 +23,7 @@ from trainyard.backends.results import TrainingStopped
 from trainyard.data.limited.items import parse_item
 from trainyard.data.limited.requests import ParsedItem, ParseItem
 from trainyard.errors import Conflict, Unavailable
+from trainyard.json_types import JsonMapping
 from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
 from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, Complete, Messages, document_of
 from trainyard.spec.chain import canonical_json
@@ -86,7 +87,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self.clock.monotonic()
 
 
-def run_in(clock: SimulatedClock) -> Callable[[Coroutine[Any, Any, None]], None]:
+def run_in(clock: SimulatedClock) -> Callable[[Coroutine[object, object, None]], None]:
     def run(coroutine: Coroutine[Any, Any, None]) -> None:
         loop = SimulatedLoop(clock)
         try:
@@ -174,14 +175,14 @@ class SimulatedServer:
             raise Unavailable("The model server did not come up.", do="Read its log.", code="E-SERVER-START")
         self.answering = True
 
-    def warm(self, schema: Mapping[str, Any]) -> None:
+    def warm(self, schema: Mapping[str, object]) -> None:
         self.clock.sleep(2)
 
     @asynccontextmanager
     async def completing(self, concurrency: int, *, timeout_s: float) -> AsyncIterator[Complete]:
         yield self.complete
 
-    async def complete(self, messages: Messages, schema: Mapping[str, Any] | None, max_tokens: int) -> str:
+    async def complete(self, messages: Messages, schema: JsonMapping | None, max_tokens: int) -> str:
         await asyncio.sleep(self.chance.uniform(1, 9) * (40 if "slow" in self.trouble else 1))
         if self.process.dead:
             raise Crash

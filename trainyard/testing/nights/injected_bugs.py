@@ -42,7 +42,7 @@ def nonsense_is_done(self: extracting.Writer, content: Any, extraction: Any, rea
     return Entry(key=content.key, name=content.document.name, status="done", night=self.run)
 
 
-def complete_first(lease: claim.ClaimLease, config: Any, deadline: float) -> Any:
+def complete_first(lease: claim.ClaimLease, config: Any, deadline: float) -> object:
     world, marker = lease.world, lease.claim.marker
     version = publish.registered(world, marker.tenant, marker.role, marker.name)
     if version is None:
@@ -76,7 +76,7 @@ def highest_plus_one(files: Any, folder: Path) -> int:
     return number
 
 
-def not_reserved(_objects: Any, versions: Any, tenant: str, role: str, _key: str) -> int:
+def not_reserved(_objects: object, versions: Any, tenant: str, role: str, _key: str) -> int:
     """The local disk alone decides about numbers."""
     return max((version.version for version in versions.list(tenant, role)), default=0) + 1
 
@@ -89,7 +89,7 @@ def never_growing(record: records.MarkerRecord, clock: Any, lease_s: float) -> r
 RENEWED = records.renew_claim
 
 
-def put_anyway(self: remote.ObjectMarkers, name: str, state: Any, record: Any, _generation: int) -> Any:
+def put_anyway(self: remote.ObjectMarkers, name: str, state: object, record: object, _generation: int) -> Any:
     """Write without the expected generation: the last of two writers wins."""
     return PUT(self, name, state, record, None)  # type: ignore[arg-type]
 

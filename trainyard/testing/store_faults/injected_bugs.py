@@ -35,12 +35,12 @@ def flushes_files_only(disk: files.Files, folder: Path) -> None:
 
 
 def manifest_before_flush(
-    disk: files.Files, folder: Path, described: Any, facts: Any = whole.NO_FACTS, *_: Any
+    disk: files.Files, folder: Path, described: Any, facts: Any = whole.NO_FACTS, *_: object
 ) -> None:
     whole.write_json_durably(folder / whole.MANIFEST, {**facts, "files": described}, disk)
 
 
-def believes_the_version(_self: Any, version: Any) -> Any:
+def believes_the_version(_self: object, version: object) -> object:
     return version
 
 

@@ -11,12 +11,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainyard.callbacks import ignore
+from trainyard.json_types import JsonMapping
 from trainyard.stores import whole
 from trainyard.stores.files import DISK, Files
 from trainyard.stores.whole import MANIFEST, NO_FACTS, REPLACED, Described, flush_name
@@ -45,7 +45,7 @@ def commit(
     *,
     at: Callable[[str], None] = ignore,
     keep: int | None = KEPT,
-    facts: Mapping[str, Any] = NO_FACTS,
+    facts: JsonMapping = NO_FACTS,
     files: Files = DISK,
 ) -> Path:
     """Write a checkpoint by `write(folder)` and make it exist; keep the newest `keep` (None: prune nothing).

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 from transformers.modeling_utils import str_to_torch_dtype
 
 from trainyard.errors import TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.train.checkpoint.streams import Sealer, open_stream
 
 DTYPE_NAMES = {dtype: name for name, dtype in str_to_torch_dtype.items()} | {torch.complex64: "C64"}
@@ -57,7 +57,7 @@ def layout_of(shapes: tuple[Shape, ...]) -> TensorLayout:
     Of the rest the wide types first, so that every tensor begins at a multiple of its element's size."""
     order = tuple(sorted(shapes, key=lambda shape: (size_of(shape) % CACHE_LINE != 0, -shape[1].itemsize, shape[0])))
     ends = tuple(accumulate(map(size_of, order)))
-    described: dict[str, Any] = {
+    described: JsonObject = {
         name: {"dtype": dtype_name(name, dtype), "shape": list(shape), "data_offsets": [start, end]}
         for (name, dtype, shape), start, end in zip(order, (0, *ends), ends, strict=False)
     }

@@ -18,10 +18,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.objects import addresses
 from trainyard.stores.whole import MANIFEST, flush_tree, move_folder, new_file, whole_or_nothing
@@ -136,7 +137,7 @@ class Mirror:
         best: Best,
         keep_best: int,
         at: Callable[[str], None],
-        report: Callable[[dict[str, Any]], None],
+        report: Callable[[JsonObject], None],
     ) -> None:
         self.address, self.store, self.keep, self.best = address, open_store(address), keep, best
         self.keep_best = keep_best
@@ -172,7 +173,7 @@ class Mirror:
 
     def _copy(self, folder: Path, step: int) -> None:
         started = time.perf_counter()
-        record: dict[str, Any] = {"tier": "mirror", "step": step, "path": self.address}
+        record: JsonObject = {"tier": "mirror", "step": step, "path": self.address}
         try:
             record["bytes"] = upload(self.store, folder)
             self._at("checkpoint.mirrored")

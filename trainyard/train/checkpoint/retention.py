@@ -6,8 +6,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.stores.whole import MANIFEST
 
 Best = Callable[[Iterable[float]], float]
@@ -33,7 +33,7 @@ def metric_of(folder: Path) -> float | None:
     A damaged manifest is found, reported and quarantined at the next start; it must not end a running training.
     """
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: JsonObject = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         metric = manifest.get("metric")
     except (OSError, ValueError, AttributeError):
         return None

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import torch
@@ -22,6 +21,7 @@ import transformers
 from safetensors.torch import load, load_file, save, save_file
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.chain import digest
 from trainyard.stores.whole import write_folder
 from trainyard.train.checkpoint.checkpoints import damage_of
@@ -39,22 +39,22 @@ PARTS = ("weights", "optimizer", "rate", "scaler", "gradients", "random", "count
 class Snapshot:
     """The parts of a state by name; tensors may be the live ones."""
 
-    parts: dict[str, Any]
-    identity: dict[str, Any]
+    parts: JsonObject
+    identity: JsonObject
     """What has to be the same for the state to make sense: config, versions, threads, deterministic flags."""
 
-    def flat(self) -> tuple[Tensors, dict[str, Any]]:
+    def flat(self) -> tuple[Tensors, JsonObject]:
         """(tensors by name, JSON values) of the whole state."""
         tensors: Tensors = {}
         values = flatten(self.parts, "state", tensors)
         return tensors, {"parts": values, "identity": self.identity}
 
     @classmethod
-    def from_flat(cls, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> Snapshot:
+    def from_flat(cls, tensors: Mapping[str, torch.Tensor], values: JsonMapping) -> Snapshot:
         return cls(rebuild(values["parts"], tensors), dict(values["identity"]))
 
 
-def identity(config_sha256: str, precision: str, layout: Mapping[str, Any] = ONE_PROCESS) -> dict[str, Any]:
+def identity(config_sha256: str, precision: str, layout: JsonMapping = ONE_PROCESS) -> JsonObject:
     """Return what a resumed run must share with the first one, and what else is recorded.
 
     `layout` says how many processes share the state, and how.
@@ -83,7 +83,7 @@ def require_whole(snapshot: Snapshot, name: str) -> None:
         )
 
 
-def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
+def require_same(snapshot: Snapshot, here: JsonMapping) -> list[str]:
     """Refuse a state of other processes, of another config or precision, or of other library versions
     (`E-CHECKPOINT-MISMATCH`); returns what else differs (threads, flags), which changes bits but not meaning."""
     require_same_processes(snapshot.identity.get("layout", ONE_PROCESS), here.get("layout", ONE_PROCESS))
@@ -108,7 +108,7 @@ def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def require_same_processes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def require_same_processes(before: JsonMapping, now: JsonMapping) -> None:
     """A sharded state continues where the same shards are. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`)."""
     if before != now:
         raise Corrupt(
@@ -119,14 +119,14 @@ def require_same_processes(before: Mapping[str, Any], now: Mapping[str, Any]) ->
         )
 
 
-def in_words(layout: Mapping[str, Any]) -> str:
+def in_words(layout: JsonMapping) -> str:
     """`4 processes (fsdp_hybrid, shard_size 2)`."""
     count = layout["processes"]
     rest = [str(layout["strategy"]), *(f"{name} {layout[name]}" for name in ("shard_size",) if name in layout)]
     return "1 process" if count == 1 else f"{count} processes ({', '.join(rest)})"
 
 
-def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str, sealer: Sealer | None = None) -> dict[str, Any]:
+def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str, sealer: Sealer | None = None) -> JsonObject:
     """Write a named state whole, or nothing. See `Session.save`."""
     require_name(name)
     if kind not in ("full", "weights"):
@@ -160,7 +160,7 @@ def require_name(name: str) -> None:
         )
 
 
-def load_snapshot(root: Path, name: str, sealer: Sealer | None = None) -> tuple[Snapshot, dict[str, Any]]:
+def load_snapshot(root: Path, name: str, sealer: Sealer | None = None) -> tuple[Snapshot, JsonObject]:
     """Read a named state, its bytes verified first."""
     folder = root / "saved" / name
     if not NAME.fullmatch(name) or not folder.is_dir():
@@ -176,9 +176,9 @@ def load_snapshot(root: Path, name: str, sealer: Sealer | None = None) -> tuple[
     return snapshot, {"name": name, "path": str(folder), "sha256": digest_of(folder)}
 
 
-def read_state(folder: Path, sealer: Sealer | None = None) -> tuple[Tensors, dict[str, Any]]:
+def read_state(folder: Path, sealer: Sealer | None = None) -> tuple[Tensors, JsonObject]:
     try:
-        values: dict[str, Any] = json.loads(read_bytes(folder / VALUE_FILE, sealer))
+        values: JsonObject = json.loads(read_bytes(folder / VALUE_FILE, sealer))
         if is_sealed(folder / TENSOR_FILE):
             return load(read_bytes(folder / TENSOR_FILE, sealer)), values
         return load_file(folder / TENSOR_FILE), values

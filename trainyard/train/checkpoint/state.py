@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from trainyard.errors import Corrupt
+from trainyard.json_types import JsonMapping, JsonObject
 
 Tensors = dict[str, torch.Tensor]
 
@@ -62,7 +63,7 @@ def rebuild(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return value
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> JsonObject:
     """The state of every generator that training may draw from."""
     version, words, following = random.getstate()
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
@@ -75,7 +76,7 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def require_same_devices(state: Mapping[str, Any]) -> None:
+def require_same_devices(state: JsonMapping) -> None:
     """Raise `Corrupt` (`E-CHECKPOINT-MISMATCH`) when the run had another number of CUDA devices."""
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if len(state["cuda"]) != here:
@@ -86,7 +87,7 @@ def require_same_devices(state: Mapping[str, Any]) -> None:
         )
 
 
-def restore_random_state(state: Mapping[str, Any]) -> None:
+def restore_random_state(state: JsonMapping) -> None:
     """Put every generator back. The devices are those of `require_same_devices`."""
     version, words, following = state["python"]
     random.setstate((version, tuple(words.tolist()), following))

@@ -20,13 +20,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from safetensors.torch import load, load_file
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import Described
 from trainyard.train.checkpoint.checkpoints import checkpoints, commit, damage_of, drop
 from trainyard.train.checkpoint.host_buffer import HostBuffer, bytes_of, fits_in_memory, require_finite
@@ -74,7 +74,7 @@ class CheckpointWriter:
         keep: int = 2,
         mirror: str | None = None,
         at: Callable[[str], None] = ignore,
-        report: Callable[[dict[str, Any]], None] = ignore,
+        report: Callable[[JsonObject], None] = ignore,
         best: Best = min,
         keep_best: int = 1,
         may_overflow: tuple[str, ...] = (),
@@ -83,7 +83,7 @@ class CheckpointWriter:
         """With one both files are encrypted; the manifest is over the encrypted bytes."""
         self.root, self.keep, self.best, self.may_overflow = root, keep, best, may_overflow
         self.keep_best = keep_best
-        kept: dict[str, Any] = {"keep": keep, "best": best, "keep_best": keep_best}
+        kept: JsonObject = {"keep": keep, "best": best, "keep_best": keep_best}
         self.mirror = Mirror(mirror, **kept, at=at, report=report) if mirror else None
         self._at, self._report = at, report
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -106,7 +106,7 @@ class CheckpointWriter:
         self,
         step: int,
         tensors: Mapping[str, torch.Tensor],
-        values: Mapping[str, Any],
+        values: JsonMapping,
         *,
         metric: float | None = None,
     ) -> Staged:
@@ -155,7 +155,7 @@ class CheckpointWriter:
         self._free.append(buffer)
         future.result()
 
-    def _write(self, buffer: HostBuffer, step: int, values: Mapping[str, Any], metric: float | None) -> None:
+    def _write(self, buffer: HostBuffer, step: int, values: JsonMapping, metric: float | None) -> None:
         """Device -> host memory -> disk -> mirror, then prune both. Runs in the background thread."""
         started = time.perf_counter()
         buffer.settle()
@@ -191,7 +191,7 @@ class CheckpointWriter:
 
 def load_checkpoint(
     path: Path, *, verify: bool = True, sealer: Sealer | None = None
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+) -> tuple[dict[str, torch.Tensor], JsonObject]:
     """Tensors (on the CPU) and values of a checkpoint, its SHA-256 verified before anything is read.
 
     `verify=False` is for a path that `find_newest` has verified just now. Raises `Corrupt`: `E-CHECKPOINT-CORRUPT`, or

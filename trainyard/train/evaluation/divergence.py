@@ -15,6 +15,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from trainyard.json_types import JsonMapping, JsonObject
+
 WINDOW = 10
 """Steps whose mean is compared with the loss of step 1; a shorter training is read over its last third."""
 LEAST_RISE, LEAST_NATS = 0.1, 0.05
@@ -60,7 +62,7 @@ class Divergence:
     def text(self) -> str:
         return f"{self.because}: {self.advice}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return asdict(self) | {"kind": self.kind.value, "text": self.text}
 
 
@@ -176,7 +178,7 @@ def noise_of(losses: Iterable[float], first: float) -> float:
 
 def judge_training(
     losses: Sequence[Sequence[Any]],
-    evaluations: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[JsonMapping],
     *,
     takes_best: bool = False,
     norms: Mapping[int, float] | None = None,

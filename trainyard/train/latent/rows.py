@@ -10,9 +10,8 @@ Shapes: B rows, T positions.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -20,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import Message, SftRow
+from trainyard.json_types import JsonMapping
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import IGNORED, Batch, Encoded
 from trainyard.train.latent.rollout import SLOTS
@@ -118,7 +118,7 @@ def collate(
     return (fill_up_around if around else fill_up)(laid_out, pad_id)
 
 
-def fill_up(rows: Sequence[Mapping[str, Any]], pad_id: int) -> Batch:
+def fill_up(rows: Sequence[JsonMapping], pad_id: int) -> Batch:
     """Rows of different lengths as one batch, with padding on the right."""
     fills = {"input_ids": pad_id, "labels": IGNORED, SLOTS: 0}
     batch = {

@@ -21,6 +21,7 @@ import httpx
 import torch
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.train.contracts import IGNORED
 
 FILL = -1e4
@@ -92,7 +93,7 @@ class ServedTeacher:
             self.checked = True
         return found
 
-    def post(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+    def post(self, body: JsonObject) -> list[JsonObject]:
         """The choices of an answer; a server that is busy or away for a moment is asked again."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         problem = ""
@@ -104,7 +105,7 @@ class ServedTeacher:
                     problem = f"{type(error).__name__}: {error}"
                     continue
                 if answer.is_success:
-                    found: list[dict[str, Any]] = answer.json()["choices"]
+                    found: list[JsonObject] = answer.json()["choices"]
                     return found
                 problem = f"It answered {answer.status_code}: {answer.text[:300]}"
                 if answer.is_client_error and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.methods import LowRankSettings, adapter_settings
 from trainyard.train.methods import adapters
 from trainyard.train.methods.adapters import EARLIER, NEW, REFERENCE
@@ -56,7 +57,7 @@ def adapter_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: 
 def whole_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bool) -> Policy:
     """The policy of a method that moves the model's own weights; an earlier adapter is merged into them."""
     assert spec.choose is not None
-    facts: dict[str, Any] = {"kind": "whole", "earlier": None}
+    facts: JsonObject = {"kind": "whole", "earlier": None}
     if request.adapter is None:
         model = spec.load(request, request.base)
     else:
@@ -197,7 +198,7 @@ def frozen_copy(model: Any) -> Any:
 # What is kept
 
 
-def adapter_facts(model: PeftModel, request: PolicyRequest) -> dict[str, Any]:
+def adapter_facts(model: PeftModel, request: PolicyRequest) -> JsonObject:
     """The adapter's shape as it is in the model, which for a continued adapter is the earlier one's."""
     config: Any = model.peft_config[NEW]
     method = request.config.method

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from peft import PeftConfig
 
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.training import TrainerConfig
 
 Head = Literal["causal", "reward"]
@@ -44,13 +45,13 @@ class Policy:
     reference: Callable[[], AbstractContextManager[Any]] | None
     """Opens the frozen reference: a model in evaluation mode without gradients, until the context ends. None when it
     was not asked for; setting None frees its memory."""
-    facts: dict[str, Any]
-    lineage: list[dict[str, Any]]
+    facts: JsonObject
+    lineage: list[JsonObject]
     """Every model and adapter that this one comes from, oldest first: {stage, method, sha256, parents}."""
     warnings: list[str] = field(default_factory=list)
     initial: dict[str, torch.Tensor] | None = None
     """What a new adapter began with, by the names of a saved one, where that was not zero."""
-    earlier_layers: Mapping[str, Any] | None = None
+    earlier_layers: JsonMapping | None = None
     """Layers of an earlier adapter that is saved together with the new one (`sums.Layers`)."""
     rotation: BlockRotation | None = None
     """Draws the blocks that are trainable, where they change while it trains."""

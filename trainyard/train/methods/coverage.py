@@ -10,6 +10,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from transformers.pytorch_utils import Conv1D
 
+from trainyard.json_types import JsonObject
 from trainyard.train.methods.guarding import base_name
 from trainyard.train.methods.targets import has_experts, has_towers, in_tower, is_expert, is_linear, is_router, last
 
@@ -21,7 +22,7 @@ EXPECTED = (ATTENTION, MLP, EXPERTS, MIXERS)
 MLP_WORDS = ("mlp", "feed_forward", "ffn", "feedforward")
 
 
-def measure_coverage(model: Any, adapter: str) -> dict[str, Any]:
+def measure_coverage(model: Any, adapter: str) -> JsonObject:
     """Count the weights of the base's matrices, and those with an adapter or trained whole.
 
     Returns {share, kinds: {kind: [adapted, weights]}, note}; `note` is a sentence where kinds that an adapter could

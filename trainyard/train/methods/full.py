@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.contract import Groups, PolicyRequest
 
@@ -29,5 +30,5 @@ def plain_groups(model: torch.nn.Module, config: TrainerConfig) -> Groups:
     ]
 
 
-def make_group(members: dict[str, torch.nn.Parameter], rate: float | None, decay: float) -> dict[str, Any]:
+def make_group(members: dict[str, torch.nn.Parameter], rate: float | None, decay: float) -> JsonObject:
     return {"params": list(members.values()), "names": list(members), "lr": rate, "weight_decay": decay}

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from trainyard.errors import InvalidInput, LimitExceeded, Reason, Refused
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.stores.models import count_parameters, weight_files
 from trainyard.stores.whole import file_sha256
@@ -144,14 +145,14 @@ def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
     return model if "device_map" in options else model.to(request.device)
 
 
-def load_options(request: PolicyRequest, dtype: torch.dtype) -> dict[str, Any]:
+def load_options(request: PolicyRequest, dtype: torch.dtype) -> JsonObject:
     """What `load_model` gets for a request."""
     given = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
     given |= position_options(request.base, request.config.rope)
     return {**given, "attn_implementation": request.attention} if request.attention is not None else given
 
 
-def load_model(folder: str, head: Head, options: dict[str, Any]) -> Any:
+def load_model(folder: str, head: Head, options: JsonObject) -> Any:
     """A causal model, or one with a single score per row (`reward`), whose padding token is set."""
     options = {**options}
     attention = options.pop("attn_implementation", None) or default_attention(folder, head)
@@ -192,12 +193,12 @@ def base_dtype(request: PolicyRequest) -> torch.dtype:
     return frozen_dtype(request.device, request.config.hyperparameters.precision)
 
 
-def training_record(folder: str | Path) -> dict[str, Any]:
+def training_record(folder: str | Path) -> JsonObject:
     """Return the `training.json` of a folder of weights; empty for weights that were trained elsewhere."""
     path = Path(folder) / TRAINING_FILE
     if not path.is_file():
         return {}
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    record: JsonObject = json.loads(path.read_text(encoding="utf-8"))
     return record
 
 
@@ -209,7 +210,7 @@ def require_same_base(adapter: Path, base_sha256: str, node: str | None = None) 
         raise Refused([Reason("R-BASE-MISMATCH", node, "config.base_model", because, "the same base_model.")])
 
 
-def lineage(request: PolicyRequest) -> list[dict[str, Any]]:
+def lineage(request: PolicyRequest) -> list[JsonObject]:
     """Everything that a policy comes from, oldest first.
 
     A base that this product trained lists its own ancestors, and so does an earlier adapter, which shares them with
@@ -221,7 +222,7 @@ def lineage(request: PolicyRequest) -> list[dict[str, Any]]:
     return [entry for at, entry in enumerate(found) if entry not in found[:at]]
 
 
-def ancestors(folder: str | Path, sha256: str) -> list[dict[str, Any]]:
+def ancestors(folder: str | Path, sha256: str) -> list[JsonObject]:
     """What some weights come from and then those weights themselves."""
     record = training_record(folder)
     own = {"stage": record.get("stage"), "method": record.get("method"), "sha256": sha256}

@@ -8,17 +8,17 @@ rounded, and what was written is loaded and run once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.train.methods.adapters import NEW, TOLERANCE, load_adapter, probe_logits, read_config, written_in
 from trainyard.train.methods.loading import load_model, require_memory
 
 
-def merge(base: str, adapter: Path, out: Path, dtype: str) -> dict[str, Any]:
+def merge(base: str, adapter: Path, out: Path, dtype: str) -> JsonObject:
     """Write base plus adapter as one model into an empty folder, in `dtype` (`auto`: that of the base).
 
     Returns {divergence, saved_divergence, tolerance, dtype}: the largest difference of a logit after the sum in

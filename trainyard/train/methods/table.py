@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.adapters import NEW, save_adapter
@@ -85,7 +86,7 @@ def verify_saved(policy: Policy, request: PolicyRequest, folder: Path) -> None:
         require_reloaded(policy.model, folder, request.head, merged=merged, initial=policy.initial)
 
 
-def counts(model: torch.nn.Module) -> dict[str, Any]:
+def counts(model: torch.nn.Module) -> JsonObject:
     """How many weights there are and how many of them move. A 4-bit base stores two in a byte."""
     parameters = list(model.parameters())
     return {

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trainyard.errors import Unavailable
+from trainyard.json_types import JsonObject
 from trainyard.loading import load
 from trainyard.train.contracts import IGNORED, MASK_GROUPS, SEQUENCES, Head
 from trainyard.train.model.precision import require_liger
@@ -99,10 +100,10 @@ def decoder_of(base: Any) -> Any:
     return next(child for child in base.children() if child is not base.get_output_embeddings())
 
 
-def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> JsonObject:
     """What a transformers model takes of a batch; answers that share a prompt get a mask that keeps them apart."""
     names = ("input_ids", "attention_mask", "position_ids")
-    given: dict[str, Any] = {name: batch[name] for name in names if name in batch}
+    given: JsonObject = {name: batch[name] for name in names if name in batch}
     if MASK_GROUPS in batch:
         given["attention_mask"] = attention_mask(batch, base)
     elif len(given) > 1 and takes_borders(base):

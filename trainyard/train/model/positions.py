@@ -13,13 +13,14 @@ from typing import Any
 from transformers import AutoConfig
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.training import RopeScaling
 
 BY_FACTOR = ("linear", "dynamic")
 """Kinds whose config names the positions before scaling."""
 
 
-def position_options(folder: str, rope: RopeScaling | None) -> dict[str, Any]:
+def position_options(folder: str, rope: RopeScaling | None) -> JsonObject:
     """What `from_pretrained` gets so that a base has scaled positions; nothing without scaling.
 
     Raises `InvalidInput` (`E-MODEL-INVALID`) for a base without rotary positions of one kind, or with scaled ones.

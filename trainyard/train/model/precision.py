@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.json_types import JsonMapping
 from trainyard.loading import load
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.packages import LIGER
@@ -99,7 +100,7 @@ def frozen_dtype(device: str, asked: Precision) -> Any:
     return torch.float16 if asked is Precision.AUTO else torch.float32
 
 
-def hidden_size(config: Mapping[str, Any]) -> int | None:
+def hidden_size(config: JsonMapping) -> int | None:
     """Return the width of a model by its `config.json`; None where it does not say it."""
     nested = config.get("text_config")
     parts = (config, nested if isinstance(nested, Mapping) else {})

@@ -24,6 +24,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from trainyard.json_types import JsonObject
+
 KERNEL = "sdpa_varlen"
 """The name under which transformers finds `attend`."""
 AMPERE = (8, 0)
@@ -107,7 +109,7 @@ def attend_in_turn(
     return torch.cat(found)
 
 
-def border_inputs(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+def border_inputs(batch: dict[str, torch.Tensor]) -> JsonObject:
     """Return what a forward pass gets for the borders of a batch's sequences (transformers: `FlashAttentionKwargs`).
 
     A sequence begins at each row, where a position (`position_ids`) is not the one before it plus one, and where

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.contracts import Batch, Head, Scores, StageSpec
@@ -37,7 +38,7 @@ class Ddp(SingleProcess):
         self.team, self.leading = team, team.leading
         self.layout = {"strategy": self.strategy.value, "processes": team.size}
 
-    def optimizer(self, groups: list[dict[str, Any]], config: TrainerConfig) -> Any:
+    def optimizer(self, groups: list[JsonObject], config: TrainerConfig) -> Any:
         """The optimizer of this process's part."""
         return make_optimizer(groups, config)
 

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.checkpoint import state
@@ -67,13 +68,13 @@ class Hybrid(Sharded):
             if isinstance(module, FSDPModule):  # sums, as a loss is divided by the units of the whole step
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        self.sharded: dict[str, Any] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.sharded: JsonObject = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.own = {name: torch.nn.Parameter(value.to_local().detach()) for name, value in self.sharded.items()}
 
     def parameters(self, model: Any) -> list[torch.Tensor]:
         return list(self.own.values())
 
-    def optimizer(self, groups: list[dict[str, Any]], config: TrainerConfig) -> Any:
+    def optimizer(self, groups: list[JsonObject], config: TrainerConfig) -> Any:
         return make_optimizer(
             [{**group, "params": [self.own[name] for name in group["names"]]} for group in groups], config
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.train.checkpoint.snapshot import Snapshot
 from trainyard.train.contracts import Batch, Scores
 from trainyard.train.parallel.ddp import Ddp
@@ -82,7 +83,7 @@ class SharedSession(Session):
         if not self.team.leading:
             self.team.send({name: own.parts[name] for name in self.strategy.apart}, LEADER)
             return own
-        peers: dict[str, dict[str, Any]] = {name: {} for name in self.strategy.apart}
+        peers: dict[str, JsonObject] = {name: {} for name in self.strategy.apart}
         for rank in range(1, self.team.size):
             for name, part in self.team.receive(rank).items():
                 peers[name][str(rank)] = part
@@ -101,12 +102,12 @@ class SharedSession(Session):
     def _received(self, everything: bool) -> None:
         self._take(self.team.receive(LEADER), everything)
 
-    def _take(self, parts: dict[str, Any], everything: bool) -> None:
+    def _take(self, parts: JsonObject, everything: bool) -> None:
         super()._zero_grad()
         self._take_over(parts, everything=everything)
 
 
-def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> dict[str, Any]:
+def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> JsonObject:
     """Return the state of one rank: rank 0's, with the parts that this rank or the ranks of its group had."""
     parts = {name: value for name, value in snapshot.parts.items() if name != PEERS}
     for name, own in snapshot.parts.get(PEERS, {}).items():

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.nn.utils import clip_grads_with_norm_
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train import optimizers
@@ -64,7 +65,7 @@ class Zero1(Sharded):
         self.trainable = self.parameters(model)
         self.owner = dict(zip(map(id, self.trainable), assign_owners(self.trainable, team.size), strict=True))
 
-    def optimizer(self, groups: list[dict[str, Any]], config: TrainerConfig) -> Any:
+    def optimizer(self, groups: list[JsonObject], config: TrainerConfig) -> Any:
         return Partitioned(optimizers.make_optimizer(groups, config), self.owner, self.team.rank)
 
     def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
@@ -194,7 +195,7 @@ class Partitioned(CompositeOptimizer):
             value.copy_(trainable)
         self._trained = []
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         super().load_state_dict(state)
         self._trained = []
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.loading import load
 from trainyard.spec.axes.devices import Precision, one_of
 from trainyard.spec.axes.quantization import Quantization
@@ -74,7 +74,7 @@ def require(format: Quantization, device: str) -> None:
 def load_config(
     format: Quantization,
     device: str,
-    stored: Mapping[str, Any] | None = None,
+    stored: JsonMapping | None = None,
     precision: Precision = Precision.AUTO,
 ) -> Any:
     """What `from_pretrained(quantization_config=…)` takes for a format on a device; None where nothing is to be given.
@@ -107,14 +107,14 @@ def load_config(
     )
 
 
-def stored_config(folder: str) -> dict[str, Any] | None:
+def stored_config(folder: str) -> JsonObject | None:
     """The quantization config that a base carries in its `config.json`; None for a base in full precision."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     stored = getattr(config, "quantization_config", None)
     return stored if stored is None or isinstance(stored, dict) else dict(stored.to_dict())
 
 
-def require_fitting_base(format: Quantization, stored: Mapping[str, Any] | None) -> None:
+def require_fitting_base(format: Quantization, stored: JsonMapping | None) -> None:
     """A base that is to be quantised is not quantised yet, and one that has to be is. Raises `E-QUANTIZATION`."""
     has = str(stored.get("quant_method", "another format")).rpartition(".")[2].lower() if stored else ""
     wanted = format.value if format.facts.calibrates else ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from trainyard.json_types import JsonMapping, JsonObject
 
 SHOWN = {
     "loss": "loss {:.4f}",
@@ -24,10 +25,10 @@ class ProgressBar:
         columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.bar = Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(file=terminal))
         self.task: TaskID | None = None
-        self.evaluated: dict[str, Any] = {}
+        self.evaluated: JsonObject = {}
         """The newest evaluation, which stays in sight until the next one."""
 
-    def on_step(self, record: Mapping[str, Any]) -> None:
+    def on_step(self, record: JsonMapping) -> None:
         if self.task is None:
             self.task = self.bar.add_task("training", total=record.get("total_steps"), text="")
             self.bar.start()
@@ -38,6 +39,6 @@ class ProgressBar:
         self.bar.stop()
 
 
-def summary(record: Mapping[str, Any]) -> str:
+def summary(record: JsonMapping) -> str:
     """The few numbers that are worth a glance."""
     return "  ".join(form.format(record[name]) for name, form in SHOWN.items() if record.get(name) is not None)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
 import torch
 
+from trainyard.json_types import JsonObject
 from trainyard.train.contracts import IGNORED, SEQUENCES, Batch
 from trainyard.train.rows.segments import sequence_lengths
 from trainyard.train.rows.tokens import TokenLedger
@@ -51,9 +51,9 @@ class Counted:
             count = count_batch(batch, len(own))
             self.add(Counted(skipped=count.trained) if skipped else count)
 
-    def record(self, ledger: TokenLedger, origin: Origin = Origin.BATCHES) -> dict[str, Any]:
+    def record(self, ledger: TokenLedger, origin: Origin = Origin.BATCHES) -> JsonObject:
         """The two accounts as `training.json` has them."""
-        data: dict[str, Any] = {"tokens": ledger.tokens(), "rows": dict(ledger.rows)}
+        data: JsonObject = {"tokens": ledger.tokens(), "rows": dict(ledger.rows)}
         if ledger.refused:
             data["refused"] = {words: counted._asdict() for words, counted in ledger.refused.items()}
         if ledger.sets:
@@ -61,7 +61,7 @@ class Counted:
         return {**account_fields(asdict(self), origin), "data": data}
 
 
-def account_fields(counted: Mapping[str, int], origin: Origin) -> dict[str, Any]:
+def account_fields(counted: Mapping[str, int], origin: Origin) -> JsonObject:
     """Fields `tokens`, `rows` and `counted` of a record."""
     tokens = {"trained": counted["trained"], "masked": counted["masked"]}
     if counted.get("skipped"):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainyard.json_types import JsonMapping
 from trainyard.train.reporting.trackers import Tracker
 
 WAITING = 4096
@@ -39,7 +40,7 @@ class TrackerFeed:
         self._thread = threading.Thread(target=self._deliver, name="trackers", daemon=True)
         self._thread.start()
 
-    def on_step(self, record: Mapping[str, Any]) -> None:
+    def on_step(self, record: JsonMapping) -> None:
         try:
             self._queue.put_nowait((int(record["step"]), numbers(record)))
         except queue.Full:
@@ -82,7 +83,7 @@ class TrackerFeed:
         self._report({"code": "E-TRACKER", "text": text})
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+def numbers(record: JsonMapping) -> dict[str, float]:
     """The fields that a chart can show, under the names that trackers group by: train/loss, eval/loss."""
     return {
         f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}": float(value)

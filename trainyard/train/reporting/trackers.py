@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from trainyard.errors import Unavailable
+from trainyard.json_types import JsonMapping
 from trainyard.loading import load
 from trainyard.spec.changes import flatten_settings
 
@@ -32,7 +33,7 @@ class TrackedRun:
     folder: Path
     project: str
     run: str
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: JsonMapping = field(default_factory=dict)
     """Shown next to the curves; nested mappings and plain values."""
 
     @property

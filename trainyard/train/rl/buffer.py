@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 
+from trainyard.json_types import JsonObject
 from trainyard.train.contracts import IGNORED, REPORTED, Batch, Encoded
 from trainyard.train.losses.scoring import WITH_VALUES
 from trainyard.train.rows.batching import pad
@@ -60,11 +60,11 @@ class Rollout:
     rows: list[DrawnRow]
     reported: dict[str, float]
 
-    def as_values(self) -> dict[str, Any]:
+    def as_values(self) -> JsonObject:
         return asdict(self)
 
     @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Rollout:
+    def from_values(cls, values: JsonObject) -> Rollout:
         return cls(values["place"], [DrawnRow(**row) for row in values["rows"]], dict(values["reported"]))
 
     def batch(self, places: Sequence[int], pad_id: int) -> Batch:

@@ -24,6 +24,7 @@ from trainyard.data.functions import ENVIRONMENT
 from trainyard.data.renderers.contract import Turn
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.rewards import EnvironmentSettings
 from trainyard.train.rl.rewards import BLOCK, last_block, run_python
 
@@ -78,7 +79,7 @@ def is_right(turn: Turn, answer: str) -> float:
     return float(said == wanted or (bool(numbers) and numbers[-1] == wanted))
 
 
-def answer_call(call: Mapping[str, Any]) -> Turn:
+def answer_call(call: JsonMapping) -> Turn:
     """The reply to one call of the calculator."""
     given = call["function"].get("arguments") or {}
     expression = given.get("expression", "") if isinstance(given, dict) else str(given)

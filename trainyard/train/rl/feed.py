@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, Cursor, StageSpec, StepRecord
@@ -115,7 +116,7 @@ HISTORY = "history"
 SHARE = 0.1
 
 
-def summarize_rollouts(kept: Mapping[str, Any]) -> dict[str, Any]:
+def summarize_rollouts(kept: JsonMapping) -> JsonObject:
     """What the rollouts of a training have reported: means over the first and the last tenth of them, and all of them.
 
     Empty where none was drawn.
@@ -144,7 +145,7 @@ class RolloutFeed(Feed):
         """Prompts alone, where a batch is looked at before any completion is drawn."""
         return super().batch([row % len(self.examples) for row in rows], epoch)
 
-    def drawn(self, cursor: Cursor, writer: Any, config: TrainerConfig, kept: dict[str, Any]) -> list[Batch]:
+    def drawn(self, cursor: Cursor, writer: Any, config: TrainerConfig, kept: JsonObject) -> list[Batch]:
         """The micro-batches of the step at `cursor`; a new rollout is drawn where there is none of its place."""
         plan = self.plan
         assert isinstance(plan, RolloutPlan), plan

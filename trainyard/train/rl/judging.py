@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.train.rl.rewards import SampledCompletion
 
 MOST_POINTS = 10
 POINTS = re.compile(r"\d+(?:\.\d+)?")
-SCHEMA: dict[str, Any] = {
+SCHEMA: JsonObject = {
     "type": "object",
     "properties": {"points": {"type": "number", "minimum": 0, "maximum": MOST_POINTS}},
     "required": ["points"],

@@ -19,6 +19,7 @@ from jsonschema.exceptions import SchemaError
 from pydantic_core import SchemaValidator
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.sandbox.service import check_schema, open_sandboxes, run_code
 from trainyard.spec.axes.rewards import (
     ContainsReward,
@@ -177,9 +178,9 @@ def require_sound(rewards: Sequence[Any]) -> None:
                 ) from error
 
 
-def named(rewards: Sequence[Any]) -> dict[str, Any]:
+def named(rewards: Sequence[Any]) -> JsonObject:
     """Each reward under a name of its own: its type, with a number from the second of that type on."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for settings in rewards:
         same = sum(other.type == settings.type for other in found.values())
         found[settings.type if not same else f"{settings.type}_{same + 1}"] = settings

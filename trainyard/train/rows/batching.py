@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorWithFlattening
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import IGNORED, Batch, CompletionWriter, Cursor, Encoded, StageSpec
 from trainyard.train.model.head import evaluating, label_logprobs
@@ -231,9 +232,7 @@ class Feed:
         """All micro-batches of the step at `cursor`."""
         return [self.batch(rows, cursor.epoch) for rows in self.plan.at(cursor)]
 
-    def drawn(
-        self, cursor: Cursor, writer: CompletionWriter, config: TrainerConfig, kept: dict[str, Any]
-    ) -> list[Batch]:
+    def drawn(self, cursor: Cursor, writer: CompletionWriter, config: TrainerConfig, kept: JsonObject) -> list[Batch]:
         """The same, with the completions that the stage draws. All of them are of the weights before the step, so a
         run that is resumed inside it draws the same. What more than one step learns from goes to `kept`."""
         draw, batches = self.stage.draw, self.step(cursor)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.data.renderers.rendering import Renderer, turn_of
 from trainyard.data.rows import Message, PromptRow, SftRow
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.rewards import ContainsReward, ExactMatchReward, PythonReward
 from trainyard.train.rows.tokens import TokenLedger, encode_answers, encode_rows
 
@@ -20,7 +21,7 @@ PLACEHOLDER = "1"
 
 def encode_prompts(
     rows: Iterable[SftRow | PromptRow], tokenizer: PreTrainedTokenizerBase, max_length: int, rewards: Sequence[Any] = ()
-) -> tuple[list[dict[str, Any]], TokenLedger]:
+) -> tuple[list[JsonObject], TokenLedger]:
     """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant, question: the turn before,
     messages: all turns before it}. A row of prompts alone has its own answer, or none.
 
@@ -40,7 +41,7 @@ def compares_answers(reward: Any) -> bool:
 
 def encode_prompt(
     renderer: Renderer, row: SftRow | PromptRow, max_length: int, ledger: TokenLedger, *, compared: bool = False
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     turns, answer = split_row(row)
     if not turns or (compared and isinstance(row, PromptRow) and not answer.content):
         ledger.rows["dropped_no_answer" if turns else "dropped_no_target"] += 1

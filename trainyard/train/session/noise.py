@@ -13,17 +13,19 @@ from typing import Any
 
 import torch
 
+from trainyard.json_types import JsonObject
+
 
 class EmbeddingNoise:
     """Two hooks on a model: one notes which positions are a row, the other adds the noise. Evaluation has none."""
 
     def __init__(self, model: Any, alpha: float) -> None:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.alpha, self.given = alpha, dict[str, Any]()
+        self.alpha, self.given = alpha, JsonObject()
         base.base_model.register_forward_pre_hook(self.note, with_kwargs=True)
         base.get_input_embeddings().register_forward_hook(self.add)
 
-    def note(self, _module: torch.nn.Module, _args: Any, given: dict[str, Any]) -> None:
+    def note(self, _module: torch.nn.Module, _args: Any, given: JsonObject) -> None:
         self.given = given
 
     def add(self, module: torch.nn.Module, _args: Any, embedded_BTD: torch.Tensor) -> torch.Tensor | None:
@@ -34,7 +36,7 @@ class EmbeddingNoise:
         return embedded_BTD + (noise_BTD * self.alpha / size_B11.sqrt()).to(embedded_BTD.dtype)
 
 
-def lengths(given: dict[str, Any], embedded_BTD: torch.Tensor) -> torch.Tensor:
+def lengths(given: JsonObject, embedded_BTD: torch.Tensor) -> torch.Tensor:
     """Tokens of the row that each position belongs to: (B, T or 1, 1)."""
     positions_BT, mask_BT, borders_S = map(given.get, ("position_ids", "attention_mask", "cu_seq_lens_q"))
     if borders_S is not None:  # attention gets the sequences separately, and no mask (`layout/sequence_attention`)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.stores.whole import file_sha256
 from trainyard.train.contracts import Batch
 
@@ -39,7 +40,7 @@ def read_outputs(model: Any, batch: Batch, names: Sequence[str]) -> dict[str, to
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 
-def hand_out(name: str, value: torch.Tensor, path: Path, *, inline: bool) -> dict[str, Any]:
+def hand_out(name: str, value: torch.Tensor, path: Path, *, inline: bool) -> JsonObject:
     """One output for a reply: {shape, values}, or {shape, file, sha256} with the tensor in `path`.
 
     Raises `InvalidInput` (`E-STEP`).

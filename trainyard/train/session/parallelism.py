@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from trainyard.json_types import JsonObject
 from trainyard.train.checkpoint import state
 from trainyard.train.contracts import ONE_PROCESS, Batch, Head, Scores, StageSpec
 
@@ -20,7 +21,7 @@ Found = TypeVar("Found")
 class SingleProcess:
     """One process. Also the contract of every other way to share a session."""
 
-    layout: dict[str, Any] = ONE_PROCESS
+    layout: JsonObject = ONE_PROCESS
     """How tensors are distributed over ranks; a state is loaded only where the layout is the same."""
     is_sharded = False
     """Whether the weights are sharded, so that no process has a complete model to save."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from trainyard.errors import Conflict
+from trainyard.json_types import JsonObject
 from trainyard.train.contracts import Metrics
 
 Reply = TypeVar("Reply")
@@ -28,7 +29,7 @@ class Forward:
     """What the loss is a mean over, unless a normalizer was given."""
     metrics: Metrics
     """Sums over the units, detached."""
-    outputs: dict[str, Any] = field(default_factory=dict)
+    outputs: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

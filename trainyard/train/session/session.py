@@ -16,7 +16,7 @@ that is saved in between says so, and continues to the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -27,6 +27,7 @@ import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.chain import digest
@@ -176,14 +177,14 @@ class Session:
         given = [list(row) for row in rows]
         return self._replies.once(op_seq, "logprobs", lambda: self._run(Session._logprobs, given))
 
-    def save(self, name: str, *, kind: str = "full", op_seq: int | None = None) -> dict[str, Any]:
+    def save(self, name: str, *, kind: str = "full", op_seq: int | None = None) -> JsonObject:
         """Write the state (`full`) or the weights (`weights`) under `name`; returns {name, path, sha256}.
 
         Raises `InvalidInput` (`E-NAME`, `E-STEP`) and `Conflict` (`E-FILE-EXISTS`): nothing is overwritten.
         """
         return self._replies.once(op_seq, "save", lambda: self._save(name, kind))
 
-    def load(self, name: str, *, optimizer: bool = True, op_seq: int | None = None) -> dict[str, Any]:
+    def load(self, name: str, *, optimizer: bool = True, op_seq: int | None = None) -> JsonObject:
         """Take a saved state back; without `optimizer` only the weights. A pending graph and gradients are dropped.
 
         Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-STEP`) when only weights were saved and more is
@@ -274,7 +275,7 @@ class Session:
         sums = {name: float(value) for name, value in {"loss": total, **metrics}.items()}
         return Evaluated(sums, engine.stage.units(batch))
 
-    def _outputs(self, batch: Batch, names: Sequence[str], inline: bool) -> dict[str, Any]:
+    def _outputs(self, batch: Batch, names: Sequence[str], inline: bool) -> JsonObject:
         require_outputs(names)
         with torch.no_grad(), self.autocast(), fork_rng(self.engine.device):
             found = self.parallelism.run(self.engine.model, lambda model: read_outputs(model, batch, names))
@@ -364,7 +365,7 @@ class Session:
         self.parallelism.clear(self.engine.model)
         self.accumulated, self.stale, self._pending = 0, False, None
 
-    def _generate(self, prompts: Sequence[Sequence[int]], sampling: dict[str, Any]) -> list[Generated]:
+    def _generate(self, prompts: Sequence[Sequence[int]], sampling: JsonObject) -> list[Generated]:
         self._require_logits()
         given = (self.engine.tokenizer, prompts, Sampling(**sampling))
         return self._quietly(lambda model: sample(model, *given, reader=reader_of(model)))
@@ -381,7 +382,7 @@ class Session:
                 code="E-STEP",
             )
 
-    def _save(self, name: str, kind: str) -> dict[str, Any]:
+    def _save(self, name: str, kind: str) -> JsonObject:
         if kind != "weights":
             return snapshots.save_snapshot(self.folder, name, self.snapshot(), kind, self.sealer)
         self.show_served()
@@ -390,7 +391,7 @@ class Session:
         finally:
             self.show_trained()
 
-    def _load(self, name: str, optimizer: bool) -> dict[str, Any]:
+    def _load(self, name: str, optimizer: bool) -> JsonObject:
         snapshot, facts = snapshots.load_snapshot(self.folder, name, self.sealer)
         if optimizer:
             snapshots.require_whole(snapshot, name)
@@ -416,7 +417,7 @@ class Session:
         }
         return Snapshot(parts, self.identity())
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """What a state has to have in common with this session so that it continues here."""
         return snapshots.identity(self.config_sha256, self.engine.precision.value, self.parallelism.layout)
 
@@ -441,7 +442,7 @@ class Session:
             state.require_same_devices(parts["random"])
 
     @draw_own
-    def _take_over(self, parts: Mapping[str, Any], *, everything: bool) -> None:
+    def _take_over(self, parts: JsonMapping, *, everything: bool) -> None:
         """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
         engine = self.engine
         self._open_blocks()

@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from trainyard.callbacks import ignore
 from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
+from trainyard.json_types import JsonObject
 from trainyard.spec.chain import digest
 from trainyard.spec.training import STARTER
 from trainyard.stores.files import DISK
@@ -77,7 +77,7 @@ def starter_key(recipe: StarterRecipe, sources: list[PackageSource]) -> str:
     return digest({"recipe": recipe.sha256, "sources": {source.name: source.version for source in sources}})[:16]
 
 
-def compare(built: Path, shipped: Path) -> dict[str, Any]:
+def compare(built: Path, shipped: Path) -> JsonObject:
     """What a build has in common with the shipped weights: recipe, corpus, and the losses on the held-out passages."""
     own, theirs = (json.loads((folder / MANIFEST).read_text(encoding="utf-8")) for folder in (built, shipped))
     return {
@@ -166,7 +166,7 @@ def pass_on_events(path: Path, read: int, report: Report) -> int:
 def child_error(work: Path, status: int) -> TrainyardError:
     path = work / "error.json"
     if path.is_file():
-        error: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        error: JsonObject = json.loads(path.read_text(encoding="utf-8"))
         return TrainyardError(error["what"], why=error["why"], do=error["do"], code=error["code"])
     lines = (work / "child.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return TrainyardError(

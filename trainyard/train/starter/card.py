@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from trainyard.json_types import JsonMapping
 
 CARD = """---
 license: apache-2.0
@@ -51,7 +50,7 @@ One passage of a hundred, chosen by its digest, was not trained on.
 """
 
 
-def model_card(manifest: Mapping[str, Any]) -> str:
+def model_card(manifest: JsonMapping) -> str:
     """The card as Markdown, with the metadata block that the Hub reads."""
     packages = [f"| {name} | {entry['version']} | {entry['license']} |" for name, entry in manifest["packages"].items()]
     return CARD.format(

@@ -27,6 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainyard.errors import TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.model.precision import choose_precision, cpu_bf16
@@ -63,7 +64,7 @@ def unforeseen(error: Exception) -> TrainyardError:
     )
 
 
-def pretrain(folder: Path, spec: dict[str, Any]) -> None:
+def pretrain(folder: Path, spec: JsonObject) -> None:
     recipe = StarterRecipe(**spec["recipe"])
     sources = corpus_sources(spec["packages"])
     torch.set_num_threads(spec["threads"])

@@ -27,7 +27,7 @@ def keys_of(models: Iterable[type[BaseModel]]) -> set[str]:
     return {name for pair in fields for name in pair if name}
 
 
-def unknown(config: Mapping[str, Any], keys: set[str], prefix: str = "") -> list[list[str]]:
+def unknown(config: Mapping[str, object], keys: set[str], prefix: str = "") -> list[list[str]]:
     """[key, the nearest known one] of every key that the schema would pass over in silence."""
     wrong = sorted(set(config) - keys)
     return [[f"{prefix}{key}", next(iter(difflib.get_close_matches(key, keys, n=1)), "")] for key in wrong]

@@ -53,6 +53,7 @@ GROUP_STEPS = 50  # steps' worth of rows that are sorted by length together
 EMBEDDING_RATE = 1e-6  # of adapted embeddings in LoRA+
 CONTINUES = "\U000f0000"  # before a text that is not the beginning of a row
 Example = dict[str, list[int]]
+Fields = dict[str, Any]  # a JSON object: the spec, a part of it, or a row
 stop_asked = False
 
 
@@ -91,14 +92,14 @@ def pick_device(device: str) -> str:
     return next(name for name, present in here.items() if present) if device == "auto" else device
 
 
-def load_tokenizer(spec: dict[str, Any]) -> Any:
+def load_tokenizer(spec: Fields) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(spec["base"], trust_remote_code=False)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     tokenizer.chat_template = spec["chat_template"] or tokenizer.chat_template or PLAIN_TEMPLATE
     return tokenizer
 
 
-def encode(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Any], dict[str, dict[str, int]]]:
+def encode(spec: Fields, tokenizer: Any) -> tuple[list[Any], dict[str, dict[str, int]]]:
     """Every row as {input_ids, labels}, or as a pair of them; and where every token and row went."""
     account = dict.fromkeys(("read", "trained", "masked", "truncated", "dropped"), 0)
     longest, paired = spec["hyperparameters"]["max_length"], spec["stage"] in PAIRED
@@ -165,7 +166,7 @@ class Chat:
         newline, word = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("\n", "a"))
         self.keeps_start = tokenizer("\na", add_special_tokens=False)["input_ids"] == newline + word
 
-    def sides(self, row: dict[str, Any], paired: bool) -> list[Example]:
+    def sides(self, row: Fields, paired: bool) -> list[Example]:
         """A pair, or a conversation as the only side; empty for a row that the template refuses."""
         try:
             return self.pair(row) if paired else [self.conversation(row)]
@@ -173,7 +174,7 @@ class Chat:
             self.refused.append(str(error))
             return []
 
-    def render(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool = False) -> str:
+    def render(self, messages: list[Fields], row: Fields, *, ask: bool = False) -> str:
         marked = []
         for message in messages:
             control = self.special if message["role"] == "assistant" else self.control
@@ -198,7 +199,7 @@ class Chat:
         ids = self.ids(text, start=False)
         return ids if not ids or ids[-1] in self.ends else [*ids, self.tokenizer.eos_token_id]
 
-    def conversation(self, row: dict[str, Any], *, first: int = 0) -> Example:
+    def conversation(self, row: Fields, *, first: int = 0) -> Example:
         """The ids of a conversation; the turns of the assistant from the first on are learned, unless they say nothing
         (a template without calls writes them as empty answers)."""
         messages, whole, done = row["messages"], self.render(row["messages"], row), 0
@@ -221,7 +222,7 @@ class Chat:
             ids, labels = ids + rest, labels + [IGNORED] * len(rest)
         return {"input_ids": ids, "labels": [IGNORED, *labels[1:]]}  # nothing is before the first one to predict it
 
-    def pair(self, row: dict[str, Any]) -> list[Example]:
+    def pair(self, row: Fields) -> list[Example]:
         """Chosen and rejected, each after the prompt; of one with several turns those of the assistant are learned."""
         if any(len(row[side]) > 1 for side in ("chosen", "rejected")):
             whole = [{**row, "messages": [*row["prompt"], *row[side]]} for side in ("chosen", "rejected")]
@@ -239,7 +240,7 @@ def one_of(tokens: set[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(tokens, key=lambda token: (-len(token), token)))) or "(?!)")
 
 
-def blocks(rows: list[dict[str, Any]], tokenizer: Any, longest: int) -> Iterator[Example]:
+def blocks(rows: list[Fields], tokenizer: Any, longest: int) -> Iterator[Example]:
     """Running text, end to end, in blocks of the longest length."""
     stream: list[int] = []
     for text in (row["text"] for row in rows if row["text"]):
@@ -250,11 +251,11 @@ def blocks(rows: list[dict[str, Any]], tokenizer: Any, longest: int) -> Iterator
         yield {"input_ids": block, "labels": [IGNORED, *block[1:]]}
 
 
-def build_model(spec: dict[str, Any], tokenizer: Any) -> Any:
+def build_model(spec: Fields, tokenizer: Any) -> Any:
     """The base, with an adapter or with the parts that move. The same seed gives the same first weights."""
     reward, method, seed = spec["stage"] == "reward", spec["method"], spec["hyperparameters"]["seed"]
     kind = AutoModelForSequenceClassification if reward else AutoModelForCausalLM
-    more: dict[str, Any] = {"num_labels": 1} if reward else {}
+    more: Fields = {"num_labels": 1} if reward else {}
     more |= {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     torch.manual_seed(seed)
     model_class: Any = kind._model_mapping[type(AutoConfig.from_pretrained(spec["base"], trust_remote_code=False))]
@@ -278,9 +279,9 @@ def build_model(spec: dict[str, Any], tokenizer: Any) -> Any:
     return model
 
 
-def adapter_config(spec: dict[str, Any], model: Any, reward: bool) -> Any:
+def adapter_config(spec: Fields, model: Any, reward: bool) -> Any:
     lora, method = spec["lora"], spec["method"]
-    common: dict[str, Any] = {
+    common: Fields = {
         "task_type": "SEQ_CLS" if reward else "CAUSAL_LM",
         "target_modules": target_modules(lora, model),
         "modules_to_save": list(lora["modules_to_save"]) or None,
@@ -299,7 +300,7 @@ def adapter_config(spec: dict[str, Any], model: Any, reward: bool) -> Any:
     )
 
 
-def target_modules(lora: dict[str, Any], model: Any) -> str | list[str]:
+def target_modules(lora: Fields, model: Any) -> str | list[str]:
     """The modules that get an adapter, as PEFT takes them: with chosen blocks it wants names."""
     targets = lora["target_modules"]
     heads = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
@@ -315,7 +316,7 @@ def target_modules(lora: dict[str, Any], model: Any) -> str | list[str]:
     return targets if isinstance(targets, str) else list(targets)
 
 
-def freeze(model: Any, engine: dict[str, Any], reward: bool) -> None:
+def freeze(model: Any, engine: Fields, reward: bool) -> None:
     """Let the last blocks and the final norm move; the score of a reward model too, the output layer if asked."""
     model.requires_grad_(False)
     count = model.config.get_text_config().num_hidden_layers
@@ -333,7 +334,7 @@ def freeze(model: Any, engine: dict[str, Any], reward: bool) -> None:
         module.requires_grad_(True)
 
 
-def build_optimizer(spec: dict[str, Any], model: Any) -> torch.optim.Optimizer:
+def build_optimizer(spec: Fields, model: Any) -> torch.optim.Optimizer:
     hyper, groups = spec["hyperparameters"], list(parameter_groups(spec, model))
     if hyper["optimizer"] == "sgd":
         return torch.optim.SGD(groups, momentum=0.9)
@@ -342,7 +343,7 @@ def build_optimizer(spec: dict[str, Any], model: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, fused=True)
 
 
-def parameter_groups(spec: dict[str, Any], model: Any) -> Iterator[dict[str, Any]]:
+def parameter_groups(spec: Fields, model: Any) -> Iterator[Fields]:
     """Weight decay on matrices alone; with LoRA+ (arXiv 2402.12354) B learns faster than A."""
     hyper = spec["hyperparameters"]
     rate = hyper["learning_rate"]
@@ -367,7 +368,7 @@ def rate_factor(name: str, step: int, total: int, warmup: int) -> float:
     return {"linear": 1 - part, "cosine": 0.5 * (1 + math.cos(math.pi * part))}.get(name, 1.0)
 
 
-def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any], data: dict[str, Any]) -> None:
+def train(spec: Fields, model: Any, tokenizer: Any, examples: list[Any], data: Fields) -> None:
     hyper, started = spec["hyperparameters"], time.monotonic()
     device = next(model.parameters()).device.type
     plan = Plan(spec, examples, device)
@@ -418,7 +419,7 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
 class Plan:
     """Which rows make which step, and how it is cut: a function of seed and step, so a restart sees the same rows."""
 
-    def __init__(self, spec: dict[str, Any], examples: list[Any], device: str) -> None:
+    def __init__(self, spec: Fields, examples: list[Any], device: str) -> None:
         hyper, batching = spec["hyperparameters"], spec["engine"]["batching"]
         self.sides = 2 if spec["stage"] in PAIRED else 1
         self.widths = [max(len(side["input_ids"]) for side in (row if self.sides == 2 else [row])) for row in examples]
@@ -459,7 +460,7 @@ class Plan:
         return micro
 
 
-def counted(plan: Plan, examples: list[Any], total: int, per_epoch: int) -> dict[str, Any]:
+def counted(plan: Plan, examples: list[Any], total: int, per_epoch: int) -> Fields:
     """What the steps were trained on: whole epochs take every row, the last one those of its steps."""
     last = range(total // per_epoch * per_epoch, total)
     rows = (total // per_epoch) * examples + [
@@ -471,7 +472,7 @@ def counted(plan: Plan, examples: list[Any], total: int, per_epoch: int) -> dict
     return {"tokens": tokens, "rows": {"trained": len(rows)}, "counted": "batches"}
 
 
-def one_step(spec: dict[str, Any], model: Any, reference: Any, micro: list[list[Any]], pad: int) -> float:
+def one_step(spec: Fields, model: Any, reference: Any, micro: list[list[Any]], pad: int) -> float:
     """Forward and backward of all micro-batches; returns the mean loss of the step."""
     batches = [collate(rows, pad, next(model.parameters()).device) for rows in micro]
     imitates = spec["stage"] in ("cpt", "sft")
@@ -496,7 +497,7 @@ def collate(rows: list[Any], pad: int, device: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def imitation_loss(spec: dict[str, Any], model: Any, _reference: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def imitation_loss(spec: Fields, model: Any, _reference: object, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Cross-entropy, summed over the labelled tokens."""
     logits_BTV = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     return cross_entropy(logits_BTV[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten(), reduction="sum")
@@ -511,7 +512,7 @@ def logps(model: Any, batch: dict[str, torch.Tensor], mean: bool) -> torch.Tenso
     return chosen_BT.sum(-1) / kept_BT.sum(-1) if mean else chosen_BT.sum(-1)
 
 
-def dpo_loss(spec: dict[str, Any], model: Any, reference: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def dpo_loss(spec: Fields, model: Any, reference: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """DPO (arXiv 2305.18290), its hinge form, and IPO (arXiv 2310.12036), summed over the pairs."""
     preference = spec["preference"]
     ipo = preference["loss"] == "ipo"
@@ -533,7 +534,7 @@ def dpo_loss(spec: dict[str, Any], model: Any, reference: Any, batch: dict[str, 
     return -((1 - smooth) * logsigmoid(scaled) - smooth * logsigmoid(-scaled)).sum() / (1 - 2 * smooth)
 
 
-def reward_loss(spec: dict[str, Any], model: Any, _reference: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def reward_loss(spec: Fields, model: Any, _reference: object, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Bradley-Terry on the scores of chosen and rejected rows, summed over the pairs."""
     scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0].float()
     chosen, rejected = scores.chunk(2)
@@ -545,7 +546,7 @@ LOSSES = {"cpt": imitation_loss, "sft": imitation_loss, "dpo": dpo_loss, "reward
 
 
 # Checkpoints: whole or not there; a digest of each file is checked before it is believed
-def save_checkpoint(spec: dict[str, Any], model: Any, optimizer: Any, step: int, losses: list[Any]) -> None:
+def save_checkpoint(spec: Fields, model: Any, optimizer: Any, step: int, losses: list[Any]) -> None:
     root = Path(spec["checkpoints"])
     temporary, final = root / f".step-{step:08d}.tmp", root / f"step-{step:08d}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -565,7 +566,7 @@ def save_checkpoint(spec: dict[str, Any], model: Any, optimizer: Any, step: int,
         shutil.rmtree(old)
 
 
-def resume(spec: dict[str, Any], model: Any, optimizer: Any) -> tuple[int, list[Any]]:
+def resume(spec: Fields, model: Any, optimizer: Any) -> tuple[int, list[Any]]:
     """Load the newest checkpoint that is whole. Returns its step and the losses so far."""
     for folder in sorted(Path(spec["checkpoints"]).glob("step-*"), reverse=True):
         try:
@@ -587,7 +588,7 @@ def resume(spec: dict[str, Any], model: Any, optimizer: Any) -> tuple[int, list[
     return 0, []
 
 
-def save_result(spec: dict[str, Any], model: Any, tokenizer: Any, report: dict[str, Any]) -> None:
+def save_result(spec: Fields, model: Any, tokenizer: Any, report: Fields) -> None:
     """The weights, the tokenizer, and last of all `report.json`."""
     output = Path(spec["output"])
     shutil.rmtree(output, ignore_errors=True)

@@ -27,6 +27,7 @@ from trainyard.data.quarantine import BadRow
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import PreferenceRow, TextRow, chosen_side
 from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.json_types import JsonMapping
 from trainyard.serve.prompt_fields import find_hidden_field
 from trainyard.serve.protocol import ApiError, ChatRequest, parse
 from trainyard.spec.axes.data import DataFormat, Port
@@ -36,7 +37,7 @@ from trainyard.train.session.session import Session
 
 IDS, MASK, LABELS = "input_ids", "attention_mask", "labels"
 MOST_ROWS = 4096
-NO_LISTS: Mapping[str, Any] = MappingProxyType({})
+NO_LISTS: Mapping[str, object] = MappingProxyType({})
 MOST_SIDE_TENSORS = 64
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -60,7 +61,7 @@ class Encoder:
     def pad_id(self) -> int:
         return int(self.session.engine.tokenizer.pad_token_id)
 
-    def batch(self, arguments: Mapping[str, Any], body: bytes) -> Batch:
+    def batch(self, arguments: JsonMapping, body: bytes) -> Batch:
         """The batch of a `forward`: of exactly one of rows, batch and tensors. Raises `InvalidInput` (`E-STEP`)."""
         named = [
             name
@@ -121,7 +122,7 @@ class Encoder:
             code="E-DATA-FORMAT",
         )
 
-    def from_lists(self, lists: Mapping[str, Any]) -> Batch:
+    def from_lists(self, lists: JsonMapping) -> Batch:
         """Lists of numbers as tensors; ragged rows are filled up on the right, and masked."""
         if IDS not in lists:
             raise invalid(f"has no {IDS}")
@@ -139,7 +140,7 @@ class Encoder:
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise invalid(f"has a {name} that is not a list of numbers: {error}") from error
 
-    def checked(self, batch: Batch, lists: Mapping[str, Any] = NO_LISTS) -> Batch:
+    def checked(self, batch: Batch, lists: JsonMapping = NO_LISTS) -> Batch:
         """Return the batch, if the model can take it. `lists` are what its tensors were made of."""
         if IDS not in batch:
             raise invalid(f"has no {IDS}")
@@ -154,7 +155,7 @@ class Encoder:
             )
         return {name: self.checked_tensor(name, value, shape, lists.get(name)) for name, value in batch.items()}
 
-    def checked_tensor(self, name: str, value: torch.Tensor, shape: torch.Size, rows: Any) -> torch.Tensor:
+    def checked_tensor(self, name: str, value: torch.Tensor, shape: torch.Size, rows: object) -> torch.Tensor:
         """Ids within the vocabulary, labels too or -100, masks and labels of the shape of the ids."""
         prefix, _, last = name.rpartition("/")
         kind = next((suffix for suffix in (IDS, LABELS, MASK, "position_ids") if last.endswith(suffix)), "")
@@ -189,7 +190,7 @@ class Encoder:
             )
         return prompt_ids
 
-    def prompt(self, record: Mapping[str, Any], *, ask: bool) -> list[int]:
+    def prompt(self, record: JsonMapping, *, ask: bool) -> list[int]:
         if "tokens" in record:
             ids = [int(token) for token in record["tokens"]]
             if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
@@ -199,7 +200,7 @@ class Encoder:
             return self.renderer.ids(str(record["text"]))
         return self.renderer.ids(self.conversation(record, ask=ask))
 
-    def conversation(self, record: Mapping[str, Any], *, ask: bool) -> str:
+    def conversation(self, record: JsonMapping, *, ask: bool) -> str:
         """Return the text of a conversation, which contains each of its fields, as the model server takes them."""
         body = {"model": "session", **{name: record[name] for name in ("messages", "tools") if name in record}}
         try:
@@ -234,13 +235,13 @@ def bounds_of(value: torch.Tensor, rows: Any, ignored: int | None) -> tuple[int,
     return (int(selection.min()), int(selection.max())) if selection.size else (0, 0)
 
 
-def tensor_of_lists(values: Any) -> torch.Tensor:
+def tensor_of_lists(values: object) -> torch.Tensor:
     """`torch.tensor(values)`, by numpy in half of the time."""
     tensor = torch.from_numpy(np.array(values))
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
-def is_ragged(values: Any) -> bool:
+def is_ragged(values: object) -> bool:
     return (
         isinstance(values, list)
         and bool(values)

@@ -15,13 +15,12 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded
+from trainyard.json_types import JsonMapping, JsonObject
 
 KEPT = 1024
 """Replies that are kept, the newest."""
@@ -39,9 +38,9 @@ class SessionOperation:
     verb: str
     digest: str
     key: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: JsonObject = field(default_factory=dict)
     body: bytes = b""
-    answer: dict[str, Any] | None = None
+    answer: JsonObject | None = None
     """`{"reply": …}` or `{"error": …}` once it is done; empty where a checkpoint did not keep it."""
     bytes: int = 0
     running: bool = False
@@ -53,7 +52,7 @@ class SessionOperation:
         return "failed" if "error" in self.answer else "done"
 
 
-def digest_of(verb: str, arguments: Mapping[str, Any], body: bytes) -> str:
+def digest_of(verb: str, arguments: JsonMapping, body: bytes) -> str:
     hasher = hashlib.sha256(orjson.dumps([verb, arguments], option=orjson.OPT_SORT_KEYS))
     hasher.update(body)
     return hasher.hexdigest()
@@ -62,7 +61,7 @@ def digest_of(verb: str, arguments: Mapping[str, Any], body: bytes) -> str:
 class OperationQueue:
     """Entered by the threads of connections, carried out by the main thread, one after another."""
 
-    def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, saved: JsonMapping | None = None) -> None:
         self.by_seq: OrderedDict[int, SessionOperation] = OrderedDict()
         self.keyed: dict[str, SessionOperation] = {}
         self.waiting: deque[SessionOperation] = deque()
@@ -83,9 +82,7 @@ class OperationQueue:
 
     # For connections
 
-    def enter(
-        self, verb: str, arguments: dict[str, Any], body: bytes, seq: int | None, key: str = ""
-    ) -> SessionOperation:
+    def enter(self, verb: str, arguments: JsonObject, body: bytes, seq: int | None, key: str = "") -> SessionOperation:
         """Return the operation of a call: a new one, or the one that this call repeats.
 
         Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`) and `InvalidInput`
@@ -164,8 +161,8 @@ class OperationQueue:
             carried_out = 0 < seq <= self.done
             raise Conflict(
                 f"The reply of operation {seq} is not known.",
-                why="It was carried out, and its reply is not kept any more: the last "
-                f"{KEPT} are, and a checkpoint keeps those up to {SAVED_REPLY_BYTES >> 10} KiB."
+                why=f"It was carried out, and its reply is not kept any more: the last {KEPT} are, and a checkpoint "
+                f"keeps those up to {SAVED_REPLY_BYTES >> 10} KiB."
                 if carried_out
                 else f"There is no such operation: the next one is {self.next_seq}.",
                 do="Continue with the next operation; it is not carried out a second time.",
@@ -196,7 +193,7 @@ class OperationQueue:
             operation.running = True
             return operation
 
-    def finish(self, operation: SessionOperation, answer: dict[str, Any], size: int) -> None:
+    def finish(self, operation: SessionOperation, answer: JsonObject, size: int) -> None:
         with self.changed:
             operation.answer, operation.bytes, operation.running = answer, size, False
             self.kept_bytes += size
@@ -220,7 +217,7 @@ class OperationQueue:
         with self.changed:
             return 0.0 if self.waiting else time.monotonic() - self.last_call
 
-    def saved(self) -> dict[str, Any]:
+    def saved(self) -> JsonObject:
         """Return what a checkpoint keeps of the operations that are done."""
         with self.changed:
             done = [operation for operation in self.by_seq.values() if operation.answer is not None]

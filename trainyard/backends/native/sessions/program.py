@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import orjson
 import torch
@@ -36,6 +35,7 @@ from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, crash_error, faultpoint, log_traceback
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.inherited import UMASK, key_variable
+from trainyard.json_types import JsonObject
 from trainyard.train.checkpoint.checkpoints import require_space
 from trainyard.train.checkpoint.snapshot import Snapshot, require_same
 from trainyard.train.checkpoint.streams import Sealer
@@ -85,7 +85,7 @@ class SessionWorker:
         self.saved_at, self.writing_s = time.monotonic(), 0.0
         self.server = SessionServer(folder, self.operations, frozenset(VERBS), self.status)
 
-    def resume(self, path: Path) -> dict[str, Any]:
+    def resume(self, path: Path) -> JsonObject:
         """Take over a checkpoint and return what it says of the operations. Raises `Corrupt`."""
         tensors, values = load_checkpoint(path, verify=False, sealer=self.sealer)
         if "operations" not in values:
@@ -98,7 +98,7 @@ class SessionWorker:
             self.events.emit("warning", text=f"Since the checkpoint was made: {difference}. The bits may differ.")
         self.session.restore(snapshot)
         self.session.num_forwards = int(values["forwards"])
-        operations: dict[str, Any] = values["operations"]
+        operations: dict[str, object] = values["operations"]
         self.events.emit("restart", step=self.session.global_step, op_seq=operations["done"])
         return operations
 
@@ -136,7 +136,7 @@ class SessionWorker:
 
     def run_operation(self, operation: SessionOperation) -> None:
         try:
-            answer: dict[str, Any] = {"reply": VERBS[operation.verb](self.side, operation.arguments, operation.body)}
+            answer: dict[str, object] = {"reply": VERBS[operation.verb](self.side, operation.arguments, operation.body)}
         except TrainyardError as error:
             answer = error_header(error)
         except torch.OutOfMemoryError as error:
@@ -149,7 +149,7 @@ class SessionWorker:
         self.operations.finish(operation, answer, len(orjson.dumps(answer)))
         faultpoint(f"session.{operation.verb}")
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JsonObject:
         """Return what callers see of an open session; read by threads of connections."""
         return {
             "global_step": self.session.global_step,
@@ -179,7 +179,7 @@ class SessionWorker:
         self.writer.save(operations["done"], tensors, values)
         self.saved, self.changed = operations["done"], False
 
-    def note_written(self, fields: dict[str, Any]) -> None:
+    def note_written(self, fields: JsonObject) -> None:
         self.writing_s = float(fields.get("seconds", 0.0))
         event = {**fields, "op_seq": fields["step"], "saved_op_seq": fields["step"]} if "step" in fields else fields
         self.events.emit("warning" if "code" in fields else "checkpoint", **event)

@@ -17,14 +17,14 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainyard.backends.native.sessions.operations import OperationQueue, SessionOperation
 from trainyard.backends.sessions.frames import MAX_PATH_BYTES, Frame, error_header, receive_frame, send_frame
 from trainyard.backends.sessions.records import SOCKET_FILE, remove_socket
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.stores.whole import write_json_durably
 
 MOST_WAIT_S = 600.0
@@ -37,7 +37,7 @@ class SessionServer:
     """Listens in a folder that only its user may enter, on a thread for each connection."""
 
     def __init__(
-        self, folder: Path, operations: OperationQueue, verbs: frozenset[str], status: Callable[[], Any]
+        self, folder: Path, operations: OperationQueue, verbs: frozenset[str], status: Callable[[], object]
     ) -> None:
         self.folder, self.operations, self.verbs, self.status = folder, operations, verbs, status
         self.socket_folder = make_socket_folder(folder)
@@ -84,13 +84,13 @@ class SessionServer:
             except OSError:
                 return  # the caller has gone; what it asked for is carried out all the same
 
-    def answer(self, frame: Frame) -> dict[str, Any]:
+    def answer(self, frame: Frame) -> JsonObject:
         try:
             return self.answer_call(frame)
         except TrainyardError as error:
             return error_header(error)
 
-    def answer_call(self, frame: Frame) -> dict[str, Any]:
+    def answer_call(self, frame: Frame) -> JsonObject:
         header, call = frame.header, frame.header.get("call")
         if call == "status":
             return {"reply": self.status()}
@@ -117,7 +117,7 @@ class SessionServer:
         return reply_of(operation)
 
 
-def reply_of(operation: SessionOperation) -> dict[str, Any]:
+def reply_of(operation: SessionOperation) -> dict[str, object]:
     answer = operation.answer or {}
     if "error" in answer:
         return {"error": answer["error"]}
@@ -131,7 +131,7 @@ def reply_of(operation: SessionOperation) -> dict[str, Any]:
     }
 
 
-def whole_number(header: dict[str, Any], name: str) -> int:
+def whole_number(header: Mapping[str, object], name: str) -> int:
     value = header.get(name)
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value

@@ -14,6 +14,7 @@ from typing import Any
 from trainyard.backends.native.sessions.batches import Encoder
 from trainyard.backends.sessions.records import SAVED_FOLDER
 from trainyard.errors import Conflict, InvalidInput
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import write_folder
 from trainyard.train.checkpoint.snapshot import digest_of, require_name
 from trainyard.train.contracts import Sampling
@@ -45,7 +46,7 @@ class SessionSide:
 Verb = Callable[[SessionSide, Mapping[str, Any], bytes], dict[str, Any]]
 
 
-def forward(side: SessionSide, arguments: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+def forward(side: SessionSide, arguments: JsonMapping, body: bytes) -> JsonObject:
     batch = side.encoder.batch(arguments, body)
     outputs = tuple(arguments.get("outputs") or ())
     try:
@@ -69,7 +70,7 @@ def forward(side: SessionSide, arguments: Mapping[str, Any], body: bytes) -> dic
     }
 
 
-def backward(side: SessionSide, arguments: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def backward(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
     result = side.session.backward(
         arguments["forward_id"], scale=arguments.get("scale", 1.0), measure=arguments.get("measure", True)
     )
@@ -77,7 +78,7 @@ def backward(side: SessionSide, arguments: Mapping[str, Any], _: bytes) -> dict[
     return {"accumulated": result.accumulated, "grad_norm": norm, "overflow": result.overflow}
 
 
-def step(side: SessionSide, arguments: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def step(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
     names = ("max_grad_norm", "learning_rate", "metric")
     result = side.session.step(**{name: arguments.get(name) for name in names})
     return {
@@ -88,12 +89,12 @@ def step(side: SessionSide, arguments: Mapping[str, Any], _: bytes) -> dict[str,
     }
 
 
-def zero_grad(side: SessionSide, _arguments: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def zero_grad(side: SessionSide, _arguments: Mapping[str, object], _: bytes) -> dict[str, object]:
     side.session.zero_grad()
     return {}
 
 
-def generate(side: SessionSide, arguments: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def generate(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
     """Return each prompt `samples` times, next to each other; all are drawn together by one generator."""
     samples = int(arguments.get("samples") or 1)
     prompts = side.encoder.prompts(arguments["prompts"], ask=True)
@@ -119,19 +120,19 @@ def generate(side: SessionSide, arguments: Mapping[str, Any], _: bytes) -> dict[
     }
 
 
-def logprobs(side: SessionSide, arguments: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def logprobs(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
     rows = side.encoder.prompts(arguments["rows"], ask=False)
     return {"ids": rows, "logprobs": side.session.logprobs(rows)}
 
 
-def save(side: SessionSide, arguments: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def save(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
     if arguments.get("kind") == "result":
         return save_result(side, arguments["name"])
     record = side.session.save(arguments["name"], kind=arguments.get("kind", "full"))
     return {name: record[name] for name in ("name", "kind", "sha256")}
 
 
-def save_result(side: SessionSide, name: str) -> dict[str, Any]:
+def save_result(side: SessionSide, name: str) -> JsonObject:
     """Write the adapter or the model as other programs read it; not encrypted, since they have no key."""
     require_name(name)
     target = side.session.folder / SAVED_FOLDER / name
@@ -141,7 +142,7 @@ def save_result(side: SessionSide, name: str) -> dict[str, Any]:
     return {"name": name, "kind": "result", "sha256": digest_of(target), "path": str(target)}
 
 
-def load(side: SessionSide, arguments: Mapping[str, Any], _: bytes) -> dict[str, Any]:
+def load(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
     record = side.session.load(arguments["name"], optimizer=arguments.get("optimizer", True))
     return {name: record[name] for name in ("name", "sha256")}
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.jsonl import strict_json
@@ -15,7 +14,7 @@ def read_notebook(data: bytes, name: str) -> tuple[str, str]:
     if not isinstance(book, dict) or not (cells := cells_of(book)):
         raise BadRow("unreadable", "the file has no cells of a notebook")
     metadata = book.get("metadata")
-    about: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
+    about: dict[str, object] = metadata if isinstance(metadata, dict) else {}
     kernel = about.get("language_info") or about.get("kernelspec") or {}
     language = str(kernel.get("name") or kernel.get("language") or "python") if isinstance(kernel, dict) else "python"
     text = "\n\n".join(cell_blocks(cells, "python" if language.startswith("python") else language))
@@ -25,7 +24,7 @@ def read_notebook(data: bytes, name: str) -> tuple[str, str]:
     return title if isinstance(title, str) else heading_of(text), text + "\n"
 
 
-def cells_of(book: dict[str, Any]) -> list[Any]:
+def cells_of(book: Mapping[str, object]) -> list[object]:
     """Return the cells; nbformat 3 has them in worksheets."""
     sheets = book.get("worksheets")
     lists = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)] if isinstance(sheets, list) else []
@@ -33,7 +32,7 @@ def cells_of(book: dict[str, Any]) -> list[Any]:
     return [cell for cells in cell_lists for cell in cells]
 
 
-def cell_blocks(cells: list[Any], language: str) -> Iterator[str]:
+def cell_blocks(cells: Sequence[object], language: str) -> Iterator[str]:
     for cell in cells:
         if not isinstance(cell, dict):
             raise BadRow("unreadable", "a cell of the notebook is not an object")

@@ -23,6 +23,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.train.latent.dsa.gathered import (
     GATHERED_FROM,
     QUERIES_AT_ONCE,
@@ -147,7 +148,7 @@ class Attention:
     value: torch.Tensor
     mask: torch.Tensor
     """(B, 1, T, S), added to the scores."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
 
     @property
     def visible_BTS(self) -> torch.Tensor:

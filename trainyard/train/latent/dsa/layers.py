@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import eager_mask
 
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.train.latent.dsa.attention import SELECTOR, Chooser, LayerInput, Selection, Selector, attend
 from trainyard.train.latent.dsa.cache import RoomyIndexedLayer
 from trainyard.train.latent.dsa.indexer import LightningIndexer
@@ -109,13 +110,13 @@ def use_kernel(base: Any, name: str, kernel: Callable[..., Any]) -> str:
     return before
 
 
-def remember_positions(decoder: torch.nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
+def remember_positions(decoder: torch.nn.Module, _args: tuple[Any, ...], given: JsonObject) -> None:
     """Keep the positions that a model was given for all of its layers."""
     shared: Selection = getattr(decoder, SELECTION)
     shared.positions_BT, shared.fewest_seen = given.get("position_ids"), None
 
 
-def remember_input(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+def remember_input(module: torch.nn.Module, args: tuple[Any, ...], given: JsonObject) -> None:
     """Keep what an attention layer is called with, and let its cache have room for index keys."""
     hidden_BTD = args[0] if args else given["hidden_states"]
     caches = [value for value in (*args, *given.values()) if isinstance(value, Cache)]
