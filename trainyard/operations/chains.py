@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from trainyard.app.chains.eject import EjectOutput
     from trainyard.app.chains.exports import ExportOutput
     from trainyard.app.chains.imports import ImportOutput
-    from trainyard.app.chains.revisions import RevisionDiff
-    from trainyard.app.chains.stored import ChainDetail, ChainList, DeletedChain, RunsOfChain
+    from trainyard.app.chains.stored import ChainDetail, ChainList, DeletedChain, RevisionDiff, RunsOfChain
     from trainyard.app.plan.plan import ChainPlan
 
 ChainText = dict[str, Any]
