@@ -40,5 +40,5 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def explained(field: FieldInfo) -> str:
-    """What a field is for; of a group of fields that says no more, what the group is for."""
+    """Return what a field is for; of a group of fields that says no more, what the group is for."""
     return field.description or inspect.getdoc(field.annotation) or ""

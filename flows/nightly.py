@@ -62,14 +62,14 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
 
 
 def carry_out(night: Night) -> NightReport:
-    """The two phases, one after the other, and the report."""
+    """Return the two phases, one after the other, and the report."""
     first = documents(night, knowledge_graph.find, inference_server.serve, knowledge_graph.read, inference_server.free)
     second = publish.train(night, first, corpus.count(night))
     return publish.report(night, first, second)
 
 
 def night_state(report: NightReport) -> State[dict[str, Any]]:
-    """The night's state in Prefect, with its report as an artifact."""
+    """Return the night's state in Prefect, with its report as an artifact."""
     text = markdown(report)[:MAX_REPORT_CHARS]
     create_markdown_artifact(text, key="nightly-report", description=report.headline)
     if report.state == "failed":

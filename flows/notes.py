@@ -70,7 +70,7 @@ async def announce(chain: ResolvedChain) -> None:
 
 
 def plan_rows(chain: ResolvedChain) -> list[dict[str, str]]:
-    """One row per node, in the order in which they may start."""
+    """Return one row per node, in the order in which they may start."""
     by_id = {node.id: node for node in chain.nodes}
     return [
         {
@@ -119,7 +119,7 @@ async def publish_report(result: RunResult, folder: Path) -> None:
 
 
 def markdown(result: RunResult, folder: Path) -> str:
-    """The run in a page: its nodes as a table, its training curves, then the evaluator's own report.
+    """Return the run in a page: its nodes as a table, its training curves, then the evaluator's own report.
 
     `folder` is the run's; the picture stays there as `curves.svg`. In the page it is a data address, because the
     pages of Prefect show no files of this machine.
@@ -134,12 +134,12 @@ def markdown(result: RunResult, folder: Path) -> str:
 
 
 def data_address(picture: str) -> str:
-    """An SVG as an address that contains it."""
+    """Return an SVG as an address that contains it."""
     return "data:image/svg+xml;base64," + base64.b64encode(picture.encode()).decode()
 
 
 def cell(node: NodeResult) -> str:
-    """One table cell: what the node gave, or why it did not."""
+    """Return one table cell: what the node gave, or why it did not."""
     return "<br>".join(map(report.cell, node.message.splitlines()))
 
 

@@ -185,7 +185,7 @@ class Trials:
         return await self.ending_of(segment, part, futures)
 
     async def ending_of(self, segment: Segment, part: ResolvedChain, futures: Futures) -> SegmentEnd:
-        """What the states of the nodes say about the trial."""
+        """Return what the states of the nodes say about the trial."""
         name = self.node_of(segment.trial)
         state = state_of(futures[name])
         if state.is_completed():
@@ -207,7 +207,7 @@ class Trials:
         return SegmentEnd(TrialState.REFUSED if refused else TrialState.FAILED, code=code, message=message)
 
     def code_of(self, node: str) -> str:
-        """The code of the error that a node failed with."""
+        """Return the code of the error that a node failed with."""
         errors = [event["error"] for event in read_events(self.record.folder) if is_failure(event, node)]
         return str(errors[-1]["code"]) if errors else "E-FAILED"
 
@@ -215,7 +215,7 @@ class Trials:
         return f"{self.spec.trainer}.{trial.number}"
 
     def result(self, seconds: float) -> RunResult:
-        """The sweep as the result of its run: its trials are its nodes."""
+        """Return the sweep as the result of its run: its trials are its nodes."""
         trials = self.study.trials()
         best = find_best_text(self.spec, trials)
         nodes = tuple(self.node_result(trial) for trial in trials)
@@ -232,7 +232,7 @@ class Trials:
         )  # fmt: skip
 
     def node_result(self, trial: Trial) -> NodeResult:
-        """One trial as a node of the run; one that is on its way has been stopped with it."""
+        """Return one trial as a node of the run; one that is on its way has been stopped with it."""
         states = {
             TrialState.COMPLETED: NodeState.COMPLETED,
             TrialState.STOPPED: NodeState.COMPLETED,
@@ -257,7 +257,7 @@ def find_best_text(spec: SweepSpec, trials: list[Trial]) -> str:
 
 
 def trial_part(chain: ResolvedChain, trainer: str, name: str) -> ResolvedChain:
-    """The nodes that a trial needs; its trainer has the name of the trial."""
+    """Return the nodes that a trial needs; its trainer has the name of the trial."""
     needed = needed_nodes(chain, trainer)
     nodes = tuple(chain.node(node_id) for node_id in needed)
     named = tuple(node.model_copy(update={"id": name}) if node.id == trainer else node for node in nodes)

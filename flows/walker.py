@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 
 def task_runner() -> Any:
-    """A pool for one flow. (Prefect's own annotations do not accept its runners as such.)"""
+    """Return a pool for one flow. (Prefect's own annotations do not accept its runners as such.)"""
     return ThreadPoolTaskRunner(max_workers=THREADS)
 
 
@@ -226,12 +226,12 @@ def run_info(chain: ResolvedChain) -> RunInfo:
 
 
 def few_rows() -> bool:
-    """Whether the run trains also on fewer rows than were asked for."""
+    """Return whether the run trains also on fewer rows than were asked for."""
     return FEW_ROWS_TAG in flow_run.tags
 
 
 def id_of(chain: ResolvedChain) -> str:
-    """What names the running flow's run: the job's id, or the run's own where no trainer is part of it."""
+    """Return what names the running flow's run: the job's id, or the run's own where no trainer is part of it."""
     has_trainer = any(node.type == "trainer" for node in chain.nodes)
     return job_id_of(str(flow_run.id), flow_run.tags) if has_trainer else str(flow_run.id)
 
@@ -258,7 +258,7 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
 
 
 def refreshed_nodes(chain: ResolvedChain, tags: Iterable[str]) -> set[str]:
-    """The nodes that a tag `refresh-from:NODE` names, and all after them."""
+    """Return the nodes that a tag `refresh-from:NODE` names, and all after them."""
     names = {tag.removeprefix(REFRESH_FROM) for tag in tags if tag.startswith(REFRESH_FROM)}
     for node_id in chain.order:
         node = chain.node(node_id)
@@ -339,7 +339,9 @@ def closed_gate(chain: ResolvedChain, nodes: tuple[NodeResult, ...]) -> ClosedGa
 
 
 def verdict(nodes: tuple[NodeResult, ...], run: str, gate: ClosedGate | None = None) -> str:
-    """One message for the flow's state: what finished, or what failed, what was skipped, and what to type next."""
+    """Return one message for the flow's state: what finished, or what failed, what was skipped, and what to type
+    next.
+    """
     failed = [node for node in nodes if node.state in (NodeState.FAILED, NodeState.CANCELED)]
     skipped = [node.id for node in nodes if node.state is NodeState.SKIPPED]
     if gate is not None and not failed:
@@ -367,7 +369,7 @@ def verdict(nodes: tuple[NodeResult, ...], run: str, gate: ClosedGate | None = N
 
 
 def failed_name(futures: Futures) -> str:
-    """Name of the state of a failed run: a training whose time was used up says so for its run."""
+    """Return name of the state of a failed run: a training whose time was used up says so for its run."""
     return BUDGET_EXCEEDED if any(state_of(future).name == BUDGET_EXCEEDED for future in futures.values()) else "Failed"
 
 

@@ -99,7 +99,9 @@ class NodeContext:
 
     @property
     def desired_state(self) -> Callable[[], DesiredState]:
-        """Whether the run should continue, for the supervisors of its children; shared by all nodes of the run."""
+        """Return whether the run should continue, for the supervisors of its children; shared by all nodes of the
+        run.
+        """
         return wanted_of(self.run.run_id)
 
     def config(self, kind: type[Config]) -> Config:

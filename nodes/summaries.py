@@ -23,7 +23,9 @@ def rows_of(output: NodeOutput) -> dict[str, int]:
 
 
 def balances(output: NodeOutput) -> str:
-    """What each port kept of what was read, and where the rest is: `78 of 120 sft (20 held out, 22 too long)`."""
+    """Return what each port kept of what was read, and where the rest is: `78 of 120 sft (20 held out, 22 too
+    long)`.
+    """
     lines = [
         balance(port.value, reference.rows, output.facts.get(port.value)) for port, reference in output.outputs.items()
     ]

@@ -101,7 +101,7 @@ def run_on_device(session_id: str, run_id: str, note: Any) -> Outcome:
 
 
 async def stop(run_id: str, reason: str, message: str) -> State[Any]:
-    """The state of a run that was cancelled; one that was paused or preempted leaves its state to who did it.
+    """Return the state of a run that was cancelled; one that was paused or preempted leaves its state to who did it.
 
     Raises Prefect's `Pause`.
     """

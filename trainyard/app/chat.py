@@ -82,7 +82,7 @@ class Conversation:
         self.messages = [{"role": "system", "content": self.given.system}] if self.given.system else []
 
     def ask(self, question: str, on_text: Callable[[str], None] = ignore) -> str:
-        """The answer; `on_text` gets as much of it as there is, again and again, while it is written.
+        """Return the answer; `on_text` gets as much of it as there is, again and again, while it is written.
 
         Raises `TrainyardError` (`E-SERVER-REFUSED`) when the server refuses the question, or fails while it answers.
         """
@@ -107,7 +107,7 @@ class Conversation:
 
 
 def chunk_of(line: str) -> JsonObject | None:
-    """The object of a line of server-sent events; None for any other line, and for the last one."""
+    """Return the object of a line of server-sent events; None for any other line, and for the last one."""
     data = line.removeprefix("data:").strip()
     if not line.startswith("data:") or data == "[DONE]":
         return None
@@ -146,7 +146,9 @@ def unreachable(error: httpx.HTTPError) -> Unavailable:
 
 
 def questions_of(given: ChatInput, context: Context) -> Iterator[str]:
-    """The questions of the request, else those of the user. Raises `InvalidInput` (`E-PARAMETER`) without any."""
+    """Return the questions of the request, else those of the user. Raises `InvalidInput` (`E-PARAMETER`) without
+    any.
+    """
     if given.questions:
         return iter(given.questions)
     if context.next_input is None:
@@ -172,7 +174,9 @@ def converse(both: list[Conversation], questions: Iterator[str], context: Contex
 
 
 def ask_both(both: list[Conversation], question: str, context: Context) -> ChatTurn:
-    """Both answers, one after the other. What there is of them is reported as events `answer`, then `answered`."""
+    """Return both answers, one after the other. What there is of them is reported as events `answer`, then
+    `answered`.
+    """
     before = [conversation.messages for conversation in both]
 
     def report(node: str) -> Callable[[str], None]:
@@ -203,7 +207,7 @@ def serving(adapter: NamedAdapter, context: Context) -> Iterator[tuple[str, str]
 
 
 def model_client(url: str) -> httpx.Client:
-    """A client of a model server; the answer that it waits for ends with the caller who asked."""
+    """Return a client of a model server; the answer that it waits for ends with the caller who asked."""
     return httpx.Client(base_url=url, trust_env=False, timeout=ASK_S, event_hooks=CALLER_HOOKS)
 
 
@@ -229,7 +233,7 @@ def load_adapter(url: str, adapter: NamedAdapter) -> str | None:
 
 
 def base_of(adapter: NamedAdapter, settings: Settings) -> ModelSource:
-    """The base that the adapter was trained on, as it is on this machine.
+    """Return the base that the adapter was trained on, as it is on this machine.
 
     Raises `NotFound` (`E-MODEL-NOT-FOUND`), and `InvalidInput` (`E-ADAPTER-MISMATCH`) if it is another one by now.
     """

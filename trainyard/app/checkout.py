@@ -9,7 +9,8 @@ from trainyard.project import project_folder
 
 
 def checkout() -> Path:
-    """The folder that contains `prefect.yaml`, `flows/` and `nodes/`: the checkout, or the copy in an installed wheel.
+    """Return the folder that contains `prefect.yaml`, `flows/` and `nodes/`: the checkout, or the copy in an installed
+    wheel.
 
     Raises `NotFound` (`E-CHECKOUT`) when the installation is incomplete.
     """

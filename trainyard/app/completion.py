@@ -25,7 +25,7 @@ PLACES = {
 
 
 def shell_here() -> str:
-    """The shell that this process was started from, else the user's own."""
+    """Return the shell that this process was started from, else the user's own."""
     names = (parent.name().removeprefix("-") for parent in psutil.Process().parents())
     return next((name for name in names if name in PLACES), Path(os.environ.get("SHELL", "bash")).name)
 
@@ -52,7 +52,7 @@ RUN_ID_LENGTH = 36
 
 
 def known_names(kind: str, given: Sequence[str]) -> list[str]:
-    """What there is of a kind; `given` has the words of the command before the one that is completed."""
+    """Return what there is of a kind; `given` has the words of the command before the one that is completed."""
     return list(dict.fromkeys(KNOWN[kind](given)))
 
 

@@ -32,7 +32,7 @@ class Caller:
 
     @property
     def identity(self) -> str:
-        """What is this caller's alone, such as an idempotency key, is stored under this."""
+        """Return what is this caller's alone, such as an idempotency key, is stored under this."""
         return f"{self.name} {self.token_id}".strip()
 
 
@@ -70,7 +70,7 @@ class Context:
 
 
 def key_of(context: Context, purpose: str = "") -> str:
-    """The idempotency key for Prefect's server; two callers may choose the same one. Empty without a key.
+    """Return the idempotency key for Prefect's server; two callers may choose the same one. Empty without a key.
 
     Operations that start runs of one flow for different purposes name theirs.
     """
@@ -81,7 +81,7 @@ def key_of(context: Context, purpose: str = "") -> str:
 
 
 def settings_of(context: Context) -> Settings:
-    """The settings of the caller's tenant, whose folder is one of the data roots.
+    """Return the settings of the caller's tenant, whose folder is one of the data roots.
 
     A token of a tenant reads that tenant's folder, not the one in which the operator works.
     """
@@ -96,4 +96,4 @@ class ConfinedCalls(Protocol):
     """Carries out operations in child processes with limits."""
 
     def carry_out(self, name: str, request: Any, context: Any) -> Any:
-        """The response of an operation. Raises what it raises, `LimitExceeded`, and `CallerLeft`."""
+        """Return the response of an operation. Raises what it raises, `LimitExceeded`, and `CallerLeft`."""

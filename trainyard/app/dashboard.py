@@ -34,7 +34,9 @@ def show_dashboard(_given: Nothing, context: Context) -> DashboardLink:
 
 
 def link_to(service_url: str, settings: Settings) -> str:
-    """The page of a service with a new code. It is behind the #, which browsers keep out of requests and logs."""
+    """Return the page of a service with a new code. It is behind the #, which browsers keep out of requests and
+    logs.
+    """
     return (
         f"{service_url}/dashboard#login={LoginFile(settings.home).offer_code(id_of_string(read_auth(settings) or ''))}"
     )

@@ -139,14 +139,14 @@ class Evaluation(EvaluationVerdict):
 
 
 def list_evaluations(given: EvaluationsInput, context: Context) -> EvaluationList:
-    """A page of the evaluations of the newest runs, by their end. Raises what `select_artifacts` raises."""
+    """Return a page of the evaluations of the newest runs, by their end. Raises what `select_artifacts` raises."""
     found, cursor = select_artifacts(given, context, Port.REPORT)
     found.sort(key=lambda one: one.ended, reverse=True)
     return EvaluationList(evaluations=tuple(EvaluationVerdict(**verdict_words(one)) for one in found), next=cursor)
 
 
 def verdict_words(one: FoundArtifact) -> JsonObject:
-    """What a list shows, by the facts that travel with the report."""
+    """Return what a list shows, by the facts that travel with the report."""
     facts = one.reference.facts if one.reference else {}
     primary = str(facts.get("primary") or "")
     line = (facts.get("benchmarks") or {}).get(primary) or {}
@@ -181,7 +181,7 @@ def show_evaluation(given: EvaluationInput, context: Context) -> Evaluation:
 
 
 def own_fields(model: type[Response], given: JsonMapping) -> Any:
-    """A response of the fields that it has; a report has more, such as the score of each row."""
+    """Return a response of the fields that it has; a report has more, such as the score of each row."""
     return model.model_validate({name: value for name, value in given.items() if name in model.model_fields})
 
 
@@ -197,7 +197,7 @@ def read_report(path: Path) -> JsonObject:
 
 
 def registered(sha256: str, context: Context) -> list[str]:
-    """The adapter versions with this digest that the caller may see."""
+    """Return the adapter versions with this digest that the caller may see."""
     if not sha256:
         return []
     versions = AdapterRegistry(context.settings.adapters).list(context.caller.tenant or None)

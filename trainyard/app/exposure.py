@@ -78,7 +78,7 @@ def keep_exposure(settings: Settings, chosen: Exposure | None) -> None:
 
 
 def read_exposure(settings: Settings) -> Exposure | None:
-    """What `up --expose` chose; None where nothing is exposed."""
+    """Return what `up --expose` chose; None where nothing is exposed."""
     path = exposure_file(settings)
     if not path.is_file():
         return None
@@ -152,7 +152,7 @@ def unusable(what: str, do: str) -> InvalidInput:
 
 
 def names_of(certificate: object) -> tuple[str, ...]:
-    """The names and addresses in a certificate; one with `*` is the name of no host."""
+    """Return the names and addresses in a certificate; one with `*` is the name of no host."""
     extension = load("cryptography.x509:SubjectAlternativeName")
     try:
         found = certificate.extensions.get_extension_for_class(extension).value  # type: ignore[attr-defined]
@@ -172,7 +172,9 @@ def warn_of_expiry(certificate: Certificate, say: Callable[[str], None]) -> None
 
 
 def addresses_of(host: str) -> tuple[str, ...]:
-    """The addresses besides loopback that a host means on this machine. Raises `InvalidInput` (`E-PARAMETER`)."""
+    """Return the addresses besides loopback that a host means on this machine. Raises `InvalidInput`
+    (`E-PARAMETER`).
+    """
     if host in EVERY_ADDRESS:
         kinds = (socket.AF_INET,) if host == EVERY_ADDRESS[0] else (socket.AF_INET, socket.AF_INET6)
         rows = [one for each in psutil.net_if_addrs().values() for one in each if one.family in kinds]
@@ -189,12 +191,14 @@ def addresses_of(host: str) -> tuple[str, ...]:
 
 
 def in_host(address: str) -> str:
-    """An address as the Host header has it."""
+    """Return an address as the Host header has it."""
     return f"[{address}]" if ":" in address else address
 
 
 def names_for(chosen: Exposure, certificate: Certificate | None) -> tuple[str, ...]:
-    """What clients may call this server in the Host header, besides loopback. An address cannot be rebound by DNS."""
+    """Return what clients may call this server in the Host header, besides loopback. An address cannot be rebound by
+    DNS.
+    """
     addresses = addresses_of(chosen.host) if chosen.beyond_loopback else ()
     own = () if is_loopback(chosen.host) or chosen.host in EVERY_ADDRESS else (in_host(chosen.host),)
     return (*map(in_host, addresses), *own, *(certificate.names if certificate else ()), *chosen.names)

@@ -66,12 +66,12 @@ class GpuList(Response):
 
 
 def show_gpus(given: Nothing, context: Context) -> GpuList:
-    """Every GPU as it was at most two seconds ago. A caller of one tenant sees the processes of its own jobs."""
+    """Return every GPU as it was at most two seconds ago. A caller of one tenant sees the processes of its own jobs."""
     return list_gpus(MONITOR.read(), context)
 
 
 def list_gpus(found: MonitorReading, context: Context) -> GpuList:
-    """A reading with the jobs that its processes belong to."""
+    """Return a reading with the jobs that its processes belong to."""
     owners = owners_of(running_jobs(context))
     return GpuList(
         state=found.state,
@@ -85,7 +85,7 @@ def list_gpus(found: MonitorReading, context: Context) -> GpuList:
 
 
 def full_memory(found: MonitorReading, percent: int) -> Iterator[str]:
-    """A sentence for each GPU that uses at least so many percent of its memory; 0: none."""
+    """Yield a sentence for each GPU that uses at least so many percent of its memory; 0: none."""
     for gpu in found.gpus if percent else ():
         if 100 * gpu.memory_used_mb >= percent * max(1, gpu.memory_total_mb):
             yield f"GPU {gpu.index} ({gpu.name}) uses {gpu.memory_used_mb:,} of {gpu.memory_total_mb:,} MiB."
@@ -99,7 +99,7 @@ def use_of(gpu: GpuReading, owners: dict[int, str], *, only_jobs: bool) -> GpuUs
 
 
 def by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *, only_jobs: bool) -> Iterator[GpuJob]:
-    """The processes of a GPU by their jobs, the others last."""
+    """Yield the processes of a GPU by their jobs, the others last."""
     jobs: dict[str | None, list[ProcessMemory]] = {}
     for process in processes:
         jobs.setdefault(owners.get(process.pid), []).append(process)
@@ -112,7 +112,7 @@ def by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *, only
 
 
 def running_jobs(context: Context) -> list[Row]:
-    """The jobs that have a process here; none where nobody knows them now."""
+    """Return the jobs that have a process here; none where nobody knows them now."""
     query = JobQuery(tenant=context.caller.tenant, state=JobState.RUNNING, limit=MOST_RUNNING)
     try:
         return [row for row in list_job_rows(query, context).page.rows if row["pid"]]

@@ -38,7 +38,7 @@ class MachineSettingList(Response):
 
 
 def show_settings(given: Nothing, context: Context) -> MachineSettingList:
-    """Every setting. An environment variable wins over the file, and the file over the default."""
+    """Return every setting. An environment variable wins over the file, and the file over the default."""
     settings, file = context.settings, settings_file()
     in_file = set(tomllib.loads(file.read_text(encoding="utf-8"))) if file.is_file() else set[str]()
     values, defaults = settings.model_dump(mode="json"), default_values()
@@ -60,14 +60,14 @@ def show_settings(given: Nothing, context: Context) -> MachineSettingList:
 
 
 def default_values() -> dict[str, object]:
-    """What each setting is where nobody gives it; None for a folder that depends on the machine."""
+    """Return what each setting is where nobody gives it; None for a folder that depends on the machine."""
     fields = Settings.model_fields.items()
     made = {name: None if field.default_factory else field.default for name, field in fields}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in made.items()}
 
 
 def source_of(name: str, settings: Settings, in_file: set[str]) -> Source:
-    """Where a value comes from."""
+    """Return where a value comes from."""
     variable = PREFIX + name.upper()
     if any(one.upper() == variable or one.upper().startswith(variable + NESTED) for one in os.environ):
         return "environment"

@@ -55,7 +55,7 @@ class NightDetail(NightLine):
 
 
 def list_night_reports(given: NightsInput, context: Context) -> NightList:
-    """The newest nights, of the caller's tenant or of all."""
+    """Return the newest nights, of the caller's tenant or of all."""
     own = own_tenant(given.tenant, context)
     if own is None:
         return NightList(nights=())
@@ -66,7 +66,7 @@ def list_night_reports(given: NightsInput, context: Context) -> NightList:
 
 
 def night_folders(tenant: str, context: Context) -> Iterator[Path]:
-    """The folders of the nights of a tenant, or of all ("")."""
+    """Yield the folders of the nights of a tenant, or of all ("")."""
     for root in (context.settings.home / "tenants").glob("*"):
         if tenant in ("", root.name):
             yield from (path for path in (root / "nights").glob("*") if path.is_dir())
@@ -77,7 +77,7 @@ def tenant_of(folder: Path) -> str:
 
 
 def show_night(given: NightNameInput, context: Context) -> NightDetail:
-    """One night. Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-NAME`), `Corrupt` (`E-CORRUPT`)."""
+    """Return one night. Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-NAME`), `Corrupt` (`E-CORRUPT`)."""
     tenant, night = own_tenant(given.tenant, context), checked_name(given.night, "night")
     if tenant is not None:
         tenant = checked_name(tenant or context.settings.tenant, "tenant")
@@ -93,7 +93,7 @@ def show_night(given: NightNameInput, context: Context) -> NightDetail:
 
 
 def read_line(folder: Path) -> NightDetail:
-    """A night by its files; one whose report cannot be read says why."""
+    """Return a night by its files; one whose report cannot be read says why."""
     named = {"tenant": tenant_of(folder), "night": folder.name}
     try:
         report = read_report(folder, DISK)
@@ -110,7 +110,7 @@ def read_line(folder: Path) -> NightDetail:
 
 
 def begun_at(folder: Path) -> float | None:
-    """When a night was begun; None where its record cannot be read."""
+    """Return when a night was begun; None where its record cannot be read."""
     path = folder / BEGUN_FILE
     try:
         return float(read_versioned("night", path.read_bytes(), path)["started"])

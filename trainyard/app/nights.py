@@ -100,7 +100,7 @@ class CorpusStatus(Response):
 
 
 def config_of(config: Path | None, preset: str | None, context: Context) -> NightConfig:
-    """The night's config of a file or preset; a relative preset name is one of deployments/presets.
+    """Return the night's config of a file or preset; a relative preset name is one of deployments/presets.
 
     Raises `Refused` with all reasons, `NotFound` (`E-SPEC`).
     """
@@ -122,23 +122,25 @@ def config_of(config: Path | None, preset: str | None, context: Context) -> Nigh
 
 
 def at_home(settings: Settings) -> Settings:
-    """The same settings, with the checkout as a data root: the shipped sample streams lie there."""
+    """Return the same settings, with the checkout as a data root: the shipped sample streams lie there."""
     return settings.model_copy(update={"data_roots": (*settings.data_roots, checkout())})
 
 
 def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
-    """The reasons why this machine cannot carry out a training of the night, from the function that a run asks."""
+    """Return the reasons why this machine cannot carry out a training of the night, from the function that a run
+    asks.
+    """
     specs = [resolve_chain(night_chain(config, method), settings) for method in config.methods]
     return locate_reasons(reason for spec in specs for reason in list_refusals(spec, settings))
 
 
 def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:
-    """The same as the note of a night whose markers wait, looked up when the documents are read."""
+    """Return the same as the note of a night whose markers wait, looked up when the documents are read."""
     return lambda: "; ".join(reason.line() for reason in unfit_here(config, settings))
 
 
 def run_once(given: requests.RunNightInput, context: Context) -> NightReport:
-    """A night; where this machine cannot train with its settings, the markers wait and the report says why."""
+    """Return a night; where this machine cannot train with its settings, the markers wait and the report says why."""
     settings = at_home(context.settings)
     config = config_of(given.config, given.preset, context)
     world = make_night_deps(config, settings, say=context.say, unfit=unfit_words(config, settings))
@@ -150,7 +152,7 @@ def run_once(given: requests.RunNightInput, context: Context) -> NightReport:
 
 
 def again_name(world: NightDeps, run: str) -> str:
-    """The first of NAME, NAME-2, NAME-3, … that is not done; a night that was killed keeps its name."""
+    """Return the first of NAME, NAME-2, NAME-3, … that is not done; a night that was killed keeps its name."""
     names = chain([run], (f"{run}-{number}" for number in count(2)))
     return next(name for name in names if not is_done(night_folder(world, name), world.files))
 
@@ -186,7 +188,7 @@ def show_nights(given: requests.NightInput, context: Context) -> NightStatus:
 
 
 def published_states(config: NightConfig, settings: Settings) -> dict[str, MarkerState]:
-    """The markers in the object store, which every machine sees; empty without one. Raises `Unavailable`."""
+    """Return the markers in the object store, which every machine sees; empty without one. Raises `Unavailable`."""
     if not settings.weights_store:
         return {}
     return open_markers(for_worker(config, settings), settings, open_store(settings.weights_store)).states()
@@ -200,7 +202,7 @@ def corpora_of(config: NightConfig, settings: Settings) -> Corpora:
 
 
 def bucket_of(config: NightConfig, name: str | None, method: str) -> BucketSpec:
-    """The bucket of that name, or the first one of the method. Raises `NotFound` (`E-CORPUS`)."""
+    """Return the bucket of that name, or the first one of the method. Raises `NotFound` (`E-CORPUS`)."""
     fitting = [one for one in config.buckets if one.method == method and name in (None, one.name)]
     if not fitting:
         known = ", ".join(f"{one.name} ({one.method})" for one in config.buckets)

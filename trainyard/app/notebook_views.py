@@ -21,7 +21,7 @@ REPORT = "report.md"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown; what would end a cell is escaped."""
+    """Return a table in Markdown; what would end a cell is escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell(one) for one in line) + " |" for line in lines)
 
@@ -31,7 +31,7 @@ def cell(value: object) -> str:
 
 
 def plan_markdown(plan: Any) -> str:
-    """A plan: each node with what is known of it, then why this machine would refuse it."""
+    """Return a plan: each node with what is known of it, then why this machine would refuse it."""
     rows = []
     for node in plan.nodes:
         known = node.estimate
@@ -47,7 +47,7 @@ def plan_markdown(plan: Any) -> str:
 
 
 def check_markdown(check: Any) -> str:
-    """Whether chains would run, with every reason."""
+    """Return whether chains would run, with every reason."""
     lines = []
     for one in check.files:
         lines += [f"- **{one.file}**: " + (f"ok, {one.nodes} nodes, `{one.digest[:12]}`" if one.ok else "refused")]
@@ -56,7 +56,7 @@ def check_markdown(check: Any) -> str:
 
 
 def metrics_svg(metrics: Any) -> str:
-    """The loss of a job's trainers, of the points that the metrics contain."""
+    """Return the loss of a job's trainers, of the points that the metrics contain."""
     curves: dict[str, dict[str, object]] = {}
     for one in metrics.trainings:
         curves[one.node] = {"losses": [(point.step, point.loss, 0.0) for point in one.points]}
@@ -65,7 +65,7 @@ def metrics_svg(metrics: Any) -> str:
 
 
 def run_markdown(run: Any) -> str:
-    """A run: its state, its nodes, its curve and the reports of its evaluators."""
+    """Return a run: its state, its nodes, its curve and the reports of its evaluators."""
     rows = [(one.id, one.state.value, f"{one.seconds:.1f}", one.message) for one in run.nodes]
     picture = run_svg(run.run_id)
     parts = [
@@ -78,6 +78,6 @@ def run_markdown(run: Any) -> str:
 
 
 def reports_of(outputs: dict[Port, Reference]) -> list[str]:
-    """The report of an evaluator, if it is on this machine."""
+    """Return the report of an evaluator, if it is on this machine."""
     folders = [Path(one.path) for port, one in outputs.items() if port is Port.REPORT]
     return [(folder / REPORT).read_text(encoding="utf-8") for folder in folders if (folder / REPORT).is_file()]

@@ -45,7 +45,9 @@ def require_reachable(texts: Iterable[tuple[str, str]], settings: Settings, tena
 
 
 def is_path_field(place: str) -> bool:
-    """Whether a field names a file or a folder of this machine from which rows, documents or a template are read."""
+    """Return whether a field names a file or a folder of this machine from which rows, documents or a template are
+    read.
+    """
     parts = place.split(".")
     return parts[-1] in PATH_FIELDS or (len(parts) > 1 and parts[-2] == "files")
 
@@ -67,12 +69,12 @@ def require_path(place: str, text: str, settings: Settings, tenant: str) -> None
 
 
 def tenant_roots(settings: Settings, tenant: str) -> tuple[Path, ...]:
-    """Where a token of a tenant may read: its own folder, and what the operator has opened to every tenant."""
+    """Return where a token of a tenant may read: its own folder, and what the operator has opened to every tenant."""
     return (settings.tenant_folder(tenant), *settings.data_roots)
 
 
 def is_server_field(place: str) -> bool:
-    """Whether a field is the address of a server to which a run sends requests."""
+    """Return whether a field is the address of a server to which a run sends requests."""
     parts = place.split(".")
     return parts[-1] == "base_url" or (parts[-1] == "url" and "targets" in parts)
 

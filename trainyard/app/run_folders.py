@@ -42,7 +42,7 @@ class RunFolder:
 
     @cached_property
     def chain(self) -> JsonObject:
-        """The resolved chain; empty where it cannot be read."""
+        """Return the resolved chain; empty where it cannot be read."""
         try:
             value = orjson.loads((self.path / CHAIN_FILE).read_bytes())
         except (OSError, ValueError):
@@ -58,7 +58,7 @@ class RunFolder:
         return str(self.chain.get("tenant") or "")
 
     def makes(self, port: Port | None) -> bool:
-        """Whether a node of the chain fills a port."""
+        """Return whether a node of the chain fills a port."""
         nodes = [one for one in self.chain.get("nodes") or () if isinstance(one, dict)]
         return port is None or any(port in (one.get("produces") or ()) for one in nodes)
 
@@ -92,7 +92,7 @@ class FoundArtifact:
         return port in (None, self.port) and sha256 in (None, reference.sha256 if reference else "")
 
     def folder(self, store: ArtifactStore) -> Path:
-        """Where its files are, inside the store of this home whatever its reference says."""
+        """Return where its files are, inside the store of this home whatever its reference says."""
         reference, root = self.reference, store.folder(self.key)
         if reference is None:
             raise gone(self)
@@ -104,7 +104,7 @@ def open_store(context: Context) -> ArtifactStore:
 
 
 def run_folders(context: Context) -> list[RunFolder]:
-    """Every run that has begun, the newest first."""
+    """Return every run that has begun, the newest first."""
     try:
         entries = list(os.scandir(context.settings.runs))
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def own_tenant(given: str | None, context: Context) -> str | None:
 
 
 def artifacts_of(run: RunFolder, store: ArtifactStore) -> Iterator[FoundArtifact]:
-    """Every port that the nodes of a run have filled so far, in the order in which the nodes ended."""
+    """Yield every port that the nodes of a run have filled so far, in the order in which the nodes ended."""
     ended: dict[str, JsonObject] = {}
     for event in read_events(run.path):
         if event["event"] in ENDED and isinstance(event.get("key"), str) and isinstance(event.get("node"), str):
@@ -148,7 +148,7 @@ def artifacts_of(run: RunFolder, store: ArtifactStore) -> Iterator[FoundArtifact
 
 
 def read_output(store: ArtifactStore, key: str) -> NodeOutput | None:
-    """What a manifest says; None for a result that was removed. Its files are not read: nothing is verified.
+    """Return what a manifest says; None for a result that was removed. Its files are not read: nothing is verified.
 
     Raises `Corrupt` (`E-CORRUPT`), and `Conflict` (`E-SCHEMA`) for one of a later version.
     """
@@ -166,7 +166,7 @@ def read_output(store: ArtifactStore, key: str) -> NodeOutput | None:
 
 
 def gone(one: FoundArtifact) -> NotFound | Corrupt:
-    """The error for a result whose files are not there."""
+    """Return the error for a result whose files are not there."""
     if one.problem:
         return unreadable_result(one.key, one.problem)
     return NotFound(

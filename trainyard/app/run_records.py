@@ -151,17 +151,17 @@ class RunResult(BaseModel):
 
     @property
     def state_text(self) -> str:
-        """The state with its detail: `completed (not deployed)`."""
+        """Return the state with its detail: `completed (not deployed)`."""
         return f"{self.state.value} ({self.detail})" if self.detail else self.state.value
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows, with the loss as it is when it is shown."""
+        """Return what a notebook shows, with the loss as it is when it is shown."""
         from trainyard.app.notebook_views import run_markdown  # draws curves; only notebooks need it
 
         return run_markdown(self)
 
     def node(self, node_id: str) -> NodeResult:
-        """The result of one node. Raises `KeyError` for an id that the chain does not have."""
+        """Return the result of one node. Raises `KeyError` for an id that the chain does not have."""
         return {node.id: node for node in self.nodes}[node_id]
 
 
@@ -178,7 +178,7 @@ class RunRecord:
         return self.folder / EVENTS_FILE
 
     def follow(self) -> EventTail:
-        """A reader of the events from the first one on, which continues where it ended."""
+        """Return a reader of the events from the first one on, which continues where it ended."""
         return EventTail(self.events)
 
     def begin(self, chain: JsonObject) -> None:
@@ -209,12 +209,13 @@ class RunRecord:
 
 
 def read_events(folder: Path) -> Iterator[Event]:
-    """Every event of a run so far."""
+    """Return every event of a run so far."""
     return event_files.read_events(RunRecord(folder).events)
 
 
 def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
-    """What the data sources of a run have read: {source, format, rows, sha256} for each set; paths by their last name.
+    """Return what the data sources of a run have read: {source, format, rows, sha256} for each set; paths by their last
+    name.
 
     The digest is that of the rows as they were stored.
     """
@@ -236,7 +237,7 @@ def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
 
 
 def source_name(config: JsonObject) -> str:
-    """The last name of a path or a repository, or an address without a user and a query."""
+    """Return the last name of a path or a repository, or an address without a user and a query."""
     if config.get("url"):
         parts = urlsplit(config["url"])
         return f"{parts.scheme}://{parts.hostname}{parts.path}"
@@ -244,7 +245,7 @@ def source_name(config: JsonObject) -> str:
 
 
 def stored_sha256(artifacts: Path, key: str, port: str) -> str:
-    """The digest of a stored result's set, as its manifest has it; empty if it is gone."""
+    """Return the digest of a stored result's set, as its manifest has it; empty if it is gone."""
     manifest = ArtifactStore(artifacts).folder(key) / MANIFEST
     if not manifest.is_file():
         return ""
@@ -253,7 +254,9 @@ def stored_sha256(artifacts: Path, key: str, port: str) -> str:
 
 
 def read_chain(folder: Path) -> ResolvedChain | None:
-    """The chain as an earlier start of the run carried it out; None before the first, or from another version."""
+    """Return the chain as an earlier start of the run carried it out; None before the first, or from another
+    version.
+    """
     path = folder / "chain.json"
     try:
         return ResolvedChain.model_validate_json(path.read_bytes()) if path.is_file() else None

@@ -93,7 +93,7 @@ def path_of(name: str, settings: Settings) -> Path:
 
 
 def show_script(given: ScriptNameInput, context: Context) -> TrainingScriptText:
-    """A script. Raises `NotFound`, `InvalidInput` (`E-SCRIPT`), also for one that is too large to be shown."""
+    """Return a script. Raises `NotFound`, `InvalidInput` (`E-SCRIPT`), also for one that is too large to be shown."""
     path = path_of(given.name, context.settings)
     require_size(path.stat().st_size)
     found = facts_of(given.name, path)
@@ -149,7 +149,7 @@ def require_python(text: str) -> None:
 
 
 def draft_script(given: DraftScriptInput, context: Context) -> ScriptDraft:
-    """The script of a trainer and its spec; the rows are read when it runs.
+    """Return the script of a trainer and its spec; the rows are read when it runs.
 
     Raises `NotFound` (`E-NODE`), `Refused` (the built-in script does not carry out this training); over a network also
     `Denied` (`E-LOCAL`) for a file, which is not looked for.

@@ -57,7 +57,7 @@ PIECE_CHARS, OVERLAP_CHARS = 64 << 10, 16 << 10
 
 
 def find_secrets(text: str) -> list[tuple[int, int]]:
-    """The places of keys, tokens and private keys, and of logins in URLs, in order and apart from each other."""
+    """Return the places of keys, tokens and private keys, and of logins in URLs, in order and apart from each other."""
     if not MAY_HAVE_KEY.search(text) or OWN_ID.fullmatch(text):
         return []
     from trainyard.data.quality import detectors  # most texts do not come this far, and its patterns take time
@@ -70,14 +70,14 @@ def find_secrets(text: str) -> list[tuple[int, int]]:
 
 
 def redact_text(text: str) -> str:
-    """The text with its secrets replaced."""
+    """Return the text with its secrets replaced."""
     for start, end in reversed(find_secrets(text)):
         text = f"{text[:start]}{REDACTED}{text[end:]}"
     return text
 
 
 def known_secrets(settings: Settings) -> tuple[str, ...]:
-    """The secrets that this process has: the home's string, and the environment variables named as secrets.
+    """Return the secrets that this process has: the home's string, and the environment variables named as secrets.
 
     Those of the settings (`api_key_env` of endpoints, `databases`) are among them whatever their names.
     """
@@ -91,7 +91,7 @@ def known_secrets(settings: Settings) -> tuple[str, ...]:
 
 
 def text_before(path: Path, offset: int) -> str:
-    """What is before a place of a log, if a private key may begin there; else nothing."""
+    """Return what is before a place of a log, if a private key may begin there; else nothing."""
     if not offset:
         return ""
     try:
@@ -122,7 +122,9 @@ def redact_lines(lines: Sequence[str], known: Collection[str] = (), before: str 
 
 
 def suspicious_places(text: str) -> Iterator[int]:
-    """Where a key, a token or a login may be: a sixth of the time of looking at every line, and none is missed."""
+    """Yield where a key, a token or a login may be: a sixth of the time of looking at every line, and none is
+    missed.
+    """
     from trainyard.data.quality.detectors import LEAST_CHANGES, PREFIXES, changes  # its patterns take time
 
     prefixes = re.compile("|".join(map(re.escape, PREFIXES)))
@@ -185,7 +187,7 @@ def redact_logs(settings: Settings) -> None:
 
 
 def redact_value(value: object, name: str = "", depth: int = 0) -> object:
-    """A value as it may be written down: secrets replaced, long texts and lists cut, bytes counted."""
+    """Return a value as it may be written down: secrets replaced, long texts and lists cut, bytes counted."""
     kind = type(value)
     if kind in NUMBERS or isinstance(value, bool | int | float):
         return value
@@ -202,7 +204,7 @@ def redact_value(value: object, name: str = "", depth: int = 0) -> object:
 
 
 def redact_items(value: Any, name: str, depth: int) -> Any:
-    """The first items of a mapping or a list."""
+    """Return the first items of a mapping or a list."""
     if is_numbers(value):
         return first_numbers(value)
     items = list(value.items() if isinstance(value, Mapping) else value)
@@ -220,12 +222,14 @@ def first_numbers(value: Sequence[Any]) -> list[Any]:
 
 
 def is_numbers(value: object) -> bool:
-    """Whether all items of a list are numbers, such as the tokens of a batch: those are not looked at one by one."""
+    """Return whether all items of a list are numbers, such as the tokens of a batch: those are not looked at one by
+    one.
+    """
     return isinstance(value, (list, tuple)) and NUMBERS.issuperset(map(type, value))
 
 
 def cut(text: str) -> str:
-    """A text without secrets, of at most one line."""
+    """Return a text without secrets, of at most one line."""
     text = redact_text(text)
     return text if len(text) <= CUT_CHARS else f"{text[:CUT_CHARS]}…"
 
@@ -244,7 +248,7 @@ def refuse_secrets(texts: Iterable[tuple[str, str]]) -> None:
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """A text in pieces that overlap by more than a secret has: other threads get their turn between two."""
+    """Yield a text in pieces that overlap by more than a secret has: other threads get their turn between two."""
     for start in range(0, max(1, len(text) - OVERLAP_CHARS), PIECE_CHARS):
         yield text[start : start + PIECE_CHARS + OVERLAP_CHARS]
 

@@ -57,7 +57,7 @@ STARTS = 3
 
 
 def running(settings: Settings, name: str) -> Service | None:
-    """The service of that name of this home, if its process lives."""
+    """Return the service of that name of this home, if its process lives."""
     return services.find_service(services.record_path(settings, name))
 
 
@@ -91,7 +91,7 @@ def exclusive(settings: Settings, say: Say | None = None) -> Iterator[None]:
 
 
 def prefect_environment(settings: Settings, api_url: str) -> dict[str, str]:
-    """The variables that make any Prefect command talk to this stack. `trainyard env` prints them.
+    """Return the variables that make any Prefect command talk to this stack. `trainyard env` prints them.
 
     They include the home's string only for the home's own server: no other server receives it.
     """
@@ -157,7 +157,7 @@ def service_environment(settings: Settings, api_url: str, name: str = "server") 
 
 
 def get(url: str, timeout_s: float, headers: dict[str, str] | None = None) -> httpx.Response:
-    """One GET. Without TLS no certificates are loaded for it, which takes 46 ms."""
+    """Return one GET. Without TLS no certificates are loaded for it, which takes 46 ms."""
     encrypted = not url.startswith("http://")
     with httpx.Client(timeout=timeout_s, verify=encrypted, event_hooks=CALLER_HOOKS) as client:
         return client.get(url, headers=headers)
@@ -173,7 +173,7 @@ def status_of(settings: Settings, api_url: str, path: str) -> int:
 
 
 def asks_for_auth(api_url: str) -> bool:
-    """Whether a server refuses a request without credentials. Raises `Unavailable` (`E-SERVER-UNREACHABLE`)."""
+    """Return whether a server refuses a request without credentials. Raises `Unavailable` (`E-SERVER-UNREACHABLE`)."""
     try:
         return get(f"{api_url}/version", 30).status_code == httpx.codes.UNAUTHORIZED
     except httpx.HTTPError as error:
@@ -181,13 +181,13 @@ def asks_for_auth(api_url: str) -> bool:
 
 
 def is_own(settings: Settings, api_url: str) -> bool:
-    """Whether this is the address of the server that `trainyard up` started for this home."""
+    """Return whether this is the address of the server that `trainyard up` started for this home."""
     record = services.read_record(services.record_path(settings, "server"))
     return record is not None and record.url == api_url
 
 
 def external_api_url(settings: Settings) -> str | None:
-    """The caller's PREFECT_API_URL, unless it is what `trainyard env` exported for the server of this home."""
+    """Return the caller's PREFECT_API_URL, unless it is what `trainyard env` exported for the server of this home."""
     given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     exported = os.environ.get("PREFECT_HOME") == str(settings.prefect_home)
     return None if not given or exported or is_own(settings, given) else given
@@ -231,7 +231,7 @@ def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
 
 
 def api_url(settings: Settings) -> str | None:
-    """Where the Prefect server of this home is: the caller's PREFECT_API_URL, else the one that we started."""
+    """Return where the Prefect server of this home is: the caller's PREFECT_API_URL, else the one that we started."""
     own = running(settings, "server")
     return external_api_url(settings) or (own.url if own else None)
 
@@ -303,7 +303,7 @@ def unreachable(url: str) -> Unavailable:
 
 
 def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
-    """The server of this home: the running one, or a new one on the first free port. Waits until it answers."""
+    """Return the server of this home: the running one, or a new one on the first free port. Waits until it answers."""
     existing = running(settings, "server")
     if existing:
         wait_until_healthy(existing)
@@ -444,12 +444,12 @@ def cannot_start(service: Service, how: str) -> TrainyardError:
 
 
 def worker_name(settings: Settings) -> str:
-    """One name per host and home, so that a restarted worker is recognised as the same one."""
+    """Return one name per host and home, so that a restarted worker is recognised as the same one."""
     return f"{socket.gethostname()}-{hashlib.sha256(str(settings.home).encode()).hexdigest()[:6]}"
 
 
 def running_for(settings: Settings, name: str, url: str) -> Service | None:
-    """The service of this home, if it serves this server; one that serves another server is ended."""
+    """Return the service of this home, if it serves this server; one that serves another server is ended."""
     existing = running(settings, name)
     if existing and existing.url != url:
         stop(settings, name)
@@ -482,7 +482,7 @@ def start_worker(settings: Settings, url: str, say: Say) -> Service:
 
 
 def start_watchdog(settings: Settings, url: str) -> Service:
-    """The watchdog of this home, for this server: the running one, or a new one."""
+    """Return the watchdog of this home, for this server: the running one, or a new one."""
     if existing := running_for(settings, "watchdog", url):
         return existing
     argv = [sys.executable, "-P", "-m", "trainyard.prefect_api.watchdog"]

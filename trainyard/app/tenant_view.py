@@ -24,12 +24,12 @@ HIDDEN = "…"
 
 
 def is_stranger(caller: Caller) -> bool:
-    """Whether a caller may know nothing of the machine but its tenant's part."""
+    """Return whether a caller may know nothing of the machine but its tenant's part."""
     return caller.remote and bool(caller.tenant)
 
 
 def reasons_for(caller: Caller, reasons: Sequence[Reason], settings: Settings) -> list[Reason]:
-    """The reasons as a caller may read them."""
+    """Return the reasons as a caller may read them."""
     if not is_stranger(caller):
         return list(reasons)
     return [reason_without_places(one, settings) for one in reasons]
@@ -43,7 +43,7 @@ def reason_without_places(reason: Reason, settings: Settings) -> Reason:
 
 
 def error_for(caller: Caller, error: TrainyardError, settings: Settings) -> TrainyardError:
-    """The error as a caller may read it."""
+    """Return the error as a caller may read it."""
     if not is_stranger(caller):
         return error
     reasons = error.reasons if isinstance(error, Refused) else ()
@@ -56,31 +56,31 @@ def error_for(caller: Caller, error: TrainyardError, settings: Settings) -> Trai
 
 
 def hide_places(text: str, settings: Settings) -> str:
-    """A text without the folders of this machine that the service knows."""
+    """Return a text without the folders of this machine that the service knows."""
     for place in places_of(settings):
         text = text.replace(place, HIDDEN)
     return text
 
 
 def hide_places_in_json(body: bytes, settings: Settings) -> bytes:
-    """A JSON text without the folders of this machine that the service knows."""
+    """Return a JSON text without the folders of this machine that the service knows."""
     for place in names_of(own_folders(settings)):
         body = body.replace(place.encode(), HIDDEN.encode())
     return body
 
 
 def own_folders(settings: Settings) -> list[Path]:
-    """The folders of this installation. An answer with rows may contain `/tmp` of its own, which stays."""
+    """Return the folders of this installation. An answer with rows may contain `/tmp` of its own, which stays."""
     return [settings.home, settings.working_folder, *settings.data_roots, CHECKOUT]
 
 
 def places_of(settings: Settings) -> list[str]:
-    """The folders whose names no stranger reads in an error, the longest first."""
+    """Return the folders whose names no stranger reads in an error, the longest first."""
     machine = [Path(sys.prefix), Path(sys.base_prefix), Path(tempfile.gettempdir()), Path.home()]
     return names_of([*own_folders(settings), *machine])
 
 
 def names_of(folders: Iterable[Path]) -> list[str]:
-    """The names of folders as written and as resolved, the longest first; the root of the disk is none."""
+    """Return the names of folders as written and as resolved, the longest first; the root of the disk is none."""
     names = {str(path) for folder in folders for path in (folder, folder.resolve()) if path != Path(path.anchor)}
     return sorted(names, key=len, reverse=True)

@@ -45,7 +45,7 @@ class TrainingLogs:
         return metrics.read_curve(events_of(self.folder / EVENTS_FILE), self.since)
 
     def end(self) -> str:
-        """How its last start ended as it says itself: done, stopped because it was asked to, or nothing."""
+        """Return how its last start ended as it says itself: done, stopped because it was asked to, or nothing."""
         last = ""
         for event in metrics.select_since(events_of(self.folder / EVENTS_FILE), self.since):
             if event["event"] == "started" or event.get("reason") == RUNG:
@@ -55,13 +55,13 @@ class TrainingLogs:
         return last
 
     def checkpoints(self) -> list[str]:
-        """Names of the checkpoints that are there, the oldest first; none after the training has finished."""
+        """Return names of the checkpoints that are there, the oldest first; none after the training has finished."""
         folder = self.folder / CHECKPOINT_FOLDER
         return sorted(path.name for path in folder.glob("*") if path.is_dir() and not path.name.startswith("."))
 
 
 def training_logs_of(run_folder: Path) -> list[TrainingLogs]:
-    """The trainers that a run has started, in the order of their first start."""
+    """Return the trainers that a run has started, in the order of their first start."""
     works: dict[str, TrainingLogs] = {}
     for event in events_of(run_folder / EVENTS_FILE):
         if event["event"] == "job":
@@ -71,7 +71,7 @@ def training_logs_of(run_folder: Path) -> list[TrainingLogs]:
 
 
 def draw_run(run_folder: Path) -> str:
-    """The losses and evaluation losses of a run's trainers as an SVG; "" when no trainer of it made a step."""
+    """Return the losses and evaluation losses of a run's trainers as an SVG; "" when no trainer of it made a step."""
     curves: dict[str, JsonObject] = {}
     for log in training_logs_of(run_folder):
         points = log.curve()
@@ -132,5 +132,5 @@ def made_no_progress(run_folder: Path) -> bool:
 
 
 def run_svg(run_id: str) -> str | None:
-    """The loss of a run's trainers so far; None where there is none, or the run is on another machine."""
+    """Return the loss of a run's trainers so far; None where there is none, or the run is on another machine."""
     return draw_run(settings().runs / run_id) or None

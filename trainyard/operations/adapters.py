@@ -168,7 +168,7 @@ def converted_text(result: Converted) -> str:
 
 
 def run_line(result: Any) -> str:
-    """A line of its own where an adapter was not run on its base here."""
+    """Return a line of its own where an adapter was not run on its base here."""
     if result.adapter_run is False:
         return f"\nnot run on its base here, files and shapes compared alone: {result.adapter_run_because}"
     return ""
@@ -190,7 +190,7 @@ def promotion_text(result: Promotion) -> str:
 
 
 def merged_words(merged: Mapping[str, object] | None) -> str:
-    """Where the merged model of a target is, and how far its logits are from base plus adapter."""
+    """Return where the merged model of a target is, and how far its logits are from base plus adapter."""
     if merged is None:
         return ""
     return f": {merged['format']} in {merged['path']}, largest difference of a logit {merged['divergence']:.3g}"

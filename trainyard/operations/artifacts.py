@@ -73,7 +73,7 @@ def when_text(seconds: float) -> str:
 
 
 def artifacts_text(result: ArtifactList) -> str:
-    """A line for each result."""
+    """Return a line for each result."""
     if not result.artifacts:
         return "no results yet"
     rows = [
@@ -92,7 +92,7 @@ def state_of(artifact: Any) -> str:
 
 
 def rows_text(result: ArtifactRows) -> str:
-    """Each row as a line of JSON, so that it can be piped; then how to continue."""
+    """Return each row as a line of JSON, so that it can be piped; then how to continue."""
     lines = [json.dumps(row.values, ensure_ascii=False) for row in result.rows]
     reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in result.reasons.items())
     head = f"{result.part} of {result.node}/{result.port.value}: {result.total:,} rows"
@@ -103,7 +103,7 @@ def rows_text(result: ArtifactRows) -> str:
 
 
 def evaluations_text(result: EvaluationList) -> str:
-    """A line for each evaluation."""
+    """Return a line for each evaluation."""
     if not result.evaluations:
         return "no evaluations yet"
     rows = [
@@ -141,7 +141,7 @@ def number_of(value: float | None) -> str:
 
 
 def evaluation_text(result: Evaluation) -> str:
-    """The verdict, then a line for each benchmark, then the notes."""
+    """Return the verdict, then a line for each benchmark, then the notes."""
     head = f"{verdict_of(result)}: adapter {result.adapter_sha256[:12]} on {result.base_model}, by {result.primary}"
     head += f", compared with {result.baseline}" + (f" and {result.live}, which is live" if result.live else "")
     rows = [

@@ -88,7 +88,7 @@ class DraftScriptInput(Request):
 
 
 def renderers_text(result: Any) -> str:
-    """The table, then what is wrong, a line each."""
+    """Return the table, then what is wrong, a line each."""
     kinds = list(result.rows[0].kinds) if result.rows else []
     header = ("renderer", "template", "extends", *kinds, "stop tokens", "sha256")
     rows = [
@@ -112,7 +112,7 @@ def proof_text(result: Any) -> str:
 
 
 def backends_text(result: BackendTable) -> str:
-    """The table, then a line for each backend that cannot be used."""
+    """Return the table, then a line for each backend that cannot be used."""
     rows = []
     for row in result.rows:
         state = "absent" if not row.available else "ready" if row.fits else "no device"
@@ -140,12 +140,12 @@ def saved_script_text(result: TrainingScriptText) -> str:
 
 
 def draft_text(result: ScriptDraft) -> str:
-    """The spec; the script is that of `scripts show`."""
+    """Return the spec; the script is that of `scripts show`."""
     return f"{result.node}: script {result.script}\n{json.dumps(result.spec, indent=2, ensure_ascii=False)}"
 
 
 def gpus_text(result: GpuList) -> str:
-    """One line per GPU, then the memory of each job on it."""
+    """Return one line per GPU, then the memory of each job on it."""
     used = [f"device {device.device}: {device.text}" for device in result.devices if device.text]
     if not result.gpus:
         return "\n".join([str(result.state), *used, *machine_lines(result.machine)])

@@ -217,7 +217,7 @@ def check_text(result: CheckOutput) -> str:
 
 
 def node_table(nodes: Sequence[Any]) -> list[str]:
-    """How the nodes ended, as one text; none where there are no nodes."""
+    """Return how the nodes ended, as one text; none where there are no nodes."""
     rows = [(node.id, node.state.value, f"{node.seconds:.1f}", short_reason(node.message)) for node in nodes]
     return [table(rows, ("node", "state", "seconds", "result"))] if rows else []
 
@@ -250,7 +250,7 @@ def choices_line(choices: dict[str, str]) -> str:
 
 
 def role_lines(node: Any) -> list[str]:
-    """What a deployer makes, and what an evaluator compares the candidate with."""
+    """Return what a deployer makes, and what an evaluator compares the candidate with."""
     config = node.config
     if node.type == "deployer":
         few = "; few rows are allowed" if config.get("few_rows") == "allow" else ""
@@ -278,7 +278,7 @@ def plan_row(node: Any) -> list[str]:
 
 
 def time_cell(node: Any) -> str:
-    """The time of a trainer: measured, or that it is not."""
+    """Return the time of a trainer: measured, or that it is not."""
     if node.estimate.seconds is not None:
         return f"{node.estimate.seconds:,.0f} s"
     return "not measured" if node.type == "trainer" and not node.reused else "-"
@@ -330,21 +330,21 @@ def export_text(result: ExportOutput) -> str:
 
 
 def templates_text(result: TemplateRows) -> str:
-    """Every template with its nodes, or one with its parameters."""
+    """Return every template with its nodes, or one with its parameters."""
     rows = [(template.name, " → ".join(template.nodes), template.description) for template in result.templates]
     parts = [part for template in result.templates for part in section_texts(template.parameters)]
     return "\n\n".join([table(rows, ("template", "nodes", "what it does")), *parts])
 
 
 def schema_text(result: ShownSchema) -> str:
-    """The settings of a model, or where none was named, the names of all."""
+    """Return the settings of a model, or where none was named, the names of all."""
     if not any(section.rows for section in result.sections):
         return table([(section.path, section.text) for section in result.sections], ("name", "what it is"))
     return "\n\n".join(section_texts(result.sections))
 
 
 def section_texts(sections: Sequence[Any]) -> list[str]:
-    """One text for each model: its path, what it is, and a table of its settings."""
+    """Return one text for each model: its path, what it is, and a table of its settings."""
     header = ("setting", "type", "range", "default", "what it is")
     section_texts = []
     for section in sections:
@@ -371,7 +371,7 @@ def stored_chains_text(result: ChainList) -> str:
 
 
 def stored_chain_text(result: ChainDetail) -> str:
-    """A stored chain: its revisions, whether it would run here, and its file."""
+    """Return a stored chain: its revisions, whether it would run here, and its file."""
     lines = [
         f"{result.name} ({result.id}), revision {result.revision}, etag {result.etag}, digest {result.digest[:12]}"
     ]
@@ -395,7 +395,7 @@ def minute_text(when: float) -> str:
 
 
 def body_lines(body: Any) -> list[str]:
-    """A stored chain as its file has it."""
+    """Return a stored chain as its file has it."""
     dump = load("yaml:safe_dump")
     return str(dump(body, sort_keys=False, allow_unicode=True)).rstrip().splitlines()
 
@@ -422,7 +422,7 @@ def palette_text(result: Palette) -> str:
 
 
 def expanded_text(result: ExpandedChain) -> str:
-    """The chain as a file has it, with what is wrong with it as comments."""
+    """Return the chain as a file has it, with what is wrong with it as comments."""
     lines = [f"# {line}" for reason in result.check.reasons for line in reason["line"].splitlines()]
     return "\n".join([*lines, result.text.rstrip()])
 

@@ -62,7 +62,7 @@ class UploadInput(Request):
 
     @property
     def received(self) -> BinaryIO | None:
-        """The bytes that came over REST."""
+        """Return the bytes that came over REST."""
         return self._received
 
     def with_received(self, body: BinaryIO) -> UploadInput:
@@ -92,7 +92,7 @@ OPEN, CLOSE = "⟦", "⟧"
 
 
 def preview_text(result: DataPreview) -> str:
-    """The rendered rows, then lengths, what is dropped, and the estimate. The raw rows were printed before."""
+    """Return the rendered rows, then lengths, what is dropped, and the estimate. The raw rows were printed before."""
     if result.generation is not None:
         return generation_text(result)
     head = f"{result.model}, template {result.template}; {OPEN}learned text{CLOSE} has the loss"
@@ -145,7 +145,7 @@ def generation_text(result: Any) -> str:
 
 
 def hidden_text(part: str) -> str:
-    """What a count of hidden parts, or of turns, is about."""
+    """Return what a count of hidden parts, or of turns, is about."""
     turns = {"empty_turns": "says nothing: not learned", "unlearned_turns": "has no border: not learned"}
     if part in turns:
         return f"turn of the assistant {turns[part]}"
@@ -213,7 +213,7 @@ def exported_text(result: Any) -> str:
 
 
 def data_list_text(data_list: DataList) -> str:
-    """The entries of a folder, and where relative paths start."""
+    """Return the entries of a folder, and where relative paths start."""
     rows = [
         (entry.path, "upload" if entry.uploaded else entry.kind, "" if entry.bytes is None else f"{entry.bytes:,}")
         for entry in data_list.entries
@@ -224,7 +224,7 @@ def data_list_text(data_list: DataList) -> str:
 
 
 def models_text(model_list: ModelList) -> str:
-    """The base models of this machine."""
+    """Return the base models of this machine."""
     rows = [
         (
             model.name,
@@ -238,7 +238,7 @@ def models_text(model_list: ModelList) -> str:
 
 
 def uploaded_text(upload: UploadedFile) -> str:
-    """The name of an upload in chains, and a command that uses it."""
+    """Return the name of an upload in chains, and a command that uses it."""
     state = "kept" if upload.is_new else "there already"
     return f"{upload.path}: {upload.bytes:,} bytes, {state}\n\nNext: trainyard data preview {shlex.quote(upload.path)}"
 
@@ -250,7 +250,7 @@ def deleted_upload_text(upload: DeletedUpload) -> str:
 
 
 def columns_text(file: DataColumns) -> str:
-    """The columns with an example of each, and the fields that they may be mapped to."""
+    """Return the columns with an example of each, and the fields that they may be mapped to."""
     if not file.columns:
         return f"{file.path} has no columns: its rows are documents or lines of text."
     rows = [[column.name, cut(column.example)] for column in file.columns]

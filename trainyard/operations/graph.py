@@ -60,7 +60,7 @@ def entities_text(result: EntityList) -> str:
 
 
 def neighbors_text(result: Neighbors) -> str:
-    """The entity, its relations as arrows, and the documents that name it."""
+    """Return the entity, its relations as arrows, and the documents that name it."""
     entity = result.entity
     facts = "".join(f"\n  {name}: {value}" for name, value in entity.attributes.items())
     arrows = {"out": "-{}->", "in": "<-{}-"}

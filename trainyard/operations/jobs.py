@@ -149,7 +149,7 @@ NOTE_CHARS = 40
 
 
 def cut(note: str) -> str:
-    """The beginning of a note, in one line."""
+    """Return the beginning of a note, in one line."""
     text = " ".join(note.split())
     return text if len(text) <= NOTE_CHARS else f"{text[:NOTE_CHARS]}…"
 
@@ -182,14 +182,14 @@ def job_state(job: Any) -> str:
 
 
 def job_text(result: Job) -> str:
-    """One job in one line, with what can be done next."""
+    """Return one job in one line, with what can be done next."""
     step = f" at step {result.step} of {result.total_steps}" if result.total_steps else ""
     after = {"paused": f"\nContinue it by `trainyard jobs resume {result.id}`."}.get(result.state.value, "")
     return message_text(f"{result.name} ({result.id}): {job_state(result)}{step}. {result.message}{after}")
 
 
 def job_detail_text(result: JobDetail) -> str:
-    """One job, then its trainers, then how its nodes ended."""
+    """Return one job, then its trainers, then how its nodes ended."""
     lines = [job_text(result)]
     lines += [f"{result.id}: names it in commands, the dashboard and REST"]
     lines += [f"{result.run_id}: its run in Prefect, and its folder below runs", result.url]
@@ -207,7 +207,7 @@ def job_detail_text(result: JobDetail) -> str:
 
 
 def left_text(left: Any) -> str:
-    """The time that a training has left, and how that is known."""
+    """Return the time that a training has left, and how that is known."""
     if left.seconds is None:
         return f"{left.node}: its time is not known before its second step"
     basis = {"steps": "at the pace of its newest steps", "plan": "by the plan"}[left.basis]
@@ -251,7 +251,7 @@ def metrics_text(result: JobMetrics) -> str:
 
 
 def checkpoints_text(result: CheckpointList) -> str:
-    """The checkpoints as a table."""
+    """Return the checkpoints as a table."""
     rows = [
         [
             checkpoint.node,
@@ -267,7 +267,7 @@ def checkpoints_text(result: CheckpointList) -> str:
 
 
 def verified_text(result: VerifiedCheckpoints) -> str:
-    """One line for each checkpoint that was read."""
+    """Return one line for each checkpoint that was read."""
     lines = [
         f"{checkpoint.node} {checkpoint.name}: {checkpoint.damage or 'whole'}" for checkpoint in result.checkpoints
     ]
@@ -275,7 +275,7 @@ def verified_text(result: VerifiedCheckpoints) -> str:
 
 
 def samples_text(result: JobSamples) -> str:
-    """The answers of each evaluation, the newest first."""
+    """Return the answers of each evaluation, the newest first."""
     parts = [
         "\n".join(
             [f"{round.node}, step {round.step}", *(f"> {sample.prompt}\n{sample.answer}" for sample in round.samples)]
@@ -286,7 +286,9 @@ def samples_text(result: JobSamples) -> str:
 
 
 def provenance_text(result: Provenance) -> str:
-    """Where results come from: a table of what was read and one of what was made, then a paragraph per trainer."""
+    """Return where results come from: a table of what was read and one of what was made, then a paragraph per
+    trainer.
+    """
     lines = [f"chain {result.chain} {result.digest}" if result.digest else "it has not begun"]
     read = [(source.source, source.format, str(source.rows), source.sha256[:12]) for source in result.data]
     lines += [table(read, ("source", "format", "rows", "sha256"))] if read else []
@@ -319,7 +321,7 @@ def counts_text(counts: Any) -> str:
 
 
 def resumed_text(result: Any) -> str:
-    """The job, or the end of its run if that was watched."""
+    """Return the job, or the end of its run if that was watched."""
     return run_text(result) if hasattr(result, "gate") else job_text(result)
 
 

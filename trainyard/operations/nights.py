@@ -87,7 +87,9 @@ def night_text(report: NightReport) -> str:
 
 
 def simulated_text(simulated: Simulated) -> str:
-    """The seed first, the count of invariants last; between them each violation, and the line that replays it."""
+    """Return the seed first, the count of invariants last; between them each violation, and the line that replays
+    it.
+    """
     inject = f", with {simulated.inject} injected" if simulated.inject else ""
     rate = simulated.nights / simulated.seconds if simulated.seconds else 0.0
     head = f"seed {simulated.seed}: {simulated.nights:,} nights in {simulated.attempts:,} attempts, "
@@ -102,7 +104,7 @@ def status_text(night_status: NightStatus) -> str:
 
 
 def added_text(added: Added) -> str:
-    """What a corpus has got, and what was left out."""
+    """Return what a corpus has got, and what was left out."""
     lines = [f"{added.bucket}: {added.added:,} added, {added.there:,} there already ({added.file})"]
     if added.skipped:
         reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in added.skipped.items())
@@ -111,7 +113,7 @@ def added_text(added: Added) -> str:
 
 
 def corpora_text(corpus_status: CorpusStatus) -> str:
-    """A line for each bucket: what it has, and how many tuples are missing for a training."""
+    """Return a line for each bucket: what it has, and how many tuples are missing for a training."""
     rows = [
         (bucket.bucket, bucket.method, bucket.role, f"{bucket.valid:,}", f"{bucket.threshold:,}", f"{bucket.invalid:,}",
          f"{bucket.duplicates:,}", f"{max(0, bucket.threshold - bucket.valid):,}")
@@ -121,7 +123,7 @@ def corpora_text(corpus_status: CorpusStatus) -> str:
 
 
 def nights_text(result: NightList) -> str:
-    """A line for each night."""
+    """Return a line for each night."""
     if not result.nights:
         return "no night yet"
     return "\n".join(f"{night.tenant}/{night.night}  {night.state:<10} {night.headline}" for night in result.nights)

@@ -89,7 +89,7 @@ def chat_text(result: ChatOutput) -> str:
 
 
 def turn_text(turn: Any) -> str:
-    """One turn: the question only where a user has not just typed it."""
+    """Return one turn: the question only where a user has not just typed it."""
     if turn.error:
         return str(turn.error)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
@@ -100,7 +100,7 @@ def turn_text(turn: Any) -> str:
 
 
 def side_by_side(base: str, adapter: str, width: int) -> str:
-    """Both answers in columns of the same width."""
+    """Return both answers in columns of the same width."""
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
     table = Table("base", "adapter", expand=True)
     for column in table.columns:

@@ -147,7 +147,7 @@ def sessions_text(result: SessionList) -> str:
 
 
 def session_text(result: SessionInfo) -> str:
-    """One session in a few lines, with what can be done next."""
+    """Return one session in a few lines, with what can be done next."""
     detail = f" ({result.detail})" if result.detail else ""
     lines = [
         f"{result.name} ({result.id}): {result.state.value}{detail}",
@@ -166,7 +166,7 @@ def number(value: int | None) -> str:
 
 
 def reply_text(result: Any) -> str:
-    """An operation in one line, then each of its fields that has a value."""
+    """Return an operation in one line, then each of its fields that has a value."""
     lines = [f"{result.verb} {result.op_seq}: {result.state}"]
     for name, value in result.model_dump(mode="json").items():
         if name not in FACTS and value not in (None, {}, []):
@@ -175,7 +175,7 @@ def reply_text(result: Any) -> str:
 
 
 def completions_text(result: GenerateReply) -> str:
-    """What was generated, one completion after another."""
+    """Return what was generated, one completion after another."""
     if not result.completions:
         return reply_text(result)
     return "\n".join(f"[{completion.prompt}] {completion.text}" for completion in result.completions)

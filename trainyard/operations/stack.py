@@ -97,7 +97,7 @@ def doctor_text(result: Diagnosis) -> str:
 
 
 def settings_text(result: MachineSettingList) -> str:
-    """What differs from its default first; the value as in JSON."""
+    """Return what differs from its default first; the value as in JSON."""
     rows = [
         (setting.name, json.dumps(setting.value, ensure_ascii=False), setting.source)
         for setting in sorted(result.settings, key=lambda setting: setting.source == "default")
@@ -116,7 +116,7 @@ def migration_text(result: Migration) -> str:
 
 
 def gc_text(result: Collected) -> str:
-    """What goes, largest first within its kind, and a sum for each kind."""
+    """Return what goes, largest first within its kind, and a sum for each kind."""
     verb = "would be removed" if result.dry_run else "removed"
     items = sorted(result.items, key=lambda item: -item.bytes)
     kinds = dict.fromkeys(item.kind for item in result.items)
@@ -157,7 +157,7 @@ def restored_text(result: Restored) -> str:
 
 
 def demo_text(result: DemoResult) -> str:
-    """The table that ends the demo."""
+    """Return the table that ends the demo."""
     dropped = ", ".join(f"{count} {reason}" for reason, count in result.dropped.items() if count) or "none"
     lines = [
         f"documents  {result.documents}",

@@ -82,7 +82,7 @@ class ShowSweepInput(SweepNameInput):
 
 
 def sweep_text(result: SweepReport) -> str:
-    """The trials of a sweep as a table, with its steps and its best; or the chain of the best alone."""
+    """Return the trials of a sweep as a table, with its steps and its best; or the chain of the best alone."""
     if result.best_chain:
         return str(result.best_chain).rstrip()
     paths = sorted({path for trial in result.trials for path in trial.params})
@@ -107,7 +107,7 @@ def short(value: object) -> str:
 
 
 def sweep_line(result: Any) -> str:
-    """One sweep in one line."""
+    """Return one sweep in one line."""
     share = f" ({result.num_steps / result.num_whole_steps:.0%} of whole trainings)" if result.num_whole_steps else ""
     best = f", best {result.metric} {result.best.value:.4f} (trial {result.best.number})" if result.best else ""
     over = sum(trial.state.is_over for trial in result.trials)
@@ -121,7 +121,7 @@ def sweeps_text(result: SweepList) -> str:
 
 
 def draw_trials(result: Any) -> str:
-    """The metric of every trial by step: where curves end, trials were stopped."""
+    """Return the metric of every trial by step: where curves end, trials were stopped."""
     curves = {}
     for trial in result.trials:
         points = dict(trial.found) | ({trial.steps: trial.value} if trial.value is not None else {})

@@ -68,7 +68,7 @@ def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y
 
 
 def json_text(result: Any) -> str:
-    """A result that has no text of its own."""
+    """Return a result that has no text of its own."""
     return str(result.model_dump_json(indent=2))
 
 
@@ -110,5 +110,5 @@ def error_lines(text: str) -> list[str]:
 
 
 def next_lines(commands: Sequence[str]) -> list[str]:
-    """The commands that come after this one, a line each; none for none."""
+    """Return the commands that come after this one, a line each; none for none."""
     return ["next:", *(f"  {command}" for command in commands)] if commands else []

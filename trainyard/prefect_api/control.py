@@ -51,7 +51,7 @@ def wanted_by(run_id: str, *, first_after_s: float = 0.0) -> Callable[[], Desire
 
 
 def state_now(run_id: str) -> State | None:
-    """The run's state by one quick question; None if the server is away or does not know the run."""
+    """Return the run's state by one quick question; None if the server is away or does not know the run."""
     try:
         answer = asker(str(prefect_settings.PREFECT_API_URL.value()).rstrip("/")).get(f"/flow_runs/{run_id}")
         return State.model_validate(answer.raise_for_status().json()["state"])
@@ -61,7 +61,7 @@ def state_now(run_id: str) -> State | None:
 
 @lru_cache(maxsize=2)
 def asker(api_url: str) -> httpx.Client:
-    """A connection that stays open for this process.
+    """Return a connection that stays open for this process.
 
     Prefect's own client would retry for minutes when a server is away, which blocks the loop that watches a child;
     and opening one, or configuring it not to retry, takes 30 to 100 ms each time.

@@ -43,7 +43,7 @@ CREDENTIALS_S = 10.0
 
 
 def as_prefect_answers(refusal: Refusal) -> RefusalBody:
-    """A refusal as Prefect words its own."""
+    """Return a refusal as Prefect words its own."""
     return RefusalBody(json.dumps({"exception_message": f"{refusal.code}: {refusal.text}"}).encode(), JSON_TYPE)
 
 

@@ -36,7 +36,7 @@ SLACK_S = 3600.0
 
 
 def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **filters: Any) -> Iterator[Any]:
-    """Every row of a query from the `offset`-th on, read page by page."""
+    """Yield every row of a query from the `offset`-th on, read page by page."""
     while True:
         page = read(limit=PAGE, offset=offset, **filters)
         yield from page
@@ -46,7 +46,7 @@ def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **filters: Any) -
 
 
 def jobs_of(prefect: SyncPrefectClient, *tags: str) -> Iterator[FlowRun]:
-    """Every run with a trainer that has these tags, too, the newest first."""
+    """Return every run with a trainer that has these tags, too, the newest first."""
     run_filter = FlowRunFilter.model_validate({"tags": {"all_": [JOB_TAG, *tags]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
     runs = paged(prefect.read_flow_runs, flow_run_filter=run_filter, sort=newest)
@@ -61,7 +61,7 @@ def is_upcoming(run: FlowRun) -> bool:
 
 
 def select_jobs(query: JobQuery, runs: Path) -> JobPage:
-    """The jobs of a query, the newest first. Facts that a run's parameters lack are in its folder below `runs`.
+    """Return the jobs of a query, the newest first. Facts that a run's parameters lack are in its folder below `runs`.
 
     The server orders by the time when a run is due, which is not before it was created: of a page from then on, no job
     is newer than the last one that was found.
@@ -80,7 +80,7 @@ def select_jobs(query: JobQuery, runs: Path) -> JobPage:
 
 
 def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[JsonObject]:
-    """The runs with a tag, the newest first, and whether each has ended."""
+    """Return the runs with a tag, the newest first, and whether each has ended."""
     run_filter = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
     with client() as prefect:
@@ -92,7 +92,7 @@ def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[Jso
 
 
 def select_ended(run_ids: Iterable[str]) -> set[str]:
-    """Those of these runs that the server knows to have ended: neither waiting, running nor paused."""
+    """Return those of these runs that the server knows to have ended: neither waiting, running nor paused."""
     ids = [UUID(run_id) for run_id in run_ids if RUN_ID.fullmatch(run_id.lower())]
     ended: set[str] = set()
     with client() as prefect:
@@ -104,7 +104,7 @@ def select_ended(run_ids: Iterable[str]) -> set[str]:
 
 
 def find_job(name: str, tenant: str = "") -> JsonObject:
-    """The one job of that id, run id, name, or beginning of one of them; of that tenant, if one is given.
+    """Return the one job of that id, run id, name, or beginning of one of them; of that tenant, if one is given.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
     """
@@ -114,7 +114,7 @@ def find_job(name: str, tenant: str = "") -> JsonObject:
 
 
 def deployment_of(run_id: str) -> str:
-    """The deployment that a run was started by: `qa-pipeline/local`; empty where that is not there any more."""
+    """Return the deployment that a run was started by: `qa-pipeline/local`; empty where that is not there any more."""
     with client() as prefect:
         run = prefect.read_flow_run(UUID(run_id))
         run_filter = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})
@@ -128,12 +128,12 @@ def deployment_of(run_id: str) -> str:
 
 
 def belongs(row: Mapping[str, object], tenant: str) -> bool:
-    """Whether a caller of that tenant may see a job; "" may see all."""
+    """Return whether a caller of that tenant may see a job; "" may see all."""
     return tenant in ("", row["tenant"])
 
 
 def candidates(prefect: SyncPrefectClient, name: str) -> Iterator[FlowRun]:
-    """The runs that a user may mean by a word."""
+    """Yield the runs that a user may mean by a word."""
     if RUN_ID.fullmatch(name.lower()):
         yield from prefect.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [name]}}))
     elif JOB_ID.fullmatch(name) and (tagged := list(jobs_of(prefect, name))):
@@ -143,7 +143,7 @@ def candidates(prefect: SyncPrefectClient, name: str) -> Iterator[FlowRun]:
 
 
 def row_of(run: FlowRun, api_url: str) -> JsonObject:
-    """One job as a list shows it. A paused run whose process lives is still *pausing*."""
+    """Return one job as a list shows it. A paused run whose process lives is still *pausing*."""
     state, detail = run_state(run.state)
     process = process_of(run) if state in (JobState.RUNNING, JobState.PAUSED) else None
     if state is JobState.PAUSED and process is not None:
@@ -169,12 +169,12 @@ def row_of(run: FlowRun, api_url: str) -> JsonObject:
 
 
 def stamp(when: datetime | None) -> float | None:
-    """Seconds of the epoch."""
+    """Return seconds of the epoch."""
     return when.timestamp() if when else None
 
 
 def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[LogRow]:
-    """The run's log lines from the `offset`-th on, in order, at most so many: {time, level, text}."""
+    """Return the run's log lines from the `offset`-th on, in order, at most so many: {time, level, text}."""
     log_filter = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
     with client() as prefect:
         every = paged(prefect.read_logs, offset, log_filter=log_filter, sort=LogSort.TIMESTAMP_ASC)

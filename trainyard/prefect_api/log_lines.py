@@ -11,7 +11,9 @@ from trainyard.settings import Settings
 
 
 def log_line(settings: Settings, name: str, text: str, level: Literal["INFO", "ERROR"] = "INFO") -> str:
-    """One line of text with its local time, or with level, logger and Unix seconds as the JSON logs of the services."""
+    """Return one line of text with its local time, or with level, logger and Unix seconds as the JSON logs of the
+    services.
+    """
     now = time.time()
     if settings.log_format == "text":
         return f"{datetime.fromtimestamp(now).isoformat(timespec='seconds')} {text}"

@@ -63,7 +63,7 @@ def refused(run: FlowRun, verb: str, do: str) -> Conflict:
 
 
 def id_of(run: FlowRun) -> str:
-    """What names a run to users: the job's id, or the run's own where no trainer is part of it."""
+    """Return what names a run to users: the job's id, or the run's own where no trainer is part of it."""
     return name_run(str(run.id), run.tags)
 
 
@@ -274,7 +274,7 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
 
 
 def process_of(run: FlowRun) -> psutil.Process | None:
-    """The live process of a run of this machine."""
+    """Return the live process of a run of this machine."""
     return live_process(run.labels, run.infrastructure_pid)
 
 

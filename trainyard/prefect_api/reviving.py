@@ -31,7 +31,7 @@ STEADY_S = 600.0
 
 
 def dead_services(settings: Settings) -> list[str]:
-    """The services of this home that were started, not stopped, and whose process is gone."""
+    """Return the services of this home that were started, not stopped, and whose process is gone."""
     records = [record_path(settings, name) for name in ("server", "worker", API, EMBEDDED)]
     records += local.list_expected(settings)
     return [path.stem for path in records if path.is_file() and find_service(path) is None]
@@ -66,7 +66,7 @@ class Reviver:
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def look(self) -> list[str]:
-        """What was begun, in sentences; never waits for a restart."""
+        """Return what was begun, in sentences; never waits for a restart."""
         now = time.monotonic()
         if self.child is not None:
             if self.child.poll() is not None:

@@ -103,7 +103,7 @@ def client_settings() -> dict[str, object] | None:
 
 
 def limit_name(device: int = 0) -> str:
-    """The name of a device's limit: one per host, because a server may serve several."""
+    """Return the name of a device's limit: one per host, because a server may serve several."""
     return f"device:{socket.gethostname()}:{device}"
 
 
@@ -148,7 +148,7 @@ def zombie_automation() -> Automation:
 
 
 def night_automations() -> list[Automation]:
-    """What says that a night failed or is missing, in Prefect's event feed, until an action is chosen there."""
+    """Return what says that a night failed or is missing, in Prefect's event feed, until an action is chosen there."""
     failed = {f"prefect.flow-run.{word}" for word in ("Failed", "Crashed", "TimedOut")}
     at_once = {"posture": Posture.Reactive, "threshold": 1, "within": timedelta(seconds=0)}
     return [
@@ -168,7 +168,9 @@ def night_automations() -> list[Automation]:
 
 
 def gpu_automation() -> Automation:
-    """What says that the memory of a GPU is nearly full, in Prefect's event feed, until an action is chosen there."""
+    """Return what says that the memory of a GPU is nearly full, in Prefect's event feed, until an action is chosen
+    there.
+    """
     return Automation(
         name=GPU_FULL,
         description="Read `trainyard gpus`: it has the memory of each job. A smaller batch or quantization needs less.",

@@ -61,7 +61,7 @@ def run_state(state: State[object] | None) -> tuple[JobState, str]:
 
 
 def in_words(state: State[object] | None) -> str:
-    """Both words in one: `failed (crashed)`."""
+    """Return both words in one: `failed (crashed)`."""
     word, detail = run_state(state)
     return f"{word.value} ({detail})" if detail else word.value
 

@@ -121,7 +121,7 @@ class Synchronizer:
                 self.index.remove(missing, at)
 
     def pages(self, run_filter: JsonObject, timeout_s: float = ASK_TIMEOUT_S) -> Iterator[list[FlowRun]]:
-        """Every job of a filter, page by page."""
+        """Yield every job of a filter, page by page."""
         where = {"tags": {"all_": [JOB_TAG]}, **run_filter}
         offset = 0
         while True:
@@ -139,7 +139,7 @@ class Synchronizer:
         self.index.put([self.complete(row, existing.get(row["run_id"])) for row in rows], at)
 
     def complete(self, row: Row, before: Row | None) -> Row:
-        """The row with what its files say; that of a job which had ended before is taken from its row."""
+        """Return the row with what its files say; that of a job which had ended before is taken from its row."""
         is_settled = before is not None and row["state"] in ENDED and before["state"] == row["state"]
         if before is not None and is_settled and before["attempts"] == row["attempts"] and "trainings" in before:
             return {**row, **{name: before[name] for name in KEPT if name in before}}

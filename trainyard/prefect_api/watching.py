@@ -89,7 +89,7 @@ def require_same(run: FlowRun, parameters: Mapping[str, object]) -> None:
 
 
 def free_name(prefect: SyncPrefectClient, name: str) -> str:
-    """The name, or the name with the first number above those of the runs that have it: `guide-1f2e3d4c-2`."""
+    """Return the name, or the name with the first number above those of the runs that have it: `guide-1f2e3d4c-2`."""
     like = FlowRunFilter.model_validate({"name": {"like_": name}})
     runs = prefect.read_flow_runs(flow_run_filter=like, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
     numbered = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
@@ -138,7 +138,7 @@ def find_deployment(prefect: SyncPrefectClient, name: str) -> DeploymentResponse
 
 
 def refused_parameters(name: str, error: PrefectHTTPStatusError) -> TrainyardError:
-    """The server checked the parameters against the flow's form; its words name the field."""
+    """Return the server checked the parameters against the flow's form; its words name the field."""
     try:
         detail = str(error.response.json().get("detail", error.response.text))
     except json.JSONDecodeError:
@@ -192,7 +192,7 @@ def report_progress(events: EventTail, since: float, on_progress: OnProgress) ->
 
 
 def worker_runs(prefect: SyncPrefectClient, settings: Settings) -> bool:
-    """Whether a worker of the pool runs: this home's by its process, any other by its heartbeat."""
+    """Return whether a worker of the pool runs: this home's by its process, any other by its heartbeat."""
     if running(settings, "worker") is not None:
         return True
     try:
@@ -212,7 +212,9 @@ def report_state(run: FlowRun, last: str, on_progress: OnProgress, *, alone: boo
 
 
 def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResult:
-    """How a run ended: its own record if it is on this machine, corrected by Prefect's state, which is the truth."""
+    """Return how a run ended: its own record if it is on this machine, corrected by Prefect's state, which is the
+    truth.
+    """
     word, detail = run_state(run.state)
     message = (run.state.message if run.state else "") or detail
     seconds = run.total_run_time.total_seconds()
@@ -259,5 +261,5 @@ def node_results(prefect: SyncPrefectClient, run_id: UUID) -> list[NodeResult]:
 
 
 def run_url(api_url: str, run_id: UUID) -> str:
-    """The run's page in Prefect's UI."""
+    """Return the run's page in Prefect's UI."""
     return f"{api_url.rstrip('/').removesuffix('/api')}/runs/flow-run/{run_id}"

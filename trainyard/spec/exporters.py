@@ -49,7 +49,7 @@ def key(name: str) -> Write:
 
 
 def word(name: str, names: JsonMapping) -> Write:
-    """Our word as theirs; nothing where they have none."""
+    """Return our word as theirs; nothing where they have none."""
     return lambda value: {name: names[str(value)]} if str(value) in names else {}
 
 
@@ -60,7 +60,7 @@ def modules(name: str, everything: Keys) -> Write:
 
 
 def folder(name: str) -> Write:
-    """The folder of checkpoints, where it is one of this machine."""
+    """Return the folder of checkpoints, where it is one of this machine."""
     return lambda value: {name: unquote(value.removeprefix("file:"))} if value.startswith("file:") else {}
 
 
@@ -238,7 +238,7 @@ def llamafactory_method(method: MethodSettings, quantization: str | None) -> Key
 
 
 def llamafactory_source(source: SourceSet, _stage: str) -> Keys:
-    """Its data sets are names in `dataset_info.json`, which is next to the file."""
+    """Return its data sets are names in `dataset_info.json`, which is next to the file."""
     whole = source.path or source.url or ""
     above, _, name = whole.rpartition("/")
     keys: Keys = {"dataset": name.partition(".")[0], "dataset_dir": above or "."}
@@ -260,7 +260,9 @@ QUIET = ("stage.type", "method.type", "method.profile", "quantization", "backend
 
 
 def export_trainer(trainer: TrainerConfig, source: DataSourceConfig | None, tool: str) -> ExportedConfig:
-    """The config of a resolved trainer. Raises `Refused` (`E-EXPORT`) for a stage or method that it does not have."""
+    """Return the config of a resolved trainer. Raises `Refused` (`E-EXPORT`) for a stage or method that it does not
+    have.
+    """
     exporter = EXPORTERS[tool]
     parts = {
         "stage": (trainer.stage, exporter.stage(trainer.stage)),

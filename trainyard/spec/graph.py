@@ -41,7 +41,8 @@ MAX_CYCLE_SHOWN = 8
 
 
 def resolve(chain: ChainSpec | object, base_model: str = "starter") -> ResolvedChain:
-    """The complete chain. `chain` is a `ChainSpec` or a plain value of its form, `base_model` the operator's default.
+    """Return the complete chain. `chain` is a `ChainSpec` or a plain value of its form, `base_model` the operator's
+    default.
 
     Raises `Refused` with every reason if there is one.
     """
@@ -54,7 +55,7 @@ def resolve(chain: ChainSpec | object, base_model: str = "starter") -> ResolvedC
 
 
 def check(chain: ChainSpec | object, base_model: str = "starter") -> list[Reason]:
-    """Every reason why a chain is refused: shape, edges, ports and combinations; empty when it is accepted."""
+    """Return every reason why a chain is refused: shape, edges, ports and combinations; empty when it is accepted."""
     return examine(chain, base_model)[0]
 
 
@@ -92,14 +93,14 @@ def auto_trainers(chain: ChainSpec) -> list[int]:
 
 
 def with_method(chain: ChainSpec, at: int, config: TrainerConfig) -> ChainSpec:
-    """The chain with another config of one trainer."""
+    """Return the chain with another config of one trainer."""
     nodes = list(chain.nodes)
     nodes[at] = nodes[at].model_copy(update={"config": config})
     return chain.model_copy(update={"nodes": tuple(nodes)})
 
 
 def bound_reasons(chain: ChainSpec) -> list[Reason]:
-    """A bound of method auto that has no effect is refused, as every other setting is."""
+    """Return a bound of method auto that has no effect is refused, as every other setting is."""
     choices = []
     for at in auto_trainers(chain):
         config = chain.nodes[at].config
@@ -117,7 +118,7 @@ def bound_reasons(chain: ChainSpec) -> list[Reason]:
 
 
 def on_method(config: TrainerConfig, method: Method) -> TrainerConfig:
-    """A trainer of method auto with one of the methods that it chooses from."""
+    """Return a trainer of method auto with one of the methods that it chooses from."""
     auto = config.method
     settings = (
         {"rank": auto.rank} if isinstance(auto, AutoSettings) and "rank" in METHOD_SETTINGS[method].model_fields else {}
@@ -129,7 +130,7 @@ def on_method(config: TrainerConfig, method: Method) -> TrainerConfig:
 
 
 def examine_each_method(chain: ChainSpec, base_model: str) -> tuple[list[Reason], ResolvedChain | None]:
-    """Whether every trainer of method auto has a method that nothing refuses; those of full, if none has."""
+    """Return whether every trainer of method auto has a method that nothing refuses; those of full, if none has."""
     if reasons := bound_reasons(chain):
         return reasons, None
     first: list[Reason] = []
@@ -260,7 +261,7 @@ def cycle_reason(cycle: Sequence[str]) -> Reason:
 
 
 def describe_cycle(begin: Sequence[str], last: str, length: int) -> Reason:
-    """The reason against a cycle, by its first `MAX_CYCLE_SHOWN` nodes, its last one and how many it has."""
+    """Return the reason against a cycle, by its first `MAX_CYCLE_SHOWN` nodes, its last one and how many it has."""
     path = [*begin, begin[0]]
     if length >= MAX_CYCLE_SHOWN:
         path = [*begin[: MAX_CYCLE_SHOWN - 2], f"… {length - MAX_CYCLE_SHOWN + 2} more", begin[0]]
@@ -277,7 +278,7 @@ def describe_cycle(begin: Sequence[str], last: str, length: int) -> Reason:
 
 
 def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_model: str) -> dict[str, ResolvedNode]:
-    """Every node with its complete config and its links, by id."""
+    """Return every node with its complete config and its links, by id."""
     configs: dict[str, Strict] = {}
     for node in ordered:
         configs[node.id] = complete_config(node.config, wiring.inputs[node.id], configs, tenant, base_model)
@@ -301,7 +302,7 @@ def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_mode
 def complete_config(
     config: Strict, inputs: Mapping[Port, Sequence[Source]], earlier: Mapping[str, Strict], tenant: str, base_model: str
 ) -> Strict:
-    """A config with the defaults that depend on its place in the chain."""
+    """Return a config with the defaults that depend on its place in the chain."""
     if isinstance(config, TrainerConfig):
         before = [earlier[source.node_id] for port in (Port.ADAPTER, Port.MODEL) for source in inputs.get(port, ())]
         trainers = (config for config in before if isinstance(config, TrainerConfig))
@@ -317,7 +318,9 @@ def complete_config(
 
 
 def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, base_model: str) -> TrainerConfig:
-    """A trainer after another takes over its base model, and its adapter's shape where it names none of its own."""
+    """Return a trainer after another takes over its base model, and its adapter's shape where it names none of its
+    own.
+    """
     if before is None:
         return resolve_trainer(config, base_model)
     method = config.method

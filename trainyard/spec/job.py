@@ -54,7 +54,7 @@ class JobSpec(TrainingSettings):
 
 
 def chain_of_job(job: JobSpec) -> ChainSpec:
-    """The canonical chain of a job: its data set, then its trainer."""
+    """Return the canonical chain of a job: its data set, then its trainer."""
     shared = {name: getattr(job, name) for name in TrainerConfig.model_fields if name in JobSpec.model_fields}
     data = DataSourceConfig(**{name: getattr(job.dataset, name) for name in DatasetSpec.model_fields})
     return ChainSpec(
@@ -89,18 +89,18 @@ class SessionSpec(TrainingSettings):
 
 
 def trainer_of_session(spec: SessionSpec) -> TrainerConfig:
-    """The settings as a trainer has them, nothing filled in."""
+    """Return the settings as a trainer has them, nothing filled in."""
     shared = {name: getattr(spec, name) for name in TrainingSettings.model_fields}
     return TrainerConfig(**shared)
 
 
 def is_open_ended(config: TrainerConfig) -> bool:
-    """Whether the number of steps is not given: then the rate is constant, and a call may override it."""
+    """Return whether the number of steps is not given: then the rate is constant, and a call may override it."""
     return config.hyperparameters.max_steps is None
 
 
 def resolve_session(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
-    """The same with every default written out; without `max_steps` the schedule is constant."""
+    """Return the same with every default written out; without `max_steps` the schedule is constant."""
     if is_open_ended(config):
         updates = {"max_steps": OPEN_STEPS, "schedule": Schedule.CONSTANT}
         config = config.model_copy(update={"hyperparameters": config.hyperparameters.model_copy(update=updates)})

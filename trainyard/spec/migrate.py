@@ -64,7 +64,7 @@ CUDA_NUMBER = re.compile(r"cuda[:(](\d{1,3})\)?")
 
 
 def trainer_words(value: Any) -> object:
-    """A trainer's or a job's settings in our words.
+    """Return a trainer's or a job's settings in our words.
 
     `method: "dpo"` names an objective: it becomes `stage: dpo` with the default method, unless a stage is given that
     says otherwise, which stays and is refused. `hyperparams` becomes `hyperparameters`, `lr_scheduler` in it
@@ -90,7 +90,7 @@ def trainer_words(value: Any) -> object:
 
 
 def job_words(body: Any) -> Any:
-    """A job's body in our words: those of its trainer, `adapter: "LoRA"` and `alignment: "DPO"`, and its tenant.
+    """Return a job's body in our words: those of its trainer, `adapter: "LoRA"` and `alignment: "DPO"`, and its tenant.
 
     `tenant_id` of the data set is the tenant of the job: its own folder is one of those that the data may be in.
     """
@@ -113,7 +113,7 @@ def job_words(body: Any) -> Any:
 
 
 def night_words(body: Any) -> object:
-    """The training of a night in our words: `preference` has the settings of its dpo buckets."""
+    """Return the training of a night in our words: `preference` has the settings of its dpo buckets."""
     if not isinstance(body, Mapping) or not isinstance(preference := body.get("preference"), Mapping):
         return body
     moved = {old: value for key, value in preference.items() if (old := f"preference.{key}") in MOVED}
@@ -125,7 +125,7 @@ def night_words(body: Any) -> object:
 
 
 def move_settings(stored: JsonMapping) -> dict[str, object]:
-    """The same with the settings of the groups of earlier versions inside their stage and method.
+    """Return the same with the settings of the groups of earlier versions inside their stage and method.
 
     One that does not belong there is dropped where it has its default, as a stored spec writes it out. Raises
     `PydanticCustomError` for another value of it, and for one that contradicts what is there.
@@ -166,21 +166,21 @@ def move_setting(settings: JsonObject, old: str, value: Any) -> None:
 
 
 def variant_of(settings: JsonMapping, axis: str) -> dict[str, object]:
-    """What is written of an axis, as a mapping with a `type`."""
+    """Return what is written of an axis, as a mapping with a `type`."""
     variant = settings.get(axis) or USUAL[axis]
     variant = variant.model_dump(exclude_unset=True) if isinstance(variant, Variant) else variant
     return {"type": USUAL[axis], **variant} if isinstance(variant, Mapping) else {"type": variant}
 
 
 def readers_of(old: str) -> dict[AxisValue, type[Variant]]:
-    """The values of the axis that have a setting of an earlier group, with their models."""
+    """Return the values of the axis that have a setting of an earlier group, with their models."""
     axis, _, name = MOVED[old].partition(".")
     types = READERS.get(old.partition(".")[0], tuple(VARIANTS[axis]))
     return {value: VARIANTS[axis][value] for value in types if name in VARIANTS[axis][value].model_fields}
 
 
 def is_default(settings: JsonMapping, old: str, value: object) -> bool:
-    """Whether a setting is as an earlier version left it or wrote it out."""
+    """Return whether a setting is as an earlier version left it or wrote it out."""
     group, _, name = old.partition(".")
     usual = [next(iter(readers_of(old).values())).model_fields[MOVED[old].partition(".")[2]].default]
     if group == "lora":
@@ -191,12 +191,12 @@ def is_default(settings: JsonMapping, old: str, value: object) -> bool:
 
 
 def spell_out(settings: JsonMapping) -> JsonObject:
-    """The same with every stage and method as a mapping with its `type`."""
+    """Return the same with every stage and method as a mapping with its `type`."""
     return {**settings, **{axis: variant_of(settings, axis) for axis in VARIANTS.keys() & settings.keys()}}
 
 
 def in_groups(config: JsonMapping) -> dict[str, object]:
-    """A complete config with the settings in the groups of earlier versions, which is what scripts read.
+    """Return a complete config with the settings in the groups of earlier versions, which is what scripts read.
 
     Settings of another stage or method have their default there, but for one that has none.
     """
@@ -216,7 +216,7 @@ def in_groups(config: JsonMapping) -> dict[str, object]:
 
 
 def list_deprecated(value: object, where: str = "") -> Iterator[str]:
-    """A line for each setting in a plain value, at any depth, that is where earlier versions had it."""
+    """Yield a line for each setting in a plain value, at any depth, that is where earlier versions had it."""
     if isinstance(value, Mapping):
         for old, new in MOVED.items():
             group, _, name = old.partition(".")
@@ -230,17 +230,17 @@ def list_deprecated(value: object, where: str = "") -> Iterator[str]:
 
 
 def renamed(settings: JsonMapping, names: Mapping[str, str]) -> dict[str, object]:
-    """The same with our names, but for a key whose own name is settings as well."""
+    """Return the same with our names, but for a key whose own name is settings as well."""
     return {names.get(key, key) if names.get(key) not in settings else key: value for key, value in settings.items()}
 
 
 def plain(word: str) -> str:
-    """A name of an enumeration, such as `OneCycle`, as we write it."""
+    """Return a name of an enumeration, such as `OneCycle`, as we write it."""
     return INNER_CAPITAL.sub("_", word).lower()
 
 
 def device_word(value: Any) -> object:
-    """A device in our words: `cuda:0`, `Cuda(0)`, `metal` and `wgpu` are read; a GPU's number above 0 stays."""
+    """Return a device in our words: `cuda:0`, `Cuda(0)`, `metal` and `wgpu` are read; a GPU's number above 0 stays."""
     if not isinstance(value, str):
         return value
     word = value.strip().lower()
@@ -248,6 +248,6 @@ def device_word(value: Any) -> object:
 
 
 def named_gpu(word: str) -> int | None:
-    """The number in `cuda:1`; None where there is none."""
+    """Return the number in `cuda:1`; None where there is none."""
     match = CUDA_NUMBER.fullmatch(word)
     return int(match[1]) if match else None

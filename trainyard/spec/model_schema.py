@@ -22,7 +22,7 @@ def plain(value: object) -> str:
 
 
 def section_name(path: str) -> str:
-    """How a type names the section of a model: the last word of its path."""
+    """Return how a type names the section of a model: the last word of its path."""
     return re.split("[.#]", path)[-1]
 
 
@@ -71,7 +71,7 @@ class ModelSchema:
         return definitions
 
     def sections(self) -> list[SettingSection]:
-        """The root, then each model below it that has not been described yet."""
+        """Return the root, then each model below it that has not been described yet."""
         inner = [*self.inner(self.root, self.name)]
         sections = [SettingSection(self.name, "", self.rows(self.root))]
         return [
@@ -103,14 +103,14 @@ class ModelSchema:
         )
 
     def text_of(self, field: JsonMapping) -> str:
-        """What a field says of itself, or else what its words or its model say."""
+        """Return what a field says of itself, or else what its words or its model say."""
         if "description" in field:
             return str(field["description"])
         texts = [self.models[reference].get("description", "") for reference in references(field)]
         return texts[0].split("\n\n")[0] if len(texts) == 1 else ""
 
     def type_of(self, field: JsonMapping) -> str:
-        """The values that a field takes."""
+        """Return the values that a field takes."""
         if field.get("type") == "array":
             return f"list of {self.type_of(field.get('items') or field['prefixItems'][0])}"
         if field.get("type") == "object":
@@ -145,12 +145,12 @@ def join_types(types: Iterable[str]) -> str:
 
 
 def variants(tag: JsonMapping) -> list[str]:
-    """The words of `type` that pick a variant, by the schema of that field."""
+    """Return the words of `type` that pick a variant, by the schema of that field."""
     return [tag["const"]] if "const" in tag else list(tag.get("enum", ()))
 
 
 def references(field: object) -> Iterator[str]:
-    """The names of the models that the schema of a field leads to."""
+    """Yield the names of the models that the schema of a field leads to."""
     if isinstance(field, dict):
         if isinstance(field.get("$ref"), str):
             yield field["$ref"].rsplit("/", 1)[-1]
@@ -170,7 +170,7 @@ NO_DEFAULT = "–"
 
 
 def limits(field: JsonMapping) -> list[str]:
-    """The bounds of a field, those of its alternatives included."""
+    """Return the bounds of a field, those of its alternatives included."""
     parts = [field, *field.get("anyOf", ()), *([field["items"]] if isinstance(field.get("items"), dict) else [])]
     fixed = "prefixItems" in field or any("prefixItems" in part for part in parts)
     names = [name for name in BOUNDS if not (fixed and name.endswith("Items"))]

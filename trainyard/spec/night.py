@@ -238,16 +238,16 @@ class NightConfig(Strict):
 
     @property
     def methods(self) -> tuple[BucketMethod, ...]:
-        """What its buckets are trained by, each once."""
+        """Return what its buckets are trained by, each once."""
         return tuple(dict.fromkeys(bucket.method for bucket in self.in_order()))
 
     def in_order(self) -> tuple[BucketSpec, ...]:
-        """The buckets as they are trained: SFT first, then DPO, each in the order of the config."""
+        """Return the buckets as they are trained: SFT first, then DPO, each in the order of the config."""
         return tuple(sorted(self.buckets, key=lambda bucket: bucket.method != "sft"))
 
 
 def read_night(value: Mapping[str, object] | None = None) -> NightConfig:
-    """The config that plain values describe.
+    """Return the config that plain values describe.
 
     Raises `Refused` with every reason: `R-NIGHT` for a scheduled continued pre-training, what `require_trainable`
     raises, `E-SPEC-…` for the rest.
@@ -266,7 +266,7 @@ def read_night(value: Mapping[str, object] | None = None) -> NightConfig:
 
 
 def require_trainable(config: NightConfig) -> NightConfig:
-    """The config, if every bucket can be trained with its settings.
+    """Return the config, if every bucket can be trained with its settings.
 
     Raises `Refused` with every reason: the rows that refuse the same trainer in a chain, and `R-NIGHT`.
     """
@@ -296,7 +296,9 @@ def require_trainable(config: NightConfig) -> NightConfig:
 
 
 def night_chain(config: NightConfig, method: BucketMethod) -> ChainSpec:
-    """What a night trains of a bucket, as a chain: its rows, the trainer, and the targets where there are any."""
+    """Return what a night trains of a bucket, as a chain: its rows, the trainer, and the targets where there are
+    any.
+    """
     rows = DataSourceConfig(sets={BUCKET_PORTS[method]: SourceSet(path="rows.jsonl")})
     nodes: tuple[Node, ...] = (
         DataSourceNode(type="data_source", config=rows),
@@ -309,7 +311,7 @@ def night_chain(config: NightConfig, method: BucketMethod) -> ChainSpec:
 
 
 def night_trainer(config: NightConfig, method: BucketMethod) -> TrainerConfig:
-    """The trainer of a bucket. The settings of a stage are those of the buckets of that method."""
+    """Return the trainer of a bucket. The settings of a stage are those of the buckets of that method."""
     training = config.phase2.training
     stage = training.stage if training.stage.type == method else Stage(method).settings()
     rate = night_rate(config, method)
@@ -318,7 +320,7 @@ def night_trainer(config: NightConfig, method: BucketMethod) -> TrainerConfig:
 
 
 def night_rate(config: NightConfig, method: BucketMethod) -> float | None:
-    """The learning rate of the buckets of a method; None for the default of its stage.
+    """Return the learning rate of the buckets of a method; None for the default of its stage.
 
     A general one is meant for SFT, whose usual rates are a hundred times those of DPO. It is that of another method
     only where all buckets have that method.
@@ -328,7 +330,7 @@ def night_rate(config: NightConfig, method: BucketMethod) -> float | None:
 
 
 def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
-    """The reasons of the trainers and targets of a night, each once, at their place in its config.
+    """Return the reasons of the trainers and targets of a night, each once, at their place in its config.
 
     Two stages may differ in what to use instead: what the last one can use is printed.
     """
@@ -339,7 +341,9 @@ def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
 
 
 def scheduled_pretraining(value: JsonMapping) -> list[Reason]:
-    """A reason for each place that asks for the cpt stage: a new base takes weeks, and a person decides about it."""
+    """Return a reason for each place that asks for the cpt stage: a new base takes weeks, and a person decides about
+    it.
+    """
     buckets, phase2 = value.get("buckets"), value.get("phase2")
     training = phase2.get("training") if isinstance(phase2, Mapping) else None
     stage = variant_of(training, "stage")["type"] if isinstance(training, Mapping) else None
@@ -355,7 +359,7 @@ def scheduled_pretraining(value: JsonMapping) -> list[Reason]:
 
 
 def checked_name(text: str, kind: str) -> str:
-    """A tenant, role, bucket or run as part of a path. Raises `InvalidInput` (`E-NAME`)."""
+    """Return a tenant, role, bucket or run as part of a path. Raises `InvalidInput` (`E-NAME`)."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text):
         raise InvalidInput(
             f"{text[:80]!r} is not a valid {kind}.",

@@ -99,12 +99,12 @@ class SqlQuery(Strict):
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a mapping is left out of a dump."""
+    """Return whether a mapping is left out of a dump."""
     return not value
 
 
 def is_unset(value: Any) -> bool:
-    """Whether a field is left out of a dump: chains that do not use it keep their digest."""
+    """Return whether a field is left out of a dump: chains that do not use it keep their digest."""
     return value is None
 
 
@@ -156,7 +156,7 @@ class SourceSet(SetFields):
 
     @property
     def in_bucket(self) -> bool:
-        """Whether its address is that of a bucket, which only an operator opens to chains."""
+        """Return whether its address is that of a bucket, which only an operator opens to chains."""
         return self.url is not None and self.url.partition("://")[0].lower() in BUCKETS
 
 
@@ -226,7 +226,7 @@ class DataSourceConfig(SetFields):
         return self
 
     def single(self) -> SourceSet:
-        """The one set described by the config's own fields."""
+        """Return the one set described by the config's own fields."""
         return SourceSet(**{name: getattr(self, name) for name in SetFields.model_fields})
 
     def named_sets(self) -> list[tuple[str, Port | None, SourceSet]]:

@@ -120,7 +120,7 @@ def wire(nodes: Sequence[PortNode]) -> Wiring:
 
 
 def made_by(node: PortNode, offers: Offers) -> dict[Channel, Offer]:
-    """What later nodes can take from this one, at distance 1."""
+    """Return what later nodes can take from this one, at distance 1."""
     if node.type == "validator":
         return {
             channel: Offer((Source(node_id=node.id, port=Port(channel)),), 1, offers[channel].certain)
@@ -137,7 +137,8 @@ def made_by(node: PortNode, offers: Offers) -> dict[Channel, Offer]:
 
 
 def handed_on(node: PortNode, offers: Offers) -> Offers:
-    """What later nodes may take of what reached a node. Behind a generator that chooses by a reward model the weights
+    """Return what later nodes may take of what reached a node. Behind a generator that chooses by a reward model the
+    weights
     are those before that model: it has done its work, and nothing continues it."""
     if not (isinstance(node.config, AiGeneratorConfig) and node.config.best_of > 1 and "scores" in offers):
         return offers
@@ -147,7 +148,7 @@ def handed_on(node: PortNode, offers: Offers) -> Offers:
 
 
 def products(config: Strict, node_type: str) -> tuple[tuple[Port, ...], frozenset[Port]]:
-    """The ports that a node fills by its config alone, and those of them that are certain before the run."""
+    """Return the ports that a node fills by its config alone, and those of them that are certain before the run."""
     ports: tuple[Port, ...] = ()
     if isinstance(config, DataSourceConfig):
         ports = tuple(port for port in Port if port in config.sets) or kinds_of_source(config)
@@ -162,7 +163,7 @@ def products(config: Strict, node_type: str) -> tuple[tuple[Port, ...], frozense
 
 
 def kinds_of_source(config: DataSourceConfig) -> tuple[Port, ...]:
-    """The ports that the one set of a source may fill; a mixture fills one that all of its sets may fill."""
+    """Return the ports that the one set of a source may fill; a mixture fills one that all of its sets may fill."""
     if config.mix is None:
         return kinds_of_set(config.single())
     if config.mix.port is not None:
@@ -172,7 +173,7 @@ def kinds_of_source(config: DataSourceConfig) -> tuple[Port, ...]:
 
 
 def kinds_of_set(source: SourceSet) -> tuple[Port, ...]:
-    """The ports that a set may fill, from its format or its name, without reading it."""
+    """Return the ports that a set may fill, from its format or its name, without reading it."""
     if source.format is not DataFormat.AUTO:
         return source.format.facts.ports
     if source.repository:
@@ -193,7 +194,7 @@ def kinds_of_set(source: SourceSet) -> tuple[Port, ...]:
 
 
 def take(node: PortNode, offers: Offers) -> Inputs:
-    """The inputs of a node out of what is offered to it."""
+    """Return the inputs of a node out of what is offered to it."""
     if isinstance(node.config, AiGeneratorConfig):
         return {**pick(offers, "documents"), **(scores_of(offers) if node.config.best_of > 1 else {})}
     if node.type == "validator":
@@ -213,13 +214,14 @@ def take(node: PortNode, offers: Offers) -> Inputs:
 
 
 def pick(offers: Offers, *channels: Channel) -> Inputs:
-    """The first source of each of these channels that is offered, under its own port."""
+    """Return the first source of each of these channels that is offered, under its own port."""
     sources = [offers[channel].sources[0] for channel in channels if channel in offers]
     return {source.port: (source,) for source in sources}
 
 
 def weights_for(stage: StageSettings, offers: Offers) -> Inputs:
-    """The weights that a trainer begins with; of a stage that draws completions never a reward model, which it takes
+    """Return the weights that a trainer begins with; of a stage that draws completions never a reward model, which it
+    takes
     next to them where it reads its scores."""
     if not stage.facts.draws_groups:
         return pick(offers, "weights")
@@ -227,12 +229,13 @@ def weights_for(stage: StageSettings, offers: Offers) -> Inputs:
 
 
 def scores_of(offers: Offers) -> Inputs:
-    """The nearest reward model, if one is offered."""
+    """Return the nearest reward model, if one is offered."""
     return {Port.REWARD: offers["scores"].sources[:1]} if "scores" in offers else {}
 
 
 def training_data(stage: Stage, offers: Offers) -> Inputs:
-    """What a stage learns from. An sft stage takes the chosen side of pairs when there is nothing nearer its own.
+    """Return what a stage learns from. An sft stage takes the chosen side of pairs when there is nothing nearer its
+    own.
 
     Where only reading the file shows its kind, every kind that the stage learns from is linked.
     """
@@ -255,7 +258,7 @@ def training_data(stage: Stage, offers: Offers) -> Inputs:
 
 
 def wants(node: PortNode) -> tuple[Port, ...]:
-    """The ports of which a node needs at least one."""
+    """Return the ports of which a node needs at least one."""
     if node.type == "ai_generator":
         return (Port.DOCUMENTS,)
     if node.type == "validator":
@@ -282,7 +285,8 @@ def find_ambiguous(node: PortNode, offers: Offers) -> Iterable[Ambiguous]:
 
 
 def unread_channels(node: PortNode) -> tuple[Channel, ...]:
-    """The channels of weights that a node does not look at: it takes any weights, or a policy, a reward model, or
+    """Return the channels of weights that a node does not look at: it takes any weights, or a policy, a reward model,
+    or
     both."""
     if isinstance(node.config, AiGeneratorConfig):
         return ("weights", "policy")
@@ -316,7 +320,7 @@ def merge(
 
 
 def nearer(offer: Offer, other: Offer, inputs: Mapping[str, Inputs], position: Mapping[str, int]) -> Offer:
-    """The nearer of two offers, or both together without those from which another of them was made."""
+    """Return the nearer of two offers, or both together without those from which another of them was made."""
     if offer.distance != other.distance:
         return min(offer, other, key=lambda item: item.distance)
     if offer == other:
@@ -327,7 +331,7 @@ def nearer(offer: Offer, other: Offer, inputs: Mapping[str, Inputs], position: M
 
 
 def made_from(result: Source, origin: Source, inputs: Mapping[str, Inputs], position: Mapping[str, int]) -> bool:
-    """Whether `result` was made out of `origin`, over any number of nodes on the same channel."""
+    """Return whether `result` was made out of `origin`, over any number of nodes on the same channel."""
     channel = channel_of_source(origin)
     pending, seen = [result.node_id], {result.node_id}
     while pending:

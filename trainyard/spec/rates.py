@@ -60,7 +60,7 @@ def polynomial(step: int, total: int, warmup: int) -> float:
 
 
 def warmup_stable_decay(step: int, total: int, warmup: int) -> float:
-    """The peak until the last tenth of the run, then half a cosine wave."""
+    """Return the peak until the last tenth of the run, then half a cosine wave."""
     if step < warmup:
         return rising(step, warmup)
     decay = max(1, total // STABLE_DECAY)
@@ -76,7 +76,9 @@ def inverse_sqrt(step: int, total: int, warmup: int) -> float:
 
 
 def one_cycle(step: int, total: int, warmup: int) -> float:
-    """A cosine from 1/25 to the peak at step `warmup - 1`, and one down to 1/250000 (Smith, arXiv 1708.07120)."""
+    """Return a cosine from 1/25 to the peak at step `warmup - 1`, and one down to 1/250000 (Smith, arXiv
+    1708.07120).
+    """
     first, last = 1.0 / ONE_CYCLE_START, 1.0 / (ONE_CYCLE_START * ONE_CYCLE_END)
     top = warmup - 1
     if step < top:
@@ -85,7 +87,7 @@ def one_cycle(step: int, total: int, warmup: int) -> float:
 
 
 def rising(step: int, warmup: int) -> float:
-    """The part of the peak in the warm-up, counted from 1: never zero, and the peak at step `warmup`."""
+    """Return the part of the peak in the warm-up, counted from 1: never zero, and the peak at step `warmup`."""
     return (step + 1) / (warmup + 1)
 
 

@@ -23,5 +23,5 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing can follow; a failed job can be started again from its checkpoint."""
+        """Return whether nothing can follow; a failed job can be started again from its checkpoint."""
         return self in (JobState.COMPLETED, JobState.CANCELED)

@@ -264,7 +264,7 @@ SetColumnsField = Annotated[SetColumns, Field(json_schema_extra={"widget": "colu
 
 
 def maps_nothing(columns: SetColumns) -> bool:
-    """Whether the columns have the names of their fields, so that a dump leaves them out."""
+    """Return whether the columns have the names of their fields, so that a dump leaves them out."""
     return not (columns.sft or columns.preference)
 
 
@@ -327,7 +327,7 @@ class Rlhf(Form):
 
 
 def sets_of(form: AlignmentPipeline | Rlhf, max_rows: int | None = None) -> dict[Port, SourceSet]:
-    """The examples and the preferences of a form, as the sets of a data source."""
+    """Return the examples and the preferences of a form, as the sets of a data source."""
     return {
         Port.SFT: SourceSet(path=form.sft, columns=form.columns.sft, max_rows=max_rows),
         Port.PREFERENCE: SourceSet(path=form.preference, columns=form.columns.preference, max_rows=max_rows),
@@ -437,7 +437,9 @@ def validator(form: TemplateForm, grounding: float | None = None) -> nodes.Valid
 
 
 def trainer(form: TemplateForm) -> TrainerConfig:
-    """The fields of the form that a trainer has under the same name; the method with its rank, where it has one."""
+    """Return the fields of the form that a trainer has under the same name; the method with its rank, where it has
+    one.
+    """
     training = form.training
     names = TrainingForm.model_fields.keys() & Hyperparameters.model_fields.keys()
     low_rank = "rank" in training.method.facts.settings.model_fields
@@ -450,7 +452,7 @@ def trainer(form: TemplateForm) -> TrainerConfig:
 
 
 def after(first: TrainerConfig, stage: StageSettings, form: RewardForm | DrawingForm) -> TrainerConfig:
-    """A trainer of another stage that continues an earlier one, with the hyperparameters of its own form."""
+    """Return a trainer of another stage that continues an earlier one, with the hyperparameters of its own form."""
     settings = {
         "epochs": form.epochs if isinstance(form, RewardForm) else None,
         "max_steps": form.max_steps,
@@ -462,14 +464,14 @@ def after(first: TrainerConfig, stage: StageSettings, form: RewardForm | Drawing
 
 
 def make_node(config: Strict, node_id: str = "", needs: tuple[str, ...] | None = None) -> Any:
-    """A node with its config; its id is by default its type."""
+    """Return a node with its config; its id is by default its type."""
     kind = next(name for name, model in nodes.NODE_CONFIGS.items() if type(config) is model)
     model: Any = nodes.NODE_MODELS[kind]
     return model(type=kind, id=node_id or kind.replace("_", "-"), needs=needs, config=config)
 
 
 def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
-    """The chain with the nodes that its switches ask for."""
+    """Return the chain with the nodes that its switches ask for."""
     publish, steps, role = form.publish, form.steps, form.publish.role or own_role(form)
     trainers = [at for at, config in enumerate(configs) if isinstance(config, TrainerConfig)]
     names = {at: f"trainer-{number}" for number, at in enumerate(trainers, 1) if number > 1}
@@ -502,7 +504,7 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
 
 
 def own_role(form: TemplateForm) -> str:
-    """The role where none is given: that of the data, with a word for what the template makes of it."""
+    """Return the role where none is given: that of the data, with a word for what the template makes of it."""
     match form:
         case QaPipeline():
             return role_of_place(form.documents)
@@ -562,7 +564,7 @@ TEMPLATES: dict[str, Template] = {
 
 
 def build_template(name: str, parameters: Mapping[str, object] | TemplateForm | None = None) -> ChainSpec:
-    """The chain of a template. `parameters` are those of its form; what is left out takes the form's default.
+    """Return the chain of a template. `parameters` are those of its form; what is left out takes the form's default.
 
     Raises `KeyError` for an unknown name and pydantic's `ValidationError` for wrong parameters.
     """

@@ -161,12 +161,12 @@ class LaunchSettings(Strict):
 
 
 def bare_metric(value: Any) -> object:
-    """A metric as transformers names it, `eval_loss`, in our words."""
+    """Return a metric as transformers names it, `eval_loss`, in our words."""
     return value.removeprefix("eval_") if isinstance(value, str) else value
 
 
 def without_effect(setting: str, instead: str) -> PydanticCustomError:
-    """The error of settings that exclude each other or that nothing reads."""
+    """Return the error of settings that exclude each other or that nothing reads."""
     return PydanticCustomError("eval_settings", "{what}", {"what": setting, "instead": instead})
 
 
@@ -221,7 +221,7 @@ class EvalSettings(Strict):
 
     @property
     def best_outlive(self) -> bool:
-        """Whether the best checkpoints outlive the training: one alone is there for its result."""
+        """Return whether the best checkpoints outlive the training: one alone is there for its result."""
         return self.keep_best > 1
 
     @property
@@ -315,7 +315,7 @@ class TrainingSettings(Strict):
 
     @property
     def base_format(self) -> Quantization | None:
-        """The format of the frozen base; None where it keeps full precision."""
+        """Return the format of the frozen base; None where it keeps full precision."""
         return (self.quantization or Quantization.NF4) if self.method.facts.quantised else None
 
 
@@ -357,7 +357,9 @@ def default_learning_rate(stage: Stage, method: Method, base_model: str = "") ->
 
 
 def resolve_method(method: MethodSettings) -> MethodSettings:
-    """The same settings with every None of an adapter that its profile knows filled; alpha is twice a given rank."""
+    """Return the same settings with every None of an adapter that its profile knows filled; alpha is twice a given
+    rank.
+    """
     if not isinstance(method, AdapterSettings):
         return method
     filled = {key: value for key, value in ADAPTER_PROFILES[method.profile].items() if getattr(method, key, 0) is None}
@@ -367,7 +369,7 @@ def resolve_method(method: MethodSettings) -> MethodSettings:
 
 
 def resolve_stage(config: TrainerConfig) -> StageSettings:
-    """The stage's settings; of a control with pauses, those whose thoughts are not fed back."""
+    """Return the stage's settings; of a control with pauses, those whose thoughts are not fed back."""
     stage = config.stage
     if config.control != "pauses" or not isinstance(stage, SftSettings) or stage.latent is None:
         return stage
@@ -383,7 +385,9 @@ def draws_part_of_group(config: TrainerConfig) -> bool:
 
 
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
-    """The trainer's config with every None that has a vetted value filled, as it is stored next to the result."""
+    """Return the trainer's config with every None that has a vetted value filled, as it is stored next to the
+    result.
+    """
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     base_model = config.base_model or default_base_model

@@ -61,7 +61,8 @@ async def read_request(
     folder: Path | None = None,
     limits: JsonLimits = USUAL,
 ) -> Any:
-    """The request of an operation. With `whole`, the body is the value of that field, and the others are in the query.
+    """Return the request of an operation. With `whole`, the body is the value of that field, and the others are in the
+    query.
 
     A long body waits in a file below `folder`, and is decoded on a thread, one at a time: neither its bytes nor its
     objects are there while others wait for the event loop.
@@ -99,7 +100,7 @@ async def read_upload(
     folder: Path | None = None,
     most_bytes: int = MAX_BODY_BYTES,
 ) -> Any:
-    """The request of an operation whose body is a file; the file is there until `stack` is closed.
+    """Return the request of an operation whose body is a file; the file is there until `stack` is closed.
 
     Raises `InvalidFields` (`E-PARAMETER`), `InvalidInput` and `LimitExceeded` as `read_request` does.
     """
@@ -118,7 +119,7 @@ def decode_request(
     whole: str,
     limits: JsonLimits,
 ) -> Any:
-    """The request of a body that has arrived. Raises as `read_request` does."""
+    """Return the request of a body that has arrived. Raises as `read_request` does."""
     body = received.read()
     require_structure(body, limits)
     if whole:
@@ -134,13 +135,13 @@ def decode_request(
 
 @lru_cache(256)
 def most_bytes(model: type[BaseModel]) -> int:
-    """How long the body of a request may be: one whose fields are all plain values has few of them."""
+    """Return how long the body of a request may be: one whose fields are all plain values has few of them."""
     fields = model.model_fields.values()
     return MAX_BODY_BYTES if any(has_parts(field.annotation) for field in fields) else SMALL_BODY_BYTES
 
 
 def has_parts(annotation: object) -> bool:
-    """Whether a field's type has an unknown number of values in it."""
+    """Return whether a field's type has an unknown number of values in it."""
     origin = get_origin(annotation) or annotation
     if origin in (dict, list, tuple, set, Any, bytes) or (isinstance(origin, type) and issubclass(origin, BaseModel)):
         return True
@@ -148,7 +149,7 @@ def has_parts(annotation: object) -> bool:
 
 
 def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
-    """A JSON object with further fields: a batch in it is not written out a second time."""
+    """Return a JSON object with further fields: a batch in it is not written out a second time."""
     if not fields:
         return body
     more = json.dumps(fields, default=str).encode()
@@ -161,7 +162,7 @@ def media_type(request: Request) -> str:
 
 
 def read_object(body: bytes, kind: str) -> dict[str, object]:
-    """A JSON object. Raises `InvalidInput` (`E-JSON`, `E-MEDIA-TYPE`)."""
+    """Return a JSON object. Raises `InvalidInput` (`E-JSON`, `E-MEDIA-TYPE`)."""
     if kind != JSON_TYPE:
         raise InvalidInput(
             f"The body is sent as {kind or 'nothing'}, not as {JSON_TYPE}.",
@@ -209,7 +210,7 @@ def depth_within(value: Any, left: int) -> None:
 
 
 def read_query(model: type[BaseModel], query: QueryParams, path: JsonMapping, body: JsonMapping | None = None) -> Any:
-    """The request of a query. A field with a list of values may be repeated, any other may not."""
+    """Return the request of a query. A field with a list of values may be repeated, any other may not."""
     texts: JsonObject = dict(path)
     for name in query:
         if body and name in body:
@@ -243,7 +244,9 @@ def as_text(value: object) -> object:
 
 
 def is_mapping(model: type[BaseModel], name: str) -> bool:
-    """Whether a field is an object, which a query gives key by key: `columns[prompt]=question` (OpenAPI deepObject)."""
+    """Return whether a field is an object, which a query gives key by key: `columns[prompt]=question` (OpenAPI
+    deepObject).
+    """
     field = model.model_fields.get(name)
     return field is not None and (get_origin(field.annotation) or field.annotation) is dict
 
@@ -255,7 +258,9 @@ def adapter_of(model: type[BaseModel], name: str) -> TypeAdapter[Any]:
 
 
 def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
-    """The value of a parameter of the path or the query, as JSON has it. Raises `InvalidFields` (`E-PARAMETER`)."""
+    """Return the value of a parameter of the path or the query, as JSON has it. Raises `InvalidFields`
+    (`E-PARAMETER`).
+    """
     if not isinstance(text, str | list):
         return text
     if isinstance(text, str) and model.model_fields[name].annotation is str:
@@ -281,7 +286,7 @@ def unknown_fields(names: Iterable[str], where: str, do: str) -> InvalidFields:
 
 
 def invalid_fields(error: ValidationError, location: str = "") -> InvalidFields:
-    """What pydantic found, without the values that were given: they may be secrets."""
+    """Return what pydantic found, without the values that were given: they may be secrets."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     fields = [
         FieldProblem(
@@ -299,7 +304,7 @@ def invalid_fields(error: ValidationError, location: str = "") -> InvalidFields:
 
 
 def trace_of(request: Request) -> str:
-    """The correlation id of a request: the trace id of its `traceparent` (W3C Trace Context), or a new one."""
+    """Return the correlation id of a request: the trace id of its `traceparent` (W3C Trace Context), or a new one."""
     traceparent: str | None = request.scope.get(TRACEPARENT)
     if traceparent is None:
         traceparent = request.scope[TRACEPARENT] = new_traceparent(request.headers.get("traceparent", ""))

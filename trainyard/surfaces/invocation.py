@@ -27,7 +27,7 @@ TYPED = frozenset({"check", "plan", "run", "jobs create", "chains create", "chai
 
 
 def request_of(name: str, fields: Mapping[str, object]) -> Any:
-    """The request of an operation. Raises `FieldError` for a value that it does not take."""
+    """Return the request of an operation. Raises `FieldError` for a value that it does not take."""
     try:
         return OPERATIONS[name].request(**fields)
     except ValidationError as error:
@@ -36,7 +36,7 @@ def request_of(name: str, fields: Mapping[str, object]) -> Any:
 
 
 def implementation_of(name: str) -> Any:
-    """The function that carries an operation out: (request, context) -> response."""
+    """Return the function that carries an operation out: (request, context) -> response."""
     return load(f"trainyard.{OPERATIONS[name].run}")
 
 
@@ -64,7 +64,7 @@ def carry_out(name: str, request: Any, context: Context) -> Any:
 
 
 def work(name: str, request: Any, context: Context) -> Any:
-    """The response of an operation.
+    """Return the response of an operation.
 
     Raises `LimitExceeded` (`E-RATE`) while too many heavy ones are running, and `CallerLeft` where only an answer is
     lost by that.
@@ -79,7 +79,7 @@ def work(name: str, request: Any, context: Context) -> Any:
 
 
 def work_within_limits(name: str, request: object, context: Context) -> object:
-    """The response of an operation, in a child or in one of the places for heavy ones. Raises as `work` does."""
+    """Return the response of an operation, in a child or in one of the places for heavy ones. Raises as `work` does."""
     if context.caller.remote and OPERATIONS[name].confined and context.confined is not None:
         return context.confined.carry_out(name, request, context)
     if not (context.caller.remote and OPERATIONS[name].heavy):
@@ -91,7 +91,9 @@ def work_within_limits(name: str, request: object, context: Context) -> object:
 
 
 def find_or_suggest(name: str, request: Any, context: Context) -> Any:
-    """The response of an operation; what it does not find by its name is answered with the names that are like it."""
+    """Return the response of an operation; what it does not find by its name is answered with the names that are like
+    it.
+    """
     try:
         return implementation_of(name)(request, context)
     except (NotFound, InvalidInput) as error:
@@ -115,19 +117,22 @@ def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:
 
 @cache
 def empty_request(model: type[BaseModel]) -> BaseModel:
-    """A request in which nothing is set."""
+    """Return a request in which nothing is set."""
     return model.model_construct(_fields_set=set())
 
 
 @cache
 def changes_something(name: str) -> bool:
-    """Whether an operation is in the audit log: what needs more than the scope read, and more than to be looked at."""
+    """Return whether an operation is in the audit log: what needs more than the scope read, and more than to be looked
+    at.
+    """
     return OPERATIONS[name].scope is not Scope.READ and route_of(name)[0] != "GET"
 
 
 @cache
 def ends_with_caller(name: str) -> bool:
-    """Whether an operation ends when its caller leaves: what makes nothing but an answer. Others finish what they
+    """Return whether an operation ends when its caller leaves: what makes nothing but an answer. Others finish what
+    they
     have begun: a write that is cut in half helps nobody."""
     return OPERATIONS[name].only_answers or not changes_something(name)
 
@@ -169,7 +174,7 @@ def require_allowed(name: str, request: Any, context: Context) -> None:
 
 @cache
 def local_fields(request: type[BaseModel]) -> frozenset[str]:
-    """The fields of a request that only a caller on this machine may set."""
+    """Return the fields of a request that only a caller on this machine may set."""
     return frozenset(
         name for name, field in request.model_fields.items()
         if any(isinstance(marker, Argument | Option) and marker.local for marker in field.metadata)

@@ -88,14 +88,14 @@ def status_of(error: TrainyardError) -> int:
 
 
 def kind_of(error: TrainyardError) -> str:
-    """The class of the error tree that an error is of."""
+    """Return the class of the error tree that an error is of."""
     return next(class_.__name__ for class_ in type(error).__mro__ if class_.__module__ == TrainyardError.__module__)
 
 
 def problem_of(
     error: TrainyardError, trace: str = "", fields: Sequence[FieldProblem] = (), status: int = 0
 ) -> ProblemDocument:
-    """The document about an error; `status` in place of that of its class."""
+    """Return the document about an error; `status` in place of that of its class."""
     status = status or status_of(error)
     reasons = error.reasons if isinstance(error, Refused) else ()
     return ProblemDocument(
@@ -119,7 +119,7 @@ def answer_problem(
     headers: Mapping[str, str] | None = None,
     status: int = 0,
 ) -> Response:
-    """The answer with the document. A 401 names the scheme, a 503 when to try again."""
+    """Return the answer with the document. A 401 names the scheme, a 503 when to try again."""
     problem = problem_of(error, trace, fields, status)
     own_headers: dict[int, dict[str, str]] = {
         401: {"www-authenticate": "Bearer"},

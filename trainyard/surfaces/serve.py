@@ -95,13 +95,15 @@ def answer_models(request: ServeInput, context: Context) -> str:
 
 
 def find_model(word: str, context: Context) -> Path | None:
-    """The folder of the whole model that a job has trained; None for an adapter. Raises as `find_version_or_job`."""
+    """Return the folder of the whole model that a job has trained; None for an adapter. Raises as
+    `find_version_or_job`.
+    """
     versions = find_version_or_job(word, context)
     return versions.folder if isinstance(versions, TrainedAdapter) and not versions.is_adapter else None
 
 
 def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
-    """The base that an adapter was trained on, as this machine has it."""
+    """Return the base that an adapter was trained on, as this machine has it."""
     return (base_of(adapter, context.settings).name,)
 
 

@@ -134,7 +134,7 @@ def body_too_long(most_bytes: int) -> LimitExceeded:
 
 
 def place_for(*, tensors: bool) -> asyncio.Semaphore:
-    """The places of the running loop for bodies that are decoded, or for tensors in memory."""
+    """Return the places of the running loop for bodies that are decoded, or for tensors in memory."""
     slots = PLACES.setdefault(asyncio.get_running_loop(), {})
     if tensors not in slots:
         slots[tensors] = asyncio.Semaphore(MOST_TENSORS if tensors else MOST_DECODED)

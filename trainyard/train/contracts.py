@@ -102,7 +102,7 @@ class CompletionWriter(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Tokens that the model can see at once; None where its config does not say."""
+        """Return tokens that the model can see at once; None where its config does not say."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None) -> list[Generated]:
         """Continue prompts with the model that is trained."""
@@ -158,11 +158,11 @@ class StageSpec:
         return self.facts.sequences
 
     def chosen(self, config: TrainerConfig) -> StageSpec:
-        """The same stage as the settings of a training choose it."""
+        """Return the same stage as the settings of a training choose it."""
         return self if self.choose is None else self.choose(config)
 
     def needs_reference(self, config: TrainerConfig) -> bool:
-        """Whether a frozen model scores each batch too: the model as it was, or a teacher."""
+        """Return whether a frozen model scores each batch too: the model as it was, or a teacher."""
         stage = config.stage
         return stage.needs_reference or stage.teacher_model is not None or stage.teacher_server is not None
 

@@ -71,7 +71,9 @@ def count_done(session: Session) -> int:
 
 
 def begins_again(session: Session, progress: SavedProgress) -> bool:
-    """Whether the states of the optimizer begin again before the step at the cursor, where rows change their form."""
+    """Return whether the states of the optimizer begin again before the step at the cursor, where rows change their
+    form.
+    """
     technique, cursor = session.engine.config.stage.technique, progress.cursor
     return technique is not None and not cursor.step and not cursor.micro and technique.begins_again(cursor.epoch)
 

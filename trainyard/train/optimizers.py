@@ -57,7 +57,7 @@ class CompositeOptimizer:
 
     @property
     def param_groups(self) -> list[Group]:
-        """The groups of all parts. Not kept: a part replaces its groups when it loads a state."""
+        """Return the groups of all parts. Not kept: a part replaces its groups when it loads a state."""
         return [group for part in self.parts.values() for group in part.param_groups]
 
     def step(self) -> None:
@@ -136,7 +136,7 @@ class GaLoreOptimizer(CompositeOptimizer):
 
 
 def flat(entry: JsonMapping) -> State:
-    """A parameter's GaLore state with plain values for the projector."""
+    """Return a parameter's GaLore state with plain values for the projector."""
     if "projector" not in entry:
         return dict(entry)
     return {**entry, "projector": {name: getattr(entry["projector"], name) for name in PROJECTOR}}
@@ -176,7 +176,7 @@ def without_names(groups: Iterable[Group]) -> list[Group]:
 
 
 def split_blocks(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
-    """The groups' matrices inside numbered blocks, and everything else; empty groups are left out, names too."""
+    """Return the groups' matrices inside numbered blocks, and everything else; empty groups are left out, names too."""
     parts: tuple[list[Group], list[Group]] = ([], [])
     for group, (rest,) in ((group, without_names([group])) for group in groups):
         named = list(zip(group["names"], group["params"], strict=True))
@@ -238,7 +238,7 @@ OPTIMIZERS: dict[Optimizer, Maker] = {
 
 
 def available(name: Optimizer, device: str = CPU) -> Availability:
-    """Whether the optimizer can be used on a device (`cpu`, `cuda`, `mps`); imports nothing."""
+    """Return whether the optimizer can be used on a device (`cpu`, `cuda`, `mps`); imports nothing."""
     return availability(name.facts, device)
 
 
@@ -253,7 +253,8 @@ def availability(row: OptimizerFacts, device: str) -> Availability:
 
 
 def make_optimizer(groups: list[Group], config: TrainerConfig) -> Any:
-    """The optimizer that `config.hyperparameters.optimizer` names, for groups of {params, lr, weight_decay, names}.
+    """Return the optimizer that `config.hyperparameters.optimizer` names, for groups of {params, lr, weight_decay,
+    names}.
 
     Another one is never taken in its place; `spec/compat/advice` says where one differs on a CPU. Raises `Unavailable`:
     `E-PACKAGE-MISSING` when its package is not installed or does not load, `E-DEVICE` when it does not run
@@ -288,7 +289,7 @@ def build(name: Optimizer, row: OptimizerFacts, make: Maker, groups: list[Group]
 
 
 def optimizer_facts(optimizer: Any) -> dict[str, str]:
-    """What an optimizer chose for this device, for the record of a training: Muon's dtype."""
+    """Return what an optimizer chose for this device, for the record of a training: Muon's dtype."""
     chosen = next((group["newton_schulz"] for group in optimizer.param_groups if "newton_schulz" in group), None)
     return {"newton_schulz": chosen} if chosen else {}
 

@@ -43,7 +43,7 @@ class Evaluations:
         self.ended = settings.patience is not None and self.waited >= settings.patience
 
     def ranked(self, metric: EvalMetric) -> list[int]:
-        """The evaluated steps, the best one first; without those whose metric is not finite."""
+        """Return the evaluated steps, the best one first; without those whose metric is not finite."""
         known = {int(one[STEP]): one[metric] for one in self.found if math.isfinite(one[metric])}
         return list_best(known, choose_by(metric))
 
@@ -51,11 +51,11 @@ class Evaluations:
         return next(iter(self.ranked(metric)), None)
 
     def at(self, step: int) -> dict[str, float] | None:
-        """What was measured at a step; None where nothing was."""
+        """Return what was measured at a step; None where nothing was."""
         return next((one for one in reversed(self.found) if one[STEP] == step), None)
 
     def value_at(self, step: int, metric: EvalMetric) -> float | None:
-        """The metric of a step; None where it was not measured, or is not finite."""
+        """Return the metric of a step; None where it was not measured, or is not finite."""
         found = self.at(step)
         return found[metric] if found is not None and math.isfinite(found[metric]) else None
 
@@ -66,7 +66,7 @@ def choose_by(metric: EvalMetric) -> Best:
 
 
 def is_improvement(value: float, mark: float | None, settings: EvalSettings) -> bool:
-    """Whether a value is better than the last improvement, by more than `min_delta`."""
+    """Return whether a value is better than the last improvement, by more than `min_delta`."""
     if not math.isfinite(value):
         return False
     if mark is None:

@@ -76,7 +76,7 @@ class LearningRate:
 
     @property
     def last(self) -> list[float]:
-        """The rate of each group, as the next optimizer step uses it."""
+        """Return the rate of each group, as the next optimizer step uses it."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, metric: float | None = None) -> None:
@@ -121,7 +121,7 @@ class LearningRate:
                 )
 
     def _shape(self) -> JsonObject:
-        """What decides the curve."""
+        """Return what decides the curve."""
         return {
             "schedule": str(self.schedule),
             "total_steps": self.total_steps,

@@ -28,7 +28,8 @@ DEFAULTS = {
 
 
 def server_variables(settings: Settings, url: str, *, auth: bool = True) -> dict[str, str]:
-    """The `PREFECT_SERVER_…` variables of the server at `url` (…/api): the operator's over ours, and the home's string.
+    """Return the `PREFECT_SERVER_…` variables of the server at `url` (…/api): the operator's over ours, and the home's
+    string.
 
     Raises `InvalidInput` (`E-PREFECT-VARIABLE`) for a variable that contradicts how `up` starts the server, and
     `E-AUTH` for a string that cannot be used.
@@ -53,7 +54,9 @@ def server_variables(settings: Settings, url: str, *, auth: bool = True) -> dict
 
 
 def operator_origins(given: Mapping[str, str]) -> tuple[str, ...]:
-    """The origins that the operator added, such as that of a proxy. Raises `E-PREFECT-VARIABLE` for what is none."""
+    """Return the origins that the operator added, such as that of a proxy. Raises `E-PREFECT-VARIABLE` for what is
+    none.
+    """
     found = []
     for name in ORIGINS_NAMES:
         for one in filter(None, (word.strip() for word in given.get(name, "").split(","))):

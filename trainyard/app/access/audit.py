@@ -70,7 +70,9 @@ def list_audit(given: AuditInput, context: Context) -> AuditRows:
 
 
 def rows_of(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
-    """One row for each call, from lines that begin with the newest: its last line, or its first if it has no last."""
+    """Yield one row for each call, from lines that begin with the newest: its last line, or its first if it has no
+    last.
+    """
     ended: set[str] = set()
     for line in lines:
         if line["phase"] == "begun" and line["id"] in ended:

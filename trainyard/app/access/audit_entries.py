@@ -52,7 +52,7 @@ class AuditEntry:
 
     @cached_property
     def same(self) -> dict[str, object]:
-        """What both lines have: who asked for it, through what, and the request as it may be written down."""
+        """Return what both lines have: who asked for it, through what, and the request as it may be written down."""
         caller, shown = self.context.caller, redact_value(self.request)
         text = canonical(shown)
         return {
@@ -102,7 +102,7 @@ class AuditEntry:
 
     @property
     def is_admins(self) -> bool:
-        """Whether its lines go to the disk at once."""
+        """Return whether its lines go to the disk at once."""
         return OPERATIONS[self.operation].scope is Scope.ADMIN
 
 
@@ -128,6 +128,6 @@ def targets_of(value: object, names: tuple[str, ...]) -> dict[str, str]:
 
 @cache
 def attributes_in(kind: type, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the names that objects of a class have: pydantic takes long to say that it has none of a name."""
+    """Return those of the names that objects of a class have: pydantic takes long to say that it has none of a name."""
     fields = kind.model_fields if issubclass(kind, BaseModel) else {}
     return tuple(name for name in names if name in fields or hasattr(kind, name))

@@ -83,7 +83,7 @@ class Guard:
         await send_answer(self.with_headers(send, scope), refusal.status, self.worded(refusal))
 
     def refusal(self, scope: Scope) -> Refusal | None:
-        """Why a request is not passed on; None if it is."""
+        """Return why a request is not passed on; None if it is."""
         headers = Headers(scope)
         host = headers.only("host")
         if host is None or name_of(host) not in self.names:
@@ -136,13 +136,13 @@ class Headers:
 
 
 def name_of(host: str) -> str:
-    """The name in a Host header, without its port: `[::1]:4200` is `[::1]`."""
+    """Return the name in a Host header, without its port: `[::1]:4200` is `[::1]`."""
     name, colon, port = host.lower().rpartition(":")
     return name if colon and port.isdecimal() else host.lower()
 
 
 def secure_or_not(scope: Scope) -> str:
-    """The scheme of a page of this server: that of the connection, or of the proxy's."""
+    """Return the scheme of a page of this server: that of the connection, or of the proxy's."""
     return "https" if scope.get("scheme") in ("https", "wss") else "http"
 
 

@@ -130,7 +130,7 @@ def heavy_place(most: int) -> Iterator[None]:
 
 
 def network_of(address: str) -> str:
-    """The address itself; of IPv6 the first 64 bits, of which one customer has all others."""
+    """Return the address itself; of IPv6 the first 64 bits, of which one customer has all others."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

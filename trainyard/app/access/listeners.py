@@ -91,7 +91,7 @@ def run_servers(
 
 
 def same_config(config: uvicorn.Config, **changed: object) -> uvicorn.Config:
-    """A configuration of uvicorn for the same application."""
+    """Return a configuration of uvicorn for the same application."""
     kept = (
         "app", "host", "port", "http", "ws", "log_level", "access_log", "timeout_keep_alive",
         "timeout_graceful_shutdown", "ws_ping_interval", "ws_ping_timeout", "proxy_headers",

@@ -82,7 +82,7 @@ def register_job(given: RegisterInput, context: Context) -> Registered:
 
 
 def verdict_of(trained: TrainedAdapter) -> Mapping[str, object]:
-    """The gate's verdict on an adapter in the run of its job; empty where nothing evaluated it."""
+    """Return the gate's verdict on an adapter in the run of its job; empty where nothing evaluated it."""
     if trained.report is None:
         return {}
     report = json.loads((trained.report.path / "report.json").read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def verdict_of(trained: TrainedAdapter) -> Mapping[str, object]:
 
 
 def targets_of(words: Sequence[str], settings: Settings) -> tuple[Target, ...]:
-    """Where an adapter becomes live: as written, else the model server of `up` if it runs, and the registry."""
+    """Return where an adapter becomes live: as written, else the model server of `up` if it runs, and the registry."""
     if words:
         return tuple(parse_target(word, settings) for word in words)
     embedded = (Target(type=TargetType.EMBEDDED),) if find_running(settings) is not None else ()

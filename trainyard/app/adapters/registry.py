@@ -51,7 +51,9 @@ def list_adapters(given: AdaptersInput, context: Context) -> AdapterRows:
 
 
 def registry_of(context: Context, name: str) -> AdapterRegistry:
-    """The registry in which a caller may look a name up: for the name of another tenant, one without any version."""
+    """Return the registry in which a caller may look a name up: for the name of another tenant, one without any
+    version.
+    """
     root, tenant = context.settings.adapters, context.caller.tenant
     return AdapterRegistry(root if tenant in ("", parse_name(name)[0]) else root / OTHERS)
 
@@ -70,7 +72,7 @@ def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str,
 
 
 def run_word(version: AdapterVersion) -> str:
-    """Whether a version was run once on its base here, in a word; a whole model has none."""
+    """Return whether a version was run once on its base here, in a word; a whole model has none."""
     if version.kind != "adapter":
         return ""
     return "not recorded" if RUN not in version.facts else "yes" if version.facts[RUN] else "no"
@@ -113,7 +115,7 @@ def convert_adapter(given: ConvertInput, context: Context) -> Converted:
 
 
 def unregistered_version(source: Path) -> AdapterVersion:
-    """What a card says of an adapter outside the registry: what its own files say."""
+    """Return what a card says of an adapter outside the registry: what its own files say."""
     return AdapterVersion(tenant="none", role="adapter", version=0, sha256="", facts=base_facts(source))
 
 
@@ -130,7 +132,7 @@ def complete_folder(folder: Path, source: Path, base: Path | None) -> None:
 
 
 def base_of(given: ConvertInput, source: Path, settings: Settings) -> Path | None:
-    """The folder of the base, where one is named and on this machine."""
+    """Return the folder of the base, where one is named and on this machine."""
     if given.base is not None:
         return resolve_model(given.base, settings).path
     if layout_of(source) is not Layout.PEFT:

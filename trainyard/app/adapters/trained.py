@@ -51,7 +51,7 @@ class TrainedAdapter:
         return self.reference.kind is Port.ADAPTER
 
     def as_version(self) -> AdapterVersion:
-        """The same with the facts that a version has, for its card; it has no number."""
+        """Return the same with the facts that a version has, for its card; it has no number."""
         facts = {**base_facts(self.folder), "data": list(self.sources)}
         return AdapterVersion(tenant=self.tenant, role="adapter", version=0, sha256=self.reference.sha256, facts=facts)
 
@@ -62,7 +62,7 @@ class TrainedAdapter:
 
 
 def find_trained(word: str, context: Context) -> TrainedAdapter:
-    """The adapter or model of the job that a word names, every byte compared with its digest.
+    """Return the adapter or model of the job that a word names, every byte compared with its digest.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`, `E-NODE`, `E-NOT-FOUND`), `Conflict` (`E-JOB-NOT-FOUND`) for several jobs,
     `InvalidInput` (`E-NODE`) for several trainers, and `Corrupt` (`E-CORRUPT`).
@@ -89,7 +89,8 @@ def find_trained(word: str, context: Context) -> TrainedAdapter:
 
 
 def choose_trainer(trained: list[FoundArtifact], run: RunFolder, node: str, word: str) -> FoundArtifact:
-    """The last trainer of a run, or the one of that id. Controls, and trainers that another continues, are left out.
+    """Return the last trainer of a run, or the one of that id. Controls, and trainers that another continues, are left
+    out.
 
     Raises `NotFound` (`E-NODE`) where there is none, `InvalidInput` (`E-NODE`) where several are left.
     """
@@ -115,7 +116,7 @@ def choose_trainer(trained: list[FoundArtifact], run: RunFolder, node: str, word
 
 
 def is_report_on(one: FoundArtifact, sha256: str) -> bool:
-    """Whether a result is an evaluation of the adapter with this digest."""
+    """Return whether a result is an evaluation of the adapter with this digest."""
     if one.port is not Port.REPORT or one.reference is None or one.output is None:
         return False
     path = one.reference.path / "report.json"
@@ -123,7 +124,7 @@ def is_report_on(one: FoundArtifact, sha256: str) -> bool:
 
 
 def recorded_adapter(word: str, rows: list[JsonObject], context: Context) -> TrainedAdapter:
-    """The result of a job of a `TrainingManager`. Raises as `find_trained`."""
+    """Return the result of a job of a `TrainingManager`. Raises as `find_trained`."""
     record = JobStore(context.settings.home / "jobs").get(require_single(rows, word)["run_id"])
     folder = Path(record.result)
     if not record.result or not folder.is_dir():
@@ -137,7 +138,7 @@ def recorded_adapter(word: str, rows: list[JsonObject], context: Context) -> Tra
 
 
 def find_served(word: str, context: Context) -> NamedAdapter:
-    """The adapter that a word names: a version of the registry, else the adapter of a job.
+    """Return the adapter that a word names: a version of the registry, else the adapter of a job.
 
     Raises what `find_adapter` raises where no job has the name either, what `find_trained` raises, and `InvalidInput`
     (`E-ADAPTER-INVALID`) for a whole model, which has no base.
@@ -158,7 +159,7 @@ def find_served(word: str, context: Context) -> NamedAdapter:
 
 
 def served_job(word: str, context: Context, error: TrainyardError) -> NamedAdapter:
-    """The adapter of a job as a server loads it. `error` is why no version of the registry has this name."""
+    """Return the adapter of a job as a server loads it. `error` is why no version of the registry has this name."""
     trained = find_named_job(word, context, error)
     require_adapter(trained)
     return NamedAdapter(trained.label, trained.folder, alias=word if word != trained.label else None)
@@ -175,7 +176,7 @@ def require_adapter(trained: TrainedAdapter) -> None:
 
 
 def find_version_or_job(word: str, context: Context) -> AdapterVersion | TrainedAdapter:
-    """The version of the registry that a word names, else what the job of that name has trained.
+    """Return the version of the registry that a word names, else what the job of that name has trained.
 
     Raises the registry's error (`E-ADAPTER-NOT-FOUND`, `E-NAME`) where no job has the name either, and what
     `find_trained` raises.
@@ -189,7 +190,9 @@ def find_version_or_job(word: str, context: Context) -> AdapterVersion | Trained
 
 
 def find_named_job(word: str, context: Context, error: TrainyardError) -> TrainedAdapter:
-    """What the job of a name has trained. `error` is why no version of the registry has this name; raises it, too."""
+    """Return what the job of a name has trained. `error` is why no version of the registry has this name; raises it,
+    too.
+    """
     try:
         return find_trained(word, context)
     except NotFound as missing:

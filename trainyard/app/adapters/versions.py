@@ -206,7 +206,7 @@ def pull(given: PullInput, context: Context) -> Pulled:
 
 
 def run_of(version: AdapterVersion) -> JsonObject:
-    """The facts of a version about having been run, for a response."""
+    """Return the facts of a version about having been run, for a response."""
     return {name: version.facts[name] for name in (RUN, RUN_BECAUSE) if name in version.facts}
 
 
@@ -222,7 +222,7 @@ class Merged(Response):
 
 
 def merge_place(given: MergeInput) -> tuple[Path, Format]:
-    """The folder and the format of a merge. Raises `InvalidInput` (`E-PARAMETER`).
+    """Return the folder and the format of a merge. Raises `InvalidInput` (`E-PARAMETER`).
 
     In an earlier version `--to` named the folder, and `--format` the format.
     """

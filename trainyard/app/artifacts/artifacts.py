@@ -109,7 +109,7 @@ class ArtifactRows(Response):
 
 
 def list_artifacts(given: ArtifactsInput, context: Context) -> ArtifactList:
-    """A page of results, of the newest run first. Raises what `find_run` and `read_cursor` raise."""
+    """Return a page of results, of the newest run first. Raises what `find_run` and `read_cursor` raise."""
     found, cursor = select_artifacts(given, context, given.port, given.sha256)
     return ArtifactList(artifacts=tuple(Artifact(**words_of(one)) for one in found), next=cursor)
 
@@ -117,7 +117,7 @@ def list_artifacts(given: ArtifactsInput, context: Context) -> ArtifactList:
 def select_artifacts(
     given: ArtifactsInput | EvaluationsInput, context: Context, port: Port | None, sha256: str | None = None
 ) -> tuple[list[FoundArtifact], str | None]:
-    """The results of a page, and the cursor of the next one."""
+    """Return the results of a page, and the cursor of the next one."""
     own = finding.own_tenant(given.tenant, context)
     if own is None:
         return [], None
@@ -144,7 +144,7 @@ def select_artifacts(
 
 
 def read_place(text: str) -> tuple[str, int]:
-    """The run and the number in it of a cursor. Raises `InvalidInput` (`E-PARAMETER`)."""
+    """Return the run and the number in it of a cursor. Raises `InvalidInput` (`E-PARAMETER`)."""
     run, _, number = text.rpartition("/")
     if not run or not number.isascii() or not number.isdigit() or len(number) > MOST_DIGITS:
         raise InvalidInput(
@@ -183,14 +183,14 @@ def show_artifact(given: ArtifactInput, context: Context) -> ArtifactDetail:
 
 
 def locate(given: ArtifactInput, context: Context) -> tuple[FoundArtifact, Path]:
-    """A result that is stored, and the folder of its files. Raises `NotFound`, `Corrupt`."""
+    """Return a result that is stored, and the folder of its files. Raises `NotFound`, `Corrupt`."""
     store = finding.open_store(context)
     one = find_artifact(find_run(given.run, context), given.node, given.port, store)
     return one, one.folder(store)
 
 
 def files_of(one: FoundArtifact, folder: Path, context: Context) -> Iterator[ArtifactFile]:
-    """The files of a result, as its manifest has them."""
+    """Yield the files of a result, as its manifest has them."""
     root = finding.open_store(context).folder(one.key)
     named = json.loads((root / MANIFEST).read_bytes())["files"]
     prefix = "" if folder == root else f"{folder.name}/"
@@ -199,7 +199,7 @@ def files_of(one: FoundArtifact, folder: Path, context: Context) -> Iterator[Art
 
 
 def read_rows(given: ArtifactRowsInput, context: Context) -> ArtifactRows:
-    """A page of the rows of a part. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
+    """Return a page of the rows of a part. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
     one, folder = locate(given, context)
     parts = contents.list_parts(folder)
     if given.part not in parts:
@@ -224,7 +224,7 @@ def read_rows(given: ArtifactRowsInput, context: Context) -> ArtifactRows:
 
 
 def acceptance(given: ArtifactRowsInput) -> Callable[[contents.Values], bool] | None:
-    """Which rows a request wants; None for all."""
+    """Return which rows a request wants; None for all."""
     if given.reason is None and given.text is None:
         return None
     text = (given.text or "").casefold()

@@ -48,7 +48,7 @@ class RowPage:
 
 
 def list_parts(folder: Path) -> dict[str, Path]:
-    """Name -> file of the sets of rows in the folder of a port."""
+    """Return name -> file of the sets of rows in the folder of a port."""
     found = {ROWS: folder / ROWS_FILE}
     found |= {path.stem: path for path in sorted((folder / HELD_OUT_FOLDER).glob("*.arrow"))}
     found[DROPPED] = folder / QUARANTINE_FILE
@@ -56,7 +56,7 @@ def list_parts(folder: Path) -> dict[str, Path]:
 
 
 def count_rows(path: Path) -> int:
-    """The rows of a file. Raises `Corrupt` (`E-CORRUPT`)."""
+    """Return the rows of a file. Raises `Corrupt` (`E-CORRUPT`)."""
     if path.suffix == ".jsonl":
         with path.open("rb") as stream:
             blocks = while_caller_waits(iter(lambda: stream.read(BLOCK_BYTES), b""))
@@ -68,7 +68,7 @@ def count_rows(path: Path) -> int:
 def read_page(
     path: Path, *, offset: int, limit: int, text_chars: int, accepts: Callable[[Values], bool] | None = None
 ) -> RowPage:
-    """The rows of a file from an offset on, those that are accepted. Raises `Corrupt` (`E-CORRUPT`)."""
+    """Return the rows of a file from an offset on, those that are accepted. Raises `Corrupt` (`E-CORRUPT`)."""
     page, left, index = RowPage(), PAGE_CHARS, offset
     most = SCANNED if accepts else limit
     rows = read_lines(path, offset) if path.suffix == ".jsonl" else read_arrow(path, offset, most)
@@ -84,7 +84,7 @@ def read_page(
 
 
 def cut_row(index: int, values: Values, text_chars: int) -> CutRow:
-    """A row whose texts have at most `text_chars` characters, and its lists at most `LONGEST_LIST` members."""
+    """Return a row whose texts have at most `text_chars` characters, and its lists at most `LONGEST_LIST` members."""
     cut: list[str] = []
 
     def shorten(value: Any, path: str) -> Any:
@@ -112,7 +112,7 @@ def length_of(value: object) -> int:
 
 
 def contains(value: object, text: str) -> bool:
-    """Whether any text of a row contains this one, whatever its case; `text` is folded already."""
+    """Return whether any text of a row contains this one, whatever its case; `text` is folded already."""
     if isinstance(value, str):
         return text in value.casefold()
     members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -128,7 +128,7 @@ def opened(path: Path) -> ipc.RecordBatchFileReader:
 
 
 def batches(reader: ipc.RecordBatchFileReader, path: Path) -> Iterator[pa.RecordBatch]:
-    """Every batch; its columns stay on disk until they are read."""
+    """Return every batch; its columns stay on disk until they are read."""
     try:
         for number in while_caller_waits(range(reader.num_record_batches)):
             yield reader.get_batch(number)
@@ -137,7 +137,7 @@ def batches(reader: ipc.RecordBatchFileReader, path: Path) -> Iterator[pa.Record
 
 
 def read_arrow(path: Path, offset: int, most: int) -> Iterator[Values]:
-    """The rows from an offset on, as Python values, some hundred at a time."""
+    """Yield the rows from an offset on, as Python values, some hundred at a time."""
     step = min(most + 1, 500)
     with opened(path) as reader:
         before = 0
@@ -149,7 +149,7 @@ def read_arrow(path: Path, offset: int, most: int) -> Iterator[Values]:
 
 
 def read_lines(path: Path, offset: int) -> Iterator[Values]:
-    """The objects of a file of JSON lines. Raises `Corrupt` (`E-CORRUPT`) for a line that is none."""
+    """Yield the objects of a file of JSON lines. Raises `Corrupt` (`E-CORRUPT`) for a line that is none."""
     with path.open("rb") as stream:
         for number, line in enumerate(islice(while_caller_waits(stream), offset, None), offset + 1):
             try:

@@ -66,7 +66,9 @@ def show_backends(given: BackendsInput, context: Context) -> BackendTable:
 
 
 def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
-    """Every backend: version, whether it imports, whether a device fits, why it is not available, what fixes it."""
+    """Return every backend: version, whether it imports, whether a device fits, why it is not available, what fixes
+    it.
+    """
     here = frozenset(devices_here())
     return BackendTable(rows=tuple(row(name, settings, here, imports=imports) for name in BackendName))
 
@@ -104,7 +106,7 @@ def options_of(name: BackendName) -> BackendOptions:
 
 
 def tested(name: BackendName, settings: Settings, *, imports: bool) -> str:
-    """What is known of the import of a backend; its test is run if that is wanted and it is installed."""
+    """Return what is known of the import of a backend; its test is run if that is wanted and it is installed."""
     if name not in environments.ENVIRONMENTS:
         return "with trainyard"
     if not (environments.folder(name, settings) / "bin" / "python").exists():

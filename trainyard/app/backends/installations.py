@@ -64,7 +64,7 @@ def begin_installation(name: Installable, settings: Settings) -> None:
 
 
 def read_installation(name: BackendName, settings: Settings, *, available: bool) -> Installation | None:
-    """How the last installation in the background is, or ended; None without one."""
+    """Return how the last installation in the background is, or ended; None without one."""
     record = read_record(record_path(settings, service_name(name)))
     if record is None:
         return None
@@ -79,7 +79,7 @@ def read_installation(name: BackendName, settings: Settings, *, available: bool)
 
 
 def pip_lines(name: BackendName, settings: Settings, record: Service) -> tuple[str, ...]:
-    """What pip said last in the folder that is being made, or before it was removed."""
+    """Return what pip said last in the folder that is being made, or before it was removed."""
     root = environments.envs(settings)
     logs = [*root.glob(f".{name.value}-*/{LOG_FILE}"), root / f"{name.value}.{LOG_FILE}"]
     dated = [(path.stat().st_mtime, path) for path in logs if path.is_file()]
@@ -88,7 +88,7 @@ def pip_lines(name: BackendName, settings: Settings, record: Service) -> tuple[s
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
-    """The last lines of a log as plain text; of a line that a program writes again and again, its last form."""
+    """Return the last lines of a log as plain text; of a line that a program writes again and again, its last form."""
     text = read_end(path, LAST_BYTES)[0].decode("utf-8", errors="replace")
     lines = (line.rpartition("\r")[2] for line in COLOURS.sub("", text).split("\n"))
     return tuple(line[:LINE_CHARS] for line in redact_lines([one for one in lines if one.strip()][-LAST_LINES:]))

@@ -29,7 +29,7 @@ def try_backend(given: BackendTestInput, context: Context) -> RunResult:
 
 
 def write_rows(settings: Settings, tenant: str) -> str:
-    """The rows of the test, in the tenant's own data root."""
+    """Return the rows of the test, in the tenant's own data root."""
     folder = settings.home / "tenants" / tenant / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(ROWS)]

@@ -112,7 +112,9 @@ class TrainedNode:
         return next((out.sha256 for out in self.node.outputs.values()), "")
 
     def settings(self) -> JsonObject:
-        """The settings of the trainer and of everything that is before it; of the others when there is one trainer."""
+        """Return the settings of the trainer and of everything that is before it; of the others when there is one
+        trainer.
+        """
         shown, waiting = set[str](), [self.node.id]
         if sum(node["type"] == "trainer" for node in self.nodes.values()) == 1:
             waiting = list(self.nodes)
@@ -123,7 +125,7 @@ class TrainedNode:
         return {names.get(one, one): self.nodes[one]["config"] for one in sorted(shown)}
 
     def report(self) -> JsonObject | None:
-        """The evaluation report whose candidate is this trainer's adapter."""
+        """Return the evaluation report whose candidate is this trainer's adapter."""
         for node in self.result.nodes:
             given = node.outputs.get(Port.REPORT)
             if given is None or not (given.path / "report.json").is_file():
@@ -172,7 +174,7 @@ def compare_trainings(words: tuple[str, str], context: Context, *, plot: bool) -
 
 
 def find_trained_node(name: str, context: Context) -> TrainedNode:
-    """The trainer of `JOB/TRAINER`; a job's name alone will do if all but one are controls."""
+    """Return the trainer of `JOB/TRAINER`; a job's name alone will do if all but one are controls."""
     run, _, wanted = name.partition("/")
     found_run, result = find_ended_run(run, context)
     folder = found_run.path
@@ -219,7 +221,7 @@ def compare_benchmarks(first: JsonMapping, second: JsonMapping) -> Iterator[Comp
 
 
 def pair_scores(before: JsonMapping, after: JsonMapping, report: JsonMapping) -> JsonObject:
-    """The mean improvement over the rows that both were scored on, with its bootstrap interval."""
+    """Return the mean improvement over the rows that both were scored on, with its bootstrap interval."""
     scores = [line.get("scores") or {"ids": [], "clusters": [], "candidate": []} for line in (before, after)]
     new = dict(zip(scores[1]["ids"], scores[1]["candidate"], strict=True))
     rows = zip(scores[0]["ids"], scores[0]["clusters"], scores[0]["candidate"], strict=True)

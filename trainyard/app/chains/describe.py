@@ -64,7 +64,7 @@ class ShownSchema(Response):
 
 
 def show_templates(given: TemplatesInput, _context: Context) -> TemplateRows:
-    """Every template, or one with its parameters. Raises `NotFound` (`E-PARAMETER`)."""
+    """Return every template, or one with its parameters. Raises `NotFound` (`E-PARAMETER`)."""
     if given.name is None:
         return TemplateRows(templates=tuple(template_row(name) for name in TEMPLATES))
     template: Template = known(TEMPLATES, given.name, "template")
@@ -78,7 +78,7 @@ def template_row(name: str, parameters: tuple[SettingSection, ...] = ()) -> Temp
 
 
 def show_schema(given: SchemaInput, _context: Context) -> ShownSchema:
-    """The settings of one model, or the names of all. Raises `NotFound` (`E-PARAMETER`)."""
+    """Return the settings of one model, or the names of all. Raises `NotFound` (`E-PARAMETER`)."""
     if given.name is not None:
         schema = ModelSchema(known(SCHEMAS, given.name, "schema"), given.name)
         return ShownSchema(sections=tuple(schema.sections()), document=schema.root)

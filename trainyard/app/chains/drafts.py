@@ -116,7 +116,9 @@ def show_palette(_given: Nothing, _context: Context) -> Palette:
 
 @cache
 def schema_text(kind: NodeType) -> bytes:
-    """The JSON schema of a node's settings: pydantic makes all six in 0.13 s, and they are read again in 1 ms."""
+    """Return the JSON schema of a node's settings: pydantic makes all six in 0.13 s, and they are read again in 1
+    ms.
+    """
     return orjson.dumps(NODE_CONFIGS[kind].model_json_schema())
 
 
@@ -137,7 +139,7 @@ def expand(given: requests.ExpandInput, context: Context) -> ExpandedChain:
 
 
 def value_of(given: requests.ExpandInput, context: Context) -> JsonObject:
-    """The plain value of a text, a file, a mapping, or a template's name with its parameters."""
+    """Return the plain value of a text, a file, a mapping, or a template's name with its parameters."""
     if context.caller.remote and given.target is not None:
         require_template(given.target, NAMES)
     if bool(given.text) == (given.target is not None):
@@ -156,7 +158,7 @@ def value_of(given: requests.ExpandInput, context: Context) -> JsonObject:
 
 
 def spelled_out(value: Mapping[str, object]) -> dict[str, object]:
-    """The chain of a template's call or of a job; one without nodes where it is not valid."""
+    """Return the chain of a template's call or of a job; one without nodes where it is not valid."""
     try:
         spec = parse_request(value).spec
     except InvalidInput:  # `check` has the reasons
@@ -188,7 +190,9 @@ def expanded_nodes(nodes: list[DraftNode], default_base_model: str) -> tuple[Exp
 
 
 def show_links(given: requests.LinksInput, context: Context) -> LinkAnswers:
-    """Where links from a node of a draft may lead. Raises `NotFound` (`E-PARAMETER`) for a node that it lacks."""
+    """Return where links from a node of a draft may lead. Raises `NotFound` (`E-PARAMETER`) for a node that it
+    lacks.
+    """
     value = value_of(requests.ExpandInput(target=given.target), context)
     nodes = read_nodes(value if "nodes" in value else spelled_out(value))
     if given.node not in {one.id for one in nodes if one.type in NODE_CONFIGS}:

@@ -61,7 +61,7 @@ def eject(given: EjectInput, context: Context) -> EjectOutput:
 
 
 def elsewhere(error: NotFound, target: Path, settings: Settings) -> NotFound:
-    """The error; one about data with the command that finds them, where paths start at the file's own folder."""
+    """Return the error; one about data with the command that finds them, where paths start at the file's own folder."""
     if error.code != "E-DATA-NOT-FOUND" or not target.is_file() or target.parent.resolve() == settings.working_folder:
         return error
     command = f"cd {shlex.quote(str(target.parent))} && trainyard eject {shlex.quote(target.name)}"
@@ -102,7 +102,9 @@ class Finder:
         self.looks = find_results(chain, settings)
 
     def folder(self, node: ResolvedNode, port: Port) -> Path | None:
-        """The folder that fills a port of `node`; None if nothing does. Raises `NotFound` (`E-DATA-NOT-FOUND`)."""
+        """Return the folder that fills a port of `node`; None if nothing does. Raises `NotFound`
+        (`E-DATA-NOT-FOUND`).
+        """
         for source in node.inputs.get(port, ())[:1]:
             output = self.looks[source.node_id].output
             outputs = self.made.get(source.node_id) or (output.outputs if output else {})
@@ -125,7 +127,7 @@ class Finder:
 
 
 def job_of(node: ResolvedNode, chain: ResolvedChain, inputs: Finder) -> TrainingJob:
-    """The trainer as a job of the script backend."""
+    """Return the trainer as a job of the script backend."""
     config, settings = node.config, inputs.settings
     if not isinstance(config, TrainerConfig):
         raise InvalidInput(f"{node.id} is not a trainer.", code="E-NODE")

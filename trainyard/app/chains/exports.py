@@ -49,7 +49,7 @@ def export_chain(given: ExportConfigInput, context: Context) -> ExportOutput:
 
 
 def source_of(node: ResolvedNode, chain: ResolvedChain) -> DataSourceConfig | None:
-    """The data source that a trainer reads directly; None where other nodes make its rows."""
+    """Return the data source that a trainer reads directly; None where other nodes make its rows."""
     sources = [chain.node(source.node_id) for given in node.inputs.values() for source in given]
     configs = [one.config for one in sources if isinstance(one.config, DataSourceConfig)]
     return configs[0] if configs else None

@@ -83,7 +83,7 @@ def import_configs(given: ImportInput, context: Context) -> ImportOutput:
 
 
 def configs_in(folder: Path) -> Iterator[Path]:
-    """The configs below a folder. Raises `NotFound` (`E-SPEC-FILE`) if there is none."""
+    """Yield the configs below a folder. Raises `NotFound` (`E-SPEC-FILE`) if there is none."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in FILE_SUFFIXES and path.is_file())
     if not paths:
         raise NotFound(
@@ -94,7 +94,7 @@ def configs_in(folder: Path) -> Iterator[Path]:
 
 
 def import_one_of(path: Path, given: ImportInput, context: Context) -> ImportedFile:
-    """One config of a folder, with its problem in place of an exception."""
+    """Return one config of a folder, with its problem in place of an exception."""
     try:
         found = read_config(path, given)
         out = given.out / path.relative_to(given.source).with_suffix(".yaml") if given.out else None
@@ -123,7 +123,9 @@ def read_config(path: Path, given: ImportInput) -> Imported:
 
 
 def family_of_base(tool: ConfigTool, value: object, overrides: Mapping[str, object], folder: Path) -> str | None:
-    """The `model_type` in the config.json of the base's folder; None where the base is not a folder of this machine."""
+    """Return the `model_type` in the config.json of the base's folder; None where the base is not a folder of this
+    machine.
+    """
     named = overrides.get("base_model")
     for key, (converter, _) in tool.keys.items():
         if named is None and converter.setting == "base_model":
@@ -139,7 +141,8 @@ def family_of_base(tool: ConfigTool, value: object, overrides: Mapping[str, obje
 
 
 def listed_data_sets(value: Any, folder: Path) -> Mapping[str, object] | None:
-    """The data sets of LLaMA-Factory's `dataset_info.json`, in `dataset_dir` below the config or the working folder.
+    """Return the data sets of LLaMA-Factory's `dataset_info.json`, in `dataset_dir` below the config or the working
+    folder.
 
     None where there is none. Raises `InvalidInput` (`E-SPEC-FILE`) for one that cannot be read.
     """
@@ -154,7 +157,7 @@ def listed_data_sets(value: Any, folder: Path) -> Mapping[str, object] | None:
 
 
 def with_row_keys(listed: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """The list of data sets with the keys of the first row of each file that is here."""
+    """Return the list of data sets with the keys of the first row of each file that is here."""
     return {
         name: {**entry, ROW_KEYS: first_keys(folder / str(entry["file_name"]))}
         if isinstance(entry, Mapping) and "file_name" in entry
@@ -164,7 +167,7 @@ def with_row_keys(listed: Mapping[str, object], folder: Path) -> dict[str, objec
 
 
 def first_keys(path: Path) -> list[str]:
-    """The keys of the first row of a JSON or JSON Lines file; none where that is not an object."""
+    """Return the keys of the first row of a JSON or JSON Lines file; none where that is not an object."""
     if path.suffix not in (".json", ".jsonl") or not path.is_file():
         return []
     with path.open(encoding="utf-8-sig", errors="replace") as stream:
@@ -177,13 +180,13 @@ def first_keys(path: Path) -> list[str]:
 
 
 def chain_name(path: Path) -> str:
-    """The file's name as a name of a chain."""
+    """Return the file's name as a name of a chain."""
     plain = NOT_IN_A_NAME.sub("-", path.stem.lower()).strip("-")[:63].strip("-")
     return plain or "chain"
 
 
 def notes_of(found: Imported) -> list[str]:
-    """A line for each note, the keys with the same one together."""
+    """Return a line for each note, the keys with the same one together."""
     keys: dict[str, list[str]] = {}
     for one in found.keys:
         if one.status is KeyStatus.NOTED:
@@ -221,7 +224,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def chain_text(path: Path, found: Imported) -> str:
-    """The chain as YAML, under what was noted."""
+    """Return the chain as YAML, under what was noted."""
     head = [f"Imported from {path.name}, a config of {TOOLS[found.tool].title}.", *notes_of(found)]
     comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
     body: dict[str, object] = dict(found.value)
@@ -233,7 +236,7 @@ def shown_value(found: KeyResult) -> str:
 
 
 def shown_setting(found: KeyResult) -> str:
-    """The setting here, with its value where no key of the config gives it."""
+    """Return the setting here, with its value where no key of the config gives it."""
     return f"{found.setting}: {describe(found.value)}" if found.status is KeyStatus.DEFAULT else found.setting
 
 

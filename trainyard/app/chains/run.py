@@ -45,14 +45,14 @@ def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> 
 
 
 def with_next(result: RunResult, context: Context) -> RunResult:
-    """The same with the commands for what comes after it."""
+    """Return the same with the commands for what comes after it."""
     folder = context.settings.runs / result.run_id
     known_as = shortest_name(result.run_id, result.name, context)
     return result.model_copy(update={"next": next_commands(result, folder, known_as)})
 
 
 def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:
-    """A new run, checked here first: a refusal is reported at once and with all its reasons."""
+    """Return a new run, checked here first: a refusal is reported at once and with all its reasons."""
     settings = context.settings
     require_free_tags(given.tags)
     asked = parse_request(given.target, given.parameters, given.preset)
@@ -89,7 +89,9 @@ def confirm(shortages: Sequence[Reason], context: Context) -> bool:
 
 
 def refresh_tags(given: RunInput, chain: ResolvedChain) -> list[str]:
-    """The tags by which a run makes finished results again. Raises `NotFound` (`E-PARAMETER`) for an unknown node."""
+    """Return the tags by which a run makes finished results again. Raises `NotFound` (`E-PARAMETER`) for an unknown
+    node.
+    """
     node = given.refresh_from
     if node is not None and node not in chain.by_id:
         raise NotFound(
@@ -100,14 +102,14 @@ def refresh_tags(given: RunInput, chain: ResolvedChain) -> list[str]:
 
 
 def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
-    """What a run is from its creation on: whose, by which request, and as a job if a trainer is part of it."""
+    """Return what a run is from its creation on: whose, by which request, and as a job if a trainer is part of it."""
     tags = [f"{TENANT_TAG}{chain.tenant}"]
     tags += [f"{TRACE_TAG}{context.trace}"] if context.trace else []
     return tags + ([JOB_TAG, draw_job_id()] if any(node.type == "trainer" for node in chain.nodes) else [])
 
 
 def continued(given: RunInput, context: Context) -> RunResult:
-    """An ended run, started again."""
+    """Return an ended run, started again."""
     if given.parameters or given.preset or given.refresh or given.refresh_from or given.tags or given.group:
         raise InvalidInput(
             "A run that is continued takes no parameters, preset, tags, group or refresh.",

@@ -141,7 +141,7 @@ def show_chain(given: requests.ShowChainInput, context: Context) -> ChainDetail:
 
 
 def find_last_run(chain: StoredChain, context: Context) -> LastRun | None:
-    """The newest run of a chain: from an index of jobs that is in step with Prefect, else from Prefect."""
+    """Return the newest run of a chain: from an index of jobs that is in step with Prefect, else from Prefect."""
     index = open_index(context.settings)
     now, fresh = time.time(), index.freshness()
     if fresh.is_kept(now):
@@ -157,13 +157,13 @@ def find_last_run(chain: StoredChain, context: Context) -> LastRun | None:
 
 
 def last_of(chain: StoredChain, rows: Iterable[JsonMapping]) -> LastRun | None:
-    """The first of some rows that is a run of the chain."""
+    """Return the first of some rows that is a run of the chain."""
     own = (row for row in rows if chain.id in row["tags"])
     return next((LastRun(id=row["id"], state=row["state"], revision=revision_of(row["tags"])) for row in own), None)
 
 
 def has_trainer(chain: StoredChain) -> bool:
-    """Whether every run of a chain is a job; the index has no other runs."""
+    """Return whether every run of a chain is a job; the index has no other runs."""
     nodes = chain.body.get("nodes")
     return not isinstance(nodes, list) or any(node.get("type") == "trainer" for node in nodes)
 
@@ -229,7 +229,7 @@ def list_chain_runs(given: requests.ChainRunsInput, context: Context) -> RunsOfC
 
 
 def revision_of(tags: Iterable[str]) -> int:
-    """The revision that a run carries out, from its tags; 0 where somebody has removed the tag."""
+    """Return the revision that a run carries out, from its tags; 0 where somebody has removed the tag."""
     return next((int(found[1]) for tag in tags if (found := REVISION_TAG.fullmatch(tag))), 0)
 
 
@@ -258,7 +258,9 @@ def detail_of(chain: StoredChain, context: Context, check: FileCheck | None = No
 def examined(
     given: requests.StoreChainInput | requests.UpdateChainInput, tenant: str, context: Context
 ) -> tuple[StoredChain, FileCheck]:
-    """The chain as it is stored, and whether it would run here and now. Raises `Refused` for one that is not valid."""
+    """Return the chain as it is stored, and whether it would run here and now. Raises `Refused` for one that is not
+    valid.
+    """
     body = body_of(given.file, given.spec, tenant)
     wanted = parse_request(body)
     if tenant and wanted.spec.tenant != tenant:
@@ -278,7 +280,7 @@ def examined(
 
 
 def body_of(file: Path | None, spec: Mapping[str, object], tenant: str) -> dict[str, object]:
-    """The keys of a file with those that were given laid over it, for the tenant that it belongs to."""
+    """Return the keys of a file with those that were given laid over it, for the tenant that it belongs to."""
     below = {} if file is None else load_value(find_file(str(file)))
     if not isinstance(below, Mapping):
         parse_chain(below)  # raises with the reason
@@ -297,7 +299,7 @@ def body_of(file: Path | None, spec: Mapping[str, object], tenant: str) -> dict[
 
 
 def check_of(chain: ResolvedChain, context: Context) -> FileCheck:
-    """Whether a valid chain would run on this machine now: files, models and trainers may come later."""
+    """Return whether a valid chain would run on this machine now: files, models and trainers may come later."""
     reasons: list[Reason]
     try:
         reasons = list_refusals(chain, context.settings)
@@ -308,7 +310,9 @@ def check_of(chain: ResolvedChain, context: Context) -> FileCheck:
 
 
 def changed_meanwhile(store: ChainStore, newest: StoredChain, if_match: str, wanted: StoredChain) -> Conflict:
-    """Two writers of one chain: what the other one has changed since the edited revision, and what this one changes."""
+    """Return two writers of one chain: what the other one has changed since the edited revision, and what this one
+    changes.
+    """
     why, edited = f"It is at revision {newest.revision} now, stored by {newest.author}.", ETAG.fullmatch(if_match)
     base = newest
     if edited and 1 <= int(edited[1]) < newest.revision:

@@ -87,7 +87,7 @@ def list_data(given: FolderInput, context: Context) -> DataList:
 
 
 def scan(folder: Path, named: str, roots: tuple[Path, ...], settings: Settings) -> Iterator[DataEntry]:
-    """The entries of one folder that a chain may read."""
+    """Yield the entries of one folder that a chain may read."""
     is_relative = bool(named) or folder in (settings.working_folder, settings.tenant_folder(settings.tenant))
     try:
         with os.scandir(folder) as entries:
@@ -105,7 +105,7 @@ def scan(folder: Path, named: str, roots: tuple[Path, ...], settings: Settings) 
 
 
 def scan_uploads(settings: Settings) -> Iterator[DataEntry]:
-    """The files and folders that users of the tenant have uploaded."""
+    """Yield the files and folders that users of the tenant have uploaded."""
     folder = settings.tenant_folder(settings.tenant).resolve() / FOLDER
     if not folder.is_dir():
         return
@@ -146,7 +146,7 @@ def list_model_folders(settings: Settings) -> Iterator[ModelEntry]:
 
 
 def list_cached_models() -> Iterator[ModelEntry]:
-    """The models of the Hub's cache that have weights."""
+    """Yield the models of the Hub's cache that have weights."""
     # Imported here: it takes 0.3 s, and only this list needs it.
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound

@@ -278,7 +278,7 @@ def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]
 def read_first(
     given: PreviewInput, limit: int, folder: Path, settings: Settings
 ) -> tuple[RawRows, Iterator[Row], JsonObject]:
-    """The first rows of the data set: shown, to be read on, and the balance of the reading."""
+    """Return the first rows of the data set: shown, to be read on, and the balance of the reading."""
     wanted: dict[str, object] = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
     wanted |= {"columns": given.columns} if given.columns else {}
     try:
@@ -309,7 +309,7 @@ def read_first(
 
 
 def first_bad_rows(folder: Path, count: int) -> tuple[UnreadableRow, ...]:
-    """The first rows that the reader quarantined."""
+    """Return the first rows that the reader quarantined."""
     with (folder / QUARANTINE_FILE).open("rb") as stream:
         found = [json.loads(line) for line in islice(stream, count)]
     return tuple(
@@ -319,14 +319,14 @@ def first_bad_rows(folder: Path, count: int) -> tuple[UnreadableRow, ...]:
 
 
 def place_of(text: str) -> dict[str, str]:
-    """The field of a data source that a place is for: `hub:org/name`, an address, else a path."""
+    """Return the field of a data source that a place is for: `hub:org/name`, an address, else a path."""
     if text.startswith("hub:"):
         return {"hub": text}
     return {"url": text} if "://" in text else {"path": text}
 
 
 def plain(row: Row) -> JsonObject:
-    """A row without what reading adds to it, its origin excepted."""
+    """Return a row without what reading adds to it, its origin excepted."""
     added = {"doc_id", "split", "pair", "kind"}
     values = {name: getattr(row, name) for name in row.__struct_fields__ if name not in added}
     return {name: spoken(value) for name, value in values.items() if value not in (None, "")}
@@ -342,7 +342,7 @@ def spoken(value: object) -> object:
 
 
 def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
-    """The renderer of a base model, with its own template or the one that is asked for."""
+    """Return the renderer of a base model, with its own template or the one that is asked for."""
     location = resolve_model(name, settings).location
     try:
         tokenizer = load_tokenizer(str(location))
@@ -407,7 +407,7 @@ class Lengths:
         return shown
 
     def render(self, row: Row) -> dict[str, list[Piece]] | None:
-        """The sides of a row; None where the template refuses it."""
+        """Return the sides of a row; None where the template refuses it."""
         self.rows += 1
         try:
             sides = self.sides(row)
@@ -458,7 +458,7 @@ class Lengths:
         )
 
     def sides(self, row: Row) -> dict[str, list[Piece]]:
-        """Name of a side -> its text; a pair has two, a conversation more if turns are learned apart from it."""
+        """Return name of a side -> its text; a pair has two, a conversation more if turns are learned apart from it."""
         from trainyard.data.renderers.rendering import Piece, turn_of  # imports transformers
 
         if isinstance(row, PromptRow):
@@ -494,7 +494,7 @@ class Lengths:
 
 
 def with_prompt(cut: Cut, *names: str) -> dict[str, list[Piece]]:
-    """The answers under their names, each after the prompt."""
+    """Return the answers under their names, each after the prompt."""
     from trainyard.data.renderers.rendering import Piece  # imports transformers
 
     return {name: [Piece(cut.prompt, False), *pieces] for name, pieces in zip(names, cut.examples, strict=True)}
@@ -509,7 +509,7 @@ def draw_bins(tokens: np.ndarray) -> Iterator[LengthBin]:
 
 
 def estimate_rows(text: str, settings: Settings) -> int | None:
-    """Rows of a file of lines, from the mean length of those at its beginning; None for anything else."""
+    """Return rows of a file of lines, from the mean length of those at its beginning; None for anything else."""
     if "path" not in place_of(text):
         return None
     roots = data_roots(settings)
@@ -526,7 +526,7 @@ def estimate_rows(text: str, settings: Settings) -> int | None:
 def estimate_training(
     stage: Stage | None, name: str, rows: int | None, lengths: Lengths, settings: Settings
 ) -> TimeEstimate:
-    """Tokens and seconds of one training by default settings, as a plan estimates them."""
+    """Return tokens and seconds of one training by default settings, as a plan estimates them."""
     sequences = stage.facts.sequences_with_graph if stage else 1
     mean = max(1.0, lengths.mean * sequences)
     if not lengths.tokens:

@@ -92,7 +92,7 @@ def upload_file(request: UploadInput, context: Context) -> UploadedFile:
 
 
 def require_name(name: str, field: str) -> str:
-    """The name of a file or a folder in its usual Unicode form. Raises `InvalidInput` (`E-NAME`), `Refused`."""
+    """Return the name of a file or a folder in its usual Unicode form. Raises `InvalidInput` (`E-NAME`), `Refused`."""
     name = unicodedata.normalize("NFC", name)
     if "/" in name or "\\" in name:
         raise refuse_path(name, [Path(FOLDER)], field, "is a path, not the name of one file")
@@ -143,7 +143,7 @@ def opened(request: UploadInput) -> Iterator[BinaryIO]:
 
 
 def digest_of(source: BinaryIO, most: int) -> tuple[str, int]:
-    """The SHA-256 and the length of a file. Raises `LimitExceeded` (`E-BODY-LENGTH`)."""
+    """Return the SHA-256 and the length of a file. Raises `LimitExceeded` (`E-BODY-LENGTH`)."""
     digest, size = hashlib.sha256(), 0
     source.seek(0)
     while block := source.read(BLOCK_BYTES):
@@ -159,7 +159,7 @@ def digest_of(source: BinaryIO, most: int) -> tuple[str, int]:
 
 
 def upload_folder(settings: Settings, inner: str = "") -> Path:
-    """The folder of a tenant's uploads, or one in it; made if it is not there. No link leads out of it.
+    """Return the folder of a tenant's uploads, or one in it; made if it is not there. No link leads out of it.
 
     Raises `Refused` (`R-PATH-ROOT`), and `InvalidInput` (`E-NAME`) where a file has the name.
     """
@@ -185,7 +185,7 @@ def resolve_free(folder: Path, name: str, field: str) -> None:
 
 
 def candidates(folder: Path, name: str, digest: str) -> Iterator[Path]:
-    """The name itself, then with more and more of the digest before its extension. Raises `Refused`."""
+    """Yield the name itself, then with more and more of the digest before its extension. Raises `Refused`."""
     stem, dot, suffix = name.partition(".")
     for end in ("", *(f"-{digest[:count]}" for count in DIGEST_CHARS)):
         resolve_free(folder, f"{stem}{end}{dot}{suffix}", "name")
@@ -193,7 +193,7 @@ def candidates(folder: Path, name: str, digest: str) -> Iterator[Path]:
 
 
 def is_same(path: Path, digest: str, size: int) -> bool:
-    """Whether a regular file has this content."""
+    """Return whether a regular file has this content."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size != size:
         return False
     with path.open("rb") as file:
@@ -240,7 +240,9 @@ def describe(path: Path, settings: Settings, digest: str, size: int, *, is_new: 
 
 
 def name_for_chains(path: Path, settings: Settings) -> str:
-    """The path as a chain names it: relative to the tenant's folder, unless another root has the same name first."""
+    """Return the path as a chain names it: relative to the tenant's folder, unless another root has the same name
+    first.
+    """
     relative = path.relative_to(settings.tenant_folder(settings.tenant).resolve())
     try:
         return str(relative) if resolve_inside(relative, data_roots(settings)) == path.resolve() else str(path)
@@ -278,7 +280,7 @@ def delete_upload(request: UploadNameInput, context: Context) -> DeletedUpload:
 
 
 def walk(path: Path) -> Iterator[Path]:
-    """The files of an upload; links are not followed."""
+    """Yield the files of an upload; links are not followed."""
     if path.is_symlink() or not path.is_dir():
         yield path
         return
@@ -291,14 +293,14 @@ def bytes_of(path: Path) -> int:
 
 
 def list_unfinished(folder: Path) -> Iterator[Path]:
-    """The hidden files and folders that killed uploads and deletions have left in a folder of uploads."""
+    """Yield the hidden files and folders that killed uploads and deletions have left in a folder of uploads."""
     for path in sorted(hidden_entries(folder)):
         if UNFINISHED.fullmatch(path.name) and is_abandoned(path):
             yield path
 
 
 def hidden_entries(folder: Path) -> Iterator[Path]:
-    """The hidden entries of a folder of uploads and of the folders in it; links are not followed."""
+    """Yield the hidden entries of a folder of uploads and of the folders in it; links are not followed."""
     with suppress(FileNotFoundError, PermissionError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():

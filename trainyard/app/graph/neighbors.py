@@ -70,7 +70,7 @@ class Neighbors(Response):
 
 
 def list_entities(given: EntitiesInput, context: Context) -> EntityList:
-    """A page of entities by name. Raises `InvalidInput` (`E-PARAMETER`), and what the graph raises."""
+    """Return a page of entities by name. Raises `InvalidInput` (`E-PARAMETER`), and what the graph raises."""
     tenant = own_tenant(given.tenant, context)
     if given.kind and given.kind not in ENTITY_KINDS:
         raise InvalidInput(
@@ -92,7 +92,9 @@ def list_entities(given: EntitiesInput, context: Context) -> EntityList:
 
 
 def show_neighbors(given: NeighborsInput, context: Context) -> Neighbors:
-    """An entity with its relations and documents. Raises `NotFound` (`E-NOT-FOUND`), and what the graph raises."""
+    """Return an entity with its relations and documents. Raises `NotFound` (`E-NOT-FOUND`), and what the graph
+    raises.
+    """
     tenant = own_tenant(given.tenant, context)
     if tenant is None or nothing_written(given.graph, context):
         raise no_entity(given.key)
@@ -124,7 +126,7 @@ def show_neighbors(given: NeighborsInput, context: Context) -> Neighbors:
 
 
 def nothing_written(address: str, context: Context) -> bool:
-    """Whether this home has no graph: looking for something does not make one."""
+    """Return whether this home has no graph: looking for something does not make one."""
     return not address and not graph_file(context.settings).exists()
 
 
@@ -133,7 +135,7 @@ def relations_of(rows: Iterable[Mapping[str, object]], direction: Literal["out",
 
 
 def entity_of(row: JsonMapping, name: str) -> GraphEntity:
-    """The entity that a row has under the name of a variable."""
+    """Return the entity that a row has under the name of a variable."""
     values = {key: row[f"{name}_{key}"] for key in ("key", "tenant", "kind", "name")}
     return GraphEntity(**values, attributes=orjson.loads(row[f"{name}_attributes"] or "{}"))
 

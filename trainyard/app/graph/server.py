@@ -105,7 +105,7 @@ class GraphServer:
 
 
 def fields(body: bytes, name: str, kind: type, default: Any = None) -> Any:
-    """One field of a JSON object, or the default for none. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
+    """Return one field of a JSON object, or the default for none. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -125,7 +125,9 @@ def bad_body(why: str) -> InvalidInput:
 
 
 async def body_of(request: Request) -> bytes:
-    """A JSON body, at most 64 MiB; a form, which any web page can send to loopback, is refused by its content type."""
+    """Return a JSON body, at most 64 MiB; a form, which any web page can send to loopback, is refused by its content
+    type.
+    """
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         raise bad_body("it is not sent as application/json")
     body = bytearray()
@@ -155,7 +157,7 @@ def refusal(_request: Request, error: Exception) -> Response:
 
 
 def listening(host: str, port: int, token: str | None) -> socket.socket:
-    """A bound socket. Raises `InvalidInput` (`E-AUTH`) or `LimitExceeded` (`E-PORT`)."""
+    """Return a bound socket. Raises `InvalidInput` (`E-AUTH`) or `LimitExceeded` (`E-PORT`)."""
     return bind_guarded(host, port, token, "Off loopback anybody could read and write the graph.")
 
 

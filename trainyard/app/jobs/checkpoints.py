@@ -64,7 +64,7 @@ class VerifiedCheckpoints(Response):
 
 
 def list_checkpoints(given: requests.CheckpointsInput, context: Context) -> CheckpointList:
-    """The checkpoints that are there now."""
+    """Return the checkpoints that are there now."""
     row, _ = find_job(given.job, context)
     described = (describe_checkpoint(node, path, step) for node, path, step in folders_of(row, given.node))
     return CheckpointList(id=row["id"], checkpoints=tuple(one for one in described if one is not None))
@@ -101,13 +101,15 @@ def folders_of(row: Row, node: str | None) -> Iterator[tuple[str, Path, int]]:
 
 
 def checkpoints_below(work: Path) -> list[tuple[Path, int]]:
-    """The checkpoints of a training, the newest first: in its work folder, and those of its mirror that it has not."""
+    """Return the checkpoints of a training, the newest first: in its work folder, and those of its mirror that it has
+    not.
+    """
     found = {step: path for root in checkpoint_roots(work) for path, step in checkpoints(root)}
     return [(found[step], step) for step in sorted(found, reverse=True)]
 
 
 def checkpoint_roots(work: Path) -> Iterator[Path]:
-    """The folders that may contain checkpoints of a training; the last one with a step is the one that counts."""
+    """Yield the folders that may contain checkpoints of a training; the last one with a step is the one that counts."""
     with suppress(OSError, ValueError):  # no job was written, or one of another release
         job = TrainingJob.model_validate_json((work / SPEC_FILE).read_bytes())
         if (mirror := mirror_folder(job)) is not None:
@@ -117,7 +119,7 @@ def checkpoint_roots(work: Path) -> Iterator[Path]:
 
 
 def describe_checkpoint(node: str, path: Path, step: int) -> Checkpoint | None:
-    """What a manifest says about its checkpoint; None if the checkpoint was removed meanwhile."""
+    """Return what a manifest says about its checkpoint; None if the checkpoint was removed meanwhile."""
     files: dict[str, JsonObject] = {}
     created, sha256 = None, ""
     try:

@@ -73,7 +73,7 @@ def compare_settings(words: tuple[str, ...], context: Context) -> Comparison:
 
 
 def resolved_settings(row: Row, context: Context) -> Nodes:
-    """The settings of each node as the run has recorded them; of one that has not begun as it would begin here.
+    """Return the settings of each node as the run has recorded them; of one that has not begun as it would begin here.
 
     Raises `InvalidInput` (`E-PARAMETER`) for one that this version cannot resolve, and `Corrupt` (`E-CORRUPT`).
     """

@@ -97,7 +97,7 @@ class Job(JobLabels):
     """What it waits for now: who has the device, since when, and its place in the queue."""
 
     def _repr_svg_(self) -> str | None:
-        """The loss as it is when a notebook shows it; None where the run is on another machine."""
+        """Return the loss as it is when a notebook shows it; None where the run is on another machine."""
         from trainyard.app.training_logs import run_svg  # draws curves; only notebooks need it
 
         found: str | None = run_svg(self.run_id)
@@ -195,7 +195,7 @@ def create_job(given: requests.CreateInput, context: Context) -> RunResult:
 
 
 def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
-    """A page of jobs, the newest first. Raises `InvalidInput` (`E-PARAMETER`) for a cursor that is none."""
+    """Return a page of jobs, the newest first. Raises `InvalidInput` (`E-PARAMETER`) for a cursor that is none."""
     tenant = context.caller.tenant
     if tenant and given.tenant not in (None, tenant):
         return JobList(jobs=())  # another tenant's jobs are not there
@@ -207,7 +207,7 @@ def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
 
 
 def show_job(given: requests.JobInput, context: Context) -> JobDetail:
-    """One job with its trainers, its nodes and what it was started with."""
+    """Return one job with its trainers, its nodes and what it was started with."""
     row, as_of = find_job(given.job, context)
     result = read_result(context.settings.runs / row["run_id"])
     trainings = tuple(
@@ -223,7 +223,7 @@ def show_job(given: requests.JobInput, context: Context) -> JobDetail:
 
 
 def list_next(row: JsonObject, result: RunResult | None, context: Context) -> tuple[str, ...]:
-    """The commands for what comes after a job, in the state that it has now."""
+    """Return the commands for what comes after a job, in the state that it has now."""
     now = {name: row[name] for name in ("id", "run_id", "name", "state")}
     nodes = {"nodes": result.nodes, "chain": result.chain} if result else {}
     folder = context.settings.runs / row["run_id"]
@@ -266,7 +266,7 @@ def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
 
 
 def curve_of(work: TrainingLogs, given: requests.MetricsInput, settings: Settings) -> TrainingCurve:
-    """One trainer's curve from its store, which has read every step that is there by now."""
+    """Return one trainer's curve from its store, which has read every step that is there by now."""
     found = read_new_steps(work, curves_folder(settings)).read(given.max_points, given.since_step, given.until_step)
     return TrainingCurve(node=work.node, **{field.name: getattr(found, field.name) for field in fields(found)})
 
@@ -338,7 +338,7 @@ def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause",
 
 
 def job_of(row: Mapping[str, object]) -> Job:
-    """The row of a job, with the part of its files, as lists show it."""
+    """Return the row of a job, with the part of its files, as lists show it."""
     return Job.model_validate(row, extra="ignore")
 
 

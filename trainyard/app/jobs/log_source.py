@@ -71,7 +71,7 @@ class OwnServer:
         return require_single([row_of_log(run) for run in rows], name)
 
     def candidates(self, word: str) -> Iterator[JsonObject]:
-        """The runs that a user may mean by a word."""
+        """Yield the runs that a user may mean by a word."""
         if RUN_ID.fullmatch(word.lower()):
             yield from self.pages("flow_runs", {"id": {"any_": [word.lower()]}})
             return
@@ -86,7 +86,7 @@ class OwnServer:
         return [line_of(log) for log in self.pages("logs", wanted, sort="TIMESTAMP_ASC", offset=offset)]
 
     def pages(self, kind: str, wanted: JsonMapping, *, sort: str = "", offset: int = 0) -> Iterator[Any]:
-        """Every row of a query from the `offset`-th on."""
+        """Yield every row of a query from the `offset`-th on."""
         encrypted = not self.url.startswith("http://")
         headers = auth_header(read_auth(self.settings))
         order = {"sort": sort} if sort else {}
@@ -107,7 +107,7 @@ class OwnServer:
 
 
 def row_of_log(run: JsonMapping) -> dict[str, object]:
-    """What following a log needs of a run."""
+    """Return what following a log needs of a run."""
     state = WORDS.get(str(run.get("state_type")), JobState.PENDING)
     busy = state in (JobState.RUNNING, JobState.PAUSED)
     process = live_process(run.get("labels") or {}, run.get("infrastructure_pid")) if busy else None
@@ -123,7 +123,7 @@ def is_upcoming(run: JsonMapping) -> bool:
 
 
 def live_process(labels: JsonMapping, pid: object) -> psutil.Process | None:
-    """The live process of a run of this machine; a pid that belongs to something else by now does not count."""
+    """Return the live process of a run of this machine; a pid that belongs to something else by now does not count."""
     worker = str(labels.get(WORKER_LABEL, ""))
     if worker and not worker.startswith(socket.gethostname()):
         return None

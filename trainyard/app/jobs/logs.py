@@ -69,7 +69,7 @@ def gone(row: Mapping[str, object]) -> bool:
 
 
 def read_part(given: LogsInput, context: Context) -> JobLog:
-    """A part of one log: whole lines, with every character as it was written, except for secrets.
+    """Return a part of one log: whole lines, with every character as it was written, except for secrets.
 
     From `offset` on; or before `before`, or with `tail` at its end, so that a large log is read from its end.
     Raises `NotFound` (`E-NOT-FOUND`) for a trainer that the job does not have.
@@ -99,7 +99,7 @@ def read_part(given: LogsInput, context: Context) -> JobLog:
 
 
 def read_end(job: str, source: str, path: Path, given: LogsInput, *, has_ended: bool) -> JobLog:
-    """The last lines before an offset, by default before the end of the file.
+    """Return the last lines before an offset, by default before the end of the file.
 
     A last line without its end is a line once nobody writes it any more.
     """
@@ -119,7 +119,7 @@ def part_of(job: str, source: str, read: Sequence[LineSpan], place: int, *, rest
 
 
 def redacted(part: JobLog, known: Sequence[str], path: Path) -> JobLog:
-    """A part of a log without the secrets that a training or a library has printed."""
+    """Return a part of a log without the secrets that a training or a library has printed."""
     if not part.lines:
         return part
     (first,) = part.first_offset.values()
@@ -134,7 +134,7 @@ def redact_lines_of(lines: Iterable[LogLine], known: Sequence[str], before: str 
 
 
 def read_run_log(row: JsonObject, given: LogsInput, runs: RunsClient, known: Sequence[str]) -> JobLog:
-    """A part of the run's own log, which counts lines."""
+    """Return a part of the run's own log, which counts lines."""
     end = given.before
     if given.tail is not None:
         every = runs.read_log(row["run_id"], 0, end)
@@ -190,7 +190,9 @@ class LogReader:
         return redact_lines_of(self.last_lines(), self.known)
 
     def new_lines(self) -> Iterator[LogLine]:
-        """The run's new lines, then each trainer's: its output, which carries no time to sort it by, and its steps."""
+        """Yield the run's new lines, then each trainer's: its output, which carries no time to sort it by, and its
+        steps.
+        """
         for line in self.source.read_log(self.run_id, self.num_read):
             self.num_read += 1
             yield LogLine(source="run", **line)

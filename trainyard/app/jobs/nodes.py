@@ -87,7 +87,7 @@ class NodeDetail(RunNode):
 
 
 def list_nodes(given: requests.JobInput, context: Context) -> RunNodes:
-    """Every node of a run and its state. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
+    """Return every node of a run and its state. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
     row, _ = find_job(given.job, context)
     folder = context.settings.runs / row["run_id"]
     chain = read_chain(folder)
@@ -122,7 +122,7 @@ def read_inputs(
 
 
 def show_node(given: requests.NodeInput, context: Context) -> NodeDetail:
-    """One node with its config, its lines and what it left. Raises `NotFound` (`E-NOT-FOUND`)."""
+    """Return one node with its config, its lines and what it left. Raises `NotFound` (`E-NOT-FOUND`)."""
     row, _ = find_job(given.job, context)
     folder = context.settings.runs / row["run_id"]
     chain = read_chain(folder)
@@ -155,7 +155,7 @@ def follow_events(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def ends_of(folder: Path, row: Mapping[str, object]) -> dict[str, NodeResult]:
-    """How the nodes ended, if the run has ended and was not continued since."""
+    """Return how the nodes ended, if the run has ended and was not continued since."""
     result = read_result(folder) if row["state"] in ENDED else None
     return {one.id: one for one in result.nodes} if result else {}
 
@@ -205,7 +205,7 @@ def seconds_of(events: Sequence[Event]) -> float:
 
 
 def outputs_of(store: ArtifactStore, key: str) -> dict[Port, Reference]:
-    """What a finished result contains, as its manifest says; nothing if it was removed since."""
+    """Return what a finished result contains, as its manifest says; nothing if it was removed since."""
     manifest = store.folder(key) / MANIFEST
     if not manifest.is_file():
         return {}
@@ -220,7 +220,7 @@ def lines_of(events: Iterable[Event], context: Context) -> tuple[NodeLine, ...]:
 
 
 def line_of(event: Event) -> NodeLine:
-    """An event as a line of a log."""
+    """Return an event as a line of a log."""
     kind = event["event"]
     text = str(event.get("text") or event.get("message") or "")
     words = text if kind in ("note", "warning", "progress") and text else f"{kind}: {text}" if text else kind

@@ -112,7 +112,7 @@ class Provenance(Response):
 
 
 def show_provenance(given: requests.JobInput, context: Context) -> Provenance:
-    """What the run has recorded so far; nothing before it has begun.
+    """Return what the run has recorded so far; nothing before it has begun.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`), and `Corrupt` (`E-CORRUPT`) for a record that cannot be read.
     """
@@ -136,7 +136,7 @@ def show_provenance(given: requests.JobInput, context: Context) -> Provenance:
 def trainings_from(
     kept: Sequence[FoundArtifact], works: Sequence[TrainingLogs], context: Context
 ) -> Iterator[TrainingOrigin]:
-    """Each trainer that has begun or has left a result."""
+    """Yield each trainer that has begun or has left a result."""
     store, begun = finding.open_store(context), {work.node: work for work in works}
     results = {one.node: one for one in kept if one.output and (one.folder(store) / TRAINING_FILE).is_file()}
     every = AdapterRegistry(context.settings.adapters).list(context.caller.tenant or None)
@@ -148,7 +148,7 @@ def trainings_from(
 
 
 def plain(given: JsonMapping) -> JsonObject:
-    """The fields that are known."""
+    """Return the fields that are known."""
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -163,7 +163,7 @@ def result_of(one: FoundArtifact, run: RunFolder) -> KeptResult:
 
 
 def read_record(one: FoundArtifact, store: Any) -> dict[str, object]:
-    """The `training.json` of a result. Raises `Corrupt` (`E-CORRUPT`) for one that is not a JSON object."""
+    """Return the `training.json` of a result. Raises `Corrupt` (`E-CORRUPT`) for one that is not a JSON object."""
     path = one.folder(store) / TRAINING_FILE
     try:
         value = orjson.loads(path.read_bytes())
@@ -175,7 +175,7 @@ def read_record(one: FoundArtifact, store: Any) -> dict[str, object]:
 
 
 def origin_of(node: str, record: JsonMapping, work: TrainingLogs | None, registered: tuple[str, ...]) -> TrainingOrigin:
-    """A trainer by its record; before its end by the ledger in its events."""
+    """Return a trainer by its record; before its end by the ledger in its events."""
     data = record.get("data") or (read_ledger(work) if work else {})
     hyper = record.get("hyperparameters") or {}
     return TrainingOrigin(
@@ -203,7 +203,7 @@ def counts_of(given: Any) -> Counts:
 
 
 def read_ledger(work: TrainingLogs) -> dict[str, object]:
-    """The newest ledger that a training has reported."""
+    """Return the newest ledger that a training has reported."""
     newest: dict[str, object] = {}
     for event in select_since(read_lines_with(LEDGER, work.folder / EVENTS_FILE), work.since):
         if event["event"] == "ledger":

@@ -39,7 +39,7 @@ class TimeLeft(Response):
 
 
 def time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
-    """One entry for each training of a running or waiting job, in the chain's order; none of a sweep's trials.
+    """Return one entry for each training of a running or waiting job, in the chain's order; none of a sweep's trials.
 
     Before the run has begun there is none either.
     """
@@ -58,7 +58,9 @@ def time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
 
 
 def by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
-    """What is left at the pace of the newest steps; None before the second step, or where no one says how many."""
+    """Return what is left at the pace of the newest steps; None before the second step, or where no one says how
+    many.
+    """
     store = read_new_steps(work, curves_folder(settings))
     total, pace = store.progress().total_steps, store.pace()
     if total is None or pace is None:
@@ -70,7 +72,7 @@ def by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
 
 
 def by_estimate(node: str, seconds: float | None, work: TrainingLogs | None) -> TimeLeft:
-    """What is left of an estimate, since the training was started."""
+    """Return what is left of an estimate, since the training was started."""
     if seconds is None:
         return TimeLeft(node=node)
     worked = 0.0 if work is None else max(0.0, time.time() - work.since)

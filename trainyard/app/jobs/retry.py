@@ -35,7 +35,7 @@ def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
 
 
 def asked_by(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObject, JsonObject]:
-    """The target and the parameters that a job was started with."""
+    """Return the target and the parameters that a job was started with."""
     given = row["parameters"]
     if "job" in given:
         return JOB, given["job"]

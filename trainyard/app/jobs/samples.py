@@ -42,7 +42,7 @@ class JobSamples(Response):
 
 
 def show_samples(given: requests.SamplesInput, context: Context) -> JobSamples:
-    """The answers of the newest evaluations, or of one step."""
+    """Return the answers of the newest evaluations, or of one step."""
     row, _ = find_job(given.job, context)
     rounds = [one for work in trainings_of(row) if given.node in (None, work.node) for one in read_rounds(work)]
     rounds.sort(key=lambda one: one.step)
@@ -52,7 +52,9 @@ def show_samples(given: requests.SamplesInput, context: Context) -> JobSamples:
 
 
 def read_rounds(work: TrainingLogs) -> Iterator[SampleRound]:
-    """A trainer's answers by step. A restart forgets those beyond its checkpoint; the later word on a step counts."""
+    """Yield a trainer's answers by step. A restart forgets those beyond its checkpoint; the later word on a step
+    counts.
+    """
     rounds: dict[int, SampleRound] = {}
     for event in select_since(read_lines_with(WORDS, work.folder / EVENTS_FILE), work.since):
         if event["event"] == "begin":
@@ -72,7 +74,7 @@ def round_of(node: str, step: int, event: Mapping[str, object]) -> SampleRound:
 
 
 def read_lines_with(words: tuple[bytes, ...], path: Path) -> Iterator[dict[str, object]]:
-    """The events of a file whose lines contain one of these words; the others are not parsed."""
+    """Yield the events of a file whose lines contain one of these words; the others are not parsed."""
     if not path.is_file():
         return
     with path.open("rb") as lines:

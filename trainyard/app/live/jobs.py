@@ -47,7 +47,7 @@ def with_labels(row: Row, settings: Settings) -> Row:
 
 
 def select_page(query: JobQuery, context: Context) -> FoundJobs:
-    """A page of the jobs of a query. Raises `Unavailable` if neither Prefect nor the index can say."""
+    """Return a page of the jobs of a query. Raises `Unavailable` if neither Prefect nor the index can say."""
     settings, index = context.settings, open_index(context.settings)
     now, fresh = time.time(), index.freshness()
     if fresh.is_kept(now):

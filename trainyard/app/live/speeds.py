@@ -35,7 +35,7 @@ class TrainingSpeed:
 
 
 def read_speeds(index: JobIndex) -> Iterator[TrainingSpeed]:
-    """The trainer that each running job has started last."""
+    """Yield the trainer that each running job has started last."""
     for row in index.select(JobQuery(state=JobState.RUNNING, limit=MOST_RUNNING)).rows:
         if row.get("trainings"):
             folder = Path(row["trainings"][-1]["folder"])
@@ -43,7 +43,7 @@ def read_speeds(index: JobIndex) -> Iterator[TrainingSpeed]:
 
 
 def speed_of(row: Row, events: Iterable[Event]) -> TrainingSpeed:
-    """What some events say, the oldest first."""
+    """Return what some events say, the oldest first."""
     first: tuple[float, float] | None = None
     last: tuple[float, float] | None = None
     tokens_per_s: float | None = None
@@ -65,7 +65,7 @@ def speed_of(row: Row, events: Iterable[Event]) -> TrainingSpeed:
 
 
 def mean_step_s(first: tuple[float, float] | None, last: tuple[float, float] | None) -> float | None:
-    """Seconds of a step between two of them, (step, time) each."""
+    """Return seconds of a step between two of them, (step, time) each."""
     if first is None or last is None or last[0] <= first[0]:
         return None
     return max(0.0, (last[1] - first[1]) / (last[0] - first[0]))

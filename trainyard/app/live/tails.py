@@ -68,7 +68,9 @@ class FileTail:
             listener.set()
 
     def after(self, place: LogPlace) -> tuple[list[LineSpan], LogPlace]:
-        """The lines from a place on, at most a block, and the place after them; of a replaced or cut file from 0."""
+        """Return the lines from a place on, at most a block, and the place after them; of a replaced or cut file from
+        0.
+        """
         if not self.inode:
             return [], place
         if place.offset > self.size:
@@ -120,5 +122,5 @@ HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, TailHub] = WeakKeyDictionary(
 
 
 def hub() -> TailHub:
-    """The hub of the running event loop."""
+    """Return the hub of the running event loop."""
     return HUBS.setdefault(asyncio.get_running_loop(), TailHub())

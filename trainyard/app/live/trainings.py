@@ -19,7 +19,7 @@ SHOWN = ("node", "step", "total_steps", "loss")
 
 
 def with_files(row: Row, settings: Settings) -> Row:
-    """The row of a job with the facts of its resolved chain and the progress of its trainers."""
+    """Return the row of a job with the facts of its resolved chain and the progress of its trainers."""
     folder = settings.runs / row["run_id"]
     trainings = [describe(work, curves_folder(settings)) for work in training_logs_of(folder)]
     progress = {name: trainings[-1][name] for name in SHOWN} if trainings else {}
@@ -27,19 +27,19 @@ def with_files(row: Row, settings: Settings) -> Row:
 
 
 def with_chain_facts(row: Row, folder: Path) -> Row:
-    """The row with the words of its resolved chain, which has every default. Whose it is, its tags say."""
+    """Return the row with the words of its resolved chain, which has every default. Whose it is, its tags say."""
     facts = read_chain_facts(folder)
     return row if facts is None else {**row, **{name: facts[name] for name in WORDS}}
 
 
 def describe(work: TrainingLogs, curves: Path) -> JsonObject:
-    """One trainer of a row: its node, its work folder, since when it counts, and how far it is."""
+    """Return one trainer of a row: its node, its work folder, since when it counts, and how far it is."""
     progress = read_new_steps(work, curves).progress()
     return {"node": work.node, "folder": str(work.folder), "since": work.since, **progress.model_dump()}
 
 
 def trainings_of(row: Row) -> list[TrainingLogs]:
-    """The trainers of a row that has its files' part."""
+    """Return the trainers of a row that has its files' part."""
     return [TrainingLogs(one["node"], Path(one["folder"]), one["since"]) for one in row["trainings"]]
 
 
@@ -48,7 +48,7 @@ def curves_folder(settings: Settings) -> Path:
 
 
 def read_new_steps(work: TrainingLogs, folder: Path) -> CurveStore:
-    """The curve of a trainer with every step that it has written by now; only what is new is read."""
+    """Return the curve of a trainer with every step that it has written by now; only what is new is read."""
     store, path = open_curve(curve_path(folder, work.folder, work.since)), work.folder / EVENTS_FILE
     while path.is_file():
         before, there = store.position(), path.stat()

@@ -41,7 +41,7 @@ class WorkerWatch:
         self.thread: Thread | None = None
 
     def state(self) -> WorkerState:
-        """What was found last; waits a quarter of a second for a look where that is old."""
+        """Return what was found last; waits a quarter of a second for a look where that is old."""
         if self.age() > FRESH_S:
             self.begin_look().join(WAIT_S)
         return self.found if self.age() <= KNOWN_S else WorkerState.UNKNOWN
@@ -63,7 +63,7 @@ class WorkerWatch:
 
 
 def find_worker(settings: Settings) -> WorkerState:
-    """Whether a worker takes runs: this home's by its process, any other by its heartbeat."""
+    """Return whether a worker takes runs: this home's by its process, any other by its heartbeat."""
     url = api_url(settings)
     workers = None if url is None else read_workers(settings, url)
     if workers is None:
@@ -76,7 +76,7 @@ def find_worker(settings: Settings) -> WorkerState:
 
 
 def read_workers(settings: Settings, url: str) -> list[dict[str, object]] | None:
-    """The workers of the pool; None where the server does not answer, or refuses the credentials."""
+    """Return the workers of the pool; None where the server does not answer, or refuses the credentials."""
     auth = read_auth(settings) if is_own(settings, url) else os.environ.get(CLIENT_VARIABLE)
     address, is_plain = f"{url}/work_pools/{settings.work_pool}/workers/filter", url.startswith("http://")
     try:

@@ -72,7 +72,7 @@ class MethodDecision(Strict):
         return self.rungs[-1].method
 
     def lines(self) -> list[str]:
-        """The decision for people: what was chosen, and each rung down to it."""
+        """Return the decision for people: what was chosen, and each rung down to it."""
         chosen = f"method auto is {self.rungs[-1].line().partition(':')[0]} here"
         where = f"{self.memory_bytes / GIB:.2f} GiB of {self.device} ({self.memory_from})"
         return [
@@ -164,7 +164,7 @@ def build_decision(
 def resolve_candidate(
     spec: ChainSpec, at: int, candidate: TrainerConfig, default: str, facts: RunFacts
 ) -> tuple[str, TrainerConfig]:
-    """The trainer's id and its complete config. Raises `Refused` where the chain or this machine refuses it."""
+    """Return the trainer's id and its complete config. Raises `Refused` where the chain or this machine refuses it."""
     tried = with_method(spec, at, candidate)
     for other in auto_trainers(tried):  # a later one, which is chosen after this one
         config = tried.nodes[other].config
@@ -179,7 +179,7 @@ def resolve_candidate(
 
 
 def choose_provisional_method(spec: ChainSpec, at: int, config: TrainerConfig, default: str) -> Method:
-    """A method for a trainer that is not decided yet: one that nothing refuses, if there is one."""
+    """Return a method for a trainer that is not decided yet: one that nothing refuses, if there is one."""
     for method in (Method.LORA, Method.FULL):
         tried = with_method(spec, at, on_method(config, method))
         if auto_trainers(tried):
@@ -193,7 +193,9 @@ def choose_provisional_method(spec: ChainSpec, at: int, config: TrainerConfig, d
 
 
 def find_budget(config: TrainerConfig, node: str) -> Budget:
-    """The memory to choose for: as asked for, or of the device. Raises `Refused` (`R-DEVICE`) where it is not known."""
+    """Return the memory to choose for: as asked for, or of the device. Raises `Refused` (`R-DEVICE`) where it is not
+    known.
+    """
     here = devices_here()
     device = here[0] if config.device is Device.AUTO else config.device
     asked = config.method.memory_gb if isinstance(config.method, AutoSettings) else None
@@ -208,7 +210,7 @@ def find_budget(config: TrainerConfig, node: str) -> Budget:
 
 
 def require_base_shape(config: TrainerConfig, node: str, settings: Settings) -> ModelShape:
-    """The sizes of the base model. Raises `Refused` where they are not known, or it cannot be loaded."""
+    """Return the sizes of the base model. Raises `Refused` where they are not known, or it cannot be loaded."""
     name = config.base_model or settings.default_base_model
     try:
         folder = resolve_model(name, settings).path
@@ -224,7 +226,7 @@ def require_base_shape(config: TrainerConfig, node: str, settings: Settings) -> 
 
 
 def check_memory(shape: ModelShape, config: TrainerConfig, budget: Budget, settings: Settings, knobs: str) -> Rung:
-    """Whether a way of training fits, by its estimate and by what was measured."""
+    """Return whether a way of training fits, by its estimate and by what was measured."""
     method, needs = config.method.type, needed(memory_of(shape, config, budget.device))
     missing = needs - budget.memory_bytes
     if missing > 0:
@@ -266,7 +268,7 @@ def describe_misfit(node: str, budget: Budget, rungs: list[Rung]) -> Reason:
 
 
 def take_recorded(spec: ChainSpec, recorded: ResolvedChain | None) -> ChainSpec:
-    """The chain with what an earlier start of the same run has chosen."""
+    """Return the chain with what an earlier start of the same run has chosen."""
     for at in auto_trainers(spec) if recorded is not None and len(recorded.nodes) == len(spec.nodes) else ():
         config = recorded.nodes[at].config  # type: ignore[union-attr]
         if isinstance(config, TrainerConfig):

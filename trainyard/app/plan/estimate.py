@@ -52,7 +52,7 @@ class StoredResult(BaseModel):
 
 
 def find_results(chain: ResolvedChain, settings: Settings) -> dict[str, StoredResult]:
-    """Which results are finished: a key is known as soon as all inputs are."""
+    """Return which results are finished: a key is known as soon as all inputs are."""
     looks: dict[str, StoredResult] = {}
     for node_id in chain.order:
         node = chain.node(node_id)
@@ -73,7 +73,7 @@ def find_result(node: ResolvedNode, inputs: dict[Port, list[Reference]], setting
 
 
 def list_inputs(node: ResolvedNode, made: Mapping[str, Mapping[Port, Reference]]) -> dict[Port, list[Reference]]:
-    """The node's inputs out of what the nodes before it have made."""
+    """Return the node's inputs out of what the nodes before it have made."""
     return {
         port: [made[one.node_id][one.port] for one in sources if one.port in made[one.node_id]]
         for port, sources in node.inputs.items()
@@ -81,7 +81,7 @@ def list_inputs(node: ResolvedNode, made: Mapping[str, Mapping[Port, Reference]]
 
 
 def add_problem(estimated: Estimate, problems: Mapping[str, str]) -> Estimate:
-    """The estimate, with why it was not measured."""
+    """Return the estimate, with why it was not measured."""
     problem = problems.get(estimated.node)
     return estimated.model_copy(update={"basis": (*estimated.basis, problem)}) if problem else estimated
 
@@ -137,7 +137,7 @@ def count_tokens(found: FinishedNodes) -> dict[str, float]:
 
 
 def estimate_queue_s(settings: Settings) -> float | None:
-    """Seconds until the first device is free: 0 where one is, None where its training does not say."""
+    """Return seconds until the first device is free: 0 where one is, None where its training does not say."""
     waits: list[float | None] = []
     for device in device_numbers():
         user = holder(slot_lock(settings, device))
@@ -149,7 +149,7 @@ def estimate_queue_s(settings: Settings) -> float | None:
 
 
 def estimate_left_s(run: str, settings: Settings) -> float | None:
-    """Seconds to the last step of the training that a run, or a job without a server, does now."""
+    """Return seconds to the last step of the training that a run, or a job without a server, does now."""
     left, reported = None, 0.0
     for path in list_event_files(run, settings):
         pace = TrainingPace()
@@ -163,7 +163,7 @@ def estimate_left_s(run: str, settings: Settings) -> float | None:
 
 
 def list_event_files(run: str, settings: Settings) -> list[Path]:
-    """The events of the newest training of a run, or of a job."""
+    """Return the events of the newest training of a run, or of a job."""
     if not run:
         return []
     from trainyard.app.training_logs import training_logs_of  # imports readers of tables; free devices need none

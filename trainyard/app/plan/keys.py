@@ -66,7 +66,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 
 
 def content_key(node: ResolvedNode, inputs: Mapping[Port, Sequence[Reference]], settings: Settings, run_id: str) -> str:
-    """The key of a node's result. Raises what a missing file or model raises, before any work."""
+    """Return the key of a node's result. Raises what a missing file or model raises, before any work."""
     digests = {f"{port.value}/{n}": r.sha256 for port, given in inputs.items() for n, r in enumerate(given)}
     config = node.config.model_dump(mode="json")
     digests |= {one.name: one.digest() for one in dependencies(node, settings, run_id)}
@@ -100,7 +100,9 @@ class Dependency(NamedTuple):
 
 
 def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterator[Dependency]:
-    """What a node reads in addition to its inputs; `trainyard check` asks the same digests before anything starts."""
+    """Yield what a node reads in addition to its inputs; `trainyard check` asks the same digests before anything
+    starts.
+    """
     config = node.config
     if isinstance(config, DataSourceConfig):
         for n, (prefix, _, given) in enumerate(config.named_sets()):
@@ -140,7 +142,7 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
 
 
 def needed_models(node: ResolvedNode, settings: Settings) -> list[str]:
-    """The models that a node loads, as folders or Hub names."""
+    """Return the models that a node loads, as folders or Hub names."""
     config, default = node.config, settings.default_base_model
     match config:
         case TrainerConfig():
@@ -154,7 +156,9 @@ def needed_models(node: ResolvedNode, settings: Settings) -> list[str]:
 
 
 def trainer_identity(config: TrainerConfig, settings: Settings) -> Iterator[Dependency]:
-    """What a trainer outside this package is: the versions in its environment, or the text of a person's script."""
+    """Yield what a trainer outside this package is: the versions in its environment, or the text of a person's
+    script.
+    """
     if config.backend is BackendName.SCRIPT:
         yield Dependency("script", "config.launch.script", partial(template_digest, config.launch.script, settings))
         return

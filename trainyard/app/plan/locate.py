@@ -15,7 +15,7 @@ from trainyard.stores.models import model_folder
 
 
 def locate_request(wanted: ChainRequest, settings: Settings) -> ChainRequest:
-    """The same with whole paths of its models, in the chain and in what the deployment is given."""
+    """Return the same with whole paths of its models, in the chain and in what the deployment is given."""
     spec = locate_models(wanted.spec, settings)
     if "spec" in wanted.parameters:
         parameters: dict[str, Any] = {"spec": spec.model_dump(mode="json")}
@@ -27,7 +27,7 @@ def locate_request(wanted: ChainRequest, settings: Settings) -> ChainRequest:
 
 
 def locate_models(spec: ChainSpec, settings: Settings) -> ChainSpec:
-    """The chain with whole paths of its models: a worker has another working folder than its caller."""
+    """Return the chain with whole paths of its models: a worker has another working folder than its caller."""
     nodes = []
     for node in spec.nodes:
         updates = locate_fields(node.config, settings)
@@ -36,7 +36,7 @@ def locate_models(spec: ChainSpec, settings: Settings) -> ChainSpec:
 
 
 def locate_fields(config: Any, settings: Settings) -> dict[str, Any]:
-    """The fields of a node's config that name a model by a relative folder, with its whole path."""
+    """Return the fields of a node's config that name a model by a relative folder, with its whole path."""
     updates: dict[str, Any] = {}
     if isinstance(config, DeployerConfig):
         places = (one.base_model and locate_model(one.base_model, settings) for one in config.targets)
@@ -55,7 +55,9 @@ def locate_fields(config: Any, settings: Settings) -> dict[str, Any]:
 
 
 def locate_model(name: str, settings: Settings) -> str:
-    """The whole path of a model's folder that is named relative to the caller's folder; any other name as it is."""
+    """Return the whole path of a model's folder that is named relative to the caller's folder; any other name as it
+    is.
+    """
     folder = None if Path(name).is_absolute() else model_folder(name, settings)
     return name if folder is None else str(folder)
 

@@ -78,7 +78,7 @@ def find_base_facts(name: str, settings: Settings) -> BaseFacts | None:
 
 
 def has_module(name: str) -> bool:
-    """Whether a package can be imported here; the packages that its name is below are looked for first."""
+    """Return whether a package can be imported here; the packages that its name is below are looked for first."""
     parts = name.split(".")
     parents = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
     return all(importlib.util.find_spec(parent) is not None for parent in parents)
@@ -91,7 +91,7 @@ def probe_backends(settings: Settings) -> dict[BackendName, str | None]:
 
 
 def find_base_folder(name: str, settings: Settings) -> Path | None:
-    """The folder of a base model; None if it is not here, which the trainer's own line reports."""
+    """Return the folder of a base model; None if it is not here, which the trainer's own line reports."""
     try:
         return resolve_model(name, settings).path
     except TrainyardError:
@@ -99,13 +99,13 @@ def find_base_folder(name: str, settings: Settings) -> Path | None:
 
 
 def find_base_shape(name: str, settings: Settings) -> ModelShape | None:
-    """The shape of a base model that is here."""
+    """Return the shape of a base model that is here."""
     folder = find_base_folder(name, settings)
     return ModelShape.from_config(json.loads((folder / "config.json").read_text("utf-8"))) if folder else None
 
 
 def read_memory_bytes() -> int:
-    """The memory of this machine."""
+    """Return the memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

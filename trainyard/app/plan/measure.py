@@ -75,7 +75,7 @@ def measure(found: FinishedNodes, settings: Settings, say: Callable[[str], None]
 
 
 def probe_data(found: FinishedNodes, node: ResolvedNode, scratch: Path, settings: Settings) -> ProbeData:
-    """The rows of the training, as far as they are there; else rows that are made up."""
+    """Return the rows of the training, as far as they are there; else rows that are made up."""
     sources = [one for port in DATA_PORTS for one in node.inputs.get(port, ())]
     for source in sources:
         output = found.outputs.get(source.node_id)
@@ -97,7 +97,7 @@ def probe_data(found: FinishedNodes, node: ResolvedNode, scratch: Path, settings
 
 
 def read_before(found: FinishedNodes, source: Source, scratch: Path, settings: Settings) -> ProbeData | None:
-    """What the data source before a trainer reads; None where rows are made by another node."""
+    """Return what the data source before a trainer reads; None where rows are made by another node."""
     reader = reader_before(found.chain, source.node_id)
     if reader is None:
         return None
@@ -114,7 +114,7 @@ def read_before(found: FinishedNodes, source: Source, scratch: Path, settings: S
 
 
 def reader_before(chain: ResolvedChain, node_id: str) -> ResolvedNode | None:
-    """The data source whose rows a node hands on: itself, or through validators."""
+    """Return the data source whose rows a node hands on: itself, or through validators."""
     node = chain.node(node_id)
     if isinstance(node.config, DataSourceConfig):
         return node
@@ -125,12 +125,12 @@ def reader_before(chain: ResolvedChain, node_id: str) -> ResolvedNode | None:
 
 
 def limited(config: DataSourceConfig) -> DataSourceConfig:
-    """The source, read to `MOST_ROWS` rows."""
+    """Return the source, read to `MOST_ROWS` rows."""
     return config.model_copy(update={"max_rows": min(config.max_rows or MOST_ROWS, MOST_ROWS)})
 
 
 def made_up_rows(port: Port, count: int, config: TrainerConfig) -> list[Row]:
-    """Rows of the greatest length; each has at least as many words as it may have tokens."""
+    """Return rows of the greatest length; each has at least as many words as it may have tokens."""
     length = config.hyperparameters.max_length
 
     def answer(number: int, share: float = 1.0) -> str:

@@ -43,7 +43,7 @@ class ChainRequest(BaseModel):
 def parse_request(
     target: str | Mapping[str, Any], parameters: Mapping[str, Any] | None = None, preset: str | None = None
 ) -> ChainRequest:
-    """What a template's name with parameters, a file, or the content of one asks for.
+    """Return what a template's name with parameters, a file, or the content of one asks for.
 
     Raises `NotFound` (`E-PARAMETER`), `Refused` with every reason.
     """
@@ -72,7 +72,7 @@ def parse_request(
 
 
 def find_file(target: str) -> Path:
-    """The file of that name. Raises `NotFound` (`E-PARAMETER`)."""
+    """Return the file of that name. Raises `NotFound` (`E-PARAMETER`)."""
     with suppress(OSError, ValueError):  # a name that no file can have, such as a very long one
         if Path(target).is_file():
             return Path(target)
@@ -85,7 +85,7 @@ def find_file(target: str) -> Path:
 
 
 def is_template_call(value: Any) -> bool:
-    """Whether a plain value is the call of a template that there is."""
+    """Return whether a plain value is the call of a template that there is."""
     if not isinstance(value, Mapping) or "nodes" in value or not isinstance(value.get("template"), str):
         return False
     return value["template"] in NAMES and isinstance(value.get("parameters") or {}, Mapping)
@@ -111,7 +111,7 @@ def parse_chain(value: Any) -> ChainSpec:
 
 
 def read_preset(name: str, preset: str) -> dict[str, Any]:
-    """The parameters in `deployments/presets/<template>.<preset>.yaml`."""
+    """Return the parameters in `deployments/presets/<template>.<preset>.yaml`."""
     folder = checkout() / PRESETS
     path = folder / f"{name}.{preset}.yaml"
     if not path.is_file():

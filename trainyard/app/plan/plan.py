@@ -110,7 +110,7 @@ def plan(given: PlanInput, context: Context) -> ChainPlan:
 def plan_chain(
     spec: ChainSpec, settings: Settings, *, measure: bool = False, say: Callable[[str], None] = ignore
 ) -> ChainPlan:
-    """Everything that a run would do, node by node. Raises `Refused` for a chain that is not valid.
+    """Return everything that a run would do, node by node. Raises `Refused` for a chain that is not valid.
 
     With `measure`, ten steps of each training that is to be made are trained first, to know its time.
     """
@@ -176,7 +176,7 @@ def plan_node(
 
 
 def list_advice(config: Any, settings: Settings) -> list[str]:
-    """What is allowed and rarely intended about a node, as `check` and `plan` report it."""
+    """Return what is allowed and rarely intended about a node, as `check` and `plan` report it."""
     if not isinstance(config, TrainerConfig):
         return []
     base = find_base_facts(config.base_model, settings) if config.base_model else None
@@ -184,7 +184,7 @@ def list_advice(config: Any, settings: Settings) -> list[str]:
 
 
 def list_step_advice(config: Any, steps: int | None) -> list[str]:
-    """What a run of about so many steps would not be, where its number of steps is that of its rows."""
+    """Return what a run of about so many steps would not be, where its number of steps is that of its rows."""
     if not isinstance(config, TrainerConfig) or config.hyperparameters.max_steps is not None or steps is None:
         return []
     refused = [f"With these rows: {reason.because}" for reason in step_reasons(config, steps, None)]
@@ -207,7 +207,7 @@ def list_choices(config: Any, settings: Settings) -> dict[str, str]:
 
 
 def list_confinement_notes(chain: ResolvedChain) -> list[str]:
-    """A line for each trainer by which code of completions runs: how the operating system confines it here."""
+    """Return a line for each trainer by which code of completions runs: how the operating system confines it here."""
     notes = []
     for node in chain.nodes:
         if isinstance(node.config, TrainerConfig) and node.config.stage.code_places:

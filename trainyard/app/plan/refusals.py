@@ -61,7 +61,7 @@ def refuse_or_wait(
     allows: Callable[[Sequence[Reason]], bool] = refuse_all,
     read_data: bool = True,
 ) -> str:
-    """Why a job has to wait: no trainer, and the command that installs it; empty if it, or a chain, can run.
+    """Return why a job has to wait: no trainer, and the command that installs it; empty if it, or a chain, can run.
 
     `allows` is asked about a run on too few rows (`E-FEW-ROWS`). Raises `Refused` with every reason when something
     else prevents the run.
@@ -87,7 +87,8 @@ class CheckedChain(NamedTuple):
 
 
 def list_refusals(chain: ResolvedChain, settings: Settings, *, read_data: bool = True) -> list[Reason]:
-    """Every reason why a valid chain cannot run here and now: the one answer of check, plan, run, jobs and the flows.
+    """Return every reason why a valid chain cannot run here and now: the one answer of check, plan, run, jobs and the
+    flows.
 
     Files and models that are not here, rows of the table that need the machine, chat templates, what the targets
     that answer now have against the adapter, and local data that no node could use. Node by node, in the chain's order.
@@ -148,7 +149,7 @@ def list_templated(chain: ResolvedChain, settings: Settings, *, named: bool) -> 
 
 
 def reads_local_data(chain: ResolvedChain) -> bool:
-    """Whether a data source of the chain is on this machine."""
+    """Return whether a data source of the chain is on this machine."""
     return any(isinstance(node.config, DataSourceConfig) and is_local(node.config) for node in chain.nodes)
 
 
@@ -176,7 +177,7 @@ def require_trainer(name: str, backend: BackendName, settings: Settings) -> None
 
 
 def check_space(settings: Settings) -> list[Reason]:
-    """Whether the disk of the home has room for a run (`E-DISK-FULL`)."""
+    """Return whether the disk of the home has room for a run (`E-DISK-FULL`)."""
     lacking = lacking_space(settings.home, settings.min_free_mb << 20)
     return [] if lacking is None else [Reason(lacking.code, None, "", lacking.what, lacking.do)]
 
@@ -325,7 +326,7 @@ def check_deployments(chain: ResolvedChain, settings: Settings) -> list[Reason]:
 
 
 def find_source_trainer(chain: ResolvedChain, node: ResolvedNode, *ports: Port) -> ResolvedNode | None:
-    """The trainer whose adapter or model a node takes, controls left out."""
+    """Return the trainer whose adapter or model a node takes, controls left out."""
     taken = [s for port in ports or (Port.ADAPTER, Port.MODEL) for s in node.inputs.get(port, ()) if not s.control]
     trainers = (chain.node(source.node_id) for source in taken)
     return next((one for one in trainers if isinstance(one.config, TrainerConfig)), None)

@@ -116,7 +116,7 @@ def fit_rows(
 
 
 def until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:
-    """The first rows, of which at least one is taken."""
+    """Yield the first rows, of which at least one is taken."""
     for number, row in enumerate(rows):
         if number and (number >= MOST_ROWS or time.monotonic() > deadline):
             return
@@ -126,7 +126,7 @@ def until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:
 def encode_rows_of(
     config: TrainerConfig, rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, limit: int
 ) -> tuple[list[Any], TokenLedger]:
-    """The examples of a stage, or its prompts, cut to `limit` tokens, with the account of the rows."""
+    """Return the examples of a stage, or its prompts, cut to `limit` tokens, with the account of the rows."""
     if config.stage.facts.draws_groups:
         return encode_prompts(rows, tokenizer, limit, getattr(config.stage, "rewards", ()))
     ports = config.stage.facts.ports
@@ -150,7 +150,7 @@ def fit_texts(config: TrainerConfig, rows: Iterable[Any], tokenizer: PreTrainedT
 
 
 def width(example: dict[str, Any]) -> int:
-    """Tokens of an example, of a pair those of the prompt with the longer answer."""
+    """Return tokens of an example, of a pair those of the prompt with the longer answer."""
     if "input_ids" in example:
         return len(example["input_ids"])
     answers = [ids for name, ids in example.items() if name.endswith("_ids") and name != "prompt_ids"]
@@ -158,7 +158,7 @@ def width(example: dict[str, Any]) -> int:
 
 
 def total_tokens(example: dict[str, Any]) -> int:
-    """Tokens of an example that go through the model, of a pair those of both sides."""
+    """Return tokens of an example that go through the model, of a pair those of both sides."""
     if "input_ids" in example:
         return len(example["input_ids"])
     answers = [ids for name, ids in example.items() if name.endswith("_ids") and name != "prompt_ids"]

@@ -238,7 +238,7 @@ class Reading:
             timer.cancel()
 
     def extrapolate(self, node: ResolvedNode, config: DataSourceConfig, outputs: Mapping[Port, ProducedSet]) -> float:
-        """All rows over those that were read: by the lines of a file, else by what is known of the source."""
+        """Return all rows over those that were read: by the lines of a file, else by what is known of the source."""
         rows = sum(one.rows or 0 for one in outputs.values())
         paths = [given.path for _, _, given in config.named_sets()]
         lines = count_lines(paths[0], self.settings) if len(paths) == 1 and paths[0] and not config.mix else None
@@ -387,7 +387,7 @@ class Reading:
     # Inputs
 
     def find(self, node: ResolvedNode, *ports: Port) -> SampleSet | None:
-        """The nearest set on the first of these ports that has one, as the run finds it."""
+        """Return the nearest set on the first of these ports that has one, as the run finds it."""
         for port in ports:
             for source in node.inputs.get(port, ()):
                 if (one := self.sets.get(source.node_id, {}).get(source.port)) is not None:
@@ -401,7 +401,7 @@ class Reading:
         return found
 
     def nothing_arrives(self, node: ResolvedNode, *ports: Port) -> InvalidInput:
-        """The error for a node whose kind of rows is in none of the sets before it."""
+        """Return the error for a node whose kind of rows is in none of the sets before it."""
         left = {
             port.value: source.node_id
             for all in node.inputs.values()
@@ -419,7 +419,7 @@ class Reading:
 
 
 def first_rows(config: DataSourceConfig, most: int) -> DataSourceConfig:
-    """The source, read to so many rows of each set; bad rows are only counted."""
+    """Return the source, read to so many rows of each set; bad rows are only counted."""
     own = {"max_rows": min(config.max_rows or most, most)}
 
     def cut(given: Any) -> Any:
@@ -437,7 +437,7 @@ def first_rows(config: DataSourceConfig, most: int) -> DataSourceConfig:
 
 
 def is_whole(config: DataSourceConfig, outputs: Mapping[Port, ProducedSet], most: int) -> bool:
-    """Whether a reading of at most so many rows has found all that a run reads."""
+    """Return whether a reading of at most so many rows has found all that a run reads."""
     if config.mix is not None:
         limits = {name: given.max_rows for name, given in config.mix.sets.items()}
         counts = {
@@ -453,7 +453,7 @@ def is_whole(config: DataSourceConfig, outputs: Mapping[Port, ProducedSet], most
 
 
 def count_lines(path: str, settings: Settings) -> int | None:
-    """Rows of a file of lines, from the mean length of those at its beginning; None for anything else."""
+    """Return rows of a file of lines, from the mean length of those at its beginning; None for anything else."""
     roots = data_roots(settings)
     place = resolve_inside(path, roots)
     if not place.is_file() or place.suffix.lower() not in LINES:
@@ -464,7 +464,7 @@ def count_lines(path: str, settings: Settings) -> int | None:
 
 
 def balance_text(facts: Mapping[str, Any]) -> str:
-    """What a validator would do with its rows, in words."""
+    """Return what a validator would do with its rows, in words."""
     held_out = {name.replace("_", " "): count for name, count in facts["heldout"].items() if count}
     parts = [f"{facts['kept']:,} of {facts['read']:,} rows to train on"]
     parts += [f"{count:,} held out ({name})" for name, count in held_out.items()]

@@ -16,7 +16,9 @@ WHOLE_CHAIN = "chain"
 
 
 def keep_to_tenant(wanted: ChainRequest, caller: Caller) -> ChainRequest:
-    """What was asked for, as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another tenant."""
+    """Return what was asked for, as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another
+    tenant.
+    """
     if not caller.tenant:
         return wanted
     for named in named_tenants(wanted):
@@ -30,7 +32,7 @@ def keep_to_tenant(wanted: ChainRequest, caller: Caller) -> ChainRequest:
 
 
 def named_tenants(wanted: ChainRequest) -> Iterator[str]:
-    """The tenants that are written in what was asked for; a default is not written."""
+    """Yield the tenants that are written in what was asked for; a default is not written."""
     name = wanted.deployment.partition("/")[0]
     if name == JOB:
         yield from written(wanted.parameters["job"])
@@ -48,7 +50,7 @@ def written(words: JsonObject) -> Iterator[str]:
 
 
 def of_tenant(wanted: ChainRequest, tenant: str) -> ChainRequest:
-    """The same with that tenant, in the chain and in what its deployment is given."""
+    """Return the same with that tenant, in the chain and in what its deployment is given."""
     name, given = wanted.deployment.partition("/")[0], wanted.parameters
     if name == WHOLE_CHAIN:
         spec = wanted.spec.model_copy(update={"tenant": tenant})

@@ -30,7 +30,9 @@ DATA_KEYS = ("dataset", "data", "path")
 
 
 def accept_session(given: Mapping[str, object], settings: Settings, caller: Caller, trace: str = "") -> SessionRecord:
-    """The record of a new session. Raises `Refused` with every reason, `Denied` (`E-SCOPE`) for another tenant."""
+    """Return the record of a new session. Raises `Refused` with every reason, `Denied` (`E-SCOPE`) for another
+    tenant.
+    """
     spec = keep_own_tenant(read_spec(given), given, caller)
     config = trainer_of_session(spec)
     resolved = resolve_session(located(config, settings), settings.default_base_model)
@@ -55,7 +57,7 @@ def read_spec(given: Mapping[str, object]) -> SessionSpec:
 
 
 def keep_own_tenant(spec: SessionSpec, given: Mapping[str, object], caller: Caller) -> SessionSpec:
-    """The session as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another one."""
+    """Return the session as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another one."""
     if not caller.tenant:
         return spec
     if "tenant" in given and spec.tenant != caller.tenant:
@@ -67,7 +69,7 @@ def keep_own_tenant(spec: SessionSpec, given: Mapping[str, object], caller: Call
 
 
 def located(config: TrainerConfig, settings: Settings) -> TrainerConfig:
-    """The config with the whole path of its base: a worker has another working folder than its caller."""
+    """Return the config with the whole path of its base: a worker has another working folder than its caller."""
     if config.base_model is None:
         return config
     return config.model_copy(update={"base_model": locate_model(config.base_model, settings)})
@@ -76,7 +78,7 @@ def located(config: TrainerConfig, settings: Settings) -> TrainerConfig:
 def reasons_against(
     spec: SessionSpec, config: TrainerConfig, resolved: TrainerConfig, settings: Settings
 ) -> list[Reason]:
-    """What the rows of a trainer, those of a session, and this machine say."""
+    """Return what the rows of a trainer, those of a session, and this machine say."""
     chain = ChainSpec(name=spec.name, tenant=spec.tenant, nodes=(TrainerNode(type=TRAINER, config=config),))
     reasons = [reason for reason in check(chain) if reason.code != WITHOUT_ROWS]
     reasons += session_reasons(chain_of(spec, config))
@@ -89,6 +91,6 @@ def reasons_against(
 
 
 def chain_of(spec: SessionSpec, config: TrainerConfig) -> ResolvedChain:
-    """A trainer alone, as the rows look at it."""
+    """Return a trainer alone, as the rows look at it."""
     node = ResolvedNode(id=TRAINER, type=TRAINER, config=config)
     return ResolvedChain(name=spec.name, tenant=spec.tenant, nodes=(node,), order=(TRAINER,), digest="")

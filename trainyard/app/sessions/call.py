@@ -27,7 +27,7 @@ STATUS_TIMEOUT_S = 5.0
 
 
 def require_session(context: Context, session: str) -> Path:
-    """The folder of a session of the caller's tenant. Raises `NotFound` (`E-NOT-FOUND`) for any other."""
+    """Return the folder of a session of the caller's tenant. Raises `NotFound` (`E-NOT-FOUND`) for any other."""
     folder = folder_of_session(context.settings, session)
     known = read_unchanged(f"{folder}/{RECORD_FILE}")
     if known is None or context.caller.tenant not in ("", known.get("tenant")):
@@ -36,7 +36,7 @@ def require_session(context: Context, session: str) -> Path:
 
 
 def ask_session(context: Context, session: str, header: JsonObject, body: bytes = b"") -> JsonObject:
-    """One call of an open session. Raises its error; `Conflict` (`E-SESSION-STATE`) for one that is not open."""
+    """Return one call of an open session. Raises its error; `Conflict` (`E-SESSION-STATE`) for one that is not open."""
     folder = require_session(context, session)
     place = socket_of(folder)
     if place is None:
@@ -78,7 +78,7 @@ def follow(context: Context, session: str, reply: JsonObject, *, wait: bool) -> 
 
 
 def ask_status(folder: Path) -> dict[str, object] | None:
-    """What an open session says of itself; None if none answers."""
+    """Return what an open session says of itself; None if none answers."""
     place = socket_of(folder)
     if place is None:
         return None

@@ -154,13 +154,13 @@ def load(given: requests.LoadInput, context: Context) -> LoadReply:
 
 
 def show_result(given: requests.ResultInput, context: Context) -> ResultReply:
-    """The reply of an operation, once it is done. Raises its error if it has failed."""
+    """Return the reply of an operation, once it is done. Raises its error if it has failed."""
     found = ask_result(context, given.session, given.op_seq, wait=given.wait)
     return ResultReply(session=given.session, **found)
 
 
 def read_output(given: requests.OutputInput, context: Context) -> Blob:
-    """The safetensors file of an output. Raises `NotFound` (`E-NOT-FOUND`) for one that is not kept any more."""
+    """Return the safetensors file of an output. Raises `NotFound` (`E-NOT-FOUND`) for one that is not kept any more."""
     path = require_session(context, given.session) / "outputs" / f"{given.name}.safetensors"
     if not path.is_file():
         raise NotFound(
@@ -180,14 +180,16 @@ def operate(
 
 
 def row_of(one: requests.Row) -> JsonObject:
-    """A row of data; a text is JSON if it begins like an object, else a document."""
+    """Return a row of data; a text is JSON if it begins like an object, else a document."""
     if not isinstance(one, str):
         return one
     return read_json(one) if one.lstrip().startswith("{") else {"text": one}
 
 
 def prompt_of(one: requests.Prompt, *, bare: Literal["question", "text"]) -> dict[str, object]:
-    """A prompt by one of the words that a session knows: tokens, text or messages. `bare` is what a text alone is."""
+    """Return a prompt by one of the words that a session knows: tokens, text or messages. `bare` is what a text alone
+    is.
+    """
     if isinstance(one, str) and one.lstrip().startswith("{"):
         one = read_json(one)
     if isinstance(one, str):
@@ -203,7 +205,7 @@ def prompt_of(one: requests.Prompt, *, bare: Literal["question", "text"]) -> dic
 
 
 def read_json(text: str) -> JsonObject:
-    """An object that a shell gives as a text."""
+    """Return an object that a shell gives as a text."""
     try:
         found: dict[str, object] = json.loads(text)
     except ValueError as error:

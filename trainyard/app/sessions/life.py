@@ -105,7 +105,7 @@ def create_session(given: requests.CreateSessionInput, context: Context) -> Sess
 
 
 def find_earlier(record: SessionRecord, context: Context) -> SessionRecord | None:
-    """The session that the key of this call has created before; None where there is none.
+    """Return the session that the key of this call has created before; None where there is none.
 
     Raises `Conflict` (`E-CONFLICT`) if that one has other settings.
     """
@@ -122,7 +122,7 @@ def find_earlier(record: SessionRecord, context: Context) -> SessionRecord | Non
 
 
 def list_sessions(given: requests.SessionsInput, context: Context) -> SessionList:
-    """The newest sessions of the caller's tenant."""
+    """Return the newest sessions of the caller's tenant."""
     records = [*list_records(context.settings, context.caller.tenant)][: given.limit]
     return SessionList(sessions=tuple(info_of(record, context.settings) for record in records))
 
@@ -235,7 +235,7 @@ def cancel_pending(record: SessionRecord, settings: Settings) -> None:
 
 
 def body_of(given: requests.CreateSessionInput) -> dict[str, object]:
-    """The body of a session: a file's, with the parameters laid over it."""
+    """Return the body of a session: a file's, with the parameters laid over it."""
     if given.file is None:
         return given.parameters
     if not given.file.is_file():
@@ -253,7 +253,7 @@ def body_of(given: requests.CreateSessionInput) -> dict[str, object]:
 
 
 def info_of(record: SessionRecord, settings: Settings, *, ask_server: bool = False) -> SessionInfo:
-    """What a session is doing now. With `ask_server`, also whether the run of one that waits has ended."""
+    """Return what a session is doing now. With `ask_server`, also whether the run of one that waits has ended."""
     folder, status = folder_of_session(settings, record.id), read_status(settings, record.id)
     said = ask_status(folder) if status.state is SessionState.OPEN else None
     if ask_server and status.state is SessionState.PENDING and not is_running(settings, record.id):
@@ -269,7 +269,7 @@ def info_of(record: SessionRecord, settings: Settings, *, ask_server: bool = Fal
 
 
 def checked_at_server(status: SessionStatus, settings: Settings) -> SessionStatus:
-    """The status of a session that no process has: ended, if its flow run has ended before it began."""
+    """Return the status of a session that no process has: ended, if its flow run has ended before it began."""
     try:
         state = connect_runs(settings).state_of_run(status.run)
     except TrainyardError:  # the server is away: its files are what is known

@@ -23,7 +23,7 @@ PORT = 8898
 
 
 def start_api(settings: Settings, prefect_url: str, say: Callable[[str], None], port: int | None = None) -> Service:
-    """The API of this home: the running one, or a new one. Does not wait for it.
+    """Return the API of this home: the running one, or a new one. Does not wait for it.
 
     It gets the requested port (`port`, else the setting `api_port`), else the one that it had in this home, else the
     first free one from 8898. Raises `LimitExceeded` (`E-PORT`) for a requested port that is taken, and `Conflict`
@@ -48,12 +48,12 @@ def start_api(settings: Settings, prefect_url: str, say: Callable[[str], None], 
 
 
 def port_file(settings: Settings) -> Path:
-    """The file with the port of this home's API, so that its address stays the same after `down` and `up`."""
+    """Return the file with the port of this home's API, so that its address stays the same after `down` and `up`."""
     return settings.services / "api.port"
 
 
 def choose_port(settings: Settings, requested: int | None, say: Callable[[str], None]) -> int:
-    """The port of a new API. Raises `LimitExceeded` (`E-PORT`) for a requested one that is taken."""
+    """Return the port of a new API. Raises `LimitExceeded` (`E-PORT`) for a requested one that is taken."""
     if requested is not None:
         if free_port(requested) != requested:
             raise LimitExceeded(
@@ -71,7 +71,7 @@ def choose_port(settings: Settings, requested: int | None, say: Callable[[str], 
 
 
 def read_port(settings: Settings) -> int | None:
-    """The port that the API of this home had last; None if it never had one."""
+    """Return the port that the API of this home had last; None if it never had one."""
     try:
         return int(port_file(settings).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -79,7 +79,7 @@ def read_port(settings: Settings) -> int | None:
 
 
 def holder_of(port: int) -> str:
-    """The process that listens on a port, with its home if it is one of Trainyard."""
+    """Return the process that listens on a port, with its home if it is one of Trainyard."""
     try:
         listening = (entry for entry in psutil.net_connections("tcp") if entry.status == psutil.CONN_LISTEN)
         pid = next((entry.pid for entry in listening if entry.laddr.port == port), None)

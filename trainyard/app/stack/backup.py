@@ -271,7 +271,7 @@ def add_files(writer: Archive, home: Path, *, models: bool, say: Callable[[str],
 
 
 def files_of(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
-    """Every file and every empty folder below a folder of the home, without what is being made or removed."""
+    """Yield every file and every empty folder below a folder of the home, without what is being made or removed."""
     for place, folders, names in os.walk(folder):
         linked = [one for one in folders if Path(place, one).is_symlink()]
         for one in linked:
@@ -286,7 +286,7 @@ def files_of(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
 
 
 def is_passing(name: str) -> bool:
-    """Whether a name is that of a file or folder that is being written or removed, or of a lock."""
+    """Return whether a name is that of a file or folder that is being written or removed, or of a lock."""
     return name.startswith(".") and name.endswith((".tmp", ".removed", ".lock"))
 
 

@@ -155,7 +155,7 @@ def run_demo(_: Nothing, context: Context) -> DemoResult:
 
 
 def at_checkout(context: Context) -> Context:
-    """The context with relative paths that start at the checkout, where the handbook is."""
+    """Return the context with relative paths that start at the checkout, where the handbook is."""
     return replace(context, settings=context.settings.model_copy(update={"working_folder": checkout()}))
 
 
@@ -212,13 +212,13 @@ def interval(given: Mapping[str, float]) -> Interval:
 
 
 def base_name(model_url: str) -> str:
-    """The base, as the server calls it."""
+    """Return the base, as the server calls it."""
     models = httpx.get(f"{model_url}/v1/models", timeout=30).json()["data"]
     return str(next(model["id"] for model in models if not model.get("parent")))
 
 
 def ask(model_url: str, model: str, prompt: str) -> str:
-    """One greedy answer of at most 48 tokens."""
+    """Return one greedy answer of at most 48 tokens."""
     body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": 48, "temperature": 0}
     reply = httpx.post(f"{model_url}/v1/chat/completions", json=body, timeout=120)
     reply.raise_for_status()

@@ -113,7 +113,7 @@ def look_at_home(settings: Settings) -> list[Check]:
 
 
 def look_at_readers(settings: Settings) -> list[Check]:
-    """Whether other users of this machine can read the home, or the text that opens the server."""
+    """Return whether other users of this machine can read the home, or the text that opens the server."""
     key, found = auth_file(settings), []
     for name, path, mode in (("home", settings.home, "700"), ("login text", key, "600")):
         if path.exists():
@@ -279,7 +279,7 @@ def look_at_confinement(settings: Settings) -> list[Check]:
 
 
 def look_at_backends(settings: Settings) -> list[Check]:
-    """Each trainer in a line; import tests that have not been run are not run here."""
+    """Return each trainer in a line; import tests that have not been run are not run here."""
     return [
         Check(
             name=f"backend {one.name.value}",

@@ -134,13 +134,13 @@ class Collection:
 
     @property
     def before(self) -> float:
-        """Seconds of the epoch: what was used after that stays."""
+        """Return seconds of the epoch: what was used after that stays."""
         return self.now - self.days * DAY_S
 
     # What is found
 
     def look(self) -> Iterator[Leftover]:
-        """Everything that is not needed, in the order of its removal."""
+        """Yield everything that is not needed, in the order of its removal."""
         home = self.settings.home
         for kind, paths, because in (
             (LeftoverKind.RUN, self.old_runs, "the run has ended"),
@@ -219,7 +219,9 @@ class Collection:
             staying |= more
 
     def may_go(self, work: Path) -> bool:
-        """A finished training has no checkpoints; an unfinished one may go with the ended run or job that began it."""
+        """Return a finished training has no checkpoints; an unfinished one may go with the ended run or job that began
+        it.
+        """
         if not any((work / CHECKPOINT_FOLDER).glob("*")):
             return True
         jobs = {Path(one.work).name for one in JobStore(self.settings.home / "jobs").records()}
@@ -339,7 +341,7 @@ def server_answer(settings: Settings) -> Callable[[Iterable[str]], set[str]]:
 
 
 def completed(run: Path) -> bool:
-    """Whether the run's own record says that it completed: nothing can continue it."""
+    """Return whether the run's own record says that it completed: nothing can continue it."""
     try:
         result = read_result(run)
     except (TrainyardError, ValueError, OSError):
@@ -355,12 +357,12 @@ def stats_of(path: Path) -> Iterator[os.stat_result]:
 
 
 def last_write(path: Path) -> float:
-    """When a file, or anything in a folder, was last written."""
+    """Return when a file, or anything in a folder, was last written."""
     return max((one.st_mtime for one in stats_of(path)), default=0.0)
 
 
 def size_of(path: Path) -> int:
-    """Bytes on the disk; a file with other names elsewhere (an adapter's) frees nothing and does not count."""
+    """Return bytes on the disk; a file with other names elsewhere (an adapter's) frees nothing and does not count."""
     return sum(one.st_size for one in stats_of(path) if stat.S_ISREG(one.st_mode) and one.st_nlink == 1)
 
 
@@ -369,7 +371,7 @@ def records_below(run: Path) -> list[Path]:
 
 
 def digests_in(files: Iterable[Path]) -> set[str]:
-    """Every digest that these files name."""
+    """Return every digest that these files name."""
     found: set[str] = set()
     for path in files:
         with suppress(FileNotFoundError), path.open("rb") as stream:

@@ -70,7 +70,7 @@ def prove_resume(given: ProveInput, context: Context) -> Proof:
 def chosen(
     stages: tuple[Stage, ...], methods: tuple[Method, ...], everything: bool
 ) -> tuple[tuple[Stage, ...], tuple[Method, ...]]:
-    """Which stages and methods are proved. Raises `InvalidInput` (`E-PROVE`) for a stage that is not native."""
+    """Return which stages and methods are proved. Raises `InvalidInput` (`E-PROVE`) for a stage that is not native."""
     if Method.AUTO in methods:
         raise InvalidInput(
             "Method auto is not a way of training.", do=f"Use {', '.join(TRAINED_METHODS)}.", code="E-PROVE"
@@ -114,7 +114,7 @@ def run_child(folder: Path) -> Iterator[dict[str, object]]:
 
 
 def line(cell: ProvedCell) -> str:
-    """One verdict as a person reads it."""
+    """Return one verdict as a person reads it."""
     name = f"{cell.stage}{f' ({cell.loss})' if cell.loss else ''}, {cell.method}, {cell.mode}"
     if cell.identical:
         return f"{name}: identical, weights {cell.sha256['weights'][:12]}"

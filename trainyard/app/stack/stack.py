@@ -104,7 +104,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
 
 
 def exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
-    """The addresses beyond loopback of servers with these addresses on it."""
+    """Return the addresses beyond loopback of servers with these addresses on it."""
     chosen = read_exposure(settings)
     scheme = "https" if chosen is not None and chosen.tls_cert else "http"
     hosts = addresses_of(chosen.host) if chosen is not None and chosen.beyond_loopback else ()
@@ -112,7 +112,7 @@ def exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
 
 
 def exposure_of(given: UpInput) -> Exposure | None:
-    """Where the servers listen besides loopback. Raises `InvalidInput` (`E-AUTH`, `E-PARAMETER`)."""
+    """Return where the servers listen besides loopback. Raises `InvalidInput` (`E-AUTH`, `E-PARAMETER`)."""
     only = ("host", "tls_cert", "tls_key", "behind_proxy", "allow_host")
     if not given.expose:
         if alone := sorted(given.model_fields_set.intersection(only)):
@@ -167,7 +167,8 @@ def models_served(settings: Settings, say: Callable[[str], None]) -> Iterator[Fu
 
 
 def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None:
-    """The address of the embedded model server; None where no base model is to be served, or none is on this machine.
+    """Return the address of the embedded model server; None where no base model is to be served, or none is on this
+    machine.
 
     A base that is not here is reported, and the others are served.
     """
@@ -200,7 +201,9 @@ def down(_: Nothing, context: Context) -> DownOutput:
 
 
 def env(_: Nothing, context: Context) -> EnvOutput:
-    """What Prefect's own commands need: the server's address and, behind a proxy, that loopback does not go to it."""
+    """Return what Prefect's own commands need: the server's address and, behind a proxy, that loopback does not go to
+    it.
+    """
     settings = context.settings
     exemptions = {name: os.environ[name] for name in EXEMPTIONS if name in os.environ}
     return EnvOutput(variables={**stack.prefect_environment(settings, stack.known_api_url(settings)), **exemptions})

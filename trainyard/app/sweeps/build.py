@@ -34,7 +34,7 @@ NAME_LENGTH = 54
 
 
 def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
-    """The sweep that a request means.
+    """Return the sweep that a request means.
 
     Raises `InvalidInput` (`E-PARAMETER`) for a range, a path or an option, `Refused` for a chain or a value.
     """
@@ -64,7 +64,7 @@ def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
 
 
 def sweep_of(body: Mapping[str, object], name: str | None, chain: str) -> SweepSpec:
-    """The sweep under its name: by default its chain's, with a digest of all that it is."""
+    """Return the sweep under its name: by default its chain's, with a digest of all that it is."""
     try:
         spec = SweepSpec(name=name or "sweep", **body)
     except ValidationError as error:
@@ -116,7 +116,7 @@ def require_one_length(
 def with_evaluation(
     written: ChainSpec, ids: tuple[str, ...], trainer: str, given: SweepInput, context: Context
 ) -> ChainSpec:
-    """The chain whose trainer measures the metric at every rung."""
+    """Return the chain whose trainer measures the metric at every rung."""
     config = trainer_of(resolve_chain(written, context.settings), trainer)
     asked = config.eval
     if asked is None:
@@ -158,7 +158,7 @@ def first_rung(given: SweepInput, config: TrainerConfig, steps: int) -> int:
 
 
 def rungs_of(given: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
-    """The rungs, at steps that are evaluated. Raises `InvalidInput` (`E-PARAMETER`)."""
+    """Return the rungs, at steps that are evaluated. Raises `InvalidInput` (`E-PARAMETER`)."""
     steps, every = config.hyperparameters.max_steps, (config.eval or EvalSettings()).steps
     if given.scheduler == "none":
         return ()
@@ -173,7 +173,7 @@ def rungs_of(given: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
 
 
 def pausable(written: ChainSpec, spec: SweepSpec, settings: Settings) -> ResolvedChain:
-    """The resolved chain of a trial. Raises `Refused`, also for a backend that cannot stop at a rung."""
+    """Return the resolved chain of a trial. Raises `Refused`, also for a backend that cannot stop at a rung."""
     chain = resolve_chain(written, settings)
     backend = trainer_of(chain, spec.trainer).backend
     if spec.scheduler == "asha" and backend not in STOP_AT_STEPS:

@@ -50,7 +50,7 @@ class SweepList(Response):
 
 
 def show_sweep(given: ShowSweepInput, context: Context) -> SweepReport:
-    """One sweep. Raises `NotFound` (`E-NOT-FOUND`), also for the best of none."""
+    """Return one sweep. Raises `NotFound` (`E-NOT-FOUND`), also for the best of none."""
     record = read_record(context.settings, given.name)
     report = report_of(record, context.settings)
     chain = best_chain(record, report, context.settings) if given.best else ""
@@ -62,7 +62,7 @@ def list_sweeps(_given: Nothing, context: Context) -> SweepList:
 
 
 def report_of(record: SweepRecord, settings: Settings) -> SweepReport:
-    """What the study of a sweep says now; before its first trial there is none."""
+    """Return what the study of a sweep says now; before its first trial there is none."""
     spec, folder = record.spec, sweep_folder(settings, record.spec.name)
     trials = tuple(read_trials(folder, spec))
     return SweepReport(
@@ -75,7 +75,7 @@ def report_of(record: SweepRecord, settings: Settings) -> SweepReport:
 
 
 def best_chain(record: SweepRecord, report: SweepReport, settings: Settings) -> str:
-    """The chain of the best finished trial as YAML. Raises `NotFound` (`E-NOT-FOUND`) before there is one."""
+    """Return the chain of the best finished trial as YAML. Raises `NotFound` (`E-NOT-FOUND`) before there is one."""
     if report.best is None:
         raise NotFound(
             f"No trial of the sweep {report.name} has finished yet.", do="Look again when one has.", code="E-NOT-FOUND"

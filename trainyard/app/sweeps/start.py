@@ -32,7 +32,7 @@ def sweep(given: SweepInput, context: Context) -> SweepReport:
 
 
 def find_asked(given: SweepInput, context: Context) -> SweepRecord:
-    """The sweep that is there already, or a new record. Raises `InvalidInput` (`E-PARAMETER`)."""
+    """Return the sweep that is there already, or a new record. Raises `InvalidInput` (`E-PARAMETER`)."""
     named = [one for one in (given.file, given.chain, given.continued) if one is not None]
     if len(named) != 1 or (given.continued and given.parameters):
         raise InvalidInput(

@@ -134,7 +134,7 @@ def find_block(prefect: SyncPrefectClient, name: str) -> BlockDocument:
 
 
 def automations(pool: str, blocks: list[BlockDocument]) -> Iterator[Automation]:
-    """The automation of every alert; none without a block."""
+    """Yield the automation of every alert; none without a block."""
     for alert in ALERTS if blocks else ():
         match, related = (
             {key: pool if value == POOL else value for key, value in labels.items()}
@@ -156,7 +156,7 @@ def automations(pool: str, blocks: list[BlockDocument]) -> Iterator[Automation]:
 
 
 def action(alert: Alert, block: BlockDocument) -> ActionTypes:
-    """What the server does with a block: call it with a JSON object, or send subject and text."""
+    """Return what the server does with a block: call it with a JSON object, or send subject and text."""
     kind = block.block_type.slug if block.block_type else ""
     if kind != WEBHOOK:
         return SendNotification(block_document_id=block.id, subject=alert.subject, body=alert.text)

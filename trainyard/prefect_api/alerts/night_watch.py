@@ -79,14 +79,14 @@ def scheduled(prefect: SyncPrefectClient) -> Iterator[tuple[DeploymentResponse, 
 
 
 def last_due(now: float, zone: str) -> datetime:
-    """The last six o'clock in a zone."""
+    """Return the last six o'clock in a zone."""
     local = datetime.fromtimestamp(now, ZoneInfo(zone))
     date = local.date() if local.timetz().replace(tzinfo=None) >= DUE else local.date() - timedelta(days=1)
     return datetime.combine(date, DUE, ZoneInfo(zone))
 
 
 def runs_before(prefect: SyncPrefectClient, deployment: DeploymentResponse, due: datetime) -> list[FlowRun]:
-    """The runs that were to begin in the calendar day up to `due`."""
+    """Return the runs that were to begin in the calendar day up to `due`."""
     since = datetime.combine(due.date() - timedelta(days=1), DUE, due.tzinfo)
     expected = {"after_": since.astimezone(UTC), "before_": due.astimezone(UTC)}
     return prefect.read_flow_runs(

@@ -47,7 +47,9 @@ class AxisValue(StrEnum):
 
 
 def left_out(default: Any, **settings: Any) -> Any:
-    """A field that is not written while it has its default, so that a spec that does not use it keeps its digest."""
+    """Return a field that is not written while it has its default, so that a spec that does not use it keeps its
+    digest.
+    """
     return Field(default, exclude_if=lambda value: value == default, **settings)
 
 

@@ -74,7 +74,7 @@ class BackendFacts(Facts):
     """Setting or value -> why it is not supported, where that helps."""
 
     def is_stage(self, mark: str, stage: Stage) -> bool:
-        """Whether a stage is one of `by_stage`."""
+        """Return whether a stage is one of `by_stage`."""
         return stage in self.by_stage.get(mark, ())
 
 

@@ -23,7 +23,7 @@ class DeviceFacts(Facts):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether frozen weights are kept in half precision there, in memory of its own."""
+        """Return whether frozen weights are kept in half precision there, in memory of its own."""
         return self.torch_type == "cuda"
 
 

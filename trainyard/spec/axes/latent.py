@@ -55,15 +55,15 @@ class LatentSettings(Variant):
 
     @property
     def resets_optimizer(self) -> bool:
-        """Whether the states of the optimizer begin again where the rows of an epoch change their form."""
+        """Return whether the states of the optimizer begin again where the rows of an epoch change their form."""
         return False
 
     def stage_at(self, epoch: int) -> int:
-        """What the form of the rows of an epoch is known by; the same where they do not change."""
+        """Return what the form of the rows of an epoch is known by; the same where they do not change."""
         return 0
 
     def begins_again(self, epoch: int) -> bool:
-        """Whether the states of the optimizer begin again at the first step of an epoch."""
+        """Return whether the states of the optimizer begin again at the first step of an epoch."""
         return self.resets_optimizer and epoch > 0 and self.stage_at(epoch) != self.stage_at(epoch - 1)
 
     @property
@@ -102,7 +102,7 @@ class GranularitySettings(Variant):
 
     @property
     def loss_name(self) -> str:
-        """The metric of that loss."""
+        """Return the metric of that loss."""
         return "selection_loss"
 
 
@@ -309,7 +309,7 @@ class HiddenCotSettings(CurriculumSettings):
     )
 
     def stage_at(self, epoch: int) -> int:
-        """Tokens that an epoch takes away from every row; `ALL_TOKENS` from `most_tokens` on."""
+        """Return tokens that an epoch takes away from every row; `ALL_TOKENS` from `most_tokens` on."""
         replaced = max(0, epoch - self.whole_epochs + 1) * self.tokens_per_epoch
         return ALL_TOKENS if replaced >= self.most_tokens else replaced
 
@@ -362,7 +362,7 @@ class LatentFacts(Facts):
 
     @property
     def recomputes(self) -> bool:
-        """Whether activations that are computed again in the backward pass give the same gradients."""
+        """Return whether activations that are computed again in the backward pass give the same gradients."""
         return not (self.keeps_cache or self.measures_layers)
 
 

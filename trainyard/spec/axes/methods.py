@@ -74,7 +74,8 @@ class LowRankSettings(AdapterSettings):
 
     @property
     def changes_base(self) -> bool:
-        """Whether the base is another one while the adapter trains, so that what the adapter began with is subtracted
+        """Return whether the base is another one while the adapter trains, so that what the adapter began with is
+        subtracted
         when it is saved."""
         return self.init != DEFAULT_INIT
 
@@ -118,7 +119,7 @@ class AutoSettings(MethodSettings):
 
 
 def adapter_settings(method: MethodSettings) -> AdapterSettings:
-    """The settings of a method that is known to leave an adapter."""
+    """Return the settings of a method that is known to leave an adapter."""
     assert isinstance(method, AdapterSettings), method
     return method
 
@@ -154,7 +155,7 @@ class MethodFacts(Facts):
 
     @property
     def adapter(self) -> bool:
-        """Whether it leaves an adapter next to an unchanged base; the others write a whole model."""
+        """Return whether it leaves an adapter next to an unchanged base; the others write a whole model."""
         return issubclass(self.settings, AdapterSettings)
 
 
@@ -173,7 +174,7 @@ class Method(AxisValue):
     AUTO = MethodFacts("auto", settings=AutoSettings, summed=False)
 
     def settings(self, **settings: Any) -> MethodSettings:
-        """The method with its settings: `Method.LORA.settings(rank=8)`."""
+        """Return the method with its settings: `Method.LORA.settings(rank=8)`."""
         return METHOD_SETTINGS[self](type=self, **settings)
 
 

@@ -115,7 +115,7 @@ class JudgeReward(RewardSource):
 
     @property
     def server(self) -> str:
-        """What its server is known by: its address, or its endpoint and the model there."""
+        """Return what its server is known by: its address, or its endpoint and the model there."""
         address = self.endpoint or self.base_url
         return f"{address} {self.model}" if self.model is not None else str(address)
 
@@ -172,7 +172,8 @@ Reward = Annotated[
 
 
 def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
-    """A pattern as an automaton of bounded size (Rust's regex, which pydantic brings): `isinstance_python(text)`.
+    """Return a pattern as an automaton of bounded size (Rust's regex, which pydantic brings):
+    `isinstance_python(text)`.
 
     Raises `SchemaError` for what it does not know or what would be larger than 10 MB.
     """

@@ -75,7 +75,8 @@ class StageSettings(Variant):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss compares with the model as it was: an adapter is switched off for that, whole weights are
+        """Return whether the loss compares with the model as it was: an adapter is switched off for that, whole weights
+        are
         copied."""
         return False
 
@@ -86,22 +87,22 @@ class StageSettings(Variant):
 
     @property
     def teacher_server(self) -> str | None:
-        """The endpoint at which the teacher answers; None: it is loaded, or there is none."""
+        """Return the endpoint at which the teacher answers; None: it is loaded, or there is none."""
         return None
 
     @property
     def drawn_tokens(self) -> int:
-        """Most tokens of a completion that is drawn while the stage trains; 0 where none is."""
+        """Return most tokens of a completion that is drawn while the stage trains; 0 where none is."""
         return 0
 
     @property
     def reads_scores(self) -> bool:
-        """Whether it reads the scores of a reward model that an earlier trainer has made."""
+        """Return whether it reads the scores of a reward model that an earlier trainer has made."""
         return any(isinstance(reward, ModelReward) for reward in getattr(self, "rewards", ()))
 
     @property
     def judges(self) -> tuple[JudgeReward, ...]:
-        """The rewards that a judge gives."""
+        """Return the rewards that a judge gives."""
         return tuple(reward for reward in getattr(self, "rewards", ()) if isinstance(reward, JudgeReward))
 
     @property
@@ -114,17 +115,17 @@ class StageSettings(Variant):
 
     @property
     def environment_function(self) -> str | None:
-        """The operator's function that answers completions; None: a built-in one, or nobody."""
+        """Return the operator's function that answers completions; None: a built-in one, or nobody."""
         return None
 
     @property
     def asks_shared(self) -> Literal["auto"] | bool:
-        """Whether a prompt should be computed once for all of its answers."""
+        """Return whether a prompt should be computed once for all of its answers."""
         return False
 
     @property
     def technique(self) -> LatentSettings | None:
-        """The latent reasoning that is trained; None: none."""
+        """Return the latent reasoning that is trained; None: none."""
         return None
 
 
@@ -206,7 +207,7 @@ class DrawnSettings(StageSettings):
 
     @property
     def turns(self) -> int:
-        """Most completions of one conversation."""
+        """Return most completions of one conversation."""
         return self.environment.max_turns if self.environment is not None else 1
 
     @property
@@ -345,12 +346,12 @@ class DistillSettings(StageSettings):
 
     @property
     def likeliest(self) -> int:
-        """Tokens that a server is asked for at each place."""
+        """Return tokens that a server is asked for at each place."""
         return self.top_k or DEFAULT_TOP_K
 
     @property
     def draws(self) -> bool:
-        """Whether completions are written while it trains."""
+        """Return whether completions are written while it trains."""
         return self.lmbda > 0 or self.seq_kd
 
     @property
@@ -470,7 +471,7 @@ class Stage(AxisValue):
     )
 
     def settings(self, **settings: Any) -> StageSettings:
-        """The stage with its settings: `Stage.DPO.settings(loss="simpo")`."""
+        """Return the stage with its settings: `Stage.DPO.settings(loss="simpo")`."""
         return STAGE_SETTINGS[self](type=self, **settings)
 
 

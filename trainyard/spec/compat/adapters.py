@@ -24,7 +24,7 @@ SHARING_TYPES = ("zamba", "zamba2")
 
 
 def reaches_experts(config: TrainerConfig) -> bool:
-    """Whether an adapter is put on the experts of a base that has some."""
+    """Return whether an adapter is put on the experts of a base that has some."""
     method = config.method
     if not isinstance(method, LowRankSettings) or method.target_modules == "attention-only":
         return False
@@ -33,7 +33,7 @@ def reaches_experts(config: TrainerConfig) -> bool:
 
 
 def unfit_for_experts(config: TrainerConfig, base: BaseFacts) -> Match:
-    """What PEFT does not have for stacked matrices."""
+    """Return what PEFT does not have for stacked matrices."""
     method = config.method
     if base.experts and isinstance(method, OftSettings) and method.target_modules == "all-linear":
         return {"where": "method", "what": "method oft", "use": "method lora", "experts": base.experts}
@@ -56,7 +56,7 @@ def facts_of(config: TrainerConfig, at: NodeView) -> BaseFacts | None:
 
 
 def other_experts(config: TrainerConfig, at: NodeView) -> Match:
-    """Two adapters on different matrices of the experts, which PEFT does not compute with together."""
+    """Return two adapters on different matrices of the experts, which PEFT does not compute with together."""
     before, base = written_as_one(config, at), facts_of(config, at)
     if before is None or base is None or not base.experts or not (reaches_experts(config) and reaches_experts(before)):
         return False
@@ -69,7 +69,7 @@ def has_shape(config: TrainerConfig) -> bool:
 
 
 def sums_into_shared(config: TrainerConfig, at: NodeView) -> Match:
-    """An earlier adapter that would be written into weights that several blocks share."""
+    """Return an earlier adapter that would be written into weights that several blocks share."""
     base, before = facts_of(config, at), earlier(at)
     if base is None or before is None or base.model_type not in SHARING_TYPES:
         return False

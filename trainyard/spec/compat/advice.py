@@ -61,7 +61,7 @@ ADVICE = (
 
 
 def advice(config: TrainerConfig, here: Device | None = None) -> list[str]:
-    """The sentences for a resolved trainer; `here` is the device that `device: auto` takes, if it is known."""
+    """Return the sentences for a resolved trainer; `here` is the device that `device: auto` takes, if it is known."""
     device = here if config.device is Device.AUTO else config.device
     usual = [row.says.format(config=config) for row in ADVICE if row.device in (None, device) and row.when(config)]
     total = config.hyperparameters.max_steps

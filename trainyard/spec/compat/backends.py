@@ -33,7 +33,7 @@ class Limit(NamedTuple):
 
 
 def limits(config: TrainerConfig) -> Iterator[Limit]:
-    """Every limit of the backend of a trainer; the stricter one of a setting is last."""
+    """Yield every limit of the backend of a trainer; the stricter one of a setting is last."""
     facts, launch = config.backend.facts, config.launch
     if facts.runs_scripts and launch.script is not None:
         return
@@ -74,7 +74,7 @@ def refused_settings(config: TrainerConfig) -> dict[str, Limit]:
 
 
 def supporters(config: TrainerConfig, setting: str) -> list[str]:
-    """The other backends that support the value of a setting with this stage, method and strategy."""
+    """Return the other backends that support the value of a setting with this stage, method and strategy."""
     named = {"stage", "method", "launch.strategy", setting}
     candidates = [name for name in BackendName if not name.facts.runs_scripts]
     copies = {
@@ -92,7 +92,7 @@ def in_words(value: object) -> str:
 
 
 def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Match:
-    """The words of each setting that the backend of a trainer does not support."""
+    """Return the words of each setting that the backend of a trainer does not support."""
     facts, matches = config.backend.facts, []
     for setting, limit in refused_settings(config).items():
         value, alternatives = read_setting(config, setting), supporters(config, setting)
@@ -110,7 +110,7 @@ def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Match:
 
 
 def extra_keys(config: TrainerConfig, _: NodeView) -> Match:
-    """Each key of `extra` that is not a chain's to give, and each module that is not part of the tool."""
+    """Return each key of `extra` that is not a chain's to give, and each module that is not part of the tool."""
     managed, matches = OWN_KEYS.get(config.backend), []
     if managed is None or config.extra is None:
         return False
@@ -124,7 +124,7 @@ def extra_keys(config: TrainerConfig, _: NodeView) -> Match:
 
 
 def lacks_cuda(config: TrainerConfig, at: NodeView) -> bool:
-    """A method whose kernels are for CUDA, where `device: auto` finds no such device."""
+    """Return a method whose kernels are for CUDA, where `device: auto` finds no such device."""
     asks = config.method.type in config.backend.facts.cuda_methods and config.device is Device.AUTO
     return asks and at.facts.devices is not None and Device.CUDA not in at.facts.devices
 
@@ -149,7 +149,9 @@ BACKEND_ROWS = (
 
 
 def backend_reasons(config: TrainerConfig, node: str | None = None) -> list[Reason]:
-    """Every setting that the backend of a trainer does not support, for a job that reaches it without a chain."""
+    """Return every setting that the backend of a trainer does not support, for a job that reaches it without a
+    chain.
+    """
     return [
         fill(BACKEND_ROW, {"config": config, **arguments}, node, f"config.{arguments['setting']}")
         for arguments in answers(unsupported(config))

@@ -87,12 +87,12 @@ class NodeView:
     view: View
 
     def sources(self, *ports: Port) -> list[ResolvedNode]:
-        """The nodes that fill these ports of this node, controls left out."""
+        """Return the nodes that fill these ports of this node, controls left out."""
         sources = [source for port in ports for source in self.node.inputs.get(port, ()) if not source.control]
         return [self.view.chain.by_id[source.node_id] for source in sources]
 
     def trainer(self) -> TrainerConfig | None:
-        """The trainer whose adapter or model this node takes."""
+        """Return the trainer whose adapter or model this node takes."""
         configs = (node.config for node in self.sources(Port.ADAPTER, Port.MODEL))
         return next((config for config in configs if isinstance(config, TrainerConfig)), None)
 
@@ -132,7 +132,7 @@ def listed(values: Iterable[object]) -> str:
 
 
 def answers(hits: Match) -> Sequence[MessageArgs]:
-    """The words of each hit; empty for a no."""
+    """Return the words of each hit; empty for a no."""
     if not hits:
         return ()
     if isinstance(hits, Mapping):
@@ -141,5 +141,5 @@ def answers(hits: Match) -> Sequence[MessageArgs]:
 
 
 def fill(row: Row, arguments: MessageArgs, node: str | None, field: str) -> Reason:
-    """The reason of a row with its texts filled."""
+    """Return the reason of a row with its texts filled."""
     return Reason(row.code, node, field, row.because.format(**arguments), row.instead.format(**arguments), row.name)

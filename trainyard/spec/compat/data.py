@@ -21,7 +21,7 @@ MODEL_SETTINGS = (
 
 
 def data_missing(*ports: Port) -> When:
-    """The node lacks its input, and these are what it wants."""
+    """Return the node lacks its input, and these are what it wants."""
 
     def when(_: object, at: NodeView) -> Match:
         missing = at.view.missing.get(at.node.id)
@@ -41,13 +41,13 @@ def two_sources(_: object, at: NodeView) -> Match:
 
 
 def own_output(config: AiGeneratorConfig, at: NodeView) -> Match:
-    """The generator asks the role that this chain deploys."""
+    """Return the generator asks the role that this chain deploys."""
     role = "/".join((config.model or "").split("/")[:2])
     return role in {f"{tenant}/{name}" for tenant, name in at.view.roles} and {"role": role}
 
 
 def unfit_format(config: DataSourceConfig, _: NodeView) -> Match:
-    """Each repository that is said to be something else than documents by its format."""
+    """Return each repository that is said to be something else than documents by its format."""
     return [
         {"where": where, "format": source.format}
         for where, _, source in config.named_sets()
@@ -56,7 +56,7 @@ def unfit_format(config: DataSourceConfig, _: NodeView) -> Match:
 
 
 def unfit_set(config: DataSourceConfig, _: NodeView) -> Match:
-    """Each repository that is said to be something else than documents by the name of its set."""
+    """Return each repository that is said to be something else than documents by the name of its set."""
     return [
         {"where": where, "port": port}
         for where, port, source in config.named_sets()
@@ -70,7 +70,7 @@ def data_workers(config: DataSourceConfig, _: NodeView) -> Match:
 
 
 def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Match:
-    """Each setting that is not at its default and that this generator does not read."""
+    """Return each setting that is not at its default and that this generator does not read."""
     readers: dict[str, str] = {}
     if config.engine is GeneratorKind.EXTRACTIVE and config.model is None:
         readers |= dict.fromkeys(MODEL_SETTINGS, "an engine that asks a model")
@@ -85,7 +85,7 @@ def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Match:
 
 
 def remote_repository(config: DataSourceConfig, _: NodeView) -> Match:
-    """Each repository that is not a folder of this machine."""
+    """Return each repository that is not a folder of this machine."""
     return [
         {"where": f"{where}repository", "repository": source.repository}
         for where, _, source in config.named_sets()
@@ -94,7 +94,7 @@ def remote_repository(config: DataSourceConfig, _: NodeView) -> Match:
 
 
 def repeats_dropped(config: ValidatorConfig, at: NodeView) -> Match:
-    """Each set of a mixture whose repetitions the validator would drop as duplicates."""
+    """Return each set of a mixture whose repetitions the validator would drop as duplicates."""
     if not config.exact_duplicates and config.near_duplicates is None:
         return False
     return [

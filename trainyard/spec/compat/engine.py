@@ -41,7 +41,7 @@ BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 def has_no_store(config: TrainerConfig) -> bool:
-    """Whether no kind of store is at the address of the mirror."""
+    """Return whether no kind of store is at the address of the mirror."""
     parts = urlsplit(config.engine.mirror or "file:///unset")
     folder = parts.scheme == "file" and parts.netloc in ("", "localhost") and bool(parts.path.strip("/"))
     bucket = parts.scheme == "gs" and BUCKET.fullmatch(parts.netloc) is not None
@@ -70,17 +70,17 @@ def has_critic(config: TrainerConfig) -> bool:
 
 
 def reuses(config: TrainerConfig) -> bool:
-    """Whether several steps of PPO learn from the same completions."""
+    """Return whether several steps of PPO learn from the same completions."""
     return isinstance(config.stage, PpoSettings) and config.stage.num_iterations * config.stage.minibatches > 1
 
 
 def needs_padded(config: TrainerConfig) -> bool:
-    """Whether batches are cut by rows: their loss compares them, or they grow by what is drawn."""
+    """Return whether batches are cut by rows: their loss compares them, or they grow by what is drawn."""
     return config.stage.facts.compares_rows or config.stage.drawn_tokens > 0
 
 
 def labels_count(stage: StageSettings) -> bool:
-    """Whether some rows of a distillation are not written by the student."""
+    """Return whether some rows of a distillation are not written by the student."""
     return not isinstance(stage, DistillSettings) or stage.lmbda < 1
 
 
@@ -129,7 +129,7 @@ STAGE_READERS = (
 
 
 def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
-    """Each setting that is not at its default and that nothing in this trainer reads.
+    """Return each setting that is not at its default and that nothing in this trainer reads.
 
     Where a whole group is not read, the group's own row says so instead.
     """
@@ -167,12 +167,12 @@ def packs_pairs(config: TrainerConfig) -> bool:
 
 
 def shares_prompts(config: TrainerConfig) -> bool:
-    """Whether prompts are to be shared by name; `auto` finds out what is possible."""
+    """Return whether prompts are to be shared by name; `auto` finds out what is possible."""
     return config.stage.asks_shared is True
 
 
 def unfit_kernels(config: TrainerConfig, device: Device) -> Match:
-    """Each setting of the engine that asks for a kernel which is not written for a device."""
+    """Return each setting of the engine that asks for a kernel which is not written for a device."""
     kernels = {name: getattr(config.engine, name) for name in KERNEL_DEVICES}
     return [
         {
@@ -187,7 +187,7 @@ def unfit_kernels(config: TrainerConfig, device: Device) -> Match:
 
 
 def outside_devices(read: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
-    """What is asked for, where it does not run on the device that is asked for."""
+    """Return what is asked for, where it does not run on the device that is asked for."""
 
     def when(config: TrainerConfig, _: NodeView) -> Match:
         value = read(config)
@@ -198,7 +198,7 @@ def outside_devices(read: Callable[[TrainerConfig], Optimizer | Quantization | N
 
 
 def trained_through(config: TrainerConfig) -> Quantization | None:
-    """The format of the base that qlora trains through; None where no adapter can be trained through it."""
+    """Return the format of the base that qlora trains through; None where no adapter can be trained through it."""
     return config.base_format if config.base_format and config.base_format.facts.trains else None
 
 
@@ -310,7 +310,7 @@ def shares_alone(config: TrainerConfig, _: NodeView) -> bool:
 
 
 def unfit_shard(config: TrainerConfig, _: NodeView) -> Match:
-    """A size of a replica that the processes cannot be divided into."""
+    """Return a size of a replica that the processes cannot be divided into."""
     launch = config.launch
     size = launch.shard_size or launch.processes // 2
     fitting = [part for part in range(2, launch.processes // 2 + 1) if launch.processes % part == 0]

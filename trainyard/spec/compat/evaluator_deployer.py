@@ -52,7 +52,9 @@ def held_out_sets(at: NodeView) -> frozenset[str]:
 
 
 def multiple_wordings(at: NodeView, port: Port) -> bool:
-    """Whether the rows of a validator have questions in more than one wording, which only a qa generator writes."""
+    """Return whether the rows of a validator have questions in more than one wording, which only a qa generator
+    writes.
+    """
     for node in at.sources(port):
         if isinstance(node.config, AiGeneratorConfig):
             return node.config.template is GenerationTemplate.QA and node.config.wordings > 1
@@ -68,7 +70,7 @@ def no_held_out_sets(config: EvaluatorConfig, at: NodeView) -> Match:
 
 
 def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
-    """A benchmark on a set that is not held out, where others are."""
+    """Return a benchmark on a set that is not held out, where others are."""
     there = held_out_sets(at)
     if not there:
         return False
@@ -87,7 +89,7 @@ def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Match:
 
 
 def unread_judge(config: EvaluatorConfig, _: NodeView) -> Match:
-    """A judge, or its rubric, that no benchmark asks."""
+    """Return a judge, or its rubric, that no benchmark asks."""
     names = {line.name for line in config.benchmarks}
     if config.judge is None:
         return False
@@ -97,7 +99,7 @@ def unread_judge(config: EvaluatorConfig, _: NodeView) -> Match:
 
 
 def judged_by_nobody(config: EvaluatorConfig, _: NodeView) -> Match:
-    """A judged benchmark without what it needs."""
+    """Return a judged benchmark without what it needs."""
     judged = [line.name for line in config.benchmarks if line.name in JUDGED]
     if judged and config.judge is None:
         return {"name": judged[0], "needs": "judge"}
@@ -107,7 +109,7 @@ def judged_by_nobody(config: EvaluatorConfig, _: NodeView) -> Match:
 
 
 def other_report(_: Any, at: NodeView) -> Match:
-    """The report is about another adapter than the one that is deployed."""
+    """Return the report is about another adapter than the one that is deployed."""
     reports, deployed = at.sources(Port.REPORT), at.sources(Port.ADAPTER, Port.MODEL)
     if not reports or not deployed:
         return False
@@ -137,7 +139,7 @@ def targets(condition: Callable[[Any, TrainerConfig], Match]) -> When:
 
 
 def set_on(config: DeployerConfig, server: str, settings: Sequence[str]) -> Match:
-    """Each of the settings that is given to a target with this kind of server."""
+    """Return each of the settings that is given to a target with this kind of server."""
     return [
         {"index": index, "target": target, "setting": name}
         for index, target in enumerate(config.targets)
@@ -152,7 +154,7 @@ def rank_too_high(target: Target, trainer: TrainerConfig) -> Match:
 
 
 def unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> list[str]:
-    """What of an adapter a server of a type does not serve."""
+    """Return what of an adapter a server of a type does not serve."""
     unsupported = [f"adapters of method {method}"] if method not in type.facts.methods else []
     if whole_modules and not type.facts.whole_modules:
         unsupported.append(f"adapters with whole modules ({listed(whole_modules)})")
@@ -169,12 +171,12 @@ def unserved_adapters(config: DeployerConfig, at: NodeView) -> Match:
 
 
 def merges_nothing(target: Target, trainer: TrainerConfig) -> Match:
-    """A merged model of a method that makes whole models."""
+    """Return a merged model of a method that makes whole models."""
     return target.merged is not None and not trainer.method.facts.adapter
 
 
 def repeated_registries(config: DeployerConfig, _: NodeView) -> Match:
-    """Each registry target but the last one, where one wants a merged model: the registry is one target."""
+    """Return each registry target but the last one, where one wants a merged model: the registry is one target."""
     listed_ones = [index for index, target in enumerate(config.targets) if target.type is TargetType.REGISTRY]
     wants_merged = any(config.targets[index].merged for index in listed_ones)
     return wants_merged and [{"index": index} for index in listed_ones[:-1]]
@@ -200,7 +202,7 @@ def base_of_this_chain(config: DeployerConfig, at: NodeView) -> Match:
 
 
 def reads_text(config: EvaluatorConfig, at: NodeView) -> Match:
-    """What of an evaluator reads text, where the trainer before it makes a reward model."""
+    """Return what of an evaluator reads text, where the trainer before it makes a reward model."""
     if not before_is_reward(config, at):
         return False
     uses = [(f"benchmarks.{index}.name", f"benchmark {line.name}") for index, line in enumerate(config.benchmarks)

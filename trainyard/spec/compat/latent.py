@@ -24,7 +24,7 @@ def unread_thoughts(target: Any, trainer: TrainerConfig) -> Match:
 
 
 def other_technique(config: TrainerConfig, at: NodeView) -> Match:
-    """A trainer that would lose or replace what an earlier one has added to the model."""
+    """Return a trainer that would lose or replace what an earlier one has added to the model."""
     before = at.trainer()
     earlier = before.stage.technique if before is not None else None
     now = config.stage.technique
@@ -33,7 +33,7 @@ def other_technique(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def unreached_stage(config: TrainerConfig, _: NodeView) -> Match:
-    """A curriculum that is not at its end when the training is, so that another form of rows would be served."""
+    """Return a curriculum that is not at its end when the training is, so that another form of rows would be served."""
     technique, hyper = config.stage.technique, config.hyperparameters
     needed = technique.curriculum_epochs if technique is not None else 0
     return hyper.max_steps is None and hyper.epochs is not None and hyper.epochs <= needed and {"needed": needed}

@@ -19,7 +19,7 @@ CLOUD_FILES = ("training_file", "validation_file")
 
 
 def cloud_provider(config: JsonMapping, _: NodeView | None) -> Match:
-    """The provider that a trainer, a job or one of their fields names; a job's files say it too."""
+    """Return the provider that a trainer, a job or one of their fields names; a job's files say it too."""
     for field in PROVIDER_FIELDS:
         name = config.get(field)
         if isinstance(name, str) and name.lower() in PROVIDERS:
@@ -51,7 +51,9 @@ WORD_ROWS = (
 
 
 def word_reasons(config: JsonMapping, node: str | None, field: str | None = None) -> list[Reason]:
-    """The reasons that the words of a plain mapping give; `field` is where they are, if the row cannot know it."""
+    """Return the reasons that the words of a plain mapping give; `field` is where they are, if the row cannot know
+    it.
+    """
     return [
         fill(row, arguments, node, field if field is not None else str(arguments["field"]))
         for row in WORD_ROWS

@@ -22,7 +22,7 @@ from trainyard.spec.training import TrainerConfig
 
 
 def data_paths(config: object, at: NodeView) -> Match:
-    """Every path of a node that its reader would refuse."""
+    """Return every path of a node that its reader would refuse."""
     problem = at.facts.path_problem
     if problem is None:
         return False
@@ -58,7 +58,7 @@ def no_endpoint(config: AiGeneratorConfig, at: NodeView) -> Match:
 
 
 def unknown_endpoint(config: object, at: NodeView) -> Match:
-    """Each endpoint that a node names and trainyard.toml does not have."""
+    """Return each endpoint that a node names and trainyard.toml does not have."""
     endpoints, named = at.facts.endpoints, {}
     if isinstance(config, AiGeneratorConfig):
         named = {"endpoint": config.endpoint}
@@ -80,19 +80,19 @@ def unknown_endpoint(config: object, at: NodeView) -> Match:
 
 
 def runs_code(config: TrainerConfig, at: NodeView) -> Match:
-    """Each setting by which code of completions would run on a machine that cannot confine it."""
+    """Return each setting by which code of completions would run on a machine that cannot confine it."""
     code_places, confines = config.stage.code_places, at.facts.confines_code
     return bool(code_places) and confines is not None and not confines() and [{"where": where} for where in code_places]
 
 
 def unlisted_bucket(config: TrainerConfig, at: NodeView) -> Match:
-    """A bucket that the operator has not listed: this machine's cloud credentials would open it."""
+    """Return a bucket that the operator has not listed: this machine's cloud credentials would open it."""
     mirror = config.engine.mirror or ""
     return urlsplit(mirror).scheme == "gs" and at.facts.may_mirror is not None and not at.facts.may_mirror(mirror)
 
 
 def unlisted_data(config: DataSourceConfig, at: NodeView) -> Match:
-    """Each bucket with data that the operator has not listed."""
+    """Return each bucket with data that the operator has not listed."""
     may_read = at.facts.may_read
     return may_read is not None and [
         {"where": f"{where}url", "address": source.url}
@@ -102,7 +102,7 @@ def unlisted_data(config: DataSourceConfig, at: NodeView) -> Match:
 
 
 def why_absent(config: TrainerConfig, at: NodeView) -> str | None:
-    """Why the backend of a trainer is not available here; None if it is, or if that is not known."""
+    """Return why the backend of a trainer is not available here; None if it is, or if that is not known."""
     backends = at.facts.backends
     return None if backends is None else backends.get(config.backend, "This version does not have it.")
 
@@ -122,14 +122,14 @@ def computes_on_cpu(config: TrainerConfig, at: NodeView) -> bool:
 
 
 def unfit_kernels_here(config: TrainerConfig, at: NodeView) -> Match:
-    """The settings that ask for a kernel which is not written for the device that `auto` takes."""
+    """Return the settings that ask for a kernel which is not written for the device that `auto` takes."""
     native = config.backend is BackendName.NATIVE and config.device is Device.AUTO
     device = next((candidate for candidate in (*GPUS, Device.MPS) if not lacks_device(candidate, at)), Device.CPU)
     return native and at.facts.devices is not None and unfit_kernels(config, device)
 
 
 def no_package(config: TrainerConfig, at: NodeView) -> Match:
-    """What the native engine would have to import, and cannot."""
+    """Return what the native engine would have to import, and cannot."""
     has = at.facts.has_module
     if has is None or config.backend is not BackendName.NATIVE:
         return False
@@ -172,7 +172,7 @@ def unknown_ids(_: TrainerConfig, base: BaseFacts) -> Match:
 
 
 def beyond_table(config: TrainerConfig, base: BaseFacts) -> Match:
-    """Rows, with what is drawn after them, for which a table of positions has no entries."""
+    """Return rows, with what is drawn after them, for which a table of positions has no entries."""
     context, drawn_tokens = base.context, config.stage.drawn_tokens
     if not context.is_table or context.positions is None:
         return False
@@ -188,7 +188,7 @@ def beyond_table(config: TrainerConfig, base: BaseFacts) -> Match:
 
 
 def scaled_beyond(config: TrainerConfig, base: BaseFacts) -> Match:
-    """A scaling of positions that the base does not have."""
+    """Return a scaling of positions that the base does not have."""
     rope, positions = config.rope, base.context.positions
     original = rope.original_length if rope is not None else None
     return None not in (original, positions) and original > positions and {"positions": positions}  # type: ignore[operator]
@@ -199,14 +199,14 @@ def packed_for_mlx(config: TrainerConfig, base: BaseFacts) -> Match:
 
 
 def evaluates_mlx(_: EvaluatorConfig, at: NodeView) -> Match:
-    """A trained model whose base the evaluator cannot load."""
+    """Return a trained model whose base the evaluator cannot load."""
     before = at.trainer()
     facts = at.facts.base(before.base_model) if before and before.base_model and at.facts.base else None
     return facts is not None and facts.made_for_mlx and {"base": before.base_model if before else ""}
 
 
 def of_base(judge: Judge) -> When:
-    """The same about the base model's files, where this machine has them."""
+    """Return the same about the base model's files, where this machine has them."""
 
     def when(config: TrainerConfig, at: NodeView) -> Match:
         facts = at.facts.base(config.base_model) if at.facts.base and config.base_model else None
@@ -260,7 +260,9 @@ BASE_ROWS = (
 
 
 def other_vocabulary(config: TrainerConfig, at: NodeView) -> Match:
-    """A teacher whose tokenizer knows more or fewer tokens than the student's; a training compares them one by one."""
+    """Return a teacher whose tokenizer knows more or fewer tokens than the student's; a training compares them one by
+    one.
+    """
     teacher, base = config.stage.teacher_model, config.base_model
     if at.facts.base is None or not teacher or not base:
         return False
@@ -273,7 +275,7 @@ def other_vocabulary(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def base_reasons(config: TrainerConfig, base: BaseFacts, node: str | None) -> list[Reason]:
-    """Every reason why a base cannot be trained, for a child that has loaded its config and its tokenizer."""
+    """Return every reason why a base cannot be trained, for a child that has loaded its config and its tokenizer."""
     return [
         fill(row, {"config": config, **arguments}, node, row.field)
         for row in BASE_ROWS

@@ -16,7 +16,7 @@ NEEDS_ROWS = ("batching", "token_budget", "autotune", "mirror", "trackers")
 
 
 def unread_settings(config: TrainerConfig, _: NodeView) -> Match:
-    """Each setting that is not at its default and that no call reads."""
+    """Return each setting that is not at its default and that no call reads."""
     groups: tuple[tuple[str, object, object, tuple[str, ...]], ...] = (
         ("hyperparameters", config.hyperparameters, Hyperparameters(), SET_BY_CALLS),
         ("engine", config.engine, EngineSettings(), NEEDS_ROWS),

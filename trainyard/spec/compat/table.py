@@ -29,17 +29,17 @@ ROWS: tuple[Row, ...] = (
 
 
 def spec_reasons(chain: ResolvedChain, wiring: Wiring, unclear: Set[str] = frozenset()) -> list[Reason]:
-    """Every reason that the chain itself gives, node by node in its order."""
+    """Return every reason that the chain itself gives, node by node in its order."""
     return apply_rows(ROWS, "spec", View(chain, wiring), unclear)
 
 
 def run_reasons(chain: ResolvedChain, facts: RunFacts) -> list[Reason]:
-    """Every reason why an accepted chain cannot run here and now."""
+    """Return every reason why an accepted chain cannot run here and now."""
     return apply_rows(ROWS, "run", View(chain, Wiring(), facts), frozenset())
 
 
 def session_reasons(chain: ResolvedChain) -> list[Reason]:
-    """Every reason why no session can have the settings of these trainers."""
+    """Return every reason why no session can have the settings of these trainers."""
     return apply_rows(ROWS, "session", View(chain, Wiring()), frozenset())
 
 

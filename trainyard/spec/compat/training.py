@@ -34,13 +34,13 @@ CONSTANT_SCHEDULES = tuple(schedule for schedule in Schedule if schedule.facts.c
 
 
 def earlier(at: NodeView) -> TrainerConfig | None:
-    """The trainer whose adapter this trainer takes over."""
+    """Return the trainer whose adapter this trainer takes over."""
     trainers = [node.config for node in at.sources(Port.ADAPTER)]
     return trainers[0] if trainers and isinstance(trainers[0], TrainerConfig) else None
 
 
 def other_shape(config: TrainerConfig, at: NodeView) -> Match:
-    """A continued adapter keeps its shape; each setting that says otherwise."""
+    """Return a continued adapter keeps its shape; each setting that says otherwise."""
     before = earlier(at)
     if before is None or config.adapter != "continue" or config.method.type is not before.method.type:
         return False
@@ -53,24 +53,24 @@ def other_shape(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def shape_of(config: TrainerConfig) -> Iterator[str]:
-    """The settings that make the shape of an adapter."""
+    """Yield the settings that make the shape of an adapter."""
     yield from (f"method.{name}" for name in type(config.method).model_fields if name not in WITHOUT_SHAPE)
 
 
 def written_as_one(config: TrainerConfig, at: NodeView) -> TrainerConfig | None:
-    """The trainer of the earlier adapter, if this one is stacked on it or merged with it into one adapter."""
+    """Return the trainer of the earlier adapter, if this one is stacked on it or merged with it into one adapter."""
     return earlier(at) if config.adapter != "continue" and isinstance(config.method, AdapterSettings) else None
 
 
 def no_sum(config: TrainerConfig, at: NodeView) -> Match:
-    """The method of two whose adapters are not sums of low-rank matrices."""
+    """Return the method of two whose adapters are not sums of low-rank matrices."""
     before = written_as_one(config, at)
     other = [method for method in (before.method, config.method) if not method.facts.summed] if before else []
     return bool(other) and {"method": other[0]}
 
 
 def common_module(config: TrainerConfig, at: NodeView) -> Match:
-    """A module that two adapters contain as a whole."""
+    """Return a module that two adapters contain as a whole."""
     before = written_as_one(config, at)
     if before is None or no_sum(config, at):
         return False
@@ -91,7 +91,7 @@ def other_base(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
-    """A control that would start from the adapter of the very trainer that it is to be compared with."""
+    """Return a control that would start from the adapter of the very trainer that it is to be compared with."""
     before = at.trainer()
     if config.control is None or before is None or objective_of(before) != objective_of(config):
         return False
@@ -99,7 +99,7 @@ def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def objective_of(config: TrainerConfig) -> tuple[Stage, Latent | None]:
-    """What a trainer and its control have in common."""
+    """Return what a trainer and its control have in common."""
     technique = config.stage.technique
     return config.stage.type, technique.type if technique is not None else None
 
@@ -119,13 +119,13 @@ def minibatches_of(config: TrainerConfig) -> int:
 
 
 def draws_by_vllm(config: TrainerConfig) -> bool:
-    """Whether a vLLM server draws the completions that a trainer learns from."""
+    """Return whether a vLLM server draws the completions that a trainer learns from."""
     rollouts = getattr(config.stage, "rollouts", None)
     return rollouts is not None and rollouts.engine == "vllm"
 
 
 def unserved_policy(config: TrainerConfig, at: NodeView) -> Match:
-    """What of a policy vLLM could not draw with as it is trained: it has the base, and one adapter on it."""
+    """Return what of a policy vLLM could not draw with as it is trained: it has the base, and one adapter on it."""
     method = config.method
     if not draws_by_vllm(config):
         return False
@@ -143,13 +143,13 @@ def unserved_policy(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def without_metric(config: TrainerConfig, _: NodeView) -> Match:
-    """A metric that the stage does not report, where it reports others."""
+    """Return a metric that the stage does not report, where it reports others."""
     evaluation, there = config.eval, config.stage.facts.eval_metrics
     return evaluation is not None and bool(there) and evaluation.metric not in there and {"there": listed(there)}
 
 
 def without_set(config: TrainerConfig, at: NodeView) -> Match:
-    """A held-out set that no validator before the trainer makes."""
+    """Return a held-out set that no validator before the trainer makes."""
     if config.eval is None or config.eval.set is None:
         return False
     there = held_out_sets(at)
@@ -159,7 +159,7 @@ def without_set(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def teaches_itself(config: TrainerConfig, at: NodeView) -> Match:
-    """A teacher that is the student, before anything was trained."""
+    """Return a teacher that is the student, before anything was trained."""
     teacher = config.stage.teacher_model
     return teacher is not None and teacher == config.base_model and at.trainer() is None
 

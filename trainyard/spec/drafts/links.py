@@ -48,7 +48,7 @@ class Link:
 
 
 def list_links(nodes: Sequence[DraftNode], source: str, base_model: str) -> Iterator[Link]:
-    """The links from each port of a node to every other node. Raises `KeyError` for a node that is not there."""
+    """Yield the links from each port of a node to every other node. Raises `KeyError` for a node that is not there."""
     draft = wire_draft(nodes)
     needs = {node.id: node.needs for node in nodes}
     before = steps_to(source, needs)
@@ -66,7 +66,7 @@ def list_links(nodes: Sequence[DraftNode], source: str, base_model: str) -> Iter
 
 
 def ports_made(draft: DraftWiring, node_id: str) -> tuple[Port, ...]:
-    """The ports that a node makes; a validator that nothing reaches yet may come to make each of the rows."""
+    """Return the ports that a node makes; a validator that nothing reaches yet may come to make each of the rows."""
     produced = draft.wiring.produces[node_id]
     if produced or draft.nodes[node_id].type != "validator":
         return produced
@@ -89,7 +89,7 @@ def steps_to(source: str, needs: Mapping[str, Sequence[str]]) -> dict[str, tuple
 
 
 def circle_reason(target: str, source: str, before: Mapping[str, tuple[str, int]]) -> Reason:
-    """Why a node before the source cannot follow it."""
+    """Return why a node before the source cannot follow it."""
     begin = [target]
     while begin[-1] != source and len(begin) < MAX_CYCLE_SHOWN:
         begin.append(before[begin[-1]][0])
@@ -97,7 +97,7 @@ def circle_reason(target: str, source: str, before: Mapping[str, tuple[str, int]
 
 
 def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_model: str) -> Reason | None:
-    """Why a node would not take a port of the source if it were linked to it; None if it would."""
+    """Return why a node would not take a port of the source if it were linked to it; None if it would."""
     if node.type == "data_source":
         because = f"The data_source {node.id!r} reads files and takes nothing from other nodes."
         return Reason("R-PORT", node.id, "needs", because, "Link the two to a node that takes both.")
@@ -118,7 +118,7 @@ def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_mo
 
 
 def offer_of(draft: DraftWiring, source: str, port: Port) -> Offers:
-    """What the source itself offers on one port, and nothing that reached it."""
+    """Return what the source itself offers on one port, and nothing that reached it."""
     offered = [source_port for offer in draft.wiring.after[source].values() for source_port in offer.sources]
     source_port = next(candidate for candidate in offered if candidate.node_id == source and candidate.port == port)
     alone = Source(node_id=source, port=port, control=source_port.control)
@@ -126,7 +126,7 @@ def offer_of(draft: DraftWiring, source: str, port: Port) -> Offers:
 
 
 def row_reason(node: PortNode, wiring: Wiring, base_model: str) -> Reason | None:
-    """The reason that the table gives for a node whose links are these."""
+    """Return the reason that the table gives for a node whose links are these."""
     config = complete_config(node.config, {}, {}, "default", base_model)
     alone = ResolvedNode.model_construct(id=node.id, type=node.type, config=config, inputs={})  # type: ignore[arg-type]
     chain = ResolvedChain.model_construct(name="draft", tenant="default", nodes=(alone,), order=(node.id,), digest="")

@@ -50,7 +50,7 @@ class PaletteNode:
 
 
 def list_palette() -> list[PaletteNode]:
-    """Every type of node, in the order of a chain."""
+    """Return every type of node, in the order of a chain."""
     return [
         PaletteNode(name, (model.__doc__ or "").partition("\n")[0], STARTS.get(name, {}))
         for name, model in NODE_CONFIGS.items()
@@ -58,12 +58,12 @@ def list_palette() -> list[PaletteNode]:
 
 
 def starting_config(node_type: str) -> Strict:
-    """The config of a new node of that type."""
+    """Return the config of a new node of that type."""
     return NODE_CONFIGS[node_type].model_validate(STARTS.get(node_type, {}))
 
 
 def ports_taken(config: Strict, node_type: str) -> tuple[Port, ...]:
-    """The ports that a node may take, whatever reaches it now."""
+    """Return the ports that a node may take, whatever reaches it now."""
     if isinstance(config, TrainerConfig):
         facts = config.stage.facts
         scores = (Port.REWARD,) if config.stage.reads_scores else ()

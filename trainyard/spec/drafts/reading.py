@@ -46,7 +46,7 @@ class DraftWiring:
 
 
 def read_nodes(body: JsonMapping) -> list[DraftNode]:
-    """The nodes of a body with ids and links; settings that have their default are left out of a valid node."""
+    """Return the nodes of a body with ids and links; settings that have their default are left out of a valid node."""
     listed = [raw for raw in body.get("nodes") or () if isinstance(raw, Mapping)]
     parsed = parse_nodes({"nodes": listed})
     ids = number(parsed)
@@ -80,7 +80,7 @@ def parsed_node(node: DraftNode) -> ParsedNode:
 
 
 def readable_config(node_type: str, config: JsonMapping) -> Strict:
-    """The config without the settings that are wrong; that of a new node where nothing is left."""
+    """Return the config without the settings that are wrong; that of a new node where nothing is left."""
     readable = dict(config)
     while True:
         try:

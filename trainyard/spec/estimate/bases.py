@@ -86,7 +86,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def window_of(text: JsonMapping) -> int | None:
-    """The sliding window of a base without a layer that sees everything."""
+    """Return the sliding window of a base without a layer that sees everything."""
     window, layers = text.get("sliding_window"), text.get("layer_types")
     if not is_count(window) or text.get("use_sliding_window") is False:
         return None
@@ -118,7 +118,7 @@ class BaseFacts:
 
     @classmethod
     def from_config(cls, config: JsonMapping, tokens: int | None = None) -> BaseFacts:
-        """The facts in a model's `config.json`."""
+        """Return the facts in a model's `config.json`."""
         model_type, rows = str(config.get("model_type", "")), config.get("vocab_size")
         whole = isinstance(rows, int) and "text_config" not in config
         layout = layout_of(model_type, config)
@@ -127,7 +127,9 @@ class BaseFacts:
 
 
 def is_of_mlx(config: Mapping[str, object]) -> bool:
-    """Whether a config is that of weights quantized by mlx_lm: {group_size, bits}, and no method that loads them."""
+    """Return whether a config is that of weights quantized by mlx_lm: {group_size, bits}, and no method that loads
+    them.
+    """
     packed, settings = config.get("quantization"), config.get("quantization_config")
     has_method = isinstance(settings, Mapping) and "quant_method" in settings
     return isinstance(packed, Mapping) and {"group_size", "bits"} <= packed.keys() and not has_method

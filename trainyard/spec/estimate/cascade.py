@@ -67,7 +67,7 @@ class FitResult(Strict):
         return needed(self.memory)
 
     def lines(self) -> list[str]:
-        """The whole breakdown, for people."""
+        """Return the whole breakdown, for people."""
         return [
             f"{self.rung} on {self.device}: {self.memory.total / GIB:.2f} GiB and the reserve make "
             f"{self.needed_bytes / GIB:.2f} of {self.memory_bytes / GIB:.2f} GiB",
@@ -86,7 +86,7 @@ def choose(
     rungs: Sequence[Method] | None = None,
     teacher: ModelShape | None = None,
 ) -> FitResult:
-    """The first rung and knobs whose estimate, with a reserve of a tenth, fits in `memory_bytes`.
+    """Return the first rung and knobs whose estimate, with a reserve of a tenth, fits in `memory_bytes`.
 
     `rungs` replaces the usual ones, in the order given; `teacher` is a frozen model that the stage loads
     too. Raises `LimitExceeded` (`E-MEMORY-FIT`) with the deficit when
@@ -149,7 +149,8 @@ def usual_rungs(config: TrainerConfig, device: Device) -> tuple[Method, ...]:
 
 
 def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
-    """The config with another method, and with what belongs to a method: its default learning rate, its settings.
+    """Return the config with another method, and with what belongs to a method: its default learning rate, its
+    settings.
 
     A learning rate that is not the default of the method was chosen by a person and stays.
     """
@@ -170,7 +171,7 @@ def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
 
 
 def variants(config: TrainerConfig, device: Device) -> Iterator[tuple[tuple[str, ...], TrainerConfig]]:
-    """The config as it is, and then with one knob after the other turned, each on top of the ones before."""
+    """Return the config as it is, and then with one knob after the other turned, each on top of the ones before."""
     knobs: tuple[str, ...] = ()
     yield knobs, config
     for name, changed in turned(config, device):
@@ -197,7 +198,7 @@ def turned(config: TrainerConfig, device: Device) -> Iterator[tuple[str, Trainer
 
 
 def recomputes(config: TrainerConfig) -> bool:
-    """Whether gradient checkpointing saves memory with what is trained, and leaves the gradients as they are."""
+    """Return whether gradient checkpointing saves memory with what is trained, and leaves the gradients as they are."""
     if config.stage.facts.draws_groups and config.backend is BackendName.NATIVE:
         return False
     technique = config.stage.technique
@@ -205,7 +206,7 @@ def recomputes(config: TrainerConfig) -> bool:
 
 
 def smaller_states(config: TrainerConfig, device: Device) -> Optimizer | None:
-    """The 8-bit optimizer of a device; None where it has none, or where states begin again or are divided."""
+    """Return the 8-bit optimizer of a device; None where it has none, or where states begin again or are divided."""
     technique, facts, optimizer = config.stage.technique, config.backend.facts, EIGHT_BIT.get(device)
     if technique is not None and technique.resets_optimizer:
         return None
@@ -216,7 +217,7 @@ def smaller_states(config: TrainerConfig, device: Device) -> Optimizer | None:
 
 
 def smaller_batch(config: TrainerConfig) -> TrainerConfig | None:
-    """The next smaller micro-batch that leaves the rows of a step as they are; None if there is none."""
+    """Return the next smaller micro-batch that leaves the rows of a step as they are; None if there is none."""
     hyper = config.hyperparameters
     smaller = range(hyper.batch_size // 2, config.stage.facts.smallest_batch - 1, -1)
     size = next((n for n in smaller if hyper.batch_size % n == 0), None)

@@ -93,7 +93,7 @@ class Estimate(Strict):
 
 
 def estimate(chain: ResolvedChain, facts: Known | None = None) -> tuple[Estimate, ...]:
-    """One estimate for each node, in the order in which they run."""
+    """Return one estimate for each node, in the order in which they run."""
     facts = facts or Known()
     rows: dict[str, dict[Port, int]] = {}
     generators = written_by_generator(chain)
@@ -119,7 +119,7 @@ def rows_of(
     facts: Known,
     generators: Mapping[str, Mapping[Port, int]],
 ) -> tuple[dict[Port, int], str]:
-    """Rows that a node gives on each port, at most, and how that is known."""
+    """Return rows that a node gives on each port, at most, and how that is known."""
     if node.id in facts.rows:
         return dict(facts.rows[node.id]), "rows: counted"
     if (sampled := facts.sampled.get(node.id)) and sampled.rows:
@@ -138,7 +138,7 @@ def rows_of(
 def rows_kept(
     node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]], generators: Mapping[str, Mapping[Port, int]]
 ) -> tuple[dict[Port, int], str]:
-    """Rows that a validator keeps for training, at most."""
+    """Return rows that a validator keeps for training, at most."""
     assert isinstance(node.config, ValidatorConfig)
     if rows := generators.get(node.id):
         return dict(rows), "rows: the count of the generator, which writes what is held out on top; filters drop more"
@@ -148,7 +148,7 @@ def rows_kept(
 
 
 def arriving(node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]]) -> dict[Port, int]:
-    """Rows on each data port of a node, as far as they are known."""
+    """Return rows on each data port of a node, as far as they are known."""
     counts = {}
     for port in Port:
         for source in node.inputs.get(port, ()) if port in DATA_PORTS else ():
@@ -220,7 +220,7 @@ def estimate_training(
 
 
 def in_queue(seconds: float | None, queue_s: float | None) -> tuple[float | None, float | None, tuple[str, ...]]:
-    """The wait for the device, the time with it, and what to say about it."""
+    """Return the wait for the device, the time with it, and what to say about it."""
     if queue_s is None:
         return None, seconds, ("queue: the device is in use, and how long is not known",)
     if queue_s and seconds is not None:

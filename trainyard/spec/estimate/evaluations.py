@@ -25,7 +25,7 @@ def default_interval(total_steps: int, trained_rows: int, held_out_rows: int) ->
 
 
 def held_out_rows(config: TrainerConfig, rows: int) -> int:
-    """Rows that a trainer does not train on, of those that reach it."""
+    """Return rows that a trainer does not train on, of those that reach it."""
     evaluation = config.eval
     return min(evaluation.max_rows, math.ceil(rows * evaluation.held_out_share), rows - 1) if evaluation else 0
 
@@ -44,6 +44,6 @@ def time_share(evaluation: EvalSettings, steps: int, rows: int | None, rows_per_
 
 
 def held_out_rows_of(evaluation: EvalSettings, trained: int) -> int:
-    """Rows that were held out where `trained` are left."""
+    """Return rows that were held out where `trained` are left."""
     share = evaluation.held_out_share
     return min(evaluation.max_rows, max(1, math.ceil(trained * share / (1 - share))))

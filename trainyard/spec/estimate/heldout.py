@@ -31,7 +31,7 @@ class Shares(NamedTuple):
 
 
 def rows_to_generate(count: int, documents: int | None, wordings: int, rules: HoldoutRules | None) -> Shares:
-    """The smallest set of pairs, all of their wordings counted, that leaves `count` rows to train on.
+    """Return the smallest set of pairs, all of their wordings counted, that leaves `count` rows to train on.
 
     `documents` is how many the pairs are spread over, None if that is not known. Without rules all rows are trained.
     """
@@ -63,7 +63,7 @@ def held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> in
 
 
 def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
-    """A sentence for each set that is tiny; what is not known is not judged."""
+    """Return a sentence for each set that is tiny; what is not known is not judged."""
     checks = []
     if trained is not None and trained < FEW_TRAINING_ROWS:
         checks.append(f"Fewer than {FEW_TRAINING_ROWS} rows to train on ({trained}): little but form is learned.")
@@ -73,7 +73,7 @@ def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
 
 
 def too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> list[str]:
-    """Why there is no verdict on so many rows, by the floor of an evaluator; what is not known is not judged."""
+    """Return why there is no verdict on so many rows, by the floor of an evaluator; what is not known is not judged."""
     checks = []
     if trained is not None and trained < least:
         checks.append(f"{trained} rows to train on are not enough to say; at least {least} are needed.")
@@ -83,7 +83,7 @@ def too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> l
 
 
 def tiny_sets(config: Strict, rows: int | None) -> list[str]:
-    """What a plan warns of: a trainer with few rows, a generator that leaves few rows for the evaluator."""
+    """Return what a plan warns of: a trainer with few rows, a generator that leaves few rows for the evaluator."""
     if isinstance(config, TrainerConfig):
         return few_rows(rows, None)
     if isinstance(config, AiGeneratorConfig) and config.holdout is not None:
@@ -98,7 +98,7 @@ def generated_rows(config: AiGeneratorConfig, documents: int | None) -> Shares:
 
 
 def generator_basis(config: AiGeneratorConfig, shares: Shares) -> str:
-    """How the rows that are asked for are divided, and how many answers are drawn for them."""
+    """Return how the rows that are asked for are divided, and how many answers are drawn for them."""
     candidates = f"; {config.best_of} answers to each question, in as many requests" if config.best_of > 1 else ""
     if config.holdout is None:
         return f"rows: at most the count of {config.count:,}{candidates}"

@@ -128,7 +128,8 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device, teacher:
 
 
 def critic_bytes(shape: ModelShape, config: TrainerConfig, half: int, trained: int) -> int:
-    """The models next to a policy that draws completions, of its own shape: a critic that is trained as the policy is,
+    """Return the models next to a policy that draws completions, of its own shape: a critic that is trained as the
+    policy is,
     and a reward model."""
     scorer = half * shape.parameters if config.stage.reads_scores else 0
     if not (isinstance(config.stage, PpoSettings) and config.stage.has_critic):
@@ -173,7 +174,7 @@ def adapter_size(inputs: int, outputs: int, adapter: AdapterSettings) -> int:
 
 
 def targeted(shape: ModelShape, adapter: AdapterSettings) -> dict[str, tuple[int, int]]:
-    """The linear layers of a block that the adapter reaches."""
+    """Return the linear layers of a block that the adapter reaches."""
     named = {"attention-only": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": tuple(shape.projections)}
     targets = adapter.target_modules or "all-linear"
     names = targets if isinstance(targets, tuple) else named[targets]
@@ -184,7 +185,9 @@ def targeted(shape: ModelShape, adapter: AdapterSettings) -> dict[str, tuple[int
 
 
 def base_bytes(shape: ModelShape, config: TrainerConfig, half: int) -> int:
-    """Bytes of the model's own weights: float32 where they move, half precision or a format's bits where frozen."""
+    """Return bytes of the model's own weights: float32 where they move, half precision or a format's bits where
+    frozen.
+    """
     if config.base_format:
         return int(shape.linear * config.base_format.facts.bits / 8) + half * (shape.parameters - shape.linear)
     return (half if config.method.facts.adapter else 4) * shape.parameters
@@ -204,7 +207,7 @@ def positions(config: TrainerConfig, device: Device) -> int:
 
 
 def thought_growth(config: TrainerConfig) -> float:
-    """How many positions go through the layers for each token of a row of full length, thoughts included."""
+    """Return how many positions go through the layers for each token of a row of full length, thoughts included."""
     technique = config.stage.technique
     if technique is None:
         return 1.0
@@ -213,7 +216,7 @@ def thought_growth(config: TrainerConfig) -> float:
 
 
 def shared_growth(config: TrainerConfig) -> float:
-    """How much longer a row with a graph gets where it takes in the mismatched answer of stage kto.
+    """Return how much longer a row with a graph gets where it takes in the mismatched answer of stage kto.
 
     By no more than 1.36 where that pays (`auto`): from there on it would save less than a tenth of the operations.
     """
@@ -223,7 +226,7 @@ def shared_growth(config: TrainerConfig) -> float:
 
 
 def activation_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
-    """What the backward pass keeps of the blocks that it goes through, without what dropout keeps."""
+    """Return what the backward pass keeps of the blocks that it goes through, without what dropout keeps."""
     on_cuda, blocks = device.facts.is_gpu, reached(shape, config)
     block = block_bytes(shape, config, on_cuda)
     if config.hyperparameters.gradient_checkpointing:
@@ -235,7 +238,9 @@ def activation_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, devi
 
 
 def half_copies(shape: ModelShape, config: TrainerConfig) -> int:
-    """Bytes of the copies in bf16 that autocast makes of matrices in float32, until the backward pass has read them."""
+    """Return bytes of the copies in bf16 that autocast makes of matrices in float32, until the backward pass has read
+    them.
+    """
     if config.method.facts.adapter:
         return 0
     blocks = reached(shape, config) * (shape.block - 2 * shape.hidden)
@@ -243,7 +248,7 @@ def half_copies(shape: ModelShape, config: TrainerConfig) -> int:
 
 
 def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> float:
-    """What one block keeps for each token."""
+    """Return what one block keeps for each token."""
     d, f, method = shape.hidden, shape.feed_forward, config.method
     heads = (shape.heads + shape.key_value_heads) * shape.head_size
     if not on_cuda:
@@ -267,7 +272,9 @@ def reached(shape: ModelShape, config: TrainerConfig) -> int:
 
 
 def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
-    """The dropped input of every adapted layer in the format of the activations, and a mask of a byte a number."""
+    """Return the dropped input of every adapted layer in the format of the activations, and a mask of a byte a
+    number.
+    """
     if not isinstance(config.method, AdapterSettings) or not config.method.dropout:
         return 0
     inputs = sum(size[0] for size in targeted(shape, config.method).values())
@@ -289,13 +296,15 @@ def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: D
 
 
 def sampled_positions(config: TrainerConfig, tokens: int) -> int:
-    """Those of the positions of which a token of a thought is drawn, so that no chunked head computes them."""
+    """Return those of the positions of which a token of a thought is drawn, so that no chunked head computes them."""
     technique = config.stage.technique
     return round(tokens * technique.cost.sampled / thought_growth(config)) if technique is not None else 0
 
 
 def thought_bytes(shape: ModelShape, config: TrainerConfig, width: int, tokens: int) -> int:
-    """What the passes of a latent technique copy and compare; `width` is the bytes of a number of the activations."""
+    """Return what the passes of a latent technique copy and compare; `width` is the bytes of a number of the
+    activations.
+    """
     technique = config.stage.technique
     if technique is None:
         return 0
@@ -306,7 +315,7 @@ def thought_bytes(shape: ModelShape, config: TrainerConfig, width: int, tokens: 
 
 
 def teacher_bytes(teacher: ModelShape, half: int, tokens: int) -> int:
-    """Bytes of a frozen teacher, with its logits as it computes them and in float32."""
+    """Return bytes of a frozen teacher, with its logits as it computes them and in float32."""
     return half * teacher.parameters + (half + 4) * teacher.vocabulary * tokens
 
 
@@ -314,7 +323,7 @@ def teacher_bytes(teacher: ModelShape, half: int, tokens: int) -> int:
 
 
 def divide_memory(parts: dict[str, int], launch: LaunchSettings) -> dict[str, int]:
-    """The parts of the memory of one process: whole ones, and its share of the others (rounded up)."""
+    """Return the parts of the memory of one process: whole ones, and its share of the others (rounded up)."""
     shared, sharers = launch.strategy.facts.divided, launch.processes
     if launch.strategy is Strategy.FSDP_HYBRID:  # of one copy
         sharers = launch.shard_size or max(1, launch.processes // 2)
@@ -322,7 +331,9 @@ def divide_memory(parts: dict[str, int], launch: LaunchSettings) -> dict[str, in
 
 
 def gathered_bytes(shape: ModelShape, launch: LaunchSettings, width: int) -> int:
-    """Bytes of the largest group of weights that a process puts together to compute; `width` is that of a number."""
+    """Return bytes of the largest group of weights that a process puts together to compute; `width` is that of a
+    number.
+    """
     if "weights" not in launch.strategy.facts.divided:
         return 0
     return width * max(shape.block, shape.parameters - shape.layers * shape.block)

@@ -26,12 +26,14 @@ DRAWN_AT_ONCE = 64
 
 
 def drawn_length(config: TrainerConfig) -> int:
-    """Most tokens of a completion; 0 where none is drawn."""
+    """Return most tokens of a completion; 0 where none is drawn."""
     return config.stage.drawn_tokens
 
 
 def rows_seen(config: TrainerConfig, rows: int) -> int:
-    """Rows of a pass that go through the model, out of those that arrive; again in each step that learns from them."""
+    """Return rows of a pass that go through the model, out of those that arrive; again in each step that learns from
+    them.
+    """
     rollouts, hyper = config.stage, config.hyperparameters
     if not isinstance(rollouts, GrpoSettings | PpoSettings):
         return rows
@@ -52,7 +54,9 @@ def drawn_at_once(config: TrainerConfig) -> int:
 
 
 def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int:
-    """The keys and values of the completions that are drawn together, on one device; of a server its weights too."""
+    """Return the keys and values of the completions that are drawn together, on one device; of a server its weights
+    too.
+    """
     if not drawn_length(config):
         return 0
     hyper, served = config.hyperparameters, serves_policy(config)
@@ -63,5 +67,5 @@ def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int
 
 
 def serves_policy(config: TrainerConfig) -> bool:
-    """Whether a vLLM server draws the completions."""
+    """Return whether a vLLM server draws the completions."""
     return isinstance(config.stage, DrawnSettings) and config.stage.rollouts.engine == "vllm"

@@ -30,7 +30,7 @@ class ModelShape(Strict):
 
     @classmethod
     def from_config(cls, config: JsonMapping) -> ModelShape | None:
-        """The shape in a model's `config.json`; None if it is not a decoder of the Llama family's layout."""
+        """Return the shape in a model's `config.json`; None if it is not a decoder of the Llama family's layout."""
         sizes = {name: config.get(key) for name, key in SIZES.items()}
         if not all(isinstance(size, int) for size in sizes.values()):
             return None

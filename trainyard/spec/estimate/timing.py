@@ -99,7 +99,9 @@ class Timings:
     """How much longer a computation takes now, next to the other programs of the machine."""
 
     def problem_of(self, config: TrainerConfig) -> Problem | None:
-        """The newest probe of at most this size that did not fit, unless a training of this size did since then."""
+        """Return the newest probe of at most this size that did not fit, unless a training of this size did since
+        then.
+        """
         hyper = config.hyperparameters
         size = (hyper.max_length, hyper.batch_size)
         problems = [
@@ -133,7 +135,7 @@ class TimeEstimate:
 
 
 def count_tokens(rows: int | None, tokens_per_row: float | None) -> int | None:
-    """Tokens of a pass over the rows: the one number of `plan` and of `data preview`."""
+    """Return tokens of a pass over the rows: the one number of `plan` and of `data preview`."""
     return None if rows is None or tokens_per_row is None else round(rows * tokens_per_row)
 
 
@@ -158,7 +160,7 @@ def operations(shape: ModelShape, config: TrainerConfig, rows: float, tokens_per
 
 
 def rows_per_step(config: TrainerConfig) -> int:
-    """Rows of an optimizer step on one device."""
+    """Return rows of an optimizer step on one device."""
     return config.hyperparameters.batch_size * config.hyperparameters.gradient_accumulation
 
 
@@ -171,7 +173,7 @@ def save_steps(hyper: Hyperparameters, total: int) -> int:
 def estimate_time(
     shape: ModelShape | None, config: TrainerConfig, work: Workload, timings: Timings | None
 ) -> TimeEstimate:
-    """The one function that `plan`, `data preview` and a run ask."""
+    """Return the one function that `plan`, `data preview` and a run ask."""
     timings = timings or Timings()
     slowdown = likely_slowdown(timings)
     timings = replace(timings, measured=[timing.alone() for timing in timings.measured])
@@ -244,7 +246,7 @@ def likely_slowdown(timings: Timings) -> Slowdown:
 def step_seconds(
     shape: ModelShape | None, config: TrainerConfig, tokens_per_row: float, measured: Sequence[StepTiming]
 ) -> tuple[float | None, str]:
-    """Seconds of a step, and how they were measured: at the same size if possible, else scaled by operations."""
+    """Return seconds of a step, and how they were measured: at the same size if possible, else scaled by operations."""
     exact = [timing for timing in newest_first(measured) if same_size(timing, config)]
     nearest = (exact or near(measured, config))[:NEWEST]
     if shape is None and not exact:
@@ -269,7 +271,7 @@ def same_size(timing: StepTiming, config: TrainerConfig) -> bool:
 
 
 def near(measured: Sequence[StepTiming], config: TrainerConfig) -> list[StepTiming]:
-    """Those whose micro-batch is the most similar, the newest first."""
+    """Return those whose micro-batch is the most similar, the newest first."""
     hyper = config.hyperparameters
     size = hyper.max_length * hyper.batch_size
 

@@ -65,7 +65,7 @@ class VerdictFloor(Strict):
         return least_cases(self.confidence)
 
     def reasons(self, *, trained: int | None = None, held_out: Counted | None = None) -> list[str]:
-        """Why there will be no verdict on so many rows; what is not known is not judged."""
+        """Return why there will be no verdict on so many rows; what is not known is not judged."""
         rows = held_out if self.decides else None
         reason = too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
         unclear = undecidable("The held-out rows", rows.cases, self.confidence) if rows else None

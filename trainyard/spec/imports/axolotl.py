@@ -175,7 +175,7 @@ def method_of(config: Config) -> str:
 
 
 def strategy_of(config: Config, stage: str, method: str) -> JsonObject:
-    """The strategy that FSDP or DeepSpeed in the file means, with a backend that has it."""
+    """Return the strategy that FSDP or DeepSpeed in the file means, with a backend that has it."""
     if config.get("fsdp") or config.get("fsdp_config"):
         full = stage == "sft" and method == "full"
         return {"launch.strategy": "fsdp", "backend": "trl"} if full else {"launch.strategy": "fsdp_hybrid"}
@@ -234,7 +234,7 @@ def columns_of(entry: Mapping[str, object], *, paired: bool) -> dict[str, str]:
 
 
 def own_columns(kind: JsonMapping) -> dict[str, str]:
-    """The columns of a prompt text of the config's own, with Axolotl's names for those that it leaves out."""
+    """Return the columns of a prompt text of the config's own, with Axolotl's names for those that it leaves out."""
     columns = {field: kind[key] for key, field in OWN_FIELDS.items() if isinstance(kind.get(key), str)}
     if "chosen" in columns or "rejected" in columns:
         usual = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "system": "system"}
@@ -252,7 +252,7 @@ def purpose(config: Config) -> str:
 
 
 def entry_keys(group: str) -> Table:
-    """The keys of a data set in a list."""
+    """Return the keys of a data set in a list."""
     return {
         f"{group}[].path": (carried("data_source.path", text), "me/rows"),
         f"{group}[].type": (mixed_type(), "chat_template"),

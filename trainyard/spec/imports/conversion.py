@@ -156,7 +156,7 @@ def answer(occurrence: Occurrence, tool: ConfigTool, config: Config) -> tuple[Ke
 
 
 def find_row(key: str, table: Table) -> KeyConverter | None:
-    """The converter of a key, or else that of the nearest group."""
+    """Return the converter of a key, or else that of the nearest group."""
     if key in table:
         return table[key][0]
     parts = re.split(r"(?=\.|\[\])", key)
@@ -167,12 +167,12 @@ def find_row(key: str, table: Table) -> KeyConverter | None:
 
 
 def overridden(setting: str, overrides: Mapping[str, object]) -> bool:
-    """Whether a setting was given by `--set`: itself, one below it, or the whole axis."""
+    """Return whether a setting was given by `--set`: itself, one below it, or the whole axis."""
     return any(key == setting or key.startswith(f"{setting}.") for key in overrides)
 
 
 def leave_out(value: Any, without: Sequence[str]) -> JsonObject:
-    """The config without some keys. Raises `InvalidInput` (`E-IMPORT-KEY`) for one that is not there."""
+    """Return the config without some keys. Raises `InvalidInput` (`E-IMPORT-KEY`) for one that is not there."""
     if not isinstance(value, Mapping):
         raise InvalidInput(
             "The config is not a mapping.", do="Name a config of one of the tools.", code="E-IMPORT-TOOL"
@@ -187,7 +187,7 @@ def leave_out(value: Any, without: Sequence[str]) -> JsonObject:
 
 
 def drop_key(value: Any, parts: Sequence[str]) -> Any:
-    """A copy without what is at a path; None where nothing is. An empty part is every item of a list."""
+    """Return a copy without what is at a path; None where nothing is. An empty part is every item of a list."""
     first, *rest = parts
     if isinstance(value, list):
         indexes = [index for index in range(len(value)) if first in ("", str(index))]
@@ -208,7 +208,7 @@ def drop_key(value: Any, parts: Sequence[str]) -> Any:
 def result_of(
     occurrence: Occurrence, row: KeyConverter | None, key_answer: KeyAnswer, settings: Mapping[str, object]
 ) -> KeyResult:
-    """The line of a key; one whose setting the stage or method does not have is noted."""
+    """Return the line of a key; one whose setting the stage or method does not have is noted."""
     setting = ", ".join(key_answer.settings) or (row.setting if row and key_answer.status is KeyStatus.MAPPED else "")
     lost = [key.split(".")[0] for key in key_answer.settings if key not in settings and key.startswith(DEPENDENT)]
     if lost and key_answer.status is KeyStatus.MAPPED:
@@ -232,7 +232,7 @@ def flat_overrides(overrides: Mapping[str, object]) -> dict[str, object]:
 
 
 def default_result(row: Absent, value: Any, tool: ConfigTool, settings: Mapping[str, object]) -> KeyResult | None:
-    """The line of a key that is left out; None where the stage or method does not read it."""
+    """Return the line of a key that is left out; None where the stage or method does not read it."""
     if isinstance(value, KeyAnswer):
         return KeyResult(
             row.key, None, KeyStatus.REFUSED, row.setting, f"Left out. {value.because}", value.do, "E-IMPORT-KEY"
@@ -246,7 +246,7 @@ def default_result(row: Absent, value: Any, tool: ConfigTool, settings: Mapping[
 def merge_settings(
     tool: ConfigTool, config: Config, answers: Iterable[KeyAnswer]
 ) -> tuple[dict[str, object], list[tuple[Absent, object]]]:
-    """Our settings, those of the keys over the tool's defaults and `--set` over both, and the defaults used."""
+    """Return our settings, those of the keys over the tool's defaults and `--set` over both, and the defaults used."""
     merged: JsonObject = {}
     for key_answer in answers:
         for key, value in key_answer.settings.items():
@@ -263,7 +263,9 @@ def merge_settings(
 
 
 def is_read(key: str, settings: Mapping[str, object]) -> bool:
-    """Whether the stage or method that was chosen has a setting. One that is given by `--set` is judged later."""
+    """Return whether the stage or method that was chosen has a setting. One that is given by `--set` is judged
+    later.
+    """
     axis, _, name = key.partition(".")
     if axis == "engine":
         return bool(settings.get("backend", "native") == "native")
@@ -276,7 +278,7 @@ def is_read(key: str, settings: Mapping[str, object]) -> bool:
 def build_chain(
     tool: ConfigTool, config: Config, settings: Mapping[str, object], name: str
 ) -> tuple[JsonObject, list[str], list[KeyResult]]:
-    """The chain as it is written, notes on its data, and what is missing."""
+    """Return the chain as it is written, notes on its data, and what is missing."""
     data_sets, stage = tool.data_sets(config), settings["stage.type"]
     stage_value = next((candidate for candidate in Stage if candidate.value == stage), Stage.SFT)
     notes, extra, source = [], [], {}
@@ -337,7 +339,7 @@ def blame_keys(
     results: Sequence[KeyResult], reasons: Sequence[Reason],
     answers: Sequence[tuple[Occurrence, KeyConverter | None, KeyAnswer]],
 ) -> list[KeyResult]:  # fmt: skip
-    """The results with the reasons of the chain at the keys that gave the settings."""
+    """Return the results with the reasons of the chain at the keys that gave the settings."""
     by_setting = {setting_of(reason): reason for reason in reasons}
     blamed_results = []
     for result, (_, _, key_answer) in zip(results, answers, strict=True):
@@ -358,5 +360,5 @@ def reason_result(reason: Reason) -> KeyResult:
 
 
 def refuse_import(imported: Imported) -> Refused:
-    """The refusals of a config as one error."""
+    """Return the refusals of a config as one error."""
     return Refused([result.reason for result in imported.refusals])

@@ -43,7 +43,7 @@ class DataPlace:
     """(field of a row here, column of the set) of each column that is read; empty: by their usual names."""
 
     def with_columns(self, columns: Mapping[str, str]) -> DataPlace:
-        """The place with columns under names of its own, whose fields then say what the rows are."""
+        """Return the place with columns under names of its own, whose fields then say what the rows are."""
         row_format = self.format if self.format == "text" else "auto"
         return replace(self, format=row_format, columns=tuple(columns.items())) if columns else self
 
@@ -58,7 +58,7 @@ class DataPlace:
 
     @property
     def hub_set(self) -> dict[str, str] | None:
-        """The data set as `hub` has it; None for a file of this machine, and where files of it are chosen."""
+        """Return the data set as `hub` has it; None for a file of this machine, and where files of it are chosen."""
         match = SPLIT_FILES.match(self.files[0]) if len(self.files) == 1 else None
         if not self.on_hub or (self.files and match is None):
             return None
@@ -67,7 +67,7 @@ class DataPlace:
 
     @property
     def hint(self) -> str:
-        """The command that puts a data set of the Hub where the chain reads it."""
+        """Return the command that puts a data set of the Hub where the chain reads it."""
         return f"hf download --repo-type dataset {self.name} --local-dir {self.path}"
 
 
@@ -78,13 +78,13 @@ def files_of_split(split: Any) -> tuple[str, ...]:
 
 
 def first_rows(split: Any) -> int | None:
-    """The number in `train[:100]`."""
+    """Return the number in `train[:100]`."""
     match = FIRST_ROWS.match(split) if isinstance(split, str) else None
     return int(match[1]) if match else None
 
 
 def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: JsonMapping) -> JsonObject:
-    """The config of a data source that reads the places; what `given` says of it wins.
+    """Return the config of a data source that reads the places; what `given` says of it wins.
 
     Raises `ValueError` where there is no place, or none that is above all of them.
     """
@@ -113,7 +113,7 @@ def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: Json
 
 
 def mixed(data_sets: Sequence[DataPlace]) -> JsonObject:
-    """All rows of all places, as a mixture: a data set of the Hub has no folder next to the others."""
+    """Return all rows of all places, as a mixture: a data set of the Hub has no folder next to the others."""
     sets: JsonObject = {}
     for data_set in dict.fromkeys(data_sets):
         plain = NOT_IN_A_NAME.sub("-", data_set.name.lower().rpartition("/")[2]).strip("-")[:50] or "set"
@@ -128,7 +128,9 @@ def mixed(data_sets: Sequence[DataPlace]) -> JsonObject:
 
 
 def fill_port(source: JsonObject, stage: Stage) -> JsonObject:
-    """The source as it is if its format says what the rows are; otherwise as the set that the stage learns from."""
+    """Return the source as it is if its format says what the rows are; otherwise as the set that the stage learns
+    from.
+    """
     ports = stage.facts.ports
     if stage.facts.draws_groups and source["format"] == "auto":
         return source  # its rows may be prompts, or have answers
@@ -173,7 +175,7 @@ def globs_of(data_set: DataPlace, above: str) -> list[str]:
 
 
 def common_folder(paths: Sequence[str]) -> str:
-    """The one path, or the folder that contains all."""
+    """Return the one path, or the folder that contains all."""
     if len(set(paths)) == 1:
         return paths[0]
     return posixpath.commonpath(paths) or "."

@@ -66,29 +66,29 @@ class Absent:
     """Whether the key matters in a config; it always does where this is None."""
 
     def answer(self, config: Config, settings: Settings) -> Any:
-        """The default, or a refusal as a `KeyAnswer`; None where the key says nothing in this config."""
+        """Return the default, or a refusal as a `KeyAnswer`; None where the key says nothing in this config."""
         if self.when is not None and not self.when(config, settings):
             return None
         return self.value(config, settings) if callable(self.value) else self.value
 
 
 def needed(key: str, setting: str, because: str, do: str, when: Computed | None = None) -> Absent:
-    """A key without which the tool trains what a chain cannot, or does not train at all."""
+    """Return a key without which the tool trains what a chain cannot, or does not train at all."""
     return Absent(key, setting, refused(because, do), when=when)
 
 
 def replaced(rows: Iterable[Absent], **values: object) -> tuple[Absent, ...]:
-    """Rows with other values for some keys."""
+    """Return rows with other values for some keys."""
     return tuple(replace(row, value=values[row.key]) if row.key in values else row for row in rows)
 
 
 def grouped(rows: Iterable[Absent], group: str) -> tuple[Absent, ...]:
-    """The rows of a tool that has its keys in a group: `training.learning_rate`."""
+    """Return the rows of a tool that has its keys in a group: `training.learning_rate`."""
     return tuple(replace(row, key=f"{group}.{row.key}") for row in rows)
 
 
 def is_absent(row: Absent, config: Config, settings: Settings) -> bool:
-    """Whether nothing says what a row is about: neither the config, nor `--set`, nor a key that replaces it."""
+    """Return whether nothing says what a row is about: neither the config, nor `--set`, nor a key that replaces it."""
     if row.setting in settings or any(key in settings for key in row.unless):
         return False
     if any(key == row.setting or key.startswith(f"{row.setting}.") for key in config.overrides):
@@ -99,7 +99,7 @@ def is_absent(row: Absent, config: Config, settings: Settings) -> bool:
 def read_absent(
     rows: Iterable[Absent], config: Config, settings: Settings
 ) -> tuple[dict[str, object], list[tuple[Absent, KeyAnswer | object]]]:
-    """The settings that a tool's own defaults give, and the rows that were used with their answers."""
+    """Return the settings that a tool's own defaults give, and the rows that were used with their answers."""
     defaults: JsonObject = {}
     used: list[tuple[Absent, object]] = []
     for row in rows:
@@ -128,7 +128,7 @@ def has_adapter(_config: Config, settings: Settings) -> bool:
 
 
 def by_stage(values: Mapping[str, object]) -> Computed:
-    """The value of the stage; None where the stage has none."""
+    """Return the value of the stage; None where the stage has none."""
     return lambda _config, settings: values.get(str(settings.get("stage.type")))
 
 
@@ -137,7 +137,9 @@ def twice_rank(_config: Config, settings: Settings) -> object:
 
 
 def targets_of_family(config: Config, settings: Settings) -> object:
-    """The modules that PEFT chooses by the base's family; a refusal for a base whose family is not known here."""
+    """Return the modules that PEFT chooses by the base's family; a refusal for a base whose family is not known
+    here.
+    """
     base = str(settings.get("base_model", ""))
     family = config.family or next((word for mark, word in FAMILY_BY_NAME if mark.search(base.lower())), None)
     if modules := TARGETS_OF_FAMILY.get(family or ""):

@@ -61,7 +61,7 @@ class Config:
     """`model_type` of the base, where its folder is here."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value at a dotted key; the default where there is none or null."""
+        """Return the value at a dotted key; the default where there is none or null."""
         value: Any = self.value
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -76,7 +76,7 @@ class Config:
         return count if isinstance(count, int) else 1
 
     def listed(self, key: str) -> list[JsonMapping]:
-        """The mappings in the list at a key."""
+        """Return the mappings in the list at a key."""
         entries = self.get(key, [])
         return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
 
@@ -106,7 +106,7 @@ class Occurrence:
 
 
 def occurrences(value: object, written: str = "", key: str = "") -> Iterator[Occurrence]:
-    """Every leaf of a config. A list of mappings is entered, any other list is one value."""
+    """Yield every leaf of a config. A list of mappings is entered, any other list is one value."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             dot = "." if written else ""
@@ -122,7 +122,7 @@ def occurrences(value: object, written: str = "", key: str = "") -> Iterator[Occ
 
 
 def number(value: Any) -> int | float:
-    """A number; also one that YAML 1.1 reads as a text, such as '1e-4'."""
+    """Return a number; also one that YAML 1.1 reads as a text, such as '1e-4'."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value.replace("_", ""))
@@ -155,7 +155,7 @@ def text(value: Any) -> str:
 
 
 def texts(value: Any) -> list[str]:
-    """A list of texts, or one text with commas."""
+    """Return a list of texts, or one text with commas."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise WrongValue("a list of texts")
@@ -163,7 +163,7 @@ def texts(value: Any) -> list[str]:
 
 
 def describe(value: Any) -> str:
-    """A value, short enough for a line."""
+    """Return a value, short enough for a line."""
     text = "null" if value is None else repr(value) if not isinstance(value, bool) else str(value).lower()
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
@@ -187,7 +187,7 @@ def refused(because: str, do: str) -> KeyAnswer:
 
 
 def to(setting: str, read: Read, *, absent: Sequence[Any] = (None,)) -> KeyConverter:
-    """The key's value as our setting; a value in `absent` is the tool's way to say nothing."""
+    """Return the key's value as our setting; a value in `absent` is the tool's way to say nothing."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value in absent:
@@ -200,7 +200,7 @@ def to(setting: str, read: Read, *, absent: Sequence[Any] = (None,)) -> KeyConve
 def word(
     setting: str, settings_by_word: Mapping[Any, Any], *, notes: Mapping[Any, tuple[Any, str]] | None = None
 ) -> KeyConverter:
-    """A word of theirs as ours; `notes` has words that come close, with the difference."""
+    """Return a word of theirs as ours; `notes` has words that come close, with the difference."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         plain = value.lower().strip() if isinstance(value, str) else value
@@ -227,7 +227,7 @@ def word(
 
 
 def switch(on: KeyAnswer, off: KeyAnswer | None = None, *, setting: str = "") -> KeyConverter:
-    """A flag; null is off."""
+    """Return a flag; null is off."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         return on if value is not None and flag(value) else off or mapped(because="Off, as in a chain without it.")
@@ -236,12 +236,12 @@ def switch(on: KeyAnswer, off: KeyAnswer | None = None, *, setting: str = "") ->
 
 
 def always(because: str, *, setting: str = "") -> KeyConverter:
-    """What a chain does anyway, whatever the value."""
+    """Return what a chain does anyway, whatever the value."""
     return KeyConverter(setting, lambda _value, _config: mapped(because=because))
 
 
 def carried(setting: str, read: Read | None = None) -> KeyConverter:
-    """A key that the tool's own functions for data and axes read."""
+    """Return a key that the tool's own functions for data and axes read."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is not None and read is not None:
@@ -252,7 +252,7 @@ def carried(setting: str, read: Read | None = None) -> KeyConverter:
 
 
 def column_of(field_name: str, *usual: str) -> KeyConverter:
-    """A column of the rows: under a usual name as it is, under another by `columns` of the data source."""
+    """Return a column of the rows: under a usual name as it is, under another by `columns` of the data source."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None or text(value) in usual:
@@ -263,7 +263,7 @@ def column_of(field_name: str, *usual: str) -> KeyConverter:
 
 
 def note(because: str, *, unless: Sequence[Any] = (None,)) -> KeyConverter:
-    """A key that a chain does not need; in `unless` are the values that agree with a chain without it."""
+    """Return a key that a chain does not need; in `unless` are the values that agree with a chain without it."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         return mapped(because="Off, as in a chain without it.") if among(value, unless) else noted(because)
@@ -272,7 +272,7 @@ def note(because: str, *, unless: Sequence[Any] = (None,)) -> KeyConverter:
 
 
 def off_with(switch_key: str, on: KeyConverter) -> KeyConverter:
-    """A key of a feature that another key switches off there, so that it says nothing."""
+    """Return a key of a feature that another key switches off there, so that it says nothing."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if config.get(switch_key) in ABSENT:
@@ -283,7 +283,7 @@ def off_with(switch_key: str, on: KeyConverter) -> KeyConverter:
 
 
 def refuse(because: str, do: str, *, unless: Sequence[Any] = ABSENT, setting: str = "") -> KeyConverter:
-    """A key without which something else would be trained; in `unless` are the values that switch it off."""
+    """Return a key without which something else would be trained; in `unless` are the values that switch it off."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         return mapped(because="Off, as in a chain without it.") if among(value, unless) else refused(because, do)
@@ -292,7 +292,7 @@ def refuse(because: str, do: str, *, unless: Sequence[Any] = ABSENT, setting: st
 
 
 def agrees(because: str, values: Sequence[object], otherwise: KeyAnswer, *, setting: str = "") -> KeyConverter:
-    """A key of which some values are what a chain does anyway; another value has the other answer."""
+    """Return a key of which some values are what a chain does anyway; another value has the other answer."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         return mapped(because=because) if value is None or among(value, values) else otherwise
@@ -301,7 +301,7 @@ def agrees(because: str, values: Sequence[object], otherwise: KeyAnswer, *, sett
 
 
 def among(value: Any, values: Sequence[object]) -> bool:
-    """Whether a value is one of some, where 0 is not False."""
+    """Return whether a value is one of some, where 0 is not False."""
     return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in values)
 
 
@@ -319,10 +319,10 @@ def steps_of_warmup() -> KeyConverter:
 
 
 def each(converter: KeyConverter, example: object, *keys: str) -> dict[str, tuple[KeyConverter, object]]:
-    """One row for some keys."""
+    """Return one row for some keys."""
     return dict.fromkeys(keys, (converter, example))
 
 
 def rows_below(table: Table, group: str) -> dict[str, tuple[KeyConverter, object]]:
-    """The rows of a table for a tool that has its keys in a group: `training.learning_rate`."""
+    """Return the rows of a table for a tool that has its keys in a group: `training.learning_rate`."""
     return {f"{group}.{key}": row for key, row in table.items()}

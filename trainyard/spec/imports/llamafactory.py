@@ -171,7 +171,7 @@ def data_names(config: Config) -> list[DataPlace]:
 
 
 def listed_place(entry: JsonMapping, folder: str, most: int | None) -> DataPlace:
-    """The data set of an entry of `dataset_info.json`."""
+    """Return the data set of an entry of `dataset_info.json`."""
     samples = entry.get("num_samples")
     rows = min((count for count in (samples, most) if isinstance(count, int)), default=None)
     kind = "auto" if entry.get("ranking") else FORMATTING.get(str(entry.get("formatting", "alpaca")), "auto")
@@ -189,7 +189,7 @@ def place_of(name: str, folder: str, most: int | None) -> DataPlace:
 
 
 def unreadable(name: str, entry: JsonMapping, config: Config) -> str:
-    """Why an entry of `dataset_info.json` is not a set that a data source here reads; empty if it is."""
+    """Return why an entry of `dataset_info.json` is not a set that a data source here reads; empty if it is."""
     elsewhere = next((key for key in ELSEWHERE if entry.get(key)), "")
     if elsewhere or not (entry.get("hf_hub_url") or entry.get("file_name")):
         return f"{name} is at a {elsewhere or 'place that is not named'}, which is not read."
@@ -216,7 +216,7 @@ def columns_of(entry: Mapping[str, object], config: Config) -> dict[str, str]:
 
 
 def listed_columns(entry: JsonMapping) -> dict[str, str]:
-    """What a column is for -> the column, of those that LLaMA-Factory reads."""
+    """Return what a column is for -> the column, of those that LLaMA-Factory reads."""
     alpaca = entry.get("formatting", "alpaca") == "alpaca"
     usual = (
         {"prompt": "instruction", "query": "input", "response": "output"} if alpaca else {"messages": "conversations"}
@@ -226,7 +226,7 @@ def listed_columns(entry: JsonMapping) -> dict[str, str]:
 
 
 def unlisted_keys(entry: JsonMapping) -> list[str]:
-    """The keys of an entry's rows that would be read here and are not there."""
+    """Return the keys of an entry's rows that would be read here and are not there."""
     listed = set(listed_columns(entry).values())
     columns = UNLISTED.get(str(entry.get("formatting", "alpaca")), frozenset())
     return sorted(columns & set(entry.get(ROW_KEYS, ())) - listed)
@@ -309,7 +309,7 @@ def purpose(config: Config) -> str:
 
 
 def is_v1(config: Config) -> bool:
-    """Whether a config is of the second form, which has groups."""
+    """Return whether a config is of the second form, which has groups."""
     return not {"stage", "finetuning_type", "model_name_or_path"} & config.value.keys()
 
 
@@ -318,7 +318,7 @@ def is_v0(config: Config) -> bool:
 
 
 def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
-    """A row of one form of the config."""
+    """Return a row of one form of the config."""
     return lambda config, settings: form(config) and (when is None or when(config, settings))
 
 

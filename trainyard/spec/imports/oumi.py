@@ -112,7 +112,7 @@ def learns_prompts(config: Config, settings: Mapping[str, object]) -> bool:
 
 
 def data_set_name() -> KeyConverter:
-    """A name of the Hub; a few have a prompt text of Oumi's own."""
+    """Return a name of the Hub; a few have a prompt text of Oumi's own."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if text(value) in PROMPTED_SETS:
@@ -153,7 +153,7 @@ def collator() -> KeyConverter:
 
 
 def rows_of(group: str, here: Table) -> Table:
-    """The keys of a split; those of other splits are for evaluation."""
+    """Return the keys of a split; those of other splits are for evaluation."""
     if group == "train":
         return {f"data.train.{key}": row for key, row in here.items()}
     return {f"data.{group}.*": (note(EVALUATION), "me/rows"), f"data.{group}.datasets[].*": (note(EVALUATION), "x")}
@@ -180,7 +180,7 @@ def axes(config: Config) -> dict[str, object]:
 
 
 def is_pretraining(config: Config) -> bool:
-    """Whether every data set has plain texts, by the names of those that are usual."""
+    """Return whether every data set has plain texts, by the names of those that are usual."""
     names = [str(entry.get("dataset_name", "")).lower() for entry in config.listed("data.train.datasets")]
     packs = config.get("data.train.pack")
     return bool(names) and bool(packs) and all(any(word in name for word in TEXT_SETS) for name in names)

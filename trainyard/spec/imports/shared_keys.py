@@ -129,7 +129,7 @@ def template() -> KeyConverter:
 
 
 def held_out(setting: str, read: Read) -> KeyConverter:
-    """A setting of the evaluation during training: `eval.share`."""
+    """Return a setting of the evaluation during training: `eval.share`."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value in (None, 0, False, ""):
@@ -148,7 +148,9 @@ def share(value: Any) -> float:
 
 
 def sharding(read: Read = text) -> KeyConverter:
-    """What switches FSDP or DeepSpeed on: with one process, which a config does not say, there is nothing to share."""
+    """Return what switches FSDP or DeepSpeed on: with one process, which a config does not say, there is nothing to
+    share.
+    """
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value in ABSENT:
@@ -161,7 +163,7 @@ def sharding(read: Read = text) -> KeyConverter:
 
 
 def shard_detail(*here: Any) -> KeyConverter:
-    """A detail of FSDP; `here` are the values of Trainyard's own sharding, without a value any."""
+    """Return a detail of FSDP; `here` are the values of Trainyard's own sharding, without a value any."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         plain = value.upper() if isinstance(value, str) else value
@@ -173,7 +175,7 @@ def shard_detail(*here: Any) -> KeyConverter:
 
 
 def fsdp_details(prefix: str) -> dict[str, tuple[KeyConverter, Any]]:
-    """The keys of accelerate's FSDP, with and without `fsdp_` in front."""
+    """Return the keys of accelerate's FSDP, with and without `fsdp_` in front."""
     rows = {
         "auto_wrap_policy": (shard_detail("TRANSFORMER_BASED_WRAP"), "TRANSFORMER_BASED_WRAP"),
         "transformer_layer_cls_to_wrap": (shard_detail(), "LlamaDecoderLayer"),
@@ -282,7 +284,7 @@ def trackers() -> KeyConverter:
 
 
 def tracker(name: str, *, flagged: bool = False) -> KeyConverter:
-    """A key whose value switches one tracker on."""
+    """Return a key whose value switches one tracker on."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         on = value not in (None, "", False) and (not flagged or flag(value))
@@ -301,7 +303,7 @@ SUFFIXES = re.compile(r"\(([\w|]+)\)(_\w+)\Z")
 
 
 def spelt_out(pattern: str) -> list[str]:
-    """The last parts of names that a pattern such as `layers.[\\d]+.(mlp|attn).(up|down)_proj` ends in."""
+    """Return the last parts of names that a pattern such as `layers.[\\d]+.(mlp|attn).(up|down)_proj` ends in."""
     match = SUFFIXES.search(pattern)
     return [f"{name}{match[2]}" for name in match[1].split("|")] if match else []
 
@@ -330,14 +332,14 @@ def unread_pattern(pattern: str) -> KeyAnswer:
 
 
 def positive(setting: str) -> KeyConverter:
-    """A whole number above 0; 0 and below say that there is no bound."""
+    """Return a whole number above 0; 0 and below say that there is no bound."""
     return KeyConverter(setting, lambda value, _config: mapped(
         {setting: integer(value)} if value is not None and integer(value) > 0 else {}, "No bound.",
     ))  # fmt: skip
 
 
 def split() -> KeyConverter:
-    """Which part of a data set is read: files by its name, and the first rows."""
+    """Return which part of a data set is read: files by its name, and the first rows."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None or files_of_split(value) or first_rows(value) or value == "train":
@@ -348,7 +350,7 @@ def split() -> KeyConverter:
 
 
 def same_seed(key: str) -> KeyConverter:
-    """A seed of its own for the rows; `key` has the training's."""
+    """Return a seed of its own for the rows; `key` has the training's."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value is None or integer(value) == config.get(key, 42):
@@ -359,7 +361,7 @@ def same_seed(key: str) -> KeyConverter:
 
 
 def output_folder() -> KeyConverter:
-    """A folder below the working folder gets the checkpoints, as that of a job's `checkpoint_dir` does."""
+    """Return a folder below the working folder gets the checkpoints, as that of a job's `checkpoint_dir` does."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None:
@@ -385,7 +387,7 @@ def evaluate_by() -> KeyConverter:
 
 
 def same_tokenizer(base: str) -> KeyConverter:
-    """A tokenizer that is named next to the base, which is in the key `base`."""
+    """Return a tokenizer that is named next to the base, which is in the key `base`."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value in (None, "", config.get(base)):
@@ -425,7 +427,7 @@ def first_weights() -> KeyConverter:
 
 
 def adam_number(usual: float) -> KeyConverter:
-    """A number of AdamW, which has torch's own here."""
+    """Return a number of AdamW, which has torch's own here."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None or number(value) == usual:

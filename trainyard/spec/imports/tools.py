@@ -24,7 +24,7 @@ LEAST_SHARE = 0.5
 
 
 def find_tool(value: object, tool: str | None = None) -> tuple[str, ConfigTool]:
-    """The tool that is named, or else the one that has most of the config's keys and the most marks among them.
+    """Return the tool that is named, or else the one that has most of the config's keys and the most marks among them.
 
     Raises `InvalidInput` (`E-IMPORT-TOOL`) if it is none's, or two tools' alike.
     """
@@ -48,7 +48,7 @@ def find_tool(value: object, tool: str | None = None) -> tuple[str, ConfigTool]:
 
 
 def unknown_config(value: object, candidates: Sequence[str]) -> InvalidInput:
-    """The error of a config that is none of some tools', with the nearest of them and the keys that it has."""
+    """Return the error of a config that is none of some tools', with the nearest of them and the keys that it has."""
     keys = keys_of(value)
     word = max(candidates, key=lambda name: (share_of(value, TOOLS[name]), count_marks(value, TOOLS[name])))
     shared = [key for key in keys if find_row(key, TOOLS[word].keys)]
@@ -64,7 +64,7 @@ def unknown_config(value: object, candidates: Sequence[str]) -> InvalidInput:
 
 
 def keys_of(value: object) -> list[str]:
-    """The keys of a config, each once; none of what is not a mapping."""
+    """Return the keys of a config, each once; none of what is not a mapping."""
     return (
         list(dict.fromkeys(occurrence.key for occurrence in occurrences(value)))
         if isinstance(value, Mapping) and value
@@ -73,7 +73,7 @@ def keys_of(value: object) -> list[str]:
 
 
 def share_of(value: object, tool: ConfigTool) -> float:
-    """Which share of a config's keys a tool has."""
+    """Return which share of a config's keys a tool has."""
     keys = keys_of(value)
     return sum(find_row(key, tool.keys) is not None for key in keys) / max(len(keys), 1)
 
@@ -84,5 +84,5 @@ def count_marks(value: object, tool: ConfigTool) -> int:
 
 
 def matches(mark: str, key: str) -> bool:
-    """Whether a key is the mark, is below it, or begins as a mark with a star does."""
+    """Return whether a key is the mark, is below it, or begins as a mark with a star does."""
     return key.startswith(mark[:-1]) if mark.endswith("*") else key == mark or key.startswith((f"{mark}.", f"{mark}["))

@@ -160,7 +160,7 @@ def loss() -> KeyConverter:
 
 
 def gamma() -> KeyConverter:
-    """The margin of SimPO; RSO's has the part of beta."""
+    """Return the margin of SimPO; RSO's has the part of beta."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         setting = "stage.beta" if str(config.get("loss._component_", "")).endswith("RSOLoss") else "stage.gamma"
@@ -207,12 +207,12 @@ def folder() -> KeyConverter:
 
 
 def resolve(value: str, config: Config) -> str:
-    """A text with the keys that it refers to, as `${output_dir}`, filled in."""
+    """Return a text with the keys that it refers to, as `${output_dir}`, filled in."""
     return re.sub(r"\$\{([\w.]+)\}", lambda match: str(config.get(match[1], match[0])), value)
 
 
 def modules() -> KeyConverter:
-    """The projections of the attention; `apply_lora_to_mlp` adds those of the MLP."""
+    """Return the projections of the attention; `apply_lora_to_mlp` adds those of the MLP."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if not isinstance(value, list) or not all(name in PROJECTIONS for name in value):

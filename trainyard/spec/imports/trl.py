@@ -86,7 +86,7 @@ PROMPTS_DO = (
 
 
 def loss() -> KeyConverter:
-    """A loss, or a list of one; a sum of losses has no setting."""
+    """Return a loss, or a list of one; a sum of losses has no setting."""
     plain = word("stage.loss", LOSSES)
 
     def convert(value: Any, config: Config) -> KeyAnswer:
@@ -98,7 +98,9 @@ def loss() -> KeyConverter:
 
 
 def text_field() -> KeyConverter:
-    """The column of plain texts, which TRL reads of rows that are neither conversations nor prompts nor pairs."""
+    """Return the column of plain texts, which TRL reads of rows that are neither conversations nor prompts nor
+    pairs.
+    """
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value is None or text(value) == "text":
@@ -228,7 +230,7 @@ SCRIPT: Table = {
 
 
 def text_column(config: Config) -> str:
-    """The column of texts under a name of its own; empty for the usual one."""
+    """Return the column of texts under a name of its own; empty for the usual one."""
     column = config.get("dataset_text_field")
     return column.strip() if isinstance(column, str) and column.strip() != "text" else ""
 
@@ -240,7 +242,7 @@ def stage_of(config: Config) -> str:
 
 
 def learns_prompts(config: Config, settings: Mapping[str, object]) -> bool:
-    """Whether TRL would learn prompts, which depends on rows that are not read here."""
+    """Return whether TRL would learn prompts, which depends on rows that are not read here."""
     only = any(config.get(key) is True for key in ANSWERS_ONLY)
     return settings["stage.type"] == "sft" and not only
 

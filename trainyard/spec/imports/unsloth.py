@@ -92,7 +92,7 @@ def train_on() -> KeyConverter:
 
 
 def row_format() -> KeyConverter:
-    """How rows are written; those of Alpaca get a prompt text of their own."""
+    """Return how rows are written; those of Alpaca get a prompt text of their own."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None or value in (*FORMATS, "raw", "conversational"):
@@ -114,7 +114,7 @@ def is_script(config: Config) -> bool:
 
 
 def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
-    """A row of one form of the config."""
+    """Return a row of one form of the config."""
     return lambda config, settings: form(config) and (when is None or when(config, settings))
 
 

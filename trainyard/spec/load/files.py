@@ -23,7 +23,7 @@ FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def load_chain(source: Path | str | bytes) -> ChainSpec:
-    """The chain in a file or a text.
+    """Return the chain in a file or a text.
 
     Raises `NotFound` (`E-SPEC-FILE`) if there is no such file, `Refused` with every reason if it is not a chain.
     """
@@ -34,14 +34,14 @@ def load_chain(source: Path | str | bytes) -> ChainSpec:
 
 
 def load_value(source: Path | str | bytes) -> Any:
-    """The plain value in a file (`Path`, or a text that names one) or in a text."""
+    """Return the plain value in a file (`Path`, or a text that names one) or in a text."""
     if isinstance(source, Path) or (isinstance(source, str) and names_file(source)):
         return parse_text(read_capped(Path(source)))
     return parse_text(source)
 
 
 def names_file(text: str) -> bool:
-    """A text of one line that ends like a spec file, or that an existing file has as its name."""
+    """Return a text of one line that ends like a spec file, or that an existing file has as its name."""
     line = text.strip()
     if not line or "\n" in line or "\0" in line or len(line) > 4096 or line[0] in "{[":
         return False
@@ -49,7 +49,9 @@ def names_file(text: str) -> bool:
 
 
 def read_capped(path: Path) -> bytes:
-    """The bytes of a file, one more than the cap at most. A device or a pipe that never ends is not read to its end."""
+    """Return the bytes of a file, one more than the cap at most. A device or a pipe that never ends is not read to its
+    end.
+    """
     try:
         with path.open("rb") as stream:
             return stream.read(MAX_SPEC_BYTES + 1)
@@ -64,7 +66,7 @@ def read_capped(path: Path) -> bytes:
 
 
 def read_chain(value: object) -> tuple[ChainSpec | None, list[Reason]]:
-    """The chain that a plain value describes: a chain, a job body, or `{template, parameters}`."""
+    """Return the chain that a plain value describes: a chain, a job body, or `{template, parameters}`."""
     if reasons := check_crowded(value):
         return None, reasons
     if isinstance(value, Mapping) and "template" in value and "nodes" not in value:

@@ -72,7 +72,7 @@ class ParsedNode:
 
 
 def parse_chain(value: object) -> tuple[ChainSpec | None, list[Reason]]:
-    """The chain that a plain value describes, or the reasons why it describes none."""
+    """Return the chain that a plain value describes, or the reasons why it describes none."""
     if not isinstance(value, Mapping):
         because = f"A chain is a mapping with `nodes`, not {describe_value(value)}."
         return None, [Reason("E-SPEC-TYPE", None, "", because, "Write `nodes:` with a list of `type` and `config`.")]
@@ -108,7 +108,7 @@ def has_wrong_number(error: ValidationError) -> bool:
 
 
 def shorten_numbers(value: object) -> object:
-    """The value with whole numbers as integers: `60.0` is one in JSON."""
+    """Return the value with whole numbers as integers: `60.0` is one in JSON."""
     if isinstance(value, Mapping):
         return {key: shorten_numbers(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -153,7 +153,7 @@ def parse_node(raw: object, read: bool) -> ParsedNode:
 
 
 def number(nodes: Sequence[ParsedNode]) -> list[str]:
-    """The id of each node: its own, or its type, with a number from the second of that type on."""
+    """Return the id of each node: its own, or its type, with a number from the second of that type on."""
     given_ids = {node.id for node in nodes if node.id is not None}
     counts: Counter[str] = Counter()
     ids = []
@@ -172,7 +172,7 @@ def number(nodes: Sequence[ParsedNode]) -> list[str]:
 
 
 def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str] = ()) -> list[Reason]:
-    """One reason for each of pydantic's errors, but for the one that a list of wrong items is also too short.
+    """Return one reason for each of pydantic's errors, but for the one that a list of wrong items is also too short.
 
     Looking for the word that was meant takes a millisecond, so not more than `MAX_REASONS` are worded.
     """
@@ -191,7 +191,7 @@ def cap_reasons(reasons: list[Reason], count: int) -> list[Reason]:
 
 
 def check_crowded(value: object) -> list[Reason]:
-    """The reason why a value is not looked at more closely: a mapping of it has more than `MAX_KEYS` keys."""
+    """Return the reason why a value is not looked at more closely: a mapping of it has more than `MAX_KEYS` keys."""
     waiting: list[tuple[tuple[object, ...], object]] = [((), value)]
     while waiting:
         where, model = waiting.pop()
@@ -237,14 +237,18 @@ def misspelt(node: str | None, field: str, key: str, value: Any, parent: type[Ba
 
 
 def without_tags(path: Sequence[object]) -> list[object]:
-    """A location of pydantic's error without the names of variants, which nobody has written: `rewards.0.pattern`."""
+    """Return a location of pydantic's error without the names of variants, which nobody has written:
+    `rewards.0.pattern`.
+    """
     listed = {at for at in range(2, len(path)) if path[at - 2] in TAGGED_LISTS}
     single = {at for at in range(1, len(path)) if path[at - 1] in TAGGED}
     return [part for at, part in enumerate(path) if at not in listed | single]
 
 
 def unknown_type(node: str | None, field: str, detail: JsonMapping) -> Reason:
-    """A node or a variant of a setting that is not there; without a type pydantic does not say which variants are."""
+    """Return a node or a variant of a setting that is not there; without a type pydantic does not say which variants
+    are.
+    """
     value, allowed = detail.get("input"), NODE_TYPES
     kind = value.get("type") if isinstance(value, Mapping) else None
     if field:
@@ -257,7 +261,7 @@ def unknown_type(node: str | None, field: str, detail: JsonMapping) -> Reason:
 
 
 def instead_of(detail: JsonMapping) -> str:
-    """What to write, from the kind of error and its bounds."""
+    """Return what to write, from the kind of error and its bounds."""
     kind, context, value = detail["type"], detail.get("ctx") or {}, detail.get("input")
     if "instead" in context:
         return str(context["instead"])
@@ -277,7 +281,7 @@ def instead_of(detail: JsonMapping) -> str:
 
 
 def model_at(model: type[BaseModel], loc: Iterable[object]) -> type[BaseModel] | None:
-    """The model of the mapping at a location of pydantic's error, to name the keys that it takes."""
+    """Return the model of the mapping at a location of pydantic's error, to name the keys that it takes."""
     current: type[BaseModel] | None = model
     variants: object = None
     for part in loc:
@@ -296,7 +300,7 @@ def model_at(model: type[BaseModel], loc: Iterable[object]) -> type[BaseModel] |
 
 
 def models_in(annotation: object) -> Iterator[type[BaseModel]]:
-    """The models inside an annotation such as `tuple[Target, ...]` or `dict[Port, SourceSet]`."""
+    """Yield the models inside an annotation such as `tuple[Target, ...]` or `dict[Port, SourceSet]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in typing.get_args(annotation):
@@ -304,7 +308,7 @@ def models_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def find_closest(name: str, allowed: Iterable[str]) -> str | None:
-    """The allowed word that is most like the given one, if any is like it."""
+    """Return the allowed word that is most like the given one, if any is like it."""
     plain = name.lower().replace("-", "_")
     by_plain = {word.lower().replace("-", "_"): word for word in allowed}
     near = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.6)
@@ -312,13 +316,13 @@ def find_closest(name: str, allowed: Iterable[str]) -> str | None:
 
 
 def suggest(value: Any, allowed: Iterable[str], otherwise: str) -> str:
-    """What to write instead of a wrong word: the most similar one, or else another sentence."""
+    """Return what to write instead of a wrong word: the most similar one, or else another sentence."""
     near = find_closest(value, allowed) if isinstance(value, str) else None
     return f"Did you mean {near!r}?" if near else otherwise
 
 
 def describe_value(value: Any) -> str:
-    """A wrong value, short enough for one line."""
+    """Return a wrong value, short enough for one line."""
     if value is None:
         return "null"
     text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"

@@ -78,7 +78,7 @@ OURS = {name: setting for setting, names in SPELLINGS.items() for name in names.
 
 
 def right_name(key: str, value: Any, parent: type[BaseModel]) -> str | None:
-    """What to write instead of a key that the model `parent` does not have; None where no other name is known.
+    """Return what to write instead of a key that the model `parent` does not have; None where no other name is known.
 
     A setting of a trainer that was written in the wrong group is known as well.
     """
@@ -97,7 +97,7 @@ def right_name(key: str, value: Any, parent: type[BaseModel]) -> str | None:
 
 
 def seen_from(parent: type[BaseModel], path: str) -> str | None:
-    """A trainer's setting as it is written in `parent`; None where it cannot be written there or next to it."""
+    """Return a trainer's setting as it is written in `parent`; None where it cannot be written there or next to it."""
     setting, colon, value = path.partition(": ")
     last = setting.rpartition(".")[2]
     if last in parent.model_fields:
@@ -107,7 +107,7 @@ def seen_from(parent: type[BaseModel], path: str) -> str | None:
 
 
 def paths_of(key: str) -> Iterator[str]:
-    """Where a trainer has a setting of this name."""
+    """Yield where a trainer has a setting of this name."""
     if key in TrainerConfig.model_fields:
         yield key
     yield from (
@@ -116,7 +116,9 @@ def paths_of(key: str) -> Iterator[str]:
 
 
 def values_with(setting: str, parent: type[Variant]) -> str | None:
-    """The other values of an axis that have a setting which the variant `parent` does not have, as a sentence."""
+    """Return the other values of an axis that have a setting which the variant `parent` does not have, as a
+    sentence.
+    """
     for axis, models in GROUPS.items():
         readers = [
             tag for model in models if parent in models and setting in model.model_fields for tag in tags_of(model)
@@ -127,7 +129,7 @@ def values_with(setting: str, parent: type[Variant]) -> str | None:
 
 
 def groups() -> Iterator[tuple[str, tuple[type[BaseModel], ...]]]:
-    """The groups of settings of a trainer, each with the models that it may be."""
+    """Return the groups of settings of a trainer, each with the models that it may be."""
     for name, info in TrainerConfig.model_fields.items():
         parts = (info.annotation, *typing.get_args(info.annotation))
         if models := tuple(part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)):
@@ -135,7 +137,7 @@ def groups() -> Iterator[tuple[str, tuple[type[BaseModel], ...]]]:
 
 
 def tags_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """The words in `type` that pick this variant of a setting."""
+    """Return the words in `type` that pick this variant of a setting."""
     return typing.get_args(model.model_fields["type"].annotation) if "type" in model.model_fields else ()
 
 

@@ -39,7 +39,7 @@ def refuse(where: str, because: str, instead: str) -> Refused:
 
 
 def parse_text(data: bytes | str, *, max_bytes: int = MAX_SPEC_BYTES) -> Any:
-    """The plain value (mappings, lists, texts, finite numbers, booleans, null) of a YAML or JSON text.
+    """Return the plain value (mappings, lists, texts, finite numbers, booleans, null) of a YAML or JSON text.
 
     Raises `Refused` with one of `E-SPEC-SYNTAX`, `-ENCODING`, `-CHARACTER`, `-SYNTAX`, `-ALIAS`, `-TAG`, `-DUPLICATE`,
     `-NUMBER`, `-DEPTH`, `-EMPTY`.
@@ -128,7 +128,7 @@ def integer(text: str) -> int:
 
 
 def from_yaml(text: str) -> Any:
-    """One pass over the events."""
+    """Return one pass over the events."""
     building = Building()
     for event in events(text):
         try:
@@ -207,7 +207,7 @@ class Container:
 
 
 def scalar(event: yaml.ScalarEvent) -> Any:
-    """The value of a scalar by the YAML 1.2 core schema; a quoted one is a text."""
+    """Return the value of a scalar by the YAML 1.2 core schema; a quoted one is a text."""
     if event.tag not in PLAIN_TAGS:
         raise tagged(str(event.tag))
     text: str = event.value

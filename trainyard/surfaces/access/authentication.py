@@ -43,7 +43,7 @@ class Authenticator:
         self.tokens, self.logins = TokenFile(self.settings.home), LoginFile(self.settings.home)
 
     def authenticate(self, headers: Mapping[str, str], method: str = "GET", address: str = "") -> Caller:
-        """The caller of a request. Raises `Denied` (`E-AUTH`, `E-REQUEST-REFUSED`) and `TooMany` (`E-RATE`)."""
+        """Return the caller of a request. Raises `Denied` (`E-AUTH`, `E-REQUEST-REFUSED`) and `TooMany` (`E-RATE`)."""
         if self.everybody:
             return REMOTE_OWNER
         if "authorization" in headers:
@@ -62,7 +62,7 @@ class Authenticator:
         return caller
 
     def caller_of_credentials(self, credentials: str, address: str) -> tuple[Caller, str]:
-        """The caller of a token or of the home's string, and the token's id. Raises as `authenticate` does."""
+        """Return the caller of a token or of the home's string, and the token's id. Raises as `authenticate` does."""
         if credentials.startswith(PREFIX):
             if (record := self.tokens.find(credentials)) is not None:
                 return caller_of(record), record.id
@@ -79,7 +79,9 @@ class Authenticator:
         raise Denied(problem, do=LOGIN_AGAIN, code="E-AUTH")
 
     def caller_of_code(self, code: str) -> tuple[Caller, str]:
-        """The caller of a code of a link, which is used up then, and the token's id. Raises `Denied` (`E-AUTH`)."""
+        """Return the caller of a code of a link, which is used up then, and the token's id. Raises `Denied`
+        (`E-AUTH`).
+        """
         token_id = self.logins.redeem_code(code)
         if token_id is None:
             raise Denied(
@@ -89,11 +91,11 @@ class Authenticator:
         return self.caller_with_id(token_id), token_id
 
     def caller_of_cookie(self, cookie: str) -> Caller:
-        """The caller of a login, with what its token allows now."""
+        """Return the caller of a login, with what its token allows now."""
         return self.caller_with_id(self.logins.find(cookie))
 
     def caller_with_id(self, token_id: str | None) -> Caller:
-        """The caller of a token by its id. Raises `Denied` (`E-AUTH`) if there is none (any more)."""
+        """Return the caller of a token by its id. Raises `Denied` (`E-AUTH`) if there is none (any more)."""
         if token_id is not None and token_id == id_of_string(read_auth(self.settings) or ""):
             return REMOTE_OWNER
         record = self.tokens.find_by_id(token_id) if token_id is not None else None
@@ -103,11 +105,11 @@ class Authenticator:
 
     @property
     def cookie_name(self) -> str:
-        """One for each home: browsers send a cookie to every port of a host."""
+        """Return one for each home: browsers send a cookie to every port of a host."""
         return f"trainyard_{hashlib.sha256(str(self.settings.home).encode()).hexdigest()[:8]}"
 
     def cookie_of(self, headers: Mapping[str, str]) -> str:
-        """The cookie of a browser's login; empty without one."""
+        """Return the cookie of a browser's login; empty without one."""
         try:
             caller = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
         except CookieError:
@@ -120,7 +122,7 @@ def caller_of(record: TokenRecord) -> Caller:
 
 
 def token_of(header: str) -> str:
-    """The token of an Authorization header: of Bearer, or the user and password of Basic."""
+    """Return the token of an Authorization header: of Bearer, or the user and password of Basic."""
     scheme, _, token = header.partition(" ")
     if scheme.lower() == "basic":
         try:

@@ -118,7 +118,7 @@ class ChildCalls:
         self.processes.set_forkserver_preload(list(PRELOADED))
 
     def carry_out(self, name: str, request: Any, context: Context) -> Any:
-        """The response of an operation.
+        """Return the response of an operation.
 
         Raises what it raises, `TooMany` (`E-RATE`), `LimitExceeded` (`E-LIMIT`) for one that took too much, and
         `CallerLeft`.
@@ -144,7 +144,7 @@ class ChildCalls:
 
 
 def facts_for_child(context: Context) -> dict[str, object]:
-    """What a child needs of a context."""
+    """Return what a child needs of a context."""
     names = ("settings", "caller", "idempotency_key", "surface", "trace")
     return {name: getattr(context, name) for name in names}
 

@@ -93,7 +93,7 @@ class Entrance:
             await self.app(scope, capped(receive, limit), send)
 
     def place(self, scope: Scope) -> AbstractContextManager[None]:
-        """Where an admitted request is counted until it is answered: with its caller, or with its address."""
+        """Return where an admitted request is counted until it is answered: with its caller, or with its address."""
         caller: Caller | None = scope.get(CALLER)
         if caller is not None:
             return self.callers.place(caller.name)
@@ -123,12 +123,12 @@ class Entrance:
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is of the dashboard, whose files contain nothing of this home."""
+    """Return whether a path is of the dashboard, whose files contain nothing of this home."""
     return path == PAGES or path.startswith(f"{PAGES}/")
 
 
 def caller_of_request(request: Request) -> Caller:
-    """The caller that the entrance found. Raises `Denied` (`E-AUTH`) where it found none."""
+    """Return the caller that the entrance found. Raises `Denied` (`E-AUTH`) where it found none."""
     caller: Caller | None = request.scope.get(CALLER)
     if caller is None:
         raise Denied("There is no token.", code="E-AUTH")
@@ -149,7 +149,9 @@ def require_lengths(scope: Scope, headers: Headers) -> None:
 
 
 def longest_body(scope: Scope, headers: Headers, upload_bytes: int) -> int:
-    """How long the body of a request may be, before its route says so: only sessions take tensors, uploads files."""
+    """Return how long the body of a request may be, before its route says so: only sessions take tensors, uploads
+    files.
+    """
     if (scope["method"], scope["path"]) == ("POST", LOGIN):
         return MAX_LOGIN_BYTES
     if scope["path"].startswith(UPLOADS) and media_type(headers) == FILE_TYPE:
@@ -196,12 +198,12 @@ def with_policy(send: Send, policy: bytes) -> Send:
 
 
 def refusal_of(error: TrainyardError, scope: Scope, status: int = 0) -> Response:
-    """The problem document in place of the application's answer."""
+    """Return the problem document in place of the application's answer."""
     return answer_problem(error, trace_of(Request(scope)), status=status)
 
 
 def as_problem(refusal: Refusal) -> RefusalBody:
-    """A refusal of the guard as the service words its own."""
+    """Return a refusal of the guard as the service words its own."""
     answer = answer_problem(InvalidInput(refusal.text, code=refusal.code), status=refusal.status)
     return RefusalBody(bytes(answer.body), MEDIA_TYPE)
 
@@ -209,7 +211,7 @@ def as_problem(refusal: Refusal) -> RefusalBody:
 def protect(
     app: ASGIApp, authenticator: Authenticator, *, names: Iterable[str] = (), origins: Iterable[str] = ()
 ) -> Guard:
-    """The application behind guard and entrance. `names` are what clients call this server, besides loopback."""
+    """Return the application behind guard and entrance. `names` are what clients call this server, besides loopback."""
     settings = authenticator.settings
     entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
     return Guard(

@@ -61,7 +61,7 @@ def perform(name: str, fields: JsonObject, *, as_json: bool) -> int:
 
 
 def render(name: str, result: Any) -> str:
-    """The result of an operation as text for people."""
+    """Return the result of an operation as text for people."""
     return OPERATIONS[name].text(result)
 
 

@@ -63,14 +63,14 @@ class Place(click.Argument):
 
 
 def parameters_of(name: str) -> Iterator[click.Parameter]:
-    """The parameters of an operation: the fields of its request, then `--json`."""
+    """Return the parameters of an operation: the fields of its request, then `--json`."""
     for field_name, field in OPERATIONS[name].request.model_fields.items():
         yield parameter(field_name, field)
     yield click.Option(["--json", JSON_OPTION], is_flag=True, help="Print one JSON document on stdout.")
 
 
 def parameter(name: str, field: FieldInfo) -> click.Parameter:
-    """A field of a request as its declaration has it; the value is checked by the request itself."""
+    """Return a field of a request as its declaration has it; the value is checked by the request itself."""
     declared = next((marker for marker in field.metadata if isinstance(marker, Argument | Option)), Option())
     kind, repeated = kind_of(field.annotation)
     shared: JsonObject = {"help": field.description}
@@ -106,7 +106,7 @@ def kind_of(annotation: object) -> tuple[object, bool]:
 
 
 def plain(kind: Any) -> Any:
-    """A type without what is annotated to it, such as how bytes are written: `Base64Bytes` is bytes."""
+    """Return a type without what is annotated to it, such as how bytes are written: `Base64Bytes` is bytes."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
@@ -126,7 +126,7 @@ def values_of(kind: Any) -> list[str]:
 
 
 def type_of(kind: Any, declared: Argument | Option) -> click.ParamType[Any]:
-    """What a shell completes: words, paths, names that are known on this machine, or nothing."""
+    """Return what a shell completes: words, paths, names that are known on this machine, or nothing."""
     is_file = kind is Path or (isinstance(declared, Argument) and declared.is_file)
     if values := values_of(kind):
         return click.Choice(values)
@@ -238,7 +238,9 @@ class OperationGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order of the table, at the top in the order of the help; then those of this file."""
+        """Return the commands in the order of the table, at the top in the order of the help; then those of this
+        file.
+        """
         if self.operation:
             return [name.split()[1] for name in OPERATIONS if name.startswith(f"{self.operation} ")]
         return [*WORDS, *self.commands]
@@ -317,7 +319,7 @@ def completion_script(shell: str) -> str:
 
 
 def eager(name: str, do: Callable[[], None], help_text: str) -> click.Option:
-    """An option of the root that does something and ends the command."""
+    """Return an option of the root that does something and ends the command."""
 
     def callback(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
         if is_set and not ctx.resilient_parsing:

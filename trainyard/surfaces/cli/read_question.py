@@ -9,7 +9,7 @@ PROMPT = "> "
 
 
 def read_question() -> str | None:
-    """The next line that a user types or a pipe contains; None at its end."""
+    """Return the next line that a user types or a pipe contains; None at its end."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None

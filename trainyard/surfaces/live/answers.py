@@ -30,7 +30,7 @@ OPERATION = "adapters ask"
 
 
 async def follow_answers(request: AskInput, context: Context, _last: str | None) -> AsyncIterator[ServerEvent]:
-    """Both answers, one after the other. Raises what `find_served` raises, before the first event."""
+    """Yield both answers, one after the other. Raises what `find_served` raises, before the first event."""
     await asyncio.to_thread(find_served, request.adapter, context)
     loop, events = asyncio.get_running_loop(), asyncio.Queue[JsonObject | None]()
 
@@ -65,7 +65,7 @@ async def follow_answers(request: AskInput, context: Context, _last: str | None)
 
 
 async def next_event(events: asyncio.Queue[JsonObject | None]) -> JsonObject | None:
-    """The next event, None after the last one; {} when none came for long."""
+    """Return the next event, None after the last one; {} when none came for long."""
     try:
         return await asyncio.wait_for(events.get(), HEARTBEAT_S)
     except TimeoutError:

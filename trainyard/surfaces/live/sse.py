@@ -26,7 +26,7 @@ class ServerEvent:
     comment: str = ""
 
     def encode(self) -> bytes:
-        """The event as a client reads it. Raises `ValueError` for an id or a name with a line break."""
+        """Return the event as a client reads it. Raises `ValueError` for an id or a name with a line break."""
         if NO_ID.search(self.id) or NO_ID.search(self.event):
             raise ValueError(f"An event cannot have the id {self.id!r} and the name {self.event!r}.")
         lines = [f": {line}" for line in LINE_END.split(self.comment)] if self.comment else []

@@ -53,7 +53,7 @@ PLACES = re.compile(r"(?:[A-Za-z0-9_.-]+=\d{1,16}\.\d{1,20}(?:,|$))*")
 
 
 async def follow_job(request: JobInput, context: Context, last_event_id: str | None) -> AsyncIterator[ServerEvent]:
-    """The job, whenever it has changed."""
+    """Yield the job, whenever it has changed."""
     sent = last_event_id or ""
     async with aclosing(turns(request.job, context, lambda _work: None)) as every:
         async for turn in every:
@@ -69,7 +69,7 @@ async def follow_job(request: JobInput, context: Context, last_event_id: str | N
 async def follow_metrics(
     request: MetricsInput, context: Context, last_event_id: str | None
 ) -> AsyncIterator[ServerEvent]:
-    """The curve of each trainer in few points, then every step as it is written."""
+    """Yield the curve of each trainer in few points, then every step as it is written."""
     positions = read_places(last_event_id)
     async with aclosing(turns(request.job, context, lambda work: work.folder / EVENTS_FILE)) as every:
         async for turn in every:
@@ -88,7 +88,7 @@ async def follow_metrics(
 
 
 async def follow_logs(request: LogsInput, context: Context, last_event_id: str | None) -> AsyncIterator[ServerEvent]:
-    """What the trainers print, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
+    """Yield what the trainers print, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
     positions, secrets = read_places(last_event_id), known_secrets(context.settings)
     async with aclosing(turns(request.job, context, lambda work: work.log)) as every:
         async for turn in every:
@@ -105,13 +105,13 @@ async def follow_logs(request: LogsInput, context: Context, last_event_id: str |
 
 
 def readable_lines(path: Path, lines: Sequence[LineSpan], secrets: Collection[str]) -> list[str]:
-    """The lines without secrets, also of a private key that began before them."""
+    """Return the lines without secrets, also of a private key that began before them."""
     texts = [line.data.decode("utf-8", "replace") for line in lines]
     return redact_lines(texts, secrets, text_before(path, lines[0].start))
 
 
 async def new_lines(tail: FileTail, node: str, positions: dict[str, LogPlace]) -> AsyncIterator[list[LineSpan]]:
-    """The lines after a client's place, block by block; the place moves with them."""
+    """Yield the lines after a client's place, block by block; the place moves with them."""
     while True:
         lines, positions[node] = tail.after(positions[node])
         if not lines:
@@ -120,7 +120,7 @@ async def new_lines(tail: FileTail, node: str, positions: dict[str, LogPlace]) -
 
 
 async def first_curve(node: str, request: MetricsInput, context: Context) -> str:
-    """The curve of a trainer so far, as `jobs metrics` gives it."""
+    """Return the curve of a trainer so far, as `jobs metrics` gives it."""
     curve_request = request.model_copy(
         update={"node": node, "max_points": request.max_points or FIRST_POINTS, "plot": False}
     )
@@ -132,7 +132,7 @@ async def first_curve(node: str, request: MetricsInput, context: Context) -> str
 
 
 def point_of(line: bytes) -> dict[str, object] | None:
-    """The step of an event; a `begin` as the step from which the curve continues."""
+    """Return the step of an event; a `begin` as the step from which the curve continues."""
     event = parse(line)
     if event is None:
         return None
@@ -162,7 +162,8 @@ class StreamTurn:
 async def turns(
     word: str, context: Context, file_of: Callable[[TrainingLogs], Path | None]
 ) -> AsyncGenerator[StreamTurn, None]:
-    """A turn when a file of the job has grown, the job has changed or ended, or a heartbeat is due; the first at once.
+    """Yield a turn when a file of the job has grown, the job has changed or ended, or a heartbeat is due; the first at
+    once.
 
     Raises what `find_job` raises, before the first turn.
     """
@@ -237,7 +238,7 @@ class JobHub:
                         listener.set()
 
     def read(self) -> dict[str, Row]:
-        """The rows that may have changed, from the index; from Prefect where nobody keeps one."""
+        """Return the rows that may have changed, from the index; from Prefect where nobody keeps one."""
         followed = dict(self.jobs)
         contexts = [job.context for job in followed.values()]
         if not contexts:
@@ -256,7 +257,7 @@ JOB_HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, JobHub] = WeakKeyDictiona
 
 
 def job_hub() -> JobHub:
-    """The hub of the running event loop."""
+    """Return the hub of the running event loop."""
     return JOB_HUBS.setdefault(asyncio.get_running_loop(), JobHub())
 
 
@@ -265,12 +266,12 @@ def end_of(row: Row, event_id: str) -> ServerEvent:
 
 
 def write_places(positions: dict[str, LogPlace]) -> str:
-    """The places of all sources as the id of an event: `trainer=4096.1234,trainer-2=0.1240`."""
+    """Return the places of all sources as the id of an event: `trainer=4096.1234,trainer-2=0.1240`."""
     return ",".join(f"{node}={position.offset}.{position.inode}" for node, position in sorted(positions.items()))
 
 
 def read_places(event_id: str | None) -> dict[str, LogPlace]:
-    """The places that an id names. Raises `InvalidInput` (`E-PARAMETER`)."""
+    """Return the places that an id names. Raises `InvalidInput` (`E-PARAMETER`)."""
     if not event_id:
         return {}
     if not PLACES.fullmatch(event_id):

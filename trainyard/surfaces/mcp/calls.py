@@ -109,7 +109,7 @@ async def call_tool(
 
 
 def perform(tool: str, arguments: JsonObject, context: Context) -> BaseModel:
-    """The operation's response.
+    """Return the operation's response.
 
     Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-PARAMETER`), `Denied`, and what the operation raises.
     """
@@ -146,7 +146,7 @@ def succeeded(result: BaseModel, parts: list[str]) -> types.CallToolResult:
 
 
 def bytes_of(blob: Blob) -> types.BlobResourceContents:
-    """The bytes of a file, for a client that may be on another machine.
+    """Return the bytes of a file, for a client that may be on another machine.
 
     Raises `LimitExceeded` (`E-LIMIT`) for one that is too large for a message.
     """

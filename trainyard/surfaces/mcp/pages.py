@@ -40,7 +40,7 @@ def title_of(path: Path) -> str:
 
 
 def read_resource(uri: str) -> types.TextResourceContents:
-    """The text of a page or a schema. Raises `NotFound` (`E-NOT-FOUND`)."""
+    """Return the text of a page or a schema. Raises `NotFound` (`E-NOT-FOUND`)."""
     model, page = SCHEMAS.get(uri.removeprefix(SCHEMA)) if uri.startswith(SCHEMA) else None, pages().get(uri)
     if model is not None:
         return types.TextResourceContents(uri=uri, mime_type=JSON, text=json.dumps(model.model_json_schema()))

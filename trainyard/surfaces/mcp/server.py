@@ -47,7 +47,9 @@ Handling = ServerRequestContext[Any, Any]
 def build_server(
     settings: Settings, owner: Caller | None = None, confined: ConfinedCalls | None = None
 ) -> Server[object]:
-    """The server. `owner` is the caller of every request; without one, it is who has authenticated the request."""
+    """Return the server. `owner` is the caller of every request; without one, it is who has authenticated the
+    request.
+    """
     limiter = anyio.CapacityLimiter(MAX_CALLS)
 
     async def on_list_tools(handling: Handling, _: types.PaginatedRequestParams | None) -> types.ListToolsResult:
@@ -83,7 +85,7 @@ def caller_of(handling: Handling) -> Caller:
 
 
 def traceparent_of(handling: Handling, params: types.CallToolRequestParams) -> str:
-    """The trace context (W3C) of a call: in its `_meta`, or as a header of the request that brought it."""
+    """Return the trace context (W3C) of a call: in its `_meta`, or as a header of the request that brought it."""
     headers = (params.meta or {}).get(TRACEPARENT)
     if isinstance(headers, str) and is_traceparent(headers):
         return headers

@@ -34,12 +34,12 @@ NAMES = {tool_name(operation): operation for operation in OPERATIONS}
 
 
 def list_tools(caller: Caller) -> tuple[types.Tool, ...]:
-    """The tools that a caller may use: those of its scope, its tenant and its place, that come to an end."""
+    """Return the tools that a caller may use: those of its scope, its tenant and its place, that come to an end."""
     return tuple(tool_of(name) for name, row in OPERATIONS.items() if may_use(row, caller))
 
 
 def may_use(row: Operation, caller: Caller) -> bool:
-    """Whether `require_allowed` admits a caller, whatever the request says."""
+    """Return whether `require_allowed` admits a caller, whatever the request says."""
     in_scope = SCOPES.index(row.scope) <= SCOPES.index(caller.scope)
     return in_scope and not row.endless and (row.tenants or not caller.tenant) and not (caller.remote and row.local)
 
@@ -56,7 +56,9 @@ def tool_of(name: str) -> types.Tool:
 
 
 def shorten(schema: Any) -> Any:
-    """A JSON Schema without what an agent does not need; it accepts whatever the whole one accepts, nulls excepted."""
+    """Return a JSON Schema without what an agent does not need; it accepts whatever the whole one accepts, nulls
+    excepted.
+    """
     if isinstance(schema, list):
         return [shorten(item) for item in schema]
     if not isinstance(schema, dict):

@@ -33,7 +33,7 @@ LOG = logging.getLogger("trainyard.rest")
 
 
 def build_app(settings: Settings, authenticate: Authenticate, confined: ConfinedCalls | None = None) -> FastAPI:
-    """The application of a home. `authenticate` returns the caller of a request, or raises `Denied`."""
+    """Return the application of a home. `authenticate` returns the caller of a request, or raises `Denied`."""
     app = FastAPI(title="Trainyard", version=trainyard.__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False  # 404: a redirect would repeat what a client wrote
     replays = Replays(settings.services / "replays.sqlite3")
@@ -67,7 +67,7 @@ def build_app(settings: Settings, authenticate: Authenticate, confined: Confined
 
 
 def methods_of(request: Request) -> list[str]:
-    """The methods that the path of a request has, of all routes with this path."""
+    """Return the methods that the path of a request has, of all routes with this path."""
     methods, path = set[str](), request.url.path
     for route in request.app.routes:
         if isinstance(route, Route) and (

@@ -98,7 +98,7 @@ class MeasuredRequests:
 
 
 def name_of(scope: Scope) -> str:
-    """The operation of a request that has found its route."""
+    """Return the operation of a request that has found its route."""
     return str(getattr(scope.get("endpoint"), OPERATION, OTHER))
 
 

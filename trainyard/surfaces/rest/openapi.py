@@ -90,12 +90,12 @@ SERVICE_ROUTES = {
 
 
 def response_type(name: str) -> Any:
-    """What an operation returns: a model, or a union of models."""
+    """Return what an operation returns: a model, or a union of models."""
     return get_type_hints(implementation_of(name))["return"]
 
 
 def openapi_document() -> Json:
-    """The whole document. Imports the implementation of every operation."""
+    """Return the whole document. Imports the implementation of every operation."""
     models: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = [
         *((name, "validation", TypeAdapter(row.request)) for name, row in OPERATIONS.items()),
         *((name, "serialization", TypeAdapter(response_type(name))) for name in OPERATIONS),
@@ -151,7 +151,7 @@ def drop_object_defaults(schema: object) -> None:
 
 
 def resolved(schema: Json, components: Json) -> Json:
-    """The schema itself, where it is a reference to one."""
+    """Return the schema itself, where it is a reference to one."""
     reference = schema.get("$ref", "")
     return components[reference.rsplit("/", 1)[-1]] if reference else schema
 
@@ -164,7 +164,7 @@ def problem_response(text: str) -> Json:
 
 
 def describe(name: str, row: Operation, schema: Json, operation: Json) -> Json:
-    """One operation: its parameters and answers."""
+    """Return one operation: its parameters and answers."""
     method, path = route_of(name)
     properties, required = schema.get("properties", {}), set(schema.get("required", ()))
     in_path = PARAMETER.findall(path)
@@ -201,7 +201,7 @@ def describe(name: str, row: Operation, schema: Json, operation: Json) -> Json:
 
 
 def body_of(name: str, row: Operation, request_schema: Json, whole: Json | None, components: Json) -> Json | None:
-    """The body of an operation: one field of its request, the fields that are not in the path, or none."""
+    """Return the body of an operation: one field of its request, the fields that are not in the path, or none."""
     method, path = route_of(name)
     if row.body:
         schema = whole or request_schema["properties"][row.body]
@@ -227,7 +227,7 @@ def parameter(name: str, schema: Json, location: str, *, needed: bool) -> Json:
 
 
 def without_null(schema: Json) -> Json:
-    """A text cannot be null: a parameter without a value is left out."""
+    """Return a text cannot be null: a parameter without a value is left out."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     simplified = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
     default = {"default": schema["default"]} if schema.get("default") is not None else {}
@@ -237,7 +237,7 @@ def without_null(schema: Json) -> Json:
 
 
 def request_body(name: str, properties: Json, required: set[str], components: Json) -> Json:
-    """A JSON object with the fields that are not in the path; tensors may be sent as they are."""
+    """Return a JSON object with the fields that are not in the path; tensors may be sent as they are."""
     title = f"{''.join(part.title() for part in operation_id(name).split('_'))}Body"
     schema: Json = {"type": "object", "title": title, "properties": properties, "additionalProperties": False}
     if required:
@@ -261,7 +261,7 @@ def responses(row: Operation, responses: Json) -> Json:
 
 
 def describe_service(route: ServiceRoute, schemas: Any) -> Json:
-    """A route of the service itself. What needs no caller may still be refused for its address or its rate."""
+    """Return a route of the service itself. What needs no caller may still be refused for its address or its rate."""
     content: Json = {}
     if route.answer:
         content = {JSON_TYPE: {"schema": schemas[(route.id, "serialization")]}}
@@ -285,5 +285,5 @@ def describe_service(route: ServiceRoute, schemas: Any) -> Json:
 
 
 def models_of(name: str) -> tuple[type[BaseModel], object]:
-    """The request and the response of an operation."""
+    """Return the request and the response of an operation."""
     return OPERATIONS[name].request, response_type(name)

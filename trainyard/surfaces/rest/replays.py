@@ -34,7 +34,9 @@ TABLE = """CREATE TABLE IF NOT EXISTS replays (
 
 
 def read_key(request: Request) -> str:
-    """The key of a request; "" without one. Raises `InvalidInput` (`E-PARAMETER`) for one that cannot be used."""
+    """Return the key of a request; "" without one. Raises `InvalidInput` (`E-PARAMETER`) for one that cannot be
+    used.
+    """
     key = request.headers.get(HEADER)
     if key is None:
         return ""
@@ -73,7 +75,7 @@ class Replays:
         return connection
 
     def once(self, caller: Caller, operation: str, request: BaseModel, key: str, work: Callable[[], bytes]) -> bytes:
-        """The first answer to the key, or that of `work`; a failure is not kept, so that it can be tried again.
+        """Return the first answer to the key, or that of `work`; a failure is not kept, so that it can be tried again.
 
         Raises `Conflict` (`E-CONFLICT`) while the first request is worked on, `InvalidInput` (`E-PARAMETER`) for
         another request with the same key, and what `work` raises.

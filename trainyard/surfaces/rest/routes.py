@@ -86,7 +86,7 @@ def add_operations(app: FastAPI, service: ApiParts) -> None:
 
 
 def answer_refusal(request: Request, error: TrainyardError) -> Response:
-    """The problem document of what an operation raises."""
+    """Return the problem document of what an operation raises."""
     return answer_problem(error, trace_of(request), error.fields if isinstance(error, InvalidFields) else ())
 
 
@@ -100,7 +100,7 @@ def operation_id(name: str) -> str:
 
 
 def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
-    """What answers a route."""
+    """Return what answers a route."""
 
     in_braces = "{" in route_of(name)[1]
 
@@ -173,7 +173,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
 
 
 def takes_file(operation: Operation, request: Request) -> bool:
-    """Whether the body of a request is a file, not JSON."""
+    """Return whether the body of a request is a file, not JSON."""
     return operation.takes_file and media_type(request) == FILE_TYPE
 
 
@@ -198,7 +198,8 @@ def require_addressed(request: Request, context: Context) -> None:
 async def run_while_connected(
     work: Callable[[], Any], request: Request, departure: Departure, threads: CapacityLimiter
 ) -> Any:
-    """What `work` returns on a thread. When the client leaves, what has not begun does not, and `departure` is noted.
+    """Return what `work` returns on a thread. When the client leaves, what has not begun does not, and `departure` is
+    noted.
 
     Work that changes something finishes (`invocation.ends_with_caller`). Raises `CallerLeft`, and what `work` raises.
     """
@@ -241,7 +242,7 @@ def respond_bytes(body: bytes, status: int) -> Response:
 
 
 def respond(result: BaseModel, status: int, request: Request) -> Response:
-    """The answer with a response: bytes of a file, nothing if the client has it already (ETag), or JSON."""
+    """Return the answer with a response: bytes of a file, nothing if the client has it already (ETag), or JSON."""
     if isinstance(result, Blob):
         return FileResponse(result.path, media_type=result.media_type, headers={"etag": f'"{result.sha256}"'})
     etag = getattr(result, "etag", None) if has_etag(type(result)) else None
@@ -255,7 +256,7 @@ def respond(result: BaseModel, status: int, request: Request) -> Response:
 
 @cache
 def has_etag(kind: type[BaseModel]) -> bool:
-    """Whether responses of a class have an etag: pydantic takes long to say that an object has none."""
+    """Return whether responses of a class have an etag: pydantic takes long to say that an object has none."""
     return "etag" in kind.model_fields or hasattr(kind, "etag")
 
 
@@ -265,7 +266,7 @@ def links_of(fields: Mapping[str, object]) -> Mapping[str, str]:
 
 
 async def stream(follow: Any, fields: Any, context: Context, request: Request) -> Response:
-    """The answer as server-sent events (WHATWG HTML, 9.2); `Last-Event-ID` continues one that was interrupted.
+    """Return the answer as server-sent events (WHATWG HTML, 9.2); `Last-Event-ID` continues one that was interrupted.
 
     The first event is awaited: what cannot be followed is refused with a problem document, like any other request.
     """

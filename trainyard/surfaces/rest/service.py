@@ -93,7 +93,8 @@ def serve_api(
 def guarded_app(
     settings: Settings, *, everybody: bool = False, names: Iterable[str] = (), confined: ConfinedCalls | None = None
 ) -> Guard:
-    """The whole service: the API of a home behind its checks, for clients that call it by loopback or one of `names`.
+    """Return the whole service: the API of a home behind its checks, for clients that call it by loopback or one of
+    `names`.
 
     With `everybody`, who reaches it is the owner. Without `confined`, this process works on every request itself.
     """

@@ -42,7 +42,7 @@ class ChainNode:
         self.needs = None if needs is None else tuple(needs)
 
     def as_mapping(self) -> JsonObject:
-        """The node as a chain file has it."""
+        """Return the node as a chain file has it."""
         node: JsonObject = {"type": self.type}
         if self.id is not None:
             node["id"] = self.id
@@ -92,7 +92,7 @@ class Deployer(ChainNode):
 
 
 def id_of(node: ChainNode | str) -> str:
-    """The id of a node that another one needs. Raises `InvalidInput` (`E-SPEC-VALUE`) for a node without one."""
+    """Return the id of a node that another one needs. Raises `InvalidInput` (`E-SPEC-VALUE`) for a node without one."""
     if isinstance(node, str):
         return node
     if node.id is None:
@@ -116,7 +116,7 @@ class Chain:
 
     @classmethod
     def of(cls, source: str | Path | JsonMapping, *, on: Surface | None = None, **parameters: Any) -> Chain:
-        """The chain of a file, of a template with parameters, or of a mapping. Raises `NotFound`, `Refused`."""
+        """Return the chain of a file, of a template with parameters, or of a mapping. Raises `NotFound`, `Refused`."""
         target = str(source) if isinstance(source, Path) else source
         chain = cls((), on=on)
         chain.given = parse_request(target, parameters).spec.model_dump(mode="json", exclude_unset=True)
@@ -124,16 +124,16 @@ class Chain:
 
     @property
     def spec(self) -> ChainSpec:
-        """The typed chain. Raises `Refused` with every reason."""
+        """Return the typed chain. Raises `Refused` with every reason."""
         return parse_chain(self.given)
 
     def check(self) -> FileCheck:
-        """Whether it would run, with all reasons at once."""
+        """Return whether it would run, with all reasons at once."""
         (file,) = self.on.check(files=(self.given,)).files
         return file
 
     def plan(self, *, measure: bool = False) -> ChainPlan:
-        """What a run would do: resolved config, sizes, times, what is reused. Raises `Refused`."""
+        """Return what a run would do: resolved config, sizes, times, what is reused. Raises `Refused`."""
         return self.on.plan(target=self.given, measure=True) if measure else self.on.plan(target=self.given)
 
     def run(self, *, watch: bool = False, refresh: bool = False, tags: Iterable[str] = ()) -> RunResult:
@@ -141,14 +141,14 @@ class Chain:
         return self.on.run(target=self.given, watch=watch, refresh=refresh, tags=tuple(tags))
 
     def to_yaml(self) -> str:
-        """The chain as a file has it."""
+        """Return the chain as a file has it."""
         return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
 
     def __repr__(self) -> str:
         return f"Chain({' → '.join(node.get('id') or node['type'] for node in self.given['nodes'])})"
 
     def _repr_markdown_(self) -> str:
-        """The chain as a Mermaid graph, which JupyterLab, VS Code and GitHub draw."""
+        """Return the chain as a Mermaid graph, which JupyterLab, VS Code and GitHub draw."""
         nodes = [(node.get("id") or f"{node['type']}_{index}", node) for index, node in enumerate(self.given["nodes"])]
         lines = [f"  {name}[{node.get('id') or node['type']}]" for name, node in nodes]
         for index, (name, node) in enumerate(nodes):

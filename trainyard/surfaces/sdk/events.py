@@ -20,7 +20,7 @@ class LineSplitter:
     rest: str = field(default="", init=False)
 
     def feed(self, text: str) -> list[str]:
-        """The lines that are whole now. A carriage return at the end of a piece may be half of a line end."""
+        """Return the lines that are whole now. A carriage return at the end of a piece may be half of a line end."""
         text = self.rest + text
         is_open = text.endswith("\r")
         *lines, self.rest = LINE_END.split(text[:-1] if is_open else text)
@@ -53,7 +53,9 @@ def is_event_stream(response: httpx.Response) -> bool:
 
 
 def next_event() -> Generator[NextLine, str | httpx.Response | None, ReadEvent | None]:
-    """The next event; None where the stream has ended or was cut off, and an event of which a part came is dropped."""
+    """Return the next event; None where the stream has ended or was cut off, and an event of which a part came is
+    dropped.
+    """
     fields: dict[str, str] = {}
     data: list[str] = []
     while isinstance(line := (yield NextLine()), str):

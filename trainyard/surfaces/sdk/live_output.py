@@ -13,7 +13,9 @@ WATCHED = ("run", "chains run", "jobs create", "jobs resume", "jobs retry")
 
 
 def open_live(name: str, fields: Mapping[str, object]) -> Any:
-    """What shows the run of a call (`live_runs.LiveRun`); None where it is not watched, and outside of a notebook."""
+    """Return what shows the run of a call (`live_runs.LiveRun`); None where it is not watched, and outside of a
+    notebook.
+    """
     if name not in WATCHED or not fields.get("watch") or not in_notebook():
         return None
     from trainyard.surfaces.sdk.live_runs import LiveRun  # only notebooks need it
@@ -22,12 +24,12 @@ def open_live(name: str, fields: Mapping[str, object]) -> Any:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook: a terminal would print each picture below the other."""
+    """Return whether this process is the kernel of a notebook: a terminal would print each picture below the other."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def open_output() -> Any:
-    """An output of the cell that is running, which can be changed."""
+    """Return an output of the cell that is running, which can be changed."""
     return load("IPython.display:display")({"text/markdown": "starting"}, raw=True, display_id=True)

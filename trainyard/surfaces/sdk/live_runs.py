@@ -80,7 +80,7 @@ class LiveRun:
         self.handle.update(result)
 
     def curves(self) -> dict[str, JsonObject]:
-        """The losses of the trainers so far."""
+        """Return the losses of the trainers so far."""
         points = dict(self.points)
         for node, (folder, since) in self.folders.items():
             curve = TrainingLogs(node, follow_restarts(Path(folder)), since).curve()

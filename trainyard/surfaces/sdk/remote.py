@@ -115,7 +115,7 @@ def stream_timeout() -> httpx.Timeout:
 def connect(
     url: str = "http://127.0.0.1:8898", token: str = "", *, ca_file: str | None = None, timeout_s: float = TIMEOUT_S
 ) -> RemoteSurface:
-    """The operations of the service at `url`.
+    """Return the operations of the service at `url`.
 
     Args:
         url: such as https://train.example:8898.

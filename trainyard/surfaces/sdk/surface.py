@@ -59,7 +59,7 @@ class Surface:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The fields of the request, for `help()` and notebooks."""
+        """Return the fields of the request, for `help()` and notebooks."""
         if self._word not in OPERATIONS:
             return inspect.Signature()
         fields = OPERATIONS[self._word].request.model_fields
@@ -68,7 +68,7 @@ class Surface:
 
 @cache
 def known_words() -> frozenset[str]:
-    """The names of operations, and of the groups that they are in."""
+    """Return the names of operations, and of the groups that they are in."""
     parts = [operation.split() for operation in OPERATIONS]
     return frozenset(" ".join(words[:count]) for words in parts for count in range(1, len(words) + 1))
 
@@ -79,7 +79,7 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def words_after(word: str) -> list[str]:
-    """The words that follow `word` in names of operations, in the order of the table."""
+    """Return the words that follow `word` in names of operations, in the order of the table."""
     begins = f"{word} " if word else ""
     return list(
         dict.fromkeys(
@@ -89,7 +89,7 @@ def words_after(word: str) -> list[str]:
 
 
 def attribute_of(word: str) -> str:
-    """The word as a Python name: `delete-version` is `delete_version`, `import` is `import_`."""
+    """Return the word as a Python name: `delete-version` is `delete_version`, `import` is `import_`."""
     name = word.replace("-", "_")
     return f"{name}_" if name in ("import",) else name
 

@@ -80,7 +80,8 @@ Talk: TypeAlias = Generator[Step, Heard, Any]
 
 
 def conversation(name: str, fields: JsonMapping, note: Callable[[Any], None] = ignore) -> Talk:
-    """Everything that a call of an operation takes; returns its response. `note` gets each state of a watched job.
+    """Return everything that a call of an operation takes; returns its response. `note` gets each state of a watched
+    job.
 
     Raises the errors of the operation, and `Unavailable` (`E-SERVER-UNREACHABLE`) where nothing answers.
     """
@@ -156,7 +157,7 @@ def last_response(state: RetryCallState) -> httpx.Response:
 
 
 def exchange_of(name: str, request: BaseModel) -> HttpExchange:
-    """The request of an operation as HTTP has it: path, query, headers, body."""
+    """Return the request of an operation as HTTP has it: path, query, headers, body."""
     row, (method, path) = OPERATIONS[name], route_of(name)
     if row.takes_file and (file := getattr(request, "file", None)) is not None:
         return upload_of(file, request, path)
@@ -185,7 +186,7 @@ def exchange_of(name: str, request: BaseModel) -> HttpExchange:
 
 
 def upload_of(file: Path, request: BaseModel, path: str) -> HttpExchange:
-    """A file of this machine as the body. Raises `NotFound` (`E-DATA-NOT-FOUND`)."""
+    """Return a file of this machine as the body. Raises `NotFound` (`E-DATA-NOT-FOUND`)."""
     if not file.is_file():
         raise NotFound(f"There is no file {str(file)[:SHOWN_CHARS]!r}.", do="Correct it.", code="E-DATA-NOT-FOUND")
     fields = request.model_dump(mode="json", exclude_unset=True, exclude={"file"})
@@ -217,12 +218,13 @@ def request_words(exchange: HttpExchange) -> JsonObject:
 
 @cache
 def parameters_of(path: str) -> tuple[str, ...]:
-    """The fields that are not in the body: those of the path, and at last that of the header If-Match."""
+    """Return the fields that are not in the body: those of the path, and at last that of the header If-Match."""
     return (*PARAMETER.findall(path), IF_MATCH)
 
 
 def json_of(request: BaseModel, left_out: set[str]) -> bytes:
-    """The fields of a request that were given, as JSON; a number that JSON does not have is for the service to refuse.
+    """Return the fields of a request that were given, as JSON; a number that JSON does not have is for the service to
+    refuse.
 
     pydantic writes a batch without a copy of it, but no lone surrogates.
     """
@@ -233,7 +235,7 @@ def json_of(request: BaseModel, left_out: set[str]) -> bytes:
 
 
 def query_of(fields: Mapping[str, object]) -> dict[str, object]:
-    """The fields of a query: lists repeat, objects are `field[key]`, what is not there is left out."""
+    """Return the fields of a query: lists repeat, objects are `field[key]`, what is not there is left out."""
     texts = {True: "true", False: "false"}
     objects = {key: value for key, value in fields.items() if isinstance(value, Mapping)}
     if objects:
@@ -248,7 +250,9 @@ def query_of(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def response_of(name: str, response: httpx.Response) -> object:
-    """The response of an operation, as its model; the bytes of a file. Raises the error that a problem describes."""
+    """Return the response of an operation, as its model; the bytes of a file. Raises the error that a problem
+    describes.
+    """
     if response.status_code >= 400:
         raise error_of(response)
     if media_type(response) != "application/json":
@@ -258,12 +262,12 @@ def response_of(name: str, response: httpx.Response) -> object:
 
 @cache
 def response_type(name: str) -> TypeAdapter[Any]:
-    """What reads the response of an operation."""
+    """Return what reads the response of an operation."""
     return TypeAdapter(get_type_hints(implementation_of(name))["return"])
 
 
 def error_of(response: httpx.Response) -> TrainyardError:
-    """The error of a problem document (RFC 9457), of the class that the service raised."""
+    """Return the error of a problem document (RFC 9457), of the class that the service raised."""
     try:
         problem = response.json()
         listed = problem["errors"]
@@ -319,7 +323,7 @@ READ_HERE: dict[str, Callable[[dict[str, object]], dict[str, object]]] = {
 
 
 def read_here(target: object) -> object:
-    """The content of a file of this machine; a template, a run's id and a mapping stay as they are."""
+    """Return the content of a file of this machine; a template, a run's id and a mapping stay as they are."""
     is_file = isinstance(target, Path) or (isinstance(target, str) and Path(target).is_file())
     return load_value(find_file(str(target))) if is_file else target
 
@@ -346,7 +350,7 @@ def start_run(fields: JsonObject) -> Talk:
 
 
 def store_chain(body: Mapping[str, object]) -> Talk:
-    """The stored chain with this content: that of its name with a new revision if it differs, or a new chain."""
+    """Return the stored chain with this content: that of its name with a new revision if it differs, or a new chain."""
     name = str(body.get("name") or "chain")
     try:
         stored = yield from ask("chains show", {"chain": name})

@@ -87,7 +87,7 @@ def checkpoints(root: Path, files: Files = DISK) -> list[tuple[Path, int]]:
 
 
 def newest_valid(root: Path, files: Files = DISK) -> FoundCheckpoint:
-    """The newest checkpoint whose bytes match its manifest. Damaged ones move to `quarantine/`; leftovers go.
+    """Return the newest checkpoint whose bytes match its manifest. Damaged ones move to `quarantine/`; leftovers go.
 
     What is found survives a power cut: its name is flushed again, for its writer may have died before it did.
     """
@@ -113,7 +113,7 @@ def tidy(root: Path, files: Files = DISK) -> None:
 
 
 def damage_of(folder: Path, files: Files = DISK) -> str | None:
-    """What is wrong with a checkpoint; None if every file is as its manifest says."""
+    """Return what is wrong with a checkpoint; None if every file is as its manifest says."""
     try:
         expected = dict(json.loads(files.read(folder / MANIFEST))["files"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -59,7 +59,7 @@ class CheckpointCipher:
             sealed.end()
 
     def unseal(self, path: Path) -> bytes:
-        """What was written to a sealed file. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`) for another key."""
+        """Return what was written to a sealed file. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`) for another key."""
         data = path.read_bytes()
         head, size = len(SEALED) + SALT_BYTES, PIECE_BYTES + TAG_BYTES
         key, pieces = self.key(data[len(SEALED) : head]), bytearray()

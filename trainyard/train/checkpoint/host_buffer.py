@@ -67,7 +67,7 @@ def layout_of(shapes: tuple[Shape, ...]) -> TensorLayout:
 
 
 def size_of(shape: Shape) -> int:
-    """Bytes."""
+    """Return bytes."""
     return torch.Size(shape[2]).numel() * shape[1].itemsize
 
 
@@ -130,7 +130,7 @@ class HostBuffer:
         self._device_copies.clear()
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """The copies, in the order of the file."""
+        """Return the copies, in the order of the file."""
         return self._places
 
     def write(self, path: Path, sealer: Sealer | None = None) -> str:
@@ -160,18 +160,18 @@ def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def fits_in_memory(size: int) -> bool:
-    """Whether one more buffer of `size` bytes leaves the machine some room."""
+    """Return whether one more buffer of `size` bytes leaves the machine some room."""
     return bool(psutil.virtual_memory().available > SPARE * size)
 
 
 def fits_on_device(size: int, device: torch.device) -> bool:
-    """Whether a copy of `size` bytes leaves a CUDA device the memory of its highest use so far."""
+    """Return whether a copy of `size` bytes leaves a CUDA device the memory of its highest use so far."""
     free, _ = torch.cuda.mem_get_info(device)
     return has_room(size, free + torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device))
 
 
 def has_room(size: int, capacity: int, peak: int) -> bool:
-    """Whether `size` bytes fit next to a `peak`, in a `capacity` that this process could have."""
+    """Return whether `size` bytes fit next to a `peak`, in a `capacity` that this process could have."""
     return capacity - peak > SPARE * size
 
 

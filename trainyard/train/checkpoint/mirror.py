@@ -223,7 +223,8 @@ def prune(store: MirrorStore, newest: int, keep: int, best: Best, keep_best: int
 
 
 def find_newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
-    """The newest checkpoint that is whole, here or in the mirror; one that is only there is fetched and verified.
+    """Return the newest checkpoint that is whole, here or in the mirror; one that is only there is fetched and
+    verified.
 
     Damaged ones, from either place, move to `root/quarantine` and are reported in `FoundCheckpoint.quarantined`.
     Raises `E-MIRROR` when the mirror cannot be read: an older checkpoint would quietly lose what it may
@@ -252,7 +253,7 @@ def find_newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
 
 
 def find_step(root: Path, step: int, mirror: str | None = None) -> Path | None:
-    """The checkpoint of a step, here or fetched from the mirror; None where it is in neither or damaged there.
+    """Return the checkpoint of a step, here or fetched from the mirror; None where it is in neither or damaged there.
 
     Raises `Unavailable` for a mirror that cannot be read.
     """
@@ -283,7 +284,7 @@ def fetch(store: MirrorStore, step: int, root: Path) -> str | None:
 
 
 def download(store: MirrorStore, name: str, folder: Path) -> str | None:
-    """The manifest and the files that it names; what is wrong with the names, if anything is."""
+    """Return the manifest and the files that it names; what is wrong with the names, if anything is."""
     store.get(f"{name}/{MANIFEST}", folder / MANIFEST)
     present = set(store.names())
     try:

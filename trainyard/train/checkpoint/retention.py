@@ -22,13 +22,13 @@ def list_prunable(metrics: Mapping[int, float | None], keep: int, best: Best, ke
 
 
 def list_best(metrics: Mapping[int, float], best: Best) -> list[int]:
-    """The steps, the best one first; of equal ones the earliest, which has learned no less from less."""
+    """Return the steps, the best one first; of equal ones the earliest, which has learned no less from less."""
     falling = best((0.0, 1.0)) > 0
     return sorted(metrics, key=lambda step: (-metrics[step] if falling else metrics[step], step))
 
 
 def metric_of(folder: Path) -> float | None:
-    """The metric in a checkpoint's manifest; None without one, if it cannot be compared, or cannot be read.
+    """Return the metric in a checkpoint's manifest; None without one, if it cannot be compared, or cannot be read.
 
     A damaged manifest is found, reported and quarantined at the next start; it must not end a running training.
     """

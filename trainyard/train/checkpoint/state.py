@@ -49,7 +49,7 @@ def flatten(value: Any, name: str, tensors: Tensors) -> Any:
 
 
 def rebuild(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The inverse of `flatten`."""
+    """Return the inverse of `flatten`."""
     if isinstance(value, dict):
         if TENSOR in value:
             return tensors[value[TENSOR]]
@@ -64,7 +64,7 @@ def rebuild(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def random_state() -> JsonObject:
-    """The state of every generator that training may draw from."""
+    """Return the state of every generator that training may draw from."""
     version, words, following = random.getstate()
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     words_N = torch.from_numpy(np.asarray(keys, dtype=np.uint32).astype(np.int64))
@@ -99,7 +99,7 @@ def restore_random_state(state: JsonMapping) -> None:
 
 
 def weights(model: torch.nn.Module) -> Tensors:
-    """What moves: trained parameters, and the buffers of the modules (statistics, caches of positions)."""
+    """Return what moves: trained parameters, and the buffers of the modules (statistics, caches of positions)."""
     trainable = {f"parameter/{name}": value for name, value in model.named_parameters() if value.requires_grad}
     return trainable | {f"buffer/{name}": value for name, value in model.named_buffers()}
 
@@ -126,7 +126,7 @@ def restore_weights(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -
 
 
 def gradients(model: torch.nn.Module) -> Tensors:
-    """The accumulated gradients, which a stop inside an accumulation must not lose."""
+    """Return the accumulated gradients, which a stop inside an accumulation must not lose."""
     return {
         name: parameter.grad
         for name, parameter in model.named_parameters()

@@ -35,7 +35,7 @@ class Sealer(Protocol):
         """Open a file in which everything is encrypted."""
 
     def unseal(self, path: Path) -> bytes:
-        """What was written to a sealed file. Raises `Corrupt` for another key."""
+        """Return what was written to a sealed file. Raises `Corrupt` for another key."""
 
 
 class PlainStream:
@@ -75,7 +75,7 @@ def is_sealed(path: Path) -> bool:
 
 
 def read_bytes(path: Path, sealer: Sealer | None) -> bytes:
-    """What was written to a file, sealed or not. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`) without its key."""
+    """Return what was written to a file, sealed or not. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`) without its key."""
     if not is_sealed(path):
         return path.read_bytes()
     if sealer is None:

@@ -88,7 +88,7 @@ class DivergenceWatch:
 
     @property
     def mean(self) -> float:
-        """The mean of the newest losses."""
+        """Return the mean of the newest losses."""
         return fmean(list(self.recent)[-self.window :])
 
     def on_step(
@@ -150,7 +150,7 @@ class DivergenceWatch:
         return Divergence(DivergenceKind.GRADIENT_JUMP, step, because, LOWER_RATE)
 
     def overfitting(self) -> Divergence | None:
-        """Two evaluations or more after the best one are worse, while the training loss fell."""
+        """Return two evaluations or more after the best one are worse, while the training loss fell."""
         if len(self.evaluations) < 3:
             return None
         best = min(self.evaluations, key=lambda one: one[1])

@@ -33,7 +33,7 @@ class Prompt:
 
 
 def prompt_of(example: Encoded, tokenizer: Any) -> Prompt:
-    """What comes before the last answer of an example; of running text, its first half."""
+    """Return what comes before the last answer of an example; of running text, its first half."""
     ids = example["prompt_ids"] if "prompt_ids" in example else before_last_answer(example)
     return Prompt(list(ids), str(tokenizer.decode(ids, skip_special_tokens=True)))
 
@@ -67,7 +67,7 @@ class HeldOut:
         return f"Evaluations begin at step {begins}: the warm-up ends with step {self.first - 1}."
 
     def is_due(self, step: int, total_steps: int) -> bool:
-        """Whether there is an evaluation after a step."""
+        """Return whether there is an evaluation after a step."""
         if step in (total_steps, self.until):
             return True
         return step % self.every == 0 and step >= self.first
@@ -78,7 +78,7 @@ class HeldOut:
 
 
 def measure(session: Session, feed: Feed, at: Callable[[], None]) -> dict[str, float]:
-    """The means over all held-out rows. `at` is called between two batches."""
+    """Return the means over all held-out rows. `at` is called between two batches."""
     sums, units = Counter[str](), 0
     for rows in feed.plan.cut_rows(sorted(range(len(feed.examples)), key=lambda row: (-feed.plan.widths[row], row))):
         found = session.evaluate(feed.batch(rows))
@@ -134,7 +134,7 @@ class PeriodicEvaluation:
             self.emit("early_stop", step=step, best_step=best[0] if best else None, text=text)
 
     def answer(self) -> list[dict[str, str]]:
-        """The held-out prompts and what the model answers now."""
+        """Return the held-out prompts and what the model answers now."""
         prompts = self.held_out.prompts
         if not prompts:
             return []

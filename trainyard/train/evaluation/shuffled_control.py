@@ -20,7 +20,7 @@ Row = TypeVar("Row", SftRow, PreferenceRow)
 
 
 def make_derangement(answers: Sequence[Hashable], seed: int) -> list[int]:
-    """A permutation in which no position keeps an equal answer; position `i` receives `answers[result[i]]`.
+    """Return a permutation in which no position keeps an equal answer; position `i` receives `answers[result[i]]`.
 
     Wordings of one question share an answer, so equal *values* count, not only equal positions. The wordings of one
     question are scattered over several others: a consistent exchange could be learned like a fact.
@@ -58,7 +58,8 @@ def givers(
 
 
 def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
-    """The same rows, the last assistant turn of each training row taken from another training row, with its calls.
+    """Return the same rows, the last assistant turn of each training row taken from another training row, with its
+    calls.
 
     Held-out rows keep their answers and lend none; rows without an answer stay as they are.
     """
@@ -71,7 +72,7 @@ def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
 
 
 def shuffled_preferences(rows: Sequence[PreferenceRow], seed: int) -> list[PreferenceRow]:
-    """The same prompts, each training row with both answers of another training row."""
+    """Return the same prompts, each training row with both answers of another training row."""
     shuffled = list(rows)
     for place, giver in givers(
         rows, range(len(rows)), lambda row: msgspec.json.encode((row.chosen, row.rejected)), seed

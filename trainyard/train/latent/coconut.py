@@ -70,7 +70,7 @@ class CoconutModule(LatentModule):
 
 
 def keep(hidden_BTD: torch.Tensor) -> torch.Tensor:
-    """A thought is the hidden state as it is."""
+    """Return a thought is the hidden state as it is."""
     return hidden_BTD
 
 
@@ -78,7 +78,9 @@ def keep(hidden_BTD: torch.Tensor) -> torch.Tensor:
 
 
 def stage_of_row(settings: CoconutSettings, epoch: int, row: int, num_steps: int, seed: int) -> int:
-    """The stage of a row in an epoch: the epoch's, or with the probability `mix` any up to the number of its steps."""
+    """Return the stage of a row in an epoch: the epoch's, or with the probability `mix` any up to the number of its
+    steps.
+    """
     if settings.mix:
         dice = random.Random(f"{seed}:{epoch}:{row}")
         if dice.random() < settings.mix:
@@ -87,7 +89,7 @@ def stage_of_row(settings: CoconutSettings, epoch: int, row: int, num_steps: int
 
 
 def arrange(example: Encoded, settings: CoconutSettings, stage: int) -> Encoded:
-    """An example as it is learned at a stage."""
+    """Return an example as it is learned at a stage."""
     steps = rows.steps_of(example)
     kept = [] if stage > settings.max_stage else steps[stage:]
     thoughts = [THOUGHT] * (min(stage, settings.max_stage) * settings.thoughts_per_step)

@@ -94,7 +94,7 @@ def score(model: Any, batch: Batch, head: Head) -> Scores:
 
 
 def row_means(hidden_BTD: torch.Tensor, batch: Batch, output: Any, head: Head) -> torch.Tensor:
-    """The mean cross-entropy of each row: (B,)."""
+    """Return the mean cross-entropy of each row: (B,)."""
     found = logprobs_of_hidden(hidden_BTD, batch, output, head)
     return -found.sums(len(hidden_BTD)) / found.counts(len(hidden_BTD))
 
@@ -115,12 +115,14 @@ def loss(
 
 
 def arrange(example: Encoded, thoughts: int) -> Encoded:
-    """A row with thoughts in the place of its steps."""
+    """Return a row with thoughts in the place of its steps."""
     return rows.lay_out(example[rows.PROMPT], [BEGIN, *[THOUGHT] * thoughts, END], example[rows.ANSWER])
 
 
 def collate(examples: Sequence[Encoded], pad_id: int, thoughts: int) -> Batch:
-    """The rows with thoughts, and under `words/` the same rows with steps; `words/answer_B` is where answers begin."""
+    """Return the rows with thoughts, and under `words/` the same rows with steps; `words/answer_B` is where answers
+    begin.
+    """
     batch = rows.fill_up_around([arrange(example, thoughts) for example in examples], pad_id)
     spoken = [
         rows.lay_out(example[rows.PROMPT], [], [*example[rows.STEPS], *example[rows.ANSWER]]) for example in examples
@@ -131,7 +133,7 @@ def collate(examples: Sequence[Encoded], pad_id: int, thoughts: int) -> Batch:
 
 
 def units(batch: Batch) -> int:
-    """Rows."""
+    """Return rows."""
     return len(batch["input_ids"])
 
 

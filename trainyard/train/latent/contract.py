@@ -41,7 +41,7 @@ class LatentModule(nn.Module):
         return self.settings.cost.added
 
     def num_read(self, num_answered: int) -> int:
-        """Tokens and thoughts that the model computes for an answer of so many tokens."""
+        """Return tokens and thoughts that the model computes for an answer of so many tokens."""
         return num_answered + self.positions
 
     def attach(self, model: Any) -> None:
@@ -76,7 +76,7 @@ class LatentSpec:
 
 
 def own_of(model: Any) -> Any:
-    """The weights of the technique that is attached to a model."""
+    """Return the weights of the technique that is attached to a model."""
     return getattr(model, LATENT)
 
 

@@ -23,7 +23,7 @@ from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of
 
 
 def taken_tokens(settings: HiddenCotSettings, epoch: int, row: int, seed: int) -> int:
-    """Tokens that are taken away from a row in an epoch."""
+    """Return tokens that are taken away from a row in an epoch."""
     scheduled = settings.stage_at(epoch)
     if settings.smoothing is None or scheduled == ALL_TOKENS:
         return scheduled
@@ -31,7 +31,7 @@ def taken_tokens(settings: HiddenCotSettings, epoch: int, row: int, seed: int) -
 
 
 def arrange(example: Encoded, taken: int) -> Encoded:
-    """An example without the first tokens of its reasoning."""
+    """Return an example without the first tokens of its reasoning."""
     return rows.lay_out(example[rows.PROMPT], [], [*example[rows.STEPS][taken:], *example[rows.ANSWER]])
 
 

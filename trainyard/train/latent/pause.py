@@ -48,7 +48,8 @@ def prepare(model: Any, _tokenizer: Any, settings: LatentSettings) -> PauseModul
 
 
 def arrange(example: Encoded, count: int) -> Encoded:
-    """The pauses come after the whole prompt, and have no label; the first token of the answer is predicted from the
+    """Return the pauses come after the whole prompt, and have no label; the first token of the answer is predicted from
+    the
     last of them."""
     return rows.lay_out(example[rows.PROMPT], [1] * count, [*example[rows.STEPS], *example[rows.ANSWER]])
 

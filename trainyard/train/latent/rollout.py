@@ -25,7 +25,7 @@ Projection = Callable[[torch.Tensor], torch.Tensor]
 
 
 def base_of(model: Any) -> Any:
-    """The transformers model inside PEFT's, whose layers have the adapters."""
+    """Return the transformers model inside PEFT's, whose layers have the adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -79,7 +79,7 @@ def require_passes(model: Any) -> None:
 
 
 def window_of(model: Any) -> int | None:
-    """The smallest sliding window of a model's layers; None where all layers see everything."""
+    """Return the smallest sliding window of a model's layers; None where all layers see everything."""
     layers: list[Any] = new_cache(model).layers
     return min((int(layer.sliding_window) for layer in layers if getattr(layer, "sliding_window", None)), default=None)
 
@@ -96,7 +96,7 @@ def run(model: Any, embeds_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: Dyna
 def run_layers(
     model: Any, embeds_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: DynamicCache | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The same of every layer, the embeddings first and the states after the final norm last."""
+    """Return the same of every layer, the embeddings first and the states after the final norm last."""
     states: tuple[torch.Tensor, ...] = reply_to(model, embeds_BTD, mask_BT, cache, layers=True).hidden_states
     return states
 

@@ -34,7 +34,7 @@ MARK = "####"
 def encode(
     rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig, *, steps: bool
 ) -> tuple[list[Encoded], TokenLedger]:
-    """The examples of the rows; with `steps`, a row that has none is dropped and counted.
+    """Return the examples of the rows; with `steps`, a row that has none is dropped and counted.
 
     A row above `max_length` is dropped: cut, it would have no answer.
     """
@@ -67,7 +67,7 @@ def encode_row(renderer: Renderer, row: SftRow, max_length: int, ledger: TokenLe
 
 
 def split_steps(message: Message) -> tuple[list[str], Message]:
-    """The steps of a turn of the assistant, and the turn without them."""
+    """Return the steps of a turn of the assistant, and the turn without them."""
     extras = message.extras
     reasoning, content = str(extras.pop("reasoning_content", "")), message.content
     before, mark, after = content.rpartition(f"\n{MARK}")
@@ -79,7 +79,7 @@ def split_steps(message: Message) -> tuple[list[str], Message]:
 
 
 def text_width(example: Encoded) -> int:
-    """Tokens of a row with all of its steps in words."""
+    """Return tokens of a row with all of its steps in words."""
     return sum(len(example[name]) for name in (PROMPT, STEPS, ANSWER))
 
 
@@ -88,7 +88,7 @@ def share(example: Encoded) -> TokenShare:
 
 
 def steps_of(example: Encoded) -> list[list[int]]:
-    """The ids of each step."""
+    """Return the ids of each step."""
     ids, found = example[STEPS], []
     for length in example[LENGTHS]:
         found.append(ids[:length])
@@ -97,7 +97,7 @@ def steps_of(example: Encoded) -> list[list[int]]:
 
 
 def lay_out(prompt: Sequence[int], slots: Sequence[int], learned: Sequence[int]) -> Encoded:
-    """A row as a model reads it: the prompt, own vectors by their numbers, and what is learned."""
+    """Return a row as a model reads it: the prompt, own vectors by their numbers, and what is learned."""
     shown = len(prompt) + len(slots)
     return {
         "input_ids": [*prompt, *[0] * len(slots), *learned],
@@ -109,7 +109,7 @@ def lay_out(prompt: Sequence[int], slots: Sequence[int], learned: Sequence[int])
 def collate(
     examples: Sequence[Encoded], pad_id: int, arrange: Callable[[Encoded], Encoded], *, around: bool = False
 ) -> Batch:
-    """A batch with `input_ids`, `attention_mask`, `labels` and `slots` (B, T).
+    """Return a batch with `input_ids`, `attention_mask`, `labels` and `slots` (B, T).
 
     An example that is not laid out yet is arranged first, as the model is served. `around` puts the first own vector of
     every row into one column.
@@ -119,7 +119,7 @@ def collate(
 
 
 def fill_up(rows: Sequence[JsonMapping], pad_id: int) -> Batch:
-    """Rows of different lengths as one batch, with padding on the right."""
+    """Return rows of different lengths as one batch, with padding on the right."""
     fills = {"input_ids": pad_id, "labels": IGNORED, SLOTS: 0}
     batch = {
         name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill)
@@ -130,7 +130,7 @@ def fill_up(rows: Sequence[JsonMapping], pad_id: int) -> Batch:
 
 
 def fill_up_around(rows: Sequence[Encoded], pad_id: int) -> Batch:
-    """The same with the ends of all prompts in one column: padding is on the left too, and has no mask.
+    """Return the same with the ends of all prompts in one column: padding is on the left too, and has no mask.
 
     The passes of a rollout are then those of the row with the most thoughts, whatever the lengths of the prompts.
     """

@@ -39,7 +39,7 @@ SETTINGS_FILE, WEIGHTS_FILE = LATENT_FILE, "latent.safetensors"
 
 
 def prepare(model: Any, tokenizer: Any, settings: LatentSettings, *, seed: int = 0) -> LatentModule:
-    """The own weights of a technique for a model; the same seed gives the same bits."""
+    """Return the own weights of a technique for a model; the same seed gives the same bits."""
     torch.manual_seed(seed)
     return TECHNIQUES[settings.type].prepare(model, tokenizer, settings).to(model.device)
 
@@ -93,7 +93,7 @@ def save(own: LatentModule, folder: Path) -> None:
 
 
 def load(folder: Path, model: Any, tokenizer: Any) -> LatentModule | None:
-    """The technique that the weights of a folder were trained with, not attached; None without one.
+    """Return the technique that the weights of a folder were trained with, not attached; None without one.
 
     Raises `Corrupt` (`E-ADAPTER-INVALID`) for files that are not what `save` wrote, or not of this model.
     """
@@ -107,7 +107,7 @@ def load(folder: Path, model: Any, tokenizer: Any) -> LatentModule | None:
 
 
 def read_settings(folder: Path) -> LatentSettings | None:
-    """The settings of the technique of a folder; None without one. Raises `Corrupt` (`E-ADAPTER-INVALID`)."""
+    """Return the settings of the technique of a folder; None without one. Raises `Corrupt` (`E-ADAPTER-INVALID`)."""
     path = folder / SETTINGS_FILE
     if not path.is_file():
         return None

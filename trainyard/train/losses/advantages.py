@@ -29,7 +29,7 @@ WHITEN_EPSILON = 1e-8
 
 
 def estimate_kl(policy: torch.Tensor, reference: torch.Tensor, kind: Literal["k1", "k3"]) -> torch.Tensor:
-    """The KL divergence from the reference at each token that the policy drew, from log-probabilities.
+    """Return the KL divergence from the reference at each token that the policy drew, from log-probabilities.
 
     k1 is unbiased, k3 is too and never negative (Schulman 2020, http://joschu.net/blog/kl-approx.html).
     """
@@ -38,7 +38,9 @@ def estimate_kl(policy: torch.Tensor, reference: torch.Tensor, kind: Literal["k1
 
 
 def token_rewards(scores_R: torch.Tensor, kl_RT: torch.Tensor, mask_RT: torch.Tensor, kl_coef: float) -> torch.Tensor:
-    """The reward of each token: minus its weighted divergence, and the score at the last token that counts: (R, T)."""
+    """Return the reward of each token: minus its weighted divergence, and the score at the last token that counts: (R,
+    T).
+    """
     rewards_RT = -kl_coef * kl_RT * mask_RT
     positions_T = torch.arange(1, mask_RT.shape[1] + 1, device=mask_RT.device)
     last_R = (mask_RT * positions_T).argmax(1)
@@ -63,7 +65,7 @@ def generalized_advantages(
 
 
 def whiten(values_RT: torch.Tensor, mask_RT: torch.Tensor, *, magnify: bool = True) -> torch.Tensor:
-    """The values that count, shifted and scaled to mean 0 and variance 1 (unbiased); 0 elsewhere: (R, T).
+    """Return the values that count, shifted and scaled to mean 0 and variance 1 (unbiased); 0 elsewhere: (R, T).
 
     Without `magnify` a variance below 1 stays.
     """
@@ -75,7 +77,7 @@ def whiten(values_RT: torch.Tensor, mask_RT: torch.Tensor, *, magnify: bool = Tr
 
 
 def center_groups(scores_R: torch.Tensor, group: int, scale: Literal["group", "batch", "none"]) -> torch.Tensor:
-    """Each score minus the mean of its group of neighbours, over the deviation of the group or of all: (R,)."""
+    """Return each score minus the mean of its group of neighbours, over the deviation of the group or of all: (R,)."""
     grouped_PG = scores_R.view(-1, group)
     centered_PG = grouped_PG - grouped_PG.mean(1, keepdim=True)
     if scale == "none":
@@ -85,7 +87,7 @@ def center_groups(scores_R: torch.Tensor, group: int, scale: Literal["group", "b
 
 
 def clipped_policy_loss(ratio_N: torch.Tensor, advantages_N: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """The loss of each token: (N,)."""
+    """Return the loss of each token: (N,)."""
     clipped_N = ratio_N.clamp(1 - epsilon, 1 + epsilon)
     return torch.maximum(-advantages_N * ratio_N, -advantages_N * clipped_N)
 
@@ -93,13 +95,13 @@ def clipped_policy_loss(ratio_N: torch.Tensor, advantages_N: torch.Tensor, epsil
 def clipped_value_loss(
     values_N: torch.Tensor, old_N: torch.Tensor, returns_N: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
-    """The loss of each token's value: (N,)."""
+    """Return the loss of each token's value: (N,)."""
     clipped_N = torch.clamp(values_N, old_N - epsilon, old_N + epsilon)
     return 0.5 * torch.maximum((values_N - returns_N) ** 2, (clipped_N - returns_N) ** 2)
 
 
 def is_clipped(ratio_N: torch.Tensor, advantages_N: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Whether the clip takes a token's gradient away: (N,) of bool."""
+    """Return whether the clip takes a token's gradient away: (N,) of bool."""
     too_high_N = (ratio_N > 1 + epsilon) & (advantages_N > 0)
     too_low_N = (ratio_N < 1 - epsilon) & (advantages_N < 0)
     return too_high_N | too_low_N

@@ -39,7 +39,7 @@ def encode(
 
 
 def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledger: TokenLedger) -> Iterator[list[int]]:
-    """The tokens of each document that has any, with one end-of-text token.
+    """Yield the tokens of each document that has any, with one end-of-text token.
 
     Special tokens that a text spells out stay text. Raises `InvalidInput` (`E-TOKENIZER`) for a tokenizer without an
     end-of-text token: documents would run into one another.

@@ -88,7 +88,7 @@ def loss(batch: Batch, policy: Scores, reference: Scores | None, config: Trainer
 
 
 def drawn_rows(batch: Batch) -> torch.Tensor:
-    """Which rows the student wrote: (B,)."""
+    """Return which rows the student wrote: (B,)."""
     none_B = torch.zeros(len(batch["labels"]), dtype=torch.bool, device=batch["labels"].device)
     return batch.get(DRAWN, none_B)
 
@@ -96,7 +96,9 @@ def drawn_rows(batch: Batch) -> torch.Tensor:
 def by_chunk(
     student_NV: torch.Tensor, teacher_NV: torch.Tensor, settings: DistillSettings, *, chunk_logits: int = CHUNK_LOGITS
 ) -> torch.Tensor:
-    """The divergence of each token: (N,). A chunk's intermediate results are computed again in the backward pass."""
+    """Return the divergence of each token: (N,). A chunk's intermediate results are computed again in the backward
+    pass.
+    """
     size = max(1, chunk_logits // student_NV.shape[1])
 
     def compare(student_CV: torch.Tensor, teacher_CV: torch.Tensor) -> torch.Tensor:
@@ -113,7 +115,7 @@ def by_chunk(
 def by_chunk_of_likeliest(
     student_NV: torch.Tensor, teacher: Scores, settings: DistillSettings, *, chunk_logits: int = CHUNK_LOGITS
 ) -> torch.Tensor:
-    """The divergence of each token over the teacher's likeliest tokens and one bucket of all others: (N,)."""
+    """Return the divergence of each token over the teacher's likeliest tokens and one bucket of all others: (N,)."""
     size = max(1, chunk_logits // student_NV.shape[1])
 
     def compare(student_CV: torch.Tensor, ids_CK: torch.Tensor, log_p_CK: torch.Tensor) -> torch.Tensor:
@@ -139,7 +141,7 @@ def with_rest(log_CK: torch.Tensor) -> torch.Tensor:
 
 
 def divergence(log_q_CV: torch.Tensor, log_p_CV: torch.Tensor, *, beta: float) -> torch.Tensor:
-    """The generalized Jensen-Shannon divergence of each row of log-probabilities, q the student's: (C,)."""
+    """Return the generalized Jensen-Shannon divergence of each row of log-probabilities, q the student's: (C,)."""
     if beta == 0:
         return kl(log_p_CV, log_q_CV)
     if beta == 1:
@@ -157,7 +159,7 @@ def kl(log_a_CV: torch.Tensor, log_b_CV: torch.Tensor) -> torch.Tensor:
 
 
 def draw(writer: CompletionWriter, batch: Batch, config: TrainerConfig, pad_id: int, place: str) -> Batch:
-    """The batch with the completions that student and teacher write; `place` in the run decides what is drawn.
+    """Return the batch with the completions that student and teacher write; `place` in the run decides what is drawn.
 
     A row whose prompt fills the model's context keeps its answer.
     """
@@ -187,7 +189,7 @@ def draw(writer: CompletionWriter, batch: Batch, config: TrainerConfig, pad_id: 
 
 
 def rows_of(batch: Batch) -> list[Encoded]:
-    """The rows of a batch without their padding."""
+    """Return the rows of a batch without their padding."""
     lengths = batch["attention_mask"].sum(1).tolist()
     return [
         {name: batch[name][at, :length].tolist() for name in ("input_ids", "labels")}
@@ -196,7 +198,7 @@ def rows_of(batch: Batch) -> list[Encoded]:
 
 
 def prompt_of(row: Encoded) -> list[int]:
-    """The tokens before the last answer of a row; at least its first one."""
+    """Return the tokens before the last answer of a row; at least its first one."""
     labels = row["labels"]
     end = max(at for at, label in enumerate(labels) if label != IGNORED)
     start = next((at + 1 for at in range(end, -1, -1) if labels[at] == IGNORED), 0)

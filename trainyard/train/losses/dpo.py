@@ -76,12 +76,12 @@ def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
 
 
 def prompt_lengths(examples: Sequence[Encoded]) -> torch.Tensor:
-    """Tokens of the prompt of each pair: (P,)."""
+    """Return tokens of the prompt of each pair: (P,)."""
     return torch.tensor([len(example["prompt_ids"]) for example in examples])
 
 
 def complete(batch: Batch, examples: Sequence[Encoded]) -> Batch:
-    """The same for rows that have several sequences; the first token of one has no predecessor."""
+    """Return the same for rows that have several sequences; the first token of one has no predecessor."""
     if IMITATE in examples[0]:
         chosen_BT = (batch[SEQUENCES] < len(examples)) & (batch[SEQUENCES] >= 0)
         prompt_BT = batch["position_ids"] < prompt_lengths(examples)[batch[SEQUENCES].clamp(0, len(examples) - 1)]
@@ -114,7 +114,9 @@ def by_side(found: LabelLogprobs, rows: int) -> Scores:
 def loss(
     _batch: Batch, policy: Scores, reference: Scores | None, config: TrainerConfig
 ) -> tuple[torch.Tensor, Metrics]:
-    """The chosen loss, summed over pairs, with the implicit rewards (beta times the log-ratio to the reference)."""
+    """Return the chosen loss, summed over pairs, with the implicit rewards (beta times the log-ratio to the
+    reference).
+    """
     settings = config.stage
     assert isinstance(settings, DpoSettings), settings
     assert reference is not None or not settings.loss.facts.needs_reference, settings.loss
@@ -124,7 +126,7 @@ def loss(
 
 
 def nothing(policy: Scores) -> Scores:
-    """The scores of no reference: log-ratios to it are the log-probabilities themselves."""
+    """Return the scores of no reference: log-ratios to it are the log-probabilities themselves."""
     return {name: torch.zeros_like(policy[name]) for name in ("chosen_P", "rejected_P")}
 
 
@@ -167,7 +169,7 @@ def ipo(policy: Scores, reference: Scores, settings: DpoSettings) -> torch.Tenso
 
 
 def kto_pair(policy: Scores, reference: Scores, settings: DpoSettings) -> torch.Tensor:
-    """Each answer against the mean log-ratio of the other side's answers, which no gradient goes through."""
+    """Return each answer against the mean log-ratio of the other side's answers, which no gradient goes through."""
     chosen_P, rejected_P = log_ratios(policy, reference)
     chosen_kl, rejected_kl = (side_P.detach().mean().clamp(min=0) for side_P in (chosen_P, rejected_P))
     chosen_loss_P = 1 - torch.sigmoid(settings.beta * (chosen_P - rejected_kl))
@@ -176,7 +178,7 @@ def kto_pair(policy: Scores, reference: Scores, settings: DpoSettings) -> torch.
 
 
 def orpo(policy: Scores, _reference: Scores, settings: DpoSettings) -> torch.Tensor:
-    """The odds of an answer are p / (1 - p) with p = exp(mean log-probability)."""
+    """Return the odds of an answer are p / (1 - p) with p = exp(mean log-probability)."""
     chosen_P = policy["chosen_P"] / policy["chosen_count_P"]
     rejected_P = policy["rejected_P"] / policy["rejected_count_P"]
     log_odds_P = (chosen_P - rejected_P) - (log1mexp(chosen_P) - log1mexp(rejected_P))

@@ -30,7 +30,7 @@ from trainyard.train.losses.scoring import score_tokens
 
 
 def loss(batch: Batch, policy: Scores, reference: Scores | None, config: TrainerConfig) -> tuple[torch.Tensor, Metrics]:
-    """The clipped loss and the weighted divergence, summed over the units of the average."""
+    """Return the clipped loss and the weighted divergence, summed over the units of the average."""
     settings = config.stage
     assert isinstance(settings, GrpoSettings), settings
     logprobs_N, advantages_N = policy["logprobs_N"], batch["advantages_N"]

@@ -50,8 +50,8 @@ MISMATCHED = "kl_"
 def encode(
     rows: Iterable[LabelledRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
 ) -> tuple[list[Encoded], TokenLedger]:
-    """Rows as {prompt_ids, completion_ids, desirable: [0 or 1], limit: [max_length]}, and `completion_labels` of a
-    completion of which a part is not learned.
+    """Return rows as {prompt_ids, completion_ids, desirable: [0 or 1], limit: [max_length]}, and `completion_labels` of
+    a completion of which a part is not learned.
 
     Raises `InvalidInput` (`E-BATCH`) when all rows have the same label: nothing would constrain the policy.
     """
@@ -71,14 +71,14 @@ def encode(
 def encode_any_labels(
     rows: Iterable[LabelledRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
 ) -> tuple[list[Encoded], TokenLedger]:
-    """Rows whose labels may all be the same."""
+    """Return rows whose labels may all be the same."""
     examples, ledger = within_length(lambda limit: encode_labelled(rows, tokenizer, limit), width, share, config)
     limit = config.hyperparameters.max_length
     return [{**example, "limit": [limit]} for example in examples], ledger
 
 
 def summarize(sums: Mapping[str, float], units: int) -> dict[str, float]:
-    """The means, with those of each label over its own rows, and the margin between the two where both occur."""
+    """Return the means, with those of each label over its own rows, and the margin between the two where both occur."""
     found = mean_over_units(sums, units)
     good, bad = sums["desirable"], units - sums["desirable"]
     sides = {
@@ -98,7 +98,9 @@ def share(example: Encoded) -> TokenShare:
 
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
-    """The rows (B, T), `desirable_B`, and as `kl_…` (B, U) each prompt with the completion of the row before it."""
+    """Return the rows (B, T), `desirable_B`, and as `kl_…` (B, U) each prompt with the completion of the row before
+    it.
+    """
     require_two(examples)
     rows = [join_answer(example["prompt_ids"], answer_of(example, COMPLETION)) for example in examples]
     others = [examples[-1], *examples[:-1]]
@@ -130,7 +132,8 @@ def desirable(examples: Sequence[Encoded]) -> torch.Tensor:
 
 
 def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
-    """Each prompt of the batch once, with the completions of its rows (sequences 0..B-1) and then the mismatched ones
+    """Return each prompt of the batch once, with the completions of its rows (sequences 0..B-1) and then the mismatched
+    ones
     (B..2B-1)."""
     answers: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
     labels: dict[int, list[int]] = {}
@@ -148,7 +151,7 @@ def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
 
 
 def complete(batch: Batch, examples: Sequence[Encoded]) -> Batch:
-    """The labels of the mismatched completions as `kl_labels`, and `desirable_B`."""
+    """Return the labels of the mismatched completions as `kl_labels`, and `desirable_B`."""
     require_two(examples)
     own_BT = batch[SEQUENCES] < len(examples)
     return {
@@ -160,12 +163,12 @@ def complete(batch: Batch, examples: Sequence[Encoded]) -> Batch:
 
 
 def cut(row: Encoded, limit: int) -> Encoded:
-    """A mismatched row may be longer than both of the rows it comes from."""
+    """Return a mismatched row may be longer than both of the rows it comes from."""
     return {name: value[:limit] for name, value in row.items()}
 
 
 def units(batch: Batch) -> int:
-    """Rows of the data; one row of the batch may have the answers of several."""
+    """Return rows of the data; one row of the batch may have the answers of several."""
     return len(batch["desirable_B"]) if SEQUENCES in batch else batch["input_ids"].shape[0]
 
 
@@ -183,7 +186,7 @@ def score(model: Any, batch: Batch, head: Head) -> Scores:
 
 
 def loss(batch: Batch, policy: Scores, reference: Scores | None, config: TrainerConfig) -> tuple[torch.Tensor, Metrics]:
-    """The rows' losses, summed."""
+    """Return the rows' losses, summed."""
     assert reference is not None
     settings, desirable_B = config.stage, batch["desirable_B"]
     assert isinstance(settings, KtoSettings), settings

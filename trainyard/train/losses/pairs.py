@@ -28,7 +28,7 @@ def encode(
 
 
 def width(example: Encoded) -> int:
-    """Tokens of the prompt with the longer answer."""
+    """Return tokens of the prompt with the longer answer."""
     return len(example["prompt_ids"]) + max(len(example["chosen_ids"]), len(example["rejected_ids"]))
 
 
@@ -39,18 +39,18 @@ def share(example: Encoded) -> TokenShare:
 
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
-    """The chosen rows, then the rejected ones; of answers what the assistant says has labels."""
+    """Return the chosen rows, then the rejected ones; of answers what the assistant says has labels."""
     sides = [join_answer(example["prompt_ids"], answer_of(example, side)) for side in SIDES for example in examples]
     return pad(sides, pad_id)
 
 
 def join_answer(prompt: list[int], answer: Answer) -> Encoded:
-    """A prompt with its answer as a row whose answer is labelled."""
+    """Return a prompt with its answer as a row whose answer is labelled."""
     return {"input_ids": prompt + answer.ids, "labels": [IGNORED] * len(prompt) + answer.labels}
 
 
 def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
-    """Each pair as a prompt with two answers: sequences 0..P-1 are chosen, P..2P-1 rejected."""
+    """Return each pair as a prompt with two answers: sequences 0..P-1 are chosen, P..2P-1 rejected."""
     pairs = len(examples)
     made = []
     for at, example in enumerate(examples):

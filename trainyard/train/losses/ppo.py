@@ -33,7 +33,7 @@ from trainyard.train.rows.tokens import TokenLedger
 def encode(
     rows: Iterable[Any], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
 ) -> tuple[list[Encoded], TokenLedger]:
-    """Rows as prompts with their answers."""
+    """Return rows as prompts with their answers."""
     return encode_prompts(rows, tokenizer, config.hyperparameters.max_length, getattr(config.stage, "rewards", ()))
 
 
@@ -69,7 +69,7 @@ def loss(
 
 
 def reported(batch: Batch, units: int) -> Metrics:
-    """What the rollout reports, as sums over the units of a batch."""
+    """Return what the rollout reports, as sums over the units of a batch."""
     return {name.removeprefix(REPORTED): batch[name] * units for name in batch if name.startswith(REPORTED)}
 
 

@@ -31,7 +31,9 @@ def score(model: Any, batch: Batch, _head: Head) -> Scores:
 def loss(
     batch: Batch, policy: Scores, _reference: Scores | None, config: TrainerConfig
 ) -> tuple[torch.Tensor, Metrics]:
-    """The pairs' losses, summed; `margin_P` of the batch says by how much a chosen answer is better, where known."""
+    """Return the pairs' losses, summed; `margin_P` of the batch says by how much a chosen answer is better, where
+    known.
+    """
     chosen_P, rejected_P = policy["rewards_B"].chunk(2)
     gap_P = chosen_P - rejected_P
     loss_P = -functional.logsigmoid(gap_P - batch["margin_P"] if "margin_P" in batch else gap_P)

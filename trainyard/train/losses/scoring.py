@@ -42,7 +42,7 @@ def score_tokens(model: Any, batch: Batch, head: Head, *, temperature: float) ->
 
 
 def token_values(critic: Any, batch: Batch) -> torch.Tensor:
-    """The critic's value after each position, in float32: (B, T)."""
+    """Return the critic's value after each position, in float32: (B, T)."""
     base = critic.get_base_model() if hasattr(critic, "get_base_model") else critic
     hidden_BTD = base.base_model(**model_inputs(base, batch), use_cache=False).last_hidden_state
     values_BT: torch.Tensor = base.score(hidden_BTD)[..., 0].float()

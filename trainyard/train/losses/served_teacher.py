@@ -72,7 +72,7 @@ class ServedTeacher:
         }
 
     def ask(self, rows: Sequence[Sequence[int]]) -> list[Answered]:
-        """What the server says of each token of each row."""
+        """Return what the server says of each token of each row."""
         body = {"model": self.model, "prompt": rows, "max_tokens": 1, "temperature": 0, "prompt_logprobs": self.top_k}
         choices = sorted(self.post(body), key=lambda choice: choice["index"])
         try:
@@ -94,7 +94,7 @@ class ServedTeacher:
         return found
 
     def post(self, body: JsonObject) -> list[JsonObject]:
-        """The choices of an answer; a server that is busy or away for a moment is asked again."""
+        """Return the choices of an answer; a server that is busy or away for a moment is asked again."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         problem = ""
         with httpx.Client(timeout=TIMEOUT_S, transport=self.transport) as client:

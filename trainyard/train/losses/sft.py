@@ -37,7 +37,7 @@ def encode(
 
 
 def learns_last(config: TrainerConfig) -> bool:
-    """Whether only the last turn of the assistant is learned."""
+    """Return whether only the last turn of the assistant is learned."""
     return isinstance(config.stage, SftSettings) and config.stage.turns == "last"
 
 
@@ -51,7 +51,7 @@ def share(example: Encoded) -> TokenShare:
 
 
 def units(batch: Batch) -> int:
-    """Tokens that are learned; the label of a row's first position has no predecessor and takes no part."""
+    """Return tokens that are learned; the label of a row's first position has no predecessor and takes no part."""
     return int((batch["labels"][:, 1:] != IGNORED).sum())
 
 
@@ -68,7 +68,7 @@ def loss(
 
 
 def labelled_rows(batch: Batch) -> torch.Tensor:
-    """The row of every labelled token, counted over the rows that have one: (N,). Packed rows begin where their
+    """Return the row of every labelled token, counted over the rows that have one: (N,). Packed rows begin where their
     positions do."""
     labels_BT = batch["labels"]
     starts_BT = torch.zeros_like(labels_BT)
@@ -80,7 +80,7 @@ def labelled_rows(batch: Batch) -> torch.Tensor:
 
 
 def row_units(batch: Batch) -> int:
-    """Rows with something to learn."""
+    """Return rows with something to learn."""
     rows_N = labelled_rows(batch)
     return int(rows_N.max()) + 1 if len(rows_N) else 0
 
@@ -88,7 +88,7 @@ def row_units(batch: Batch) -> int:
 def row_loss(
     batch: Batch, policy: Scores, _reference: Scores | None, _config: TrainerConfig
 ) -> tuple[torch.Tensor, Metrics]:
-    """The mean cross-entropy of each row, summed over the rows."""
+    """Return the mean cross-entropy of each row, summed over the rows."""
     rows_N = labelled_rows(batch)
     return -(policy["logprobs_N"] / rows_N.bincount()[rows_N]).sum(), {}
 

@@ -36,7 +36,7 @@ SHAPE = ("r", "lora_alpha", "lora_dropout", "oft_block_size", "use_rslora", "lay
 
 
 def inject(model: Any, config: PeftConfig, name: str) -> PeftModel:
-    """The model with one more adapter. Raises `InvalidInput` (`E-TRAINABLE`) when PEFT finds no place for it."""
+    """Return the model with one more adapter. Raises `InvalidInput` (`E-TRAINABLE`) when PEFT finds no place for it."""
     try:
         with warnings.catch_warnings():
             # PEFT asks transformers for a property by its old name.
@@ -56,7 +56,7 @@ def inject(model: Any, config: PeftConfig, name: str) -> PeftModel:
 
 
 def read_config(folder: Path, head: Head, *, trainable: bool) -> Any:
-    """The config of a saved adapter, for the task of the head. A frozen adapter drops nothing out.
+    """Return the config of a saved adapter, for the task of the head. A frozen adapter drops nothing out.
 
     Raises `NotFound` (`E-ADAPTER-NOT-FOUND`), and what `check_adapter_folder` raises.
     """
@@ -79,7 +79,8 @@ def read_config(folder: Path, head: Head, *, trainable: bool) -> Any:
 
 
 def load_adapter(model: Any, folder: Path, config: Any, name: str, device: str) -> PeftModel:
-    """The model with a saved adapter under a name. Raises `Corrupt` (`E-ADAPTER-INVALID`) when weights are missing.
+    """Return the model with a saved adapter under a name. Raises `Corrupt` (`E-ADAPTER-INVALID`) when weights are
+    missing.
 
     A module that the adapter never had, such as the score of a reward model, keeps its first values. Raises
     `TrainyardError` (`E-BASE-CHANGED`) when loading changed a weight of the base: 0.1 s a gigabyte to find out.
@@ -120,7 +121,7 @@ def shape_of(weights: Weights, key: str) -> torch.Size | None:
 
 
 def is_new_module(key: str, known: set[str], model: PeftModel) -> bool:
-    """Whether a weight belongs to a whole module that PEFT added for the task."""
+    """Return whether a weight belongs to a whole module that PEFT added for the task."""
     parts = key.split(".")
     return tuner(model).prefix not in key and not any(module in parts for module in known)
 
@@ -131,7 +132,7 @@ def tuner(model: PeftModel) -> Any:
 
 
 def written_in(model: PeftModel) -> Any:
-    """The base with the adapter summed into its weights, which says what both said before.
+    """Return the base with the adapter summed into its weights, which says what both said before.
 
     Raises `TrainyardError` (`E-MERGE`) when a logit moved by more than `TOLERANCE`, and for NaN.
     """
@@ -198,7 +199,7 @@ def kind(config: PeftConfig) -> str:
 
 
 def other_shape(config: Any, wanted: Any) -> list[str]:
-    """A warning for each setting that the earlier adapter overrules."""
+    """Return a warning for each setting that the earlier adapter overrules."""
     return [
         f"The earlier adapter has {name} {old}, and keeps it; the settings say {new}."
         for name in SHAPE

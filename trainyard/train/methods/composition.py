@@ -42,7 +42,7 @@ from trainyard.train.model.vocabulary import grow_vocabulary
 
 
 def adapter_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bool) -> Policy:
-    """The policy of a method with an adapter."""
+    """Return the policy of a method with an adapter."""
     warnings: list[str] = []
     if request.adapter is None:
         model, active, layers = with_new(spec.load(request, request.base), request, spec), None, None
@@ -55,7 +55,7 @@ def adapter_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: 
 
 
 def whole_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bool) -> Policy:
-    """The policy of a method that moves the model's own weights; an earlier adapter is merged into them."""
+    """Return the policy of a method that moves the model's own weights; an earlier adapter is merged into them."""
     assert spec.choose is not None
     facts: JsonObject = {"kind": "whole", "earlier": None}
     if request.adapter is None:
@@ -76,7 +76,7 @@ def wanted_config(model: Any, request: PolicyRequest, spec: MethodSpec) -> Any:
 
 
 def with_new(model: Any, request: PolicyRequest, spec: MethodSpec) -> PeftModel:
-    """The model with a new adapter, which at first changes nothing."""
+    """Return the model with a new adapter, which at first changes nothing."""
     config = wanted_config(model, request, spec)
     torch.manual_seed(request.config.hyperparameters.seed)
     return adapters.inject(model, config, NEW)
@@ -88,7 +88,7 @@ def earlier_config(request: PolicyRequest, *, trainable: bool = False) -> Any:
 
 
 def with_earlier(model: Any, request: PolicyRequest, name: str, device: str, *, trainable: bool = False) -> PeftModel:
-    """The model with the earlier adapter under a name."""
+    """Return the model with the earlier adapter under a name."""
     assert request.adapter is not None
     config = earlier_config(request, trainable=trainable)
     return adapters.load_adapter(model, request.adapter, config, name, device)
@@ -190,7 +190,7 @@ def frozen_context(model: Any) -> Iterator[Any]:
 
 
 def frozen_copy(model: Any) -> Any:
-    """A copy in evaluation mode that shares the weights that do not move."""
+    """Return a copy in evaluation mode that shares the weights that do not move."""
     shared = {id(value): value for value in model.parameters() if not value.requires_grad}
     return copy.deepcopy(model, shared).requires_grad_(False).eval()
 
@@ -199,7 +199,7 @@ def frozen_copy(model: Any) -> Any:
 
 
 def adapter_facts(model: PeftModel, request: PolicyRequest) -> JsonObject:
-    """The adapter's shape as it is in the model, which for a continued adapter is the earlier one's."""
+    """Return the adapter's shape as it is in the model, which for a continued adapter is the earlier one's."""
     config: Any = model.peft_config[NEW]
     method = request.config.method
     return {
@@ -235,5 +235,5 @@ def saved_rank(model: PeftModel, request: PolicyRequest) -> int:
 
 
 def summed(request: PolicyRequest) -> Path | None:
-    """The earlier adapter that is written together with the new one."""
+    """Return the earlier adapter that is written together with the new one."""
     return request.adapter if request.config.adapter in ("stack", "merge") else None

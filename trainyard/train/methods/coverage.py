@@ -50,7 +50,7 @@ def measure_coverage(model: Any, adapter: str) -> JsonObject:
 
 
 def describe_coverage(kinds: dict[str, list[int]]) -> str:
-    """The share with an adapter, of all and by kind."""
+    """Return the share with an adapter, of all and by kind."""
     covered, weights = (sum(line[at] for line in kinds.values()) for at in (0, 1))
     parts = [f"{kind} {100 * line[0] / line[1]:.0f} % of {line[1]:,}" for kind, line in sorted(kinds.items())]
     return f"{100 * covered / max(1, weights):.0f} % of the weights have an adapter: {', '.join(parts)}"

@@ -49,7 +49,7 @@ def chosen_blocks(model: Any, request: PolicyRequest) -> list[str]:
 
 
 def blocks_of(model: Any, freeze: FreezeSettings) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
-    """The decoder and its blocks, of which there are as many as are to be trained. Raises as `chosen_blocks`."""
+    """Return the decoder and its blocks, of which there are as many as are to be trained. Raises as `chosen_blocks`."""
     config, found = model.config.get_text_config(), numbered_blocks(model)
     if found is None:
         raise InvalidInput(
@@ -100,7 +100,7 @@ class RandomBlocks:
 
 
 def rotation_of(model: Any, request: PolicyRequest) -> RandomBlocks | None:
-    """The rotation of a training with `interval`; None without."""
+    """Return the rotation of a training with `interval`; None without."""
     freeze = request.config.method
     assert isinstance(freeze, FreezeSettings), freeze
     if freeze.interval is None:
@@ -110,7 +110,9 @@ def rotation_of(model: Any, request: PolicyRequest) -> RandomBlocks | None:
 
 
 def numbered_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList] | None:
-    """The decoder of a transformers model and its list of blocks, found by their number; None where there is none."""
+    """Return the decoder of a transformers model and its list of blocks, found by their number; None where there is
+    none.
+    """
     wanted = model.config.get_text_config().num_hidden_layers
     children = ((module, child) for module in model.modules() for child in module.children())
     return next(

@@ -18,7 +18,7 @@ def all_weights(model: Any, _: PolicyRequest) -> list[str]:
 
 
 def plain_groups(model: torch.nn.Module, config: TrainerConfig) -> Groups:
-    """One rate; weight decay on matrices, none on norms, biases and other vectors."""
+    """Return one rate; weight decay on matrices, none on norms, biases and other vectors."""
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     hyper = config.hyperparameters
     matrices = {name: parameter for name, parameter in trainable if parameter.ndim > 1}

@@ -26,13 +26,13 @@ Digests = dict[str, tuple[int, int]]
 
 
 def base_digests(model: Any) -> Digests:
-    """Name -> digest of every weight of the base; those of adapters are left out."""
+    """Return name -> digest of every weight of the base; those of adapters are left out."""
     named = ((base_name(name), value) for name, value in model.named_parameters())
     return {name: weight_digest(value) for name, value in named if name is not None}
 
 
 def base_name(name: str) -> str | None:
-    """The name that a weight has in the base; None for one of an adapter."""
+    """Return the name that a weight has in the base; None for one of an adapter."""
     for added in ADDED:
         name = name.replace(added, "")
     return None if ".lora_" in name or ".modules_to_save." in name or name.startswith("lora_") else name
@@ -40,7 +40,7 @@ def base_name(name: str) -> str | None:
 
 @torch.no_grad()
 def weight_digest(weight: torch.Tensor) -> tuple[int, int]:
-    """Two sums over the bits of a tensor, modulo 2**64, as signed numbers.
+    """Return two sums over the bits of a tensor, modulo 2**64, as signed numbers.
 
     A quantised weight of torchao is made of several tensors, of which none can be seen as bits through it: their sums
     are added up.
@@ -61,7 +61,8 @@ def weight_digest(weight: torch.Tensor) -> tuple[int, int]:
 
 
 def attach_adapter(model: Any, folder: Path, name: str) -> Any:
-    """The model with one more adapter under this name, in PEFT's wrapper. Raises `ValueError` and what PEFT raises.
+    """Return the model with one more adapter under this name, in PEFT's wrapper. Raises `ValueError` and what PEFT
+    raises.
 
     PEFT only warns when names do not meet, and would then answer as the base under the adapter's name.
     """

@@ -46,7 +46,7 @@ def initialize_adapter(model: Any, request: PolicyRequest) -> Weights | None:
 
 
 def initial_factors(model: Any) -> Weights:
-    """The low-rank factors as they are now, on the CPU, by the names of a saved adapter."""
+    """Return the low-rank factors as they are now, on the CPU, by the names of a saved adapter."""
     state = peft.get_peft_model_state_dict(model, adapter_name=NEW, save_embedding_layers=False)
     return {name: value.detach().cpu().clone() for name, value in state.items() if ".lora_" in name}
 
@@ -65,7 +65,7 @@ def require_rank(model: Any) -> None:
 
 
 def adapted(model: Any) -> list[tuple[str, Any]]:
-    """The layers with the adapter, by their names in the base."""
+    """Return the layers with the adapter, by their names in the base."""
     return [
         (name.removeprefix(PREFIX), module)
         for name, module in model.named_modules()
@@ -90,7 +90,7 @@ def correct_rounding(model: Any, request: PolicyRequest) -> None:
 
 
 def largest_part(matrix_OI: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A (R, I) and B (O, R) whose product is the nearest of its rank (Eckart and Young 1936)."""
+    """Return a (R, I) and B (O, R) whose product is the nearest of its rank (Eckart and Young 1936)."""
     u_OR, s_R, v_RI = torch.linalg.svd(matrix_OI, full_matrices=False)
     root_R = s_R[:rank].sqrt()
     return root_R[:, None] * v_RI[:rank], u_OR[:, :rank] * root_R

@@ -43,7 +43,7 @@ KERNEL_FLAGS = {"fa3": "_supports_flash_attn", "fa2": "_supports_flash_attn", "s
 
 
 def architecture_of(folder: str, head: Head) -> AttentionSupport:
-    """The class that a base will be loaded as, with its attention kernels; no weight is read.
+    """Return the class that a base will be loaded as, with its attention kernels; no weight is read.
 
     Raises `InvalidInput` (`E-MODEL-INVALID`) for a model type that transformers has no class with this head for.
     """
@@ -63,7 +63,7 @@ def architecture_of(folder: str, head: Head) -> AttentionSupport:
 
 
 def default_attention(folder: str, head: Head = "causal") -> str:
-    """The kernel that transformers takes when none is asked for: sdpa where the model class has it, else eager.
+    """Return the kernel that transformers takes when none is asked for: sdpa where the model class has it, else eager.
 
     It is passed to every loader, so that the one in a model's config.json is never used. Raises as `architecture_of`.
     """
@@ -98,14 +98,14 @@ def exclude_cudnn_attention() -> None:
 
 
 def load_for_answers(folder: str, dtype: torch.dtype | str) -> Any:
-    """A causal language model from safetensors, without remote code, that is not trained."""
+    """Return a causal language model from safetensors, without remote code, that is not trained."""
     given: Any = {"dtype": dtype, "trust_remote_code": False, "use_safetensors": True}
     exclude_cudnn_attention()
     return KINDS["causal"].from_pretrained(folder, attn_implementation=default_attention(folder), **given).eval()
 
 
 def load_teacher(folder: str, tokenizer: Any, device: str, precision: Precision) -> Any:
-    """A frozen causal model on a device that reads the same tokens as the student's tokenizer.
+    """Return a frozen causal model on a device that reads the same tokens as the student's tokenizer.
 
     In half precision on a GPU that computes in it, else in float32. Raises `InvalidInput` (`E-MODEL-INVALID`) for
     another vocabulary, `LimitExceeded` (`E-MEMORY-FIT`) before any weight is read, and as `require_known_logits`.
@@ -135,7 +135,7 @@ def require_same_vocabulary(teacher: Mapping[str, int], student: Mapping[str, in
 
 
 def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
-    """The base of `folder` on the request's device.
+    """Return the base of `folder` on the request's device.
 
     float32 where its weights move or the device is a CPU; on a GPU a base that stays frozen is kept in half precision.
     `options` go to `from_pretrained`.
@@ -146,14 +146,14 @@ def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
 
 
 def load_options(request: PolicyRequest, dtype: torch.dtype) -> JsonObject:
-    """What `load_model` gets for a request."""
+    """Return what `load_model` gets for a request."""
     given = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
     given |= position_options(request.base, request.config.rope)
     return {**given, "attn_implementation": request.attention} if request.attention is not None else given
 
 
 def load_model(folder: str, head: Head, options: JsonObject) -> Any:
-    """A causal model, or one with a single score per row (`reward`), whose padding token is set."""
+    """Return a causal model, or one with a single score per row (`reward`), whose padding token is set."""
     options = {**options}
     attention = options.pop("attn_implementation", None) or default_attention(folder, head)
     scores = {"num_labels": 1} if head == "reward" else {}
@@ -211,7 +211,7 @@ def require_same_base(adapter: Path, base_sha256: str, node: str | None = None) 
 
 
 def lineage(request: PolicyRequest) -> list[JsonObject]:
-    """Everything that a policy comes from, oldest first.
+    """Return everything that a policy comes from, oldest first.
 
     A base that this product trained lists its own ancestors, and so does an earlier adapter, which shares them with
     the base: each appears once.
@@ -223,7 +223,7 @@ def lineage(request: PolicyRequest) -> list[JsonObject]:
 
 
 def ancestors(folder: str | Path, sha256: str) -> list[JsonObject]:
-    """What some weights come from and then those weights themselves."""
+    """Return what some weights come from and then those weights themselves."""
     record = training_record(folder)
     own = {"stage": record.get("stage"), "method": record.get("method"), "sha256": sha256}
     scorer = record.get("reward_model_sha256")

@@ -38,7 +38,7 @@ def lora_config(model: Any, request: PolicyRequest) -> LoraConfig:
 
 
 def adapter_shape(config: TrainerConfig, task: TaskType, chosen: Targets) -> LoraConfig:
-    """The same for targets that are known already."""
+    """Return the same for targets that are known already."""
     lora = config.method
     assert isinstance(lora, LowRankSettings), lora
     if chosen.parameters:

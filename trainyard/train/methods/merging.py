@@ -67,7 +67,7 @@ def require_written(out: Path, dtype: torch.dtype, saved_BTV: torch.Tensor) -> N
 
 
 def wanted_dtype(base: str, dtype: str) -> torch.dtype:
-    """The dtype of the result. Raises `InvalidInput` (`E-MERGE`) for a base that is stored in few bits."""
+    """Return the dtype of the result. Raises `InvalidInput` (`E-MERGE`) for a base that is stored in few bits."""
     config = AutoConfig.from_pretrained(base, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:
         raise InvalidInput(

@@ -63,7 +63,8 @@ def require_reloaded(
 
 
 def compare_logits(expected_BTV: torch.Tensor, reloaded_BTV: torch.Tensor, tolerance: float, folder: Path) -> float:
-    """The largest difference of a logit. Raises as `require_reloaded`; logits that were not finite before are not a
+    """Return the largest difference of a logit. Raises as `require_reloaded`; logits that were not finite before are
+    not a
     fault of the files."""
     if not expected_BTV.isfinite().all():
         return 0.0

@@ -49,7 +49,7 @@ Layers = Mapping[str, AdaptedLayer]
 
 
 def adapted_layers(model: PeftModel, adapter: str) -> dict[str, AdaptedLayer]:
-    """Every layer with a low-rank adapter of this name."""
+    """Return every layer with a low-rank adapter of this name."""
     found = {}
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer) and adapter in layer.scaling and has_factors(layer, adapter):
@@ -137,7 +137,9 @@ def join_pairs(pairs: Sequence[Pair], experts: int) -> Pair:
 
 
 def sum_config(configs: Sequence[Any], layers: Sequence[Layers], rank: int, base: str) -> LoraConfig:
-    """The config of the joined adapter, with a scale of 1; layers by their full names, as PEFT writes `all-linear`."""
+    """Return the config of the joined adapter, with a scale of 1; layers by their full names, as PEFT writes
+    `all-linear`.
+    """
     whole = sorted({module for config in configs for module in config.modules_to_save or ()})
     found = {layer for own in layers for layer in own.values()}
     named = {f"{layer.module}.{layer.parameter}" for layer in found if layer.parameter is not None}

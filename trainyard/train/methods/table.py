@@ -34,7 +34,7 @@ METHODS: dict[Method, MethodSpec] = {
 
 
 def build(request: PolicyRequest, *, with_reference: bool) -> Policy:
-    """The policy of a request on its device, in training mode; the same request gives the same bits.
+    """Return the policy of a request on its device, in training mode; the same request gives the same bits.
 
     Seeds torch from the config, because the first weights of an adapter or a score must not depend on what was drawn
     before. Raises `InvalidInput` (`E-TRAINABLE`, `E-ADAPTER-MISMATCH`, …),
@@ -87,7 +87,7 @@ def verify_saved(policy: Policy, request: PolicyRequest, folder: Path) -> None:
 
 
 def counts(model: torch.nn.Module) -> JsonObject:
-    """How many weights there are and how many of them move. A 4-bit base stores two in a byte."""
+    """Return how many weights there are and how many of them move. A 4-bit base stores two in a byte."""
     parameters = list(model.parameters())
     return {
         "trainable_parameters": sum(value.numel() for value in parameters if value.requires_grad),

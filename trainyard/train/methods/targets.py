@@ -74,7 +74,7 @@ def targets(model: Any, adapter: AdapterSettings, *, low_rank: bool = True) -> T
 
 
 def all_linear(model: Any, adapter: AdapterSettings, experts: list[str]) -> Targets:
-    """Every linear layer and expert of the language model, without routers and the output layer."""
+    """Return every linear layer and expert of the language model, without routers and the output layer."""
     names = [name for name, _ in list_adapted(model, "all-linear")]
     if has_experts(model) or has_towers(model):
         return by_name(model, in_layers(names, adapter.layers), experts, adapter)
@@ -86,7 +86,8 @@ def all_linear(model: Any, adapter: AdapterSettings, experts: list[str]) -> Targ
 
 
 def by_name(model: Any, names: Iterable[str], parameters: list[str], adapter: AdapterSettings) -> Targets:
-    """The same modules by names that PEFT does not take for those of experts, and none of a tower that is not named.
+    """Return the same modules by names that PEFT does not take for those of experts, and none of a tower that is not
+    named.
 
     PEFT rewrites `gate_proj` and the like to the experts of a mixture, also where a dense layer or a shared expert
     has this name: such a module is adapted by the name of its weight.
@@ -104,7 +105,7 @@ def by_name(model: Any, names: Iterable[str], parameters: list[str], adapter: Ad
 
 
 def is_rewritten(model: Any, name: str) -> bool:
-    """Whether PEFT takes the name of a module for another one in this type of model."""
+    """Return whether PEFT takes the name of a module for another one in this type of model."""
     config = LoraConfig(target_modules=[name])
     try:
         convert_peft_config_for_transformers(config, model, None)
@@ -133,7 +134,7 @@ def is_expert(name: str, module: torch.nn.Module) -> bool:
 
 
 def named_experts(name: str, experts: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The stacked matrices that a name means, by their own name or by those of the layers in them.
+    """Return the stacked matrices that a name means, by their own name or by those of the layers in them.
 
     Raises `InvalidInput` (`E-TRAINABLE`) for one half of a matrix that contains two layers.
     """
@@ -166,7 +167,7 @@ def named_matrix(model: Any, name: str) -> list[str]:
 
 
 def is_router(name: str) -> bool:
-    """Whether a module of a mixture chooses experts or weighs them, by its name."""
+    """Return whether a module of a mixture chooses experts or weighs them, by its name."""
     return any(part in ROUTERS for part in name.split("."))
 
 
@@ -203,12 +204,12 @@ def has_module(model: Any, name: str) -> bool:
 
 
 def matches(full: str, name: str) -> bool:
-    """Whether PEFT finds a module or parameter by this name."""
+    """Return whether PEFT finds a module or parameter by this name."""
     return full == name or full.endswith(f".{name}")
 
 
 def full_parameters(model: Any, names: Iterable[str]) -> list[str]:
-    """The base's own names of the weights that these names mean, also in a model with adapters."""
+    """Return the base's own names of the weights that these names mean, also in a model with adapters."""
     chosen = list(names)
     parameters = {base_name(name) for name, _ in model.named_parameters()} - {None}
     return sorted(name for name in parameters if name and any(matches(name, short) for short in chosen))
@@ -219,7 +220,7 @@ def last(name: str) -> str:
 
 
 def in_layers(names: Iterable[str], layers: Iterable[int] | None) -> list[str]:
-    """The names that are in the chosen blocks; all of them without a choice."""
+    """Return the names that are in the chosen blocks; all of them without a choice."""
     chosen = None if layers is None else set(layers)
     return [name for name in names if chosen is None or layer_of(name) in chosen]
 
@@ -234,7 +235,7 @@ def layer_of(name: str) -> int | None:
 
 
 def list_adapted(model: Any, chosen: str | list[str]) -> list[tuple[str, int]]:
-    """Name and inputs of every linear module that `targets` names."""
+    """Return name and inputs of every linear module that `targets` names."""
     linear = [(name, module) for name, module in model.named_modules() if is_linear(module)]
     if isinstance(chosen, str):
         towers, mixture = has_towers(model), has_experts(model)
@@ -258,17 +259,17 @@ def is_linear(module: torch.nn.Module) -> bool:
 
 
 def is_fused(model: Any, name: str) -> bool:
-    """Whether an adapter on a module would not be computed: the model does not call it."""
+    """Return whether an adapter on a module would not be computed: the model does not call it."""
     return OWN_ADAPTERS in name or last(name) in FUSED_MODULES.get(model.config.model_type, ())
 
 
 def has_towers(model: Any) -> bool:
-    """Whether the model reads something else than text, too."""
+    """Return whether the model reads something else than text, too."""
     return model.config.get_text_config() is not model.config
 
 
 def in_tower(model: Any, name: str) -> bool:
-    """Whether a module is of a tower, or projects what a tower sees, next to the language model."""
+    """Return whether a module is of a tower, or projects what a tower sees, next to the language model."""
     decoder = language_model(model)
     if decoder is not None:
         return name != decoder and not name.startswith(f"{decoder}.")
@@ -276,12 +277,12 @@ def in_tower(model: Any, name: str) -> bool:
 
 
 def language_model(model: Any) -> str | None:
-    """Name of the module that reads text, in a model that reads something else, too."""
+    """Return name of the module that reads text, in a model that reads something else, too."""
     return next((name for name, module in model.named_modules() if name.rpartition(".")[2] == "language_model"), None)
 
 
 def attention_modules(model: Any) -> list[str]:
-    """The linear modules inside attention, by their last name where no other module has it.
+    """Return the linear modules inside attention, by their last name where no other module has it.
 
     GPT-2 calls a projection of the MLP as it calls one of its attention: there the name of the parent goes with it.
     """

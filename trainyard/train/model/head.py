@@ -94,14 +94,16 @@ def hidden_states(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Ten
 
 
 def decoder_of(base: Any) -> Any:
-    """The model below the output layer. Llama 4 is its own `base_model`, as its decoder has another name."""
+    """Return the model below the output layer. Llama 4 is its own `base_model`, as its decoder has another name."""
     if base.base_model is not base:
         return base.base_model
     return next(child for child in base.children() if child is not base.get_output_embeddings())
 
 
 def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> JsonObject:
-    """What a transformers model takes of a batch; answers that share a prompt get a mask that keeps them apart."""
+    """Return what a transformers model takes of a batch; answers that share a prompt get a mask that keeps them
+    apart.
+    """
     names = ("input_ids", "attention_mask", "position_ids")
     given: JsonObject = {name: batch[name] for name in names if name in batch}
     if MASK_GROUPS in batch:
@@ -112,7 +114,7 @@ def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> JsonObject:
 
 
 def attention_mask(batch: dict[str, torch.Tensor], base: Any) -> torch.Tensor:
-    """Which token sees which (B, 1, T, T): those before it in its own sequence and in the prompt of that.
+    """Return which token sees which (B, 1, T, T): those before it in its own sequence and in the prompt of that.
 
     As the model's kernel takes it: True for visible, or a number that is added to the scores (eager). A token of the
     padding sees itself, so that its softmax has a sum.
@@ -128,7 +130,7 @@ def attention_mask(batch: dict[str, torch.Tensor], base: Any) -> torch.Tensor:
 
 
 def output_of(base: Any) -> Output:
-    """The output of a transformers model, from its config."""
+    """Return the output of a transformers model, from its config."""
     config = base.config.get_text_config()
     scale = getattr(config, "logit_scale", None)  # Cohere
     divisor = getattr(config, "logits_scaling", None)  # Granite
@@ -173,7 +175,8 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def mixed_precision(model: torch.nn.Module) -> AbstractContextManager[Any]:
-    """The autocast that a model needs whose weights have two precisions: float32 norms in a base of bf16 hand their
+    """Return the autocast that a model needs whose weights have two precisions: float32 norms in a base of bf16 hand
+    their
     states to layers that take none but bf16."""
     weights = [weight for weight in model.parameters() if weight.is_floating_point()]
     halves = {weight.dtype for weight in weights} & {torch.bfloat16, torch.float16}

@@ -21,7 +21,7 @@ BY_FACTOR = ("linear", "dynamic")
 
 
 def position_options(folder: str, rope: RopeScaling | None) -> JsonObject:
-    """What `from_pretrained` gets so that a base has scaled positions; nothing without scaling.
+    """Return what `from_pretrained` gets so that a base has scaled positions; nothing without scaling.
 
     Raises `InvalidInput` (`E-MODEL-INVALID`) for a base without rotary positions of one kind, or with scaled ones.
     """
@@ -52,7 +52,7 @@ def position_options(folder: str, rope: RopeScaling | None) -> JsonObject:
 
 
 def context_of(config: Any) -> int | None:
-    """Tokens that a model can see at once, by its config; None where that does not say."""
+    """Return tokens that a model can see at once, by its config; None where that does not say."""
     text = config.get_text_config()
     found, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None) or {}
     if not found:

@@ -56,12 +56,12 @@ class PrecisionChoice:
 
 
 def accelerator_of(device: str) -> Device:
-    """The row of a device by torch's name for it: torch's builds for ROCm say `cuda` for an AMD GPU."""
+    """Return the row of a device by torch's name for it: torch's builds for ROCm say `cuda` for an AMD GPU."""
     return Device.ROCM if device == "cuda" and load("torch").version.hip else Device(device)
 
 
 def native_bf16(device: str) -> str | None:
-    """What multiplies bf16 natively on this machine's `cpu`, `cuda` or `mps`: a name, or None for nothing.
+    """Return what multiplies bf16 natively on this machine's `cpu`, `cuda` or `mps`: a name, or None for nothing.
 
     Emulation does not count: torch reports it as support on GPUs before Ampere.
     """
@@ -73,7 +73,7 @@ def native_bf16(device: str) -> str | None:
 
 
 def cpu_bf16(path: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] = os.environ) -> str | None:
-    """The instruction set by which this CPU multiplies bf16 (`amx_bf16`, `avx512_bf16`), or None.
+    """Return the instruction set by which this CPU multiplies bf16 (`amx_bf16`, `avx512_bf16`), or None.
 
     `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` lower what the libraries use, and so what counts as native.
     """
@@ -85,7 +85,7 @@ def cpu_bf16(path: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] 
 
 
 def frozen_dtype(device: str, asked: Precision) -> Any:
-    """The torch dtype in which weights that stay frozen are kept and multiplied on a device.
+    """Return the torch dtype in which weights that stay frozen are kept and multiplied on a device.
 
     On CUDA that of the precision: with `auto` bf16 where the device multiplies it natively, else fp16 (V100, T4). bf16
     that was asked for on a device without it is computed from float32, as is everything on other devices.
@@ -176,7 +176,7 @@ class AttentionSupport:
     """False for a model without attention, such as a state-space model."""
 
     def reason_against(self, kernel: str) -> str:
-        """Why a kernel cannot compute this model; empty if it can."""
+        """Return why a kernel cannot compute this model; empty if it can."""
         if not self.attends and kernel != "eager":
             return f"{self.name} has no attention"
         return "" if kernel in self.kernels else f"transformers has no {kernel} attention for {self.name}"
@@ -201,7 +201,8 @@ def choose_attention(
     architecture: AttentionSupport = ANY_ARCHITECTURE,
     flash: bool = True,
 ) -> KernelChoice:
-    """The attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA, else eager.
+    """Return the attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA, else
+    eager.
 
     Without `flash`, one that takes a mask of its caller. `capability` is the GPU's (major, minor): on ROCm that of its
     gfx architecture, whose 9 is not Hopper. Raises `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was asked for
@@ -289,7 +290,7 @@ def fp8_missing(device: Device, capability: tuple[int, int] | None) -> str:
 
 
 def fits_fp8(module: Any, name: str) -> bool:
-    """Whether a linear layer can be fp8: its sizes are multiples of 16, and it is not the output layer."""
+    """Return whether a linear layer can be fp8: its sizes are multiples of 16, and it is not the output layer."""
     sizes = (getattr(module, "in_features", 1), getattr(module, "out_features", 1))
     return all(size % FP8_MULTIPLE == 0 for size in sizes) and "lm_head" not in name and "lora" not in name
 

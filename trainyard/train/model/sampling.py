@@ -129,13 +129,13 @@ def open_prompts(
 
 
 def select_rows(reading: Reading, rows_B: torch.Tensor) -> Reading:
-    """The reading of some of the rows, each as often as it is named. The cache is changed in place."""
+    """Return the reading of some of the rows, each as often as it is named. The cache is changed in place."""
     reading.cache.batch_select_indices(rows_B)
     return Reading(reading.cache, reading.mask_BT[rows_B])
 
 
 def copies(cache: Any) -> bool:
-    """Whether the rows of a cache can be selected; the states of recurrent layers cannot."""
+    """Return whether the rows of a cache can be selected; the states of recurrent layers cannot."""
     layers: list[Any] = getattr(cache, "layers", None) or []
     return len(layers) > 0 and all(hasattr(layer, "batch_select_indices") for layer in layers)
 
@@ -143,7 +143,7 @@ def copies(cache: Any) -> bool:
 def choose(
     logits_BV: torch.Tensor, sampling: Sampling, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A token for each row, its log-probability where it was drawn, and at temperature 1."""
+    """Return a token for each row, its log-probability where it was drawn, and at temperature 1."""
     plain_BV = log_softmax(logits_BV, dim=-1)
     if sampling.temperature == 0:
         token_B = logits_BV.argmax(dim=-1)
@@ -169,7 +169,7 @@ def pick(values_BV: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
 
 
 def continuation(tokenizer: Any, drawn: Sequence[tuple[int, float, float]], stop_ids: set[int]) -> Generated:
-    """One row of what was sampled, up to and including its end token."""
+    """Return one row of what was sampled, up to and including its end token."""
     ids = [token for token, _, _ in drawn]
     end = next((at for at, token in enumerate(ids) if token in stop_ids), None)
     length = len(ids) if end is None else end + 1
@@ -206,7 +206,7 @@ def require_tokens(rows: Sequence[Sequence[int]]) -> None:
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """The model's end tokens, from its generation settings or its tokenizer."""
+    """Return the model's end tokens, from its generation settings or its tokenizer."""
     named = getattr(model, "generation_config", None)
     found = named.eos_token_id if named is not None and named.eos_token_id is not None else tokenizer.eos_token_id
     return list(found) if isinstance(found, list) else [found] if found is not None else []

@@ -132,7 +132,7 @@ def border_inputs(batch: dict[str, torch.Tensor]) -> JsonObject:
 
 
 def takes_borders(base: Any) -> bool:
-    """Whether a transformers model computes its attention by `attend`."""
+    """Return whether a transformers model computes its attention by `attend`."""
     return bool(base.config._attn_implementation == KERNEL)
 
 

@@ -21,7 +21,7 @@ def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
 
 
 def grow_vocabulary(model: Any, folder: str, tokens: Sequence[str]) -> Any:
-    """The model with a row for each added token; the same model without any."""
+    """Return the model with a row for each added token; the same model without any."""
     if not tokens:
         return model
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

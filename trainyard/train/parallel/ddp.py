@@ -39,7 +39,7 @@ class Ddp(SingleProcess):
         self.layout = {"strategy": self.strategy.value, "processes": team.size}
 
     def optimizer(self, groups: list[JsonObject], config: TrainerConfig) -> Any:
-        """The optimizer of this process's part."""
+        """Return the optimizer of this process's part."""
         return make_optimizer(groups, config)
 
     def source(self, rank: int) -> int:
@@ -69,7 +69,7 @@ class Ddp(SingleProcess):
 
 
 def zero_missing_grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that have a gradient in some process; where they have none here, it becomes zero.
+    """Return the tensors that have a gradient in some process; where they have none here, it becomes zero.
 
     A tensor that none of them has touched keeps no gradient, and the optimizer leaves it alone, as in one process.
     """
@@ -110,13 +110,13 @@ def buckets(tensors: Iterable[Tensor_]) -> Iterator[list[Tensor_]]:
 
 
 def flattened(bucket: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The gradients of a bucket in one row."""
+    """Return the gradients of a bucket in one row."""
     grads = [value.grad for value in bucket if value.grad is not None]
     assert len(grads) == len(bucket), "every tensor of a bucket has a gradient"
     return torch.cat([grad.reshape(-1) for grad in grads])
 
 
 def unflattened(flat_M: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The parts of a row, in the shapes of `like`."""
+    """Return the parts of a row, in the shapes of `like`."""
     parts = flat_M.split([value.numel() for value in like])
     return [part.view_as(value) for part, value in zip(parts, like, strict=True)]

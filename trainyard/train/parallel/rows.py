@@ -34,7 +34,7 @@ class RowShare:
 
 
 def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
-    """A run of neighbouring examples; as many for each process, but for one."""
+    """Return a run of neighbouring examples; as many for each process, but for one."""
     sides = 2 if stage.facts.ports == (Port.PREFERENCE,) else 1
     if "position_ids" in batch:
         return packed_share(batch, rank, size)
@@ -77,7 +77,7 @@ def trimmed(batch: Batch) -> Batch:
 
 
 def joined_scores(own: Scores, share: RowShare, rank: int, size: int) -> Scores:
-    """The scores of the whole batch, in the order of its rows; a graph leads to this process's own."""
+    """Return the scores of the whole batch, in the order of its rows; a graph leads to this process's own."""
     names = sorted(own)
     given = {name: own[name][:0] if share.idle else own[name] for name in names}
     own_lengths = torch.tensor([len(given[name]) for name in names], device=own[names[0]].device)
@@ -107,7 +107,7 @@ def put_together(name: str, parts: Sequence[torch.Tensor], sides: int) -> torch.
 
 
 def exchanged(own_M: torch.Tensor, lengths: Sequence[int], size: int) -> list[torch.Tensor]:
-    """The numbers of all processes, which are of different lengths."""
+    """Return the numbers of all processes, which are of different lengths."""
     padded_M = own_M.new_zeros(max(1, *lengths))
     padded_M[: len(own_M)] = own_M
     found = [torch.empty_like(padded_M) for _ in range(size)]

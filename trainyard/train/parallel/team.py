@@ -102,7 +102,7 @@ class Team:
 
 
 def packed(value: Any) -> bytes:
-    """A value as a safetensors file in memory, with its plain part in the metadata."""
+    """Return a value as a safetensors file in memory, with its plain part in the metadata."""
     tensors: dict[str, torch.Tensor] = {}
     plain = flatten(value, VALUE, tensors)
     copies = {name: part.cpu().contiguous().clone() for name, part in tensors.items()}

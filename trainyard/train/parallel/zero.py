@@ -41,7 +41,7 @@ class Sharded(Ddp):
                     value.grad.view(-1)[0] = torch.inf
 
     def norm_of_parts(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The norm of all shards together."""
+        """Return the norm of all shards together."""
         grads = [value.grad for value in parameters if value.grad is not None]
         none = torch.zeros((), dtype=torch.float64, device=ddp.device_of(parameters))
         squares = sum((grad.double().square().sum() for grad in grads), none)
@@ -201,7 +201,7 @@ class Partitioned(CompositeOptimizer):
 
 
 def leaves(optimizer: Any) -> list[Any]:
-    """The optimizers of torch's kind that one is put together of."""
+    """Return the optimizers of torch's kind that one is put together of."""
     if isinstance(optimizer, CompositeOptimizer):
         return [leaf for part in optimizer.parts.values() for leaf in leaves(part)]
     return [optimizer]

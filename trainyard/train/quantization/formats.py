@@ -40,7 +40,7 @@ def version_of(package: str) -> str:
 
 
 def probe(format: Quantization, device: str) -> Availability:
-    """Whether a format can be used on a device (`cpu`, `cuda`, `mps`); imports no optional package."""
+    """Return whether a format can be used on a device (`cpu`, `cuda`, `mps`); imports no optional package."""
     row = format.facts
     missing = row.package.missing(lambda name: importlib.util.find_spec(name) is not None)
     if missing:
@@ -77,7 +77,8 @@ def load_config(
     stored: JsonMapping | None = None,
     precision: Precision = Precision.AUTO,
 ) -> Any:
-    """What `from_pretrained(quantization_config=…)` takes for a format on a device; None where nothing is to be given.
+    """Return what `from_pretrained(quantization_config=…)` takes for a format on a device; None where nothing is to be
+    given.
 
     Quantised weights are multiplied in the dtype of `precision`. `stored` is the base's own quantization config
     (`stored_config`); gptq and awq need one. Raises `Unavailable` (`E-PACKAGE-MISSING`) and `InvalidInput`
@@ -108,7 +109,7 @@ def load_config(
 
 
 def stored_config(folder: str) -> JsonObject | None:
-    """The quantization config that a base carries in its `config.json`; None for a base in full precision."""
+    """Return the quantization config that a base carries in its `config.json`; None for a base in full precision."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     stored = getattr(config, "quantization_config", None)
     return stored if stored is None or isinstance(stored, dict) else dict(stored.to_dict())
@@ -149,7 +150,7 @@ def convert(model: torch.nn.Module, format: Quantization, device: str, precision
 
 
 def output_layer(model: Any) -> Any:
-    """The layer that gives logits or a score; None if there is none."""
+    """Return the layer that gives logits or a score; None if there is none."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     return getattr(model, "score", None) if head is None else head
 
@@ -166,7 +167,7 @@ def is_hqq(layer: torch.nn.Module) -> bool:
 
 
 def is_packed(layer: torch.nn.Module) -> bool:
-    """Whether a layer is one of gptqmodel's (gptq, awq): integers in words, and no `weight`."""
+    """Return whether a layer is one of gptqmodel's (gptq, awq): integers in words, and no `weight`."""
     return hasattr(layer, "qweight") and hasattr(layer, "in_features")
 
 

@@ -119,7 +119,7 @@ STORES: dict[Quantization, Callable[[torch.Tensor], Stored]] = {
 
 
 def table() -> list[str]:
-    """The rows of docs/quantization.md, measured now."""
+    """Return the rows of docs/quantization.md, measured now."""
     names = ["format", "package", "calibrated", "trains", "use", "devices", "merges", "error", "bits", "run-with"]
     return [cells(names), cells(["---"] * len(names)), *(line(format) for format in Quantization)]
 

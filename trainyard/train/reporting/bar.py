@@ -40,5 +40,5 @@ class ProgressBar:
 
 
 def summary(record: JsonMapping) -> str:
-    """The few numbers that are worth a glance."""
+    """Return the few numbers that are worth a glance."""
     return "  ".join(form.format(record[name]) for name, form in SHOWN.items() if record.get(name) is not None)

@@ -52,7 +52,7 @@ class Counted:
             self.add(Counted(skipped=count.trained) if skipped else count)
 
     def record(self, ledger: TokenLedger, origin: Origin = Origin.BATCHES) -> JsonObject:
-        """The two accounts as `training.json` has them."""
+        """Return the two accounts as `training.json` has them."""
         data: JsonObject = {"tokens": ledger.tokens(), "rows": dict(ledger.rows)}
         if ledger.refused:
             data["refused"] = {words: counted._asdict() for words, counted in ledger.refused.items()}

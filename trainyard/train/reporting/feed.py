@@ -84,7 +84,7 @@ class TrackerFeed:
 
 
 def numbers(record: JsonMapping) -> dict[str, float]:
-    """The fields that a chart can show, under the names that trackers group by: train/loss, eval/loss."""
+    """Return the fields that a chart can show, under the names that trackers group by: train/loss, eval/loss."""
     return {
         f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}": float(value)
         for name, value in record.items()

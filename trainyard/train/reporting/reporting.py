@@ -73,7 +73,7 @@ class Reporting:
 def reporting(
     emit: Emit, place: TrackedRun, *, trackers: Sequence[str] = (), terminal: TextIO | None = sys.stderr
 ) -> Reporting:
-    """The reporters of a run: events always, a bar if `terminal` is one, and each tracker of `trackers`.
+    """Return the reporters of a run: events always, a bar if `terminal` is one, and each tracker of `trackers`.
 
     A tracker that fails later is a `warning` event (`E-TRACKER`), not the end of the training. Raises
     `Unavailable` (`E-PACKAGE-MISSING`, `E-TRACKER`) now for one that cannot begin.

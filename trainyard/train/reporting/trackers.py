@@ -38,7 +38,7 @@ class TrackedRun:
 
     @property
     def name(self) -> str:
-        """The run as a word that is fit for a folder and an address."""
+        """Return the run as a word that is fit for a folder and an address."""
         return re.sub(r"[^A-Za-z0-9_-]+", "-", self.run)
 
 

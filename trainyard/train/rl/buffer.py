@@ -68,7 +68,7 @@ class Rollout:
         return cls(values["place"], [DrawnRow(**row) for row in values["rows"]], dict(values["reported"]))
 
     def batch(self, places: Sequence[int], pad_id: int) -> Batch:
-        """Some of its rows as a batch."""
+        """Return some of its rows as a batch."""
         rows = [self.rows[place] for place in places]
         found = collate(rows, pad_id)
         for name, key in PER_TOKEN.items():

@@ -21,7 +21,8 @@ from trainyard.train.rl.reward_model import ScorerSource
 
 
 def make_critic(request: PolicyRequest, source: ScorerSource | None) -> Any:
-    """A critic: the reward model, trainable as it was; without one the policy's own start, whose values are all 0.
+    """Return a critic: the reward model, trainable as it was; without one the policy's own start, whose values are all
+    0.
 
     Raises what `build` raises for the head of a reward model.
     """
@@ -51,7 +52,9 @@ def detach_critic(model: Any) -> None:
 
 
 def split_groups(groups: Groups, rate: float | None) -> Groups:
-    """The same groups with the critic's weights in groups of their own, with their own rate where it is given."""
+    """Return the same groups with the critic's weights in groups of their own, with their own rate where it is
+    given.
+    """
     found: Groups = []
     for group in groups:
         members = list(zip(group["names"], group["params"], strict=True))

@@ -43,13 +43,13 @@ class RolloutWriter(CompletionWriter, Protocol):
 
     @property
     def has_reference(self) -> bool:
-        """Whether there is a frozen model to compare with."""
+        """Return whether there is a frozen model to compare with."""
 
     def scores(self, batch: Batch) -> Scores:
-        """What the model that is trained says of a batch, without a graph."""
+        """Return what the model that is trained says of a batch, without a graph."""
 
     def reference_scores(self, batch: Batch) -> Scores:
-        """The same of the frozen model."""
+        """Return the same of the frozen model."""
 
 
 class CompletionServer(Protocol):
@@ -119,7 +119,7 @@ def complete_prompts(
     place: str,
     environment: Environment | None = None,
 ) -> list[DrawnConversation]:
-    """Every prompt `num_generations` times, and on with the environment until all conversations have ended."""
+    """Return every prompt `num_generations` times, and on with the environment until all conversations have ended."""
     settings = config.stage
     assert isinstance(settings, PpoSettings | GrpoSettings), settings
     dice = random.Random(f"{config.hyperparameters.seed}:{place}")
@@ -136,7 +136,7 @@ def complete_prompts(
 def complete_turn(
     writer: CompletionWriter, talking: Sequence[Trajectory], config: TrainerConfig, dice: random.Random
 ) -> list[Generated]:
-    """The next completion of each conversation. Those of similar length are drawn together."""
+    """Return the next completion of each conversation. Those of similar length are drawn together."""
     settings = config.stage
     assert isinstance(settings, PpoSettings | GrpoSettings), settings
     prompts = [[*one.prompt, *one.ids] for one in talking]
@@ -171,7 +171,7 @@ class Trajectory:
         return found
 
     def has_room(self, context: int | None) -> bool:
-        """Whether a further turn fits; the first one has to."""
+        """Return whether a further turn fits; the first one has to."""
         return context is None or not self.ids or len(self.prompt) + len(self.ids) < context
 
     def take(self, turn: Generated, environment: Environment | None) -> None:
@@ -194,7 +194,7 @@ class Trajectory:
             self.done = False
 
     def settled(self) -> DrawnConversation:
-        """The conversation as a row; what an environment said last, and nothing answered, is left out."""
+        """Return the conversation as a row; what an environment said last, and nothing answered, is left out."""
         last = max(at for at, own in enumerate(self.learned, 1) if own)
         row = DrawnRow(self.prompt, self.ids[:last], self.learned[:last])
         whole = (*self.prompt, *row.ids)
@@ -209,7 +209,7 @@ def sampling_gap(drawn: Sequence[DrawnConversation]) -> float:
 
 
 def room_for(wanted: int, longest: int, context: int | None) -> int:
-    """Tokens that a completion of the longest prompt can have. Raises `InvalidInput` (`E-BATCH`) for none."""
+    """Return tokens that a completion of the longest prompt can have. Raises `InvalidInput` (`E-BATCH`) for none."""
     most = wanted if context is None else min(wanted, context - longest)
     if most < 1:
         raise InvalidInput(
@@ -313,6 +313,6 @@ def spread(advantages_R: torch.Tensor, rows: Sequence[DrawnRow]) -> None:
 
 
 def constant_groups(scores_R: torch.Tensor, group: int) -> float:
-    """The share of groups whose completions are all worth the same, which teach nothing."""
+    """Return the share of groups whose completions are all worth the same, which teach nothing."""
     grouped_PG = scores_R.view(-1, group)
     return float((grouped_PG == grouped_PG[:, :1]).all(1).float().mean())

@@ -45,7 +45,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
 
 
 def compute(expression: str) -> str:
-    """The value of an arithmetic expression of numbers, or why it has none."""
+    """Return the value of an arithmetic expression of numbers, or why it has none."""
     try:
         value = value_of(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
@@ -54,7 +54,9 @@ def compute(expression: str) -> str:
 
 
 def value_of(node: ast.AST) -> float:
-    """The value of a parsed expression. Raises `ValueError` for anything but small numbers and their operations."""
+    """Return the value of a parsed expression. Raises `ValueError` for anything but small numbers and their
+    operations.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         value: float = node.value
     elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
@@ -73,14 +75,14 @@ def text_of(turn: Turn) -> str:
 
 
 def is_right(turn: Turn, answer: str) -> float:
-    """Whether a final message is the answer: the same text, or the same last number."""
+    """Return whether a final message is the answer: the same text, or the same last number."""
     said, wanted = text_of(turn).strip(), answer.strip()
     numbers = NUMBER.findall(said)
     return float(said == wanted or (bool(numbers) and numbers[-1] == wanted))
 
 
 def answer_call(call: JsonMapping) -> Turn:
-    """The reply to one call of the calculator."""
+    """Return the reply to one call of the calculator."""
     given = call["function"].get("arguments") or {}
     expression = given.get("expression", "") if isinstance(given, dict) else str(given)
     named = {"tool_call_id": call["id"]} if call.get("id") else {}
@@ -108,7 +110,7 @@ def python(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bo
 
 
 def guessing(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bool]:
-    """A text game: guess the number of the row's answer; the reply to a guess is `higher` or `lower`."""
+    """Return a text game: guess the number of the row's answer; the reply to a guess is `higher` or `lower`."""
     numbers = NUMBER.findall(text_of(messages[-1]))
     if not numbers:
         return [], 0.0, True
@@ -153,7 +155,7 @@ class OperatorStep:
         raise ENVIRONMENT.unusable(name, "It is called as step(messages) or step(messages, answer), and takes neither.")
 
     def __call__(self, messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bool]:
-        """What it returns, checked. Raises `InvalidInput` (`E-REWARD`)."""
+        """Return what it returns, checked. Raises `InvalidInput` (`E-REWARD`)."""
         given = [dict(one) for one in messages]
         try:
             found = self.function(given, answer) if self.takes_answer else self.function(given)
@@ -175,7 +177,7 @@ class OperatorStep:
 
 
 def is_reply(message: Any) -> bool:
-    """Whether a message is one that may come between two turns of the policy."""
+    """Return whether a message is one that may come between two turns of the policy."""
     return isinstance(message, Mapping) and message.get("role") in REPLIES and isinstance(message.get("content"), str)
 
 
@@ -188,7 +190,7 @@ class Environment:
 
     @classmethod
     def of(cls, settings: EnvironmentSettings, tokenizer: Any, reference: str | None = None) -> Environment:
-        """The environment of a stage's settings, by its word, or by the reference of an operator's function.
+        """Return the environment of a stage's settings, by its word, or by the reference of an operator's function.
 
         Raises `InvalidInput`: `E-CHAT-TEMPLATE` for a template whose conversations cannot be continued, `E-REWARD`.
         """
@@ -207,7 +209,7 @@ class Environment:
         return self.step(messages, answer)
 
     def following(self, prompt: Sequence[int], ids: Sequence[int], said: list[Turn]) -> list[int] | None:
-        """The ids that follow the sampled ones when the environment has spoken; None where the turn did not end.
+        """Return the ids that follow the sampled ones when the environment has spoken; None where the turn did not end.
 
         Raises `InvalidInput` (`E-CHAT-TEMPLATE`) where the template has no place for what it said.
         """

@@ -48,14 +48,16 @@ class RolloutPlan(BatchPlan):
         return self.rollouts_per_epoch * self.steps_per_rollout
 
     def prompts_at(self, cursor: Cursor) -> list[int]:
-        """The prompts of the rollout at a place. Those that would not fill one are left out, others in each epoch."""
+        """Return the prompts of the rollout at a place. Those that would not fill one are left out, others in each
+        epoch.
+        """
         rows = list(range(len(self.widths)))
         random.Random(f"{self.cut.seed}:{cursor.epoch}").shuffle(rows)
         start = cursor.step // self.steps_per_rollout * self.prompts
         return rows[start : start + self.prompts]
 
     def place(self, cursor: Cursor) -> str:
-        """Names the rollout at a cursor."""
+        """Return names the rollout at a cursor."""
         return f"{cursor.epoch}:{cursor.step // self.steps_per_rollout}"
 
     def padding_ratio(self, epoch: int = 0) -> float:
@@ -89,7 +91,9 @@ CONSTANT_AGAIN = 10
 
 
 def is_constant(reported: Mapping[str, float]) -> bool:
-    """Whether all completions of each prompt of a rollout were worth the same, so that rewards taught nothing."""
+    """Return whether all completions of each prompt of a rollout were worth the same, so that rewards taught
+    nothing.
+    """
     return reported.get("constant_groups", 0.0) >= 1 - 1e-6
 
 
@@ -117,7 +121,8 @@ SHARE = 0.1
 
 
 def summarize_rollouts(kept: JsonMapping) -> JsonObject:
-    """What the rollouts of a training have reported: means over the first and the last tenth of them, and all of them.
+    """Return what the rollouts of a training have reported: means over the first and the last tenth of them, and all of
+    them.
 
     Empty where none was drawn.
     """
@@ -146,7 +151,7 @@ class RolloutFeed(Feed):
         return super().batch([row % len(self.examples) for row in rows], epoch)
 
     def drawn(self, cursor: Cursor, writer: Any, config: TrainerConfig, kept: JsonObject) -> list[Batch]:
-        """The micro-batches of the step at `cursor`; a new rollout is drawn where there is none of its place."""
+        """Return the micro-batches of the step at `cursor`; a new rollout is drawn where there is none of its place."""
         plan = self.plan
         assert isinstance(plan, RolloutPlan), plan
         place = plan.place(cursor)

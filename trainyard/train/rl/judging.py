@@ -55,6 +55,6 @@ class JudgeScorer:
 
 
 def share_of(reply: str) -> float:
-    """The points of a reply, over the most."""
+    """Return the points of a reply, over the most."""
     found = POINTS.search(reply)
     return min(1.0, float(found[0]) / MOST_POINTS) if found else 0.0

@@ -33,12 +33,12 @@ class ScorerSource:
 
     @property
     def folder(self) -> Path:
-        """The folder that its trainer made."""
+        """Return the folder that its trainer made."""
         return Path(self.adapter or self.base)
 
 
 def source_of(folder: str, base: str, base_sha256: str) -> ScorerSource:
-    """The source of a folder that a trainer of stage reward made, next to a policy on `base`.
+    """Return the source of a folder that a trainer of stage reward made, next to a policy on `base`.
 
     An adapter names the base that it was trained on: its own, where that is another one than the policy's.
     """
@@ -50,7 +50,9 @@ def source_of(folder: str, base: str, base_sha256: str) -> ScorerSource:
 
 
 def load_reward_model(source: ScorerSource, device: str, seed: int) -> Any:
-    """The frozen model, in float32 on a CPU. Raises `LimitExceeded` (`E-MEMORY-FIT`) before any weight is read."""
+    """Return the frozen model, in float32 on a CPU. Raises `LimitExceeded` (`E-MEMORY-FIT`) before any weight is
+    read.
+    """
     if device == "cpu":
         require_memory(source.base, torch.float32)
     dtype: Any = torch.float32 if device == "cpu" else "auto"
@@ -64,7 +66,7 @@ def load_reward_model(source: ScorerSource, device: str, seed: int) -> Any:
 
 
 def own_tokenizer(source: ScorerSource) -> PreTrainedTokenizerBase:
-    """The tokenizer with which a reward model was trained, or its base's."""
+    """Return the tokenizer with which a reward model was trained, or its base's."""
     folder = source.folder / "tokenizer" if source.adapter is not None else source.folder
     found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         str(folder if folder.is_dir() else source.base), trust_remote_code=False
@@ -100,11 +102,11 @@ class RewardModelScorer:
     pad_id: int
 
     def score(self, completions: Sequence[SampledCompletion], _settings: Any) -> list[float]:
-        """The reward of each completion after its prompt."""
+        """Return the reward of each completion after its prompt."""
         return self.score_rows([list(one.ids) for one in completions])
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The reward of each row; rows of similar length are computed together."""
+        """Return the reward of each row; rows of similar length are computed together."""
         order = sorted(range(len(rows)), key=lambda at: (len(rows[at]), at))
         found = [0.0] * len(rows)
         for start in range(0, len(order), ROWS_AT_ONCE):
@@ -117,7 +119,7 @@ class RewardModelScorer:
         return found
 
     def rewards(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """The score after the last token of each row, wherever its token looks like padding: (B,)."""
+        """Return the score after the last token of each row, wherever its token looks like padding: (B,)."""
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         with torch.inference_mode():
             inner = base.base_model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)

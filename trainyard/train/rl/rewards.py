@@ -62,7 +62,7 @@ def exact_match(completion: SampledCompletion, answer: str, settings: ExactMatch
 
 
 def final_part(text: str, mark: str | None) -> str:
-    """What follows the last mark, as in GSM8K's answers; the whole text without one."""
+    """Return what follows the last mark, as in GSM8K's answers; the whole text without one."""
     return text if mark is None else text.rpartition(mark)[2]
 
 
@@ -107,7 +107,7 @@ def python(completion: SampledCompletion, answer: str, settings: PythonReward) -
 
 
 def environment(completion: SampledCompletion, _answer: str, _settings: EnvironmentReward) -> float:
-    """The sum of what the environment gave."""
+    """Return the sum of what the environment gave."""
     return completion.given
 
 
@@ -127,7 +127,7 @@ class CompletionScorer(Protocol):
     """A model that says what completions are worth."""
 
     def score(self, completions: Sequence[SampledCompletion], settings: Any) -> list[float]:
-        """One number for each, in order."""
+        """Return one number for each, in order."""
 
 
 MODEL_REWARDS = ("reward_model", "judge")
@@ -143,14 +143,14 @@ class RewardPanel:
     """Type of a reward -> the model that gives it."""
 
     def score(self, completions: Sequence[SampledCompletion], answers: Sequence[str]) -> dict[str, list[float]]:
-        """Name of each reward -> what each completion is worth by it, without its weight."""
+        """Return name of each reward -> what each completion is worth by it, without its weight."""
         with open_sandboxes():
             return {
                 name: self.score_one(settings, completions, answers) for name, settings in named(self.rewards).items()
             }
 
     def score_one(self, settings: Any, completions: Sequence[SampledCompletion], answers: Sequence[str]) -> list[float]:
-        """What each completion is worth by one reward."""
+        """Return what each completion is worth by one reward."""
         if settings.type in MODEL_REWARDS:
             return self.scorers[settings.type].score(completions, settings)
         function = REWARDS[settings.type]
@@ -158,7 +158,7 @@ class RewardPanel:
             return [function(one, answer, settings) for one, answer in zip(completions, answers, strict=True)]
 
     def totals(self, found: dict[str, list[float]]) -> list[float]:
-        """The weighted sum of each completion's rewards."""
+        """Return the weighted sum of each completion's rewards."""
         weights = [settings.weight for settings in self.rewards]
         return [sum(map(float.__mul__, weights, row)) for row in zip(*found.values(), strict=True)]
 
@@ -179,7 +179,7 @@ def require_sound(rewards: Sequence[Any]) -> None:
 
 
 def named(rewards: Sequence[Any]) -> JsonObject:
-    """Each reward under a name of its own: its type, with a number from the second of that type on."""
+    """Return each reward under a name of its own: its type, with a number from the second of that type on."""
     found: JsonObject = {}
     for settings in rewards:
         same = sum(other.type == settings.type for other in found.values())
@@ -203,13 +203,13 @@ BLOCK = re.compile(r"```[a-zA-Z0-9_-]*[ \t]*\n(.*?)```", re.DOTALL)
 
 
 def last_block(text: str) -> str:
-    """The last fenced block of a text, or the text itself where it has none."""
+    """Return the last fenced block of a text, or the text itself where it has none."""
     blocks: list[str] = BLOCK.findall(text)
     return blocks[-1] if blocks else text
 
 
 def passes_assertions(code: str, assertions: str, *, timeout_s: int, memory_mb: int) -> bool:
-    """Whether the code runs to its end, and then the assertions about what it defines, inside the limits.
+    """Return whether the code runs to its end, and then the assertions about what it defines, inside the limits.
 
     Raises `Unavailable` (`E-SANDBOX`) where the system confines no code.
     """

@@ -55,12 +55,12 @@ class Cut:
 
     @property
     def lays_out(self) -> bool:
-        """Whether rows have several sequences, where the stage knows how they lie in them."""
+        """Return whether rows have several sequences, where the stage knows how they lie in them."""
         return self.shared or self.mode == "packed"
 
 
 def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
-    """The cut that was asked for, or the one that suits the device.
+    """Return the cut that was asked for, or the one that suits the device.
 
     Raises `InvalidInput` (`E-BATCH`) when rows that are scored as wholes should be packed, and (`E-BATCH`)
     when a step has fewer rows than the loss compares.
@@ -99,7 +99,7 @@ def require_rows(config: TrainerConfig) -> None:
 
 
 def sound_cut(cut: Cut, model: Any, config: TrainerConfig) -> Cut:
-    """The cut, but for packed rows that this model would mix: `auto` then takes buckets and says so.
+    """Return the cut, but for packed rows that this model would mix: `auto` then takes buckets and says so.
 
     Raises `InvalidInput` (`E-BATCH`) when packing was asked for by name.
     """
@@ -117,7 +117,7 @@ def sound_cut(cut: Cut, model: Any, config: TrainerConfig) -> Cut:
 
 
 def keeps_rows_apart(model: Any) -> bool:
-    """Whether the first of two packed rows leaves the second one alone.
+    """Return whether the first of two packed rows leaves the second one alone.
 
     Attention has to read the borders from the position ids, which not every family's does; a recurrent layer cannot.
     """
@@ -154,7 +154,7 @@ class BatchPlan:
         return max(1, full + (rest >= self.stage.facts.smallest_batch))
 
     def steps(self, epoch: int) -> list[StepRows]:
-        """The steps of an epoch, each cut into micro-batches; every row occurs once."""
+        """Return the steps of an epoch, each cut into micro-batches; every row occurs once."""
         if self._known is None or self._known[0] != epoch:
             self._known = (epoch, self._draw(epoch))
         return self._known[1]
@@ -195,7 +195,7 @@ class BatchPlan:
         return [self.cut_rows(step) for step in chosen]
 
     def cut_rows(self, rows: list[int]) -> StepRows:
-        """The same rows in micro-batches."""
+        """Return the same rows in micro-batches."""
         if self.cut.mode == "padded":
             size = self.cut.rows_per_batch
             parts = [rows[at : at + size] for at in range(0, len(rows), size)]
@@ -210,7 +210,7 @@ class BatchPlan:
 
 
 def make_plan(examples: Sequence[Encoded], cut: Cut, stage: StageSpec) -> BatchPlan:
-    """The plan of these examples, in the layout of the cut."""
+    """Return the plan of these examples, in the layout of the cut."""
     layout, widths = stage.layout, [stage.width(example) for example in examples]
     if layout is None or not cut.lays_out:
         return BatchPlan(widths, cut, stage)
@@ -229,11 +229,12 @@ class Feed:
     """Scores of the frozen reference, one mapping an example: computed once, used in every epoch."""
 
     def step(self, cursor: Cursor) -> list[Batch]:
-        """All micro-batches of the step at `cursor`."""
+        """Return all micro-batches of the step at `cursor`."""
         return [self.batch(rows, cursor.epoch) for rows in self.plan.at(cursor)]
 
     def drawn(self, cursor: Cursor, writer: CompletionWriter, config: TrainerConfig, kept: JsonObject) -> list[Batch]:
-        """The same, with the completions that the stage draws. All of them are of the weights before the step, so a
+        """Return the same, with the completions that the stage draws. All of them are of the weights before the step,
+        so a
         run that is resumed inside it draws the same. What more than one step learns from goes to `kept`."""
         draw, batches = self.stage.draw, self.step(cursor)
         if draw is None:
@@ -242,7 +243,7 @@ class Feed:
         return [draw(writer, batch, config, self.pad_id, place) for batch, place in zip(batches, places, strict=True)]
 
     def batch(self, rows: Sequence[int], epoch: int | None = None) -> Batch:
-        """A batch of rows, as they are learned in an epoch or, without one, as the model is served."""
+        """Return a batch of rows, as they are learned in an epoch or, without one, as the model is served."""
         batch = self._collate(rows, packed=self.plan.cut.mode == "packed", epoch=epoch)
         if self.reference is not None:
             names = self.reference[rows[0]]
@@ -251,7 +252,7 @@ class Feed:
         return batch
 
     def in_order(self, rows_per_batch: int) -> Iterator[tuple[list[int], Batch]]:
-        """Every example once, in batches of similar length that depend on the examples alone."""
+        """Yield every example once, in batches of similar length that depend on the examples alone."""
         order = sorted(range(len(self.examples)), key=lambda row: (self.plan.widths[row], row))
         for at in range(0, len(order), rows_per_batch):
             rows = order[at : at + rows_per_batch]
@@ -267,20 +268,20 @@ class Feed:
 
 
 def merge_small(parts: list[list[int]], least: int) -> list[list[int]]:
-    """The same parts, with one that has fewer than `least` rows joined to the one before it."""
+    """Return the same parts, with one that has fewer than `least` rows joined to the one before it."""
     if len(parts) > 1 and len(parts[-1]) < least:
         return [*parts[:-2], parts[-2] + parts[-1]]
     return parts
 
 
 def pack(examples: Sequence[Encoded], _pad_id: int) -> Batch:
-    """Rows end to end as one row (1, T) with position ids that begin again at each; no mask is needed."""
+    """Return rows end to end as one row (1, T) with position ids that begin again at each; no mask is needed."""
     batch: Batch = DataCollatorWithFlattening()(examples)
     return batch
 
 
 def pad(examples: Sequence[Encoded], pad_id: int) -> Batch:
-    """Rows filled up on the right to the longest: `input_ids`, `attention_mask`, `labels` (B, T)."""
+    """Return rows filled up on the right to the longest: `input_ids`, `attention_mask`, `labels` (B, T)."""
     ids = [torch.tensor(example["input_ids"]) for example in examples]
     labels = [torch.tensor(example["labels"]) for example in examples]
     return {

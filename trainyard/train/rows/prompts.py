@@ -22,8 +22,8 @@ PLACEHOLDER = "1"
 def encode_prompts(
     rows: Iterable[SftRow | PromptRow], tokenizer: PreTrainedTokenizerBase, max_length: int, rewards: Sequence[Any] = ()
 ) -> tuple[list[JsonObject], TokenLedger]:
-    """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant, question: the turn before,
-    messages: all turns before it}. A row of prompts alone has its own answer, or none.
+    """Return rows as {input_ids: the prompt, answer: the text of the last turn of the assistant, question: the turn
+    before, messages: all turns before it}. A row of prompts alone has its own answer, or none.
 
     The prompt is the text before that turn. One of more than `max_length` tokens is left out and counted: cut, it
     would ask something else. So is a row without an answer that one of the rewards would compare with.
@@ -33,7 +33,7 @@ def encode_prompts(
 
 
 def compares_answers(reward: Any) -> bool:
-    """Whether a reward reads the answer of the row."""
+    """Return whether a reward reads the answer of the row."""
     if isinstance(reward, ContainsReward):
         return reward.text is None
     return isinstance(reward, ExactMatchReward | PythonReward)
@@ -64,7 +64,7 @@ def encode_prompt(
 
 
 def split_row(row: SftRow | PromptRow) -> tuple[list[Message], Message]:
-    """The turns of a prompt, and the answer that completions are compared with."""
+    """Return the turns of a prompt, and the answer that completions are compared with."""
     if isinstance(row, PromptRow):
         return row.prompt, Message("assistant", row.answer)
     last = max((at for at, message in enumerate(row.messages) if message.role == "assistant"), default=0)

@@ -46,11 +46,11 @@ class PromptGroup:
         return len(self.prompt) + sum(len(answer) for _, answer in self.answers) + repeated
 
     def separate(self) -> list[PromptGroup]:
-        """Each answer with a prompt of its own."""
+        """Return each answer with a prompt of its own."""
         return [PromptGroup(self.prompt, [answer], self.labels) for answer in self.answers]
 
     def row(self, number: int) -> Encoded:
-        """The group as a row of tokens, `number` being its prompt's."""
+        """Return the group as a row of tokens, `number` being its prompt's."""
         shared, last = self.prompt[:-1], self.prompt[-1:]
         found: Encoded = {
             "input_ids": [*shared],
@@ -71,7 +71,7 @@ class PromptGroup:
 
 
 def collate_rows(groups: Sequence[PromptGroup], pad_id: int) -> Batch:
-    """A row for each group, filled up on the right to the longest."""
+    """Return a row for each group, filled up on the right to the longest."""
     rows = [group.row(number) for number, group in enumerate(groups, 1)]
     filled = {"input_ids": pad_id, "labels": IGNORED, "position_ids": 0, SEQUENCES: -1, MASK_GROUPS: 0}
     batch = {
@@ -82,7 +82,7 @@ def collate_rows(groups: Sequence[PromptGroup], pad_id: int) -> Batch:
 
 
 def collate_packed(groups: Iterable[PromptGroup], *, shared: bool) -> Batch:
-    """All groups end to end in one row (1, T); unless `shared`, each answer has a prompt of its own."""
+    """Return all groups end to end in one row (1, T); unless `shared`, each answer has a prompt of its own."""
     apart = groups if shared else (one for group in groups for one in group.separate())
     rows = [group.row(number) for number, group in enumerate(apart, 1)]
     names = [name for name in rows[0] if shared or name != MASK_GROUPS]
@@ -90,7 +90,7 @@ def collate_packed(groups: Iterable[PromptGroup], *, shared: bool) -> Batch:
 
 
 def sequence_lengths(batch: Batch) -> torch.Tensor:
-    """Tokens of each sequence with its prompt, however often that is computed: (S,)."""
+    """Return tokens of each sequence with its prompt, however often that is computed: (S,)."""
     own_N = batch[SEQUENCES] >= 0
     lengths_S = torch.zeros(int(batch[SEQUENCES].max()) + 1, dtype=torch.long, device=own_N.device)
     return lengths_S.scatter_reduce(0, batch[SEQUENCES][own_N], batch["position_ids"][own_N] + 1, "amax")

@@ -51,7 +51,7 @@ class Operations:
 
     @classmethod
     def of_model(cls, model: Any) -> Operations:
-        """Those of a transformers model, with or without an adapter around it."""
+        """Return those of a transformers model, with or without an adapter around it."""
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         config, embedding = base.config.get_text_config(), base.get_input_embeddings().weight
         inner = sum(weight.numel() for weight in base.base_model.parameters()) - embedding.numel()
@@ -82,7 +82,7 @@ class Operations:
 
 
 def share_prompts(cut: Cut, config: TrainerConfig, stage: StageSpec, model: Any, examples: Sequence[Encoded]) -> Cut:
-    """The cut with the decision whether prompts are shared, and why.
+    """Return the cut with the decision whether prompts are shared, and why.
 
     Raises `InvalidInput` (`E-BATCH`) where that was asked for and this model cannot do it.
     """
@@ -126,7 +126,7 @@ def gain_of_sharing(cut: Cut, stage: StageSpec, model: Any, examples: Sequence[E
 
 
 def reason_against(model: Any, longest: int) -> str:
-    """Why answers cannot share a prompt in this model; empty if they can. `longest` is the longest sequence."""
+    """Return why answers cannot share a prompt in this model; empty if they can. `longest` is the longest sequence."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     name, config = type(base).__name__, base.config.get_text_config()
     kernel = base.config._attn_implementation
@@ -143,7 +143,7 @@ def reason_against(model: Any, longest: int) -> str:
 
 
 def keeps_answers_apart(model: Any) -> bool:
-    """Whether two answers behind one prompt have the log-probabilities that they have in rows of their own."""
+    """Return whether two answers behind one prompt have the log-probabilities that they have in rows of their own."""
     words = model.config.get_text_config().vocab_size
     prompt, *answers = ([token % words for token in ids] for ids in ([5, 6, 7, 8], [9, 10, 11], [12, 5, 13, 14, 9]))
     group = PromptGroup(prompt, list(enumerate(answers)))

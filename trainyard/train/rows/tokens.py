@@ -120,13 +120,13 @@ class TokenLedger:
         self.sets = {name: account for name, account in self.sets.items() if name in names}
 
     def line(self) -> str:
-        """The ledger as a person reads it."""
+        """Return the ledger as a person reads it."""
         names = ("trained", "masked", "truncated", "dropped")
         balance = f"tokens: read {self.read:,} = " + " + ".join(f"{name} {getattr(self, name):,}" for name in names)
         return "; ".join([balance, *self.notes()])
 
     def notes(self) -> list[str]:
-        """What the template refuses or hides, and the turns that are not learned, as a person reads it."""
+        """Return what the template refuses or hides, and the turns that are not learned, as a person reads it."""
         notes = [
             f"the chat template does not show the {name.removeprefix('hidden_')} of {count:,} rows, so they are not "
             "learned; `trainyard renderers verify` lists the templates that do"
@@ -140,7 +140,7 @@ class TokenLedger:
         return notes
 
     def refusal_words(self, most: int = 3) -> str:
-        """The commonest reasons of the template, with their rows and the first of them."""
+        """Return the commonest reasons of the template, with their rows and the first of them."""
         common = sorted(self.refused.items(), key=lambda item: -item[1].rows)[:most]
         named = [
             f"{words} ({counted.rows:,}{f', first {counted.first}' if counted.first else ''})"
@@ -162,7 +162,7 @@ def encode_rows(
     max_length: int,
     encode: Callable[[Renderer, AnyRow, int, TokenLedger], Found | list[Found] | None],
 ) -> tuple[list[Found], TokenLedger]:
-    """The examples of the rows that are not held out, and their account.
+    """Return the examples of the rows that are not held out, and their account.
 
     `encode(renderer, row, max_length, ledger)` enters its row, and returns its examples, or None where nothing is left
     of it. A row that the template refuses (wrong order of roles, say) is counted instead, with the template's words.
@@ -185,7 +185,7 @@ def encode_rows(
 
 
 def training_rows(rows: Iterable[AnyRow], ledger: TokenLedger) -> Iterator[AnyRow]:
-    """The rows that are not held out, counted. The tokens of one are entered before the next one is taken."""
+    """Yield the rows that are not held out, counted. The tokens of one are entered before the next one is taken."""
     for row in rows:
         if row.split == TRAIN:
             ledger.rows["read"] += 1
@@ -199,7 +199,7 @@ def training_rows(rows: Iterable[AnyRow], ledger: TokenLedger) -> Iterator[AnyRo
 def encode_sft(
     rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int, *, last_turn: bool = False
 ) -> tuple[list[Encoded], TokenLedger]:
-    """Rows as {input_ids, labels} of at most `max_length` tokens; a label is the id itself or -100 (no loss).
+    """Return rows as {input_ids, labels} of at most `max_length` tokens; a label is the id itself or -100 (no loss).
 
     With `last_turn` only the last of the assistant's turns that would be learned is. A row whose assistant turns do not
     survive the cut is dropped and counted. The first token of a row has no predecessor that could predict it and is
@@ -211,7 +211,7 @@ def encode_sft(
 def encode_conversation(
     renderer: Renderer, row: SftRow, max_length: int, ledger: TokenLedger, *, last_turn: bool = False
 ) -> list[Encoded] | None:
-    """The examples of a conversation, each with a turn that is learned."""
+    """Return the examples of a conversation, each with a turn that is learned."""
     cut = renderer.cut(row.messages, row.tools)
     last = last_learned(cut.examples) if last_turn else None
     conversations = [own for own in cut.examples if last is None or any(map(last.__eq__, own))]
@@ -230,7 +230,7 @@ def encode_conversation(
 
 
 def last_learned(conversations: list[list[Piece]]) -> Piece | None:
-    """The last of the turns that would be learned."""
+    """Return the last of the turns that would be learned."""
     learned = (piece for pieces in conversations for piece in pieces if piece.learned)
     return max(learned, key=lambda piece: piece.message, default=None)
 
@@ -256,7 +256,8 @@ def encode_pieces(
 def encode_preference(
     rows: Iterable[PreferenceRow], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[Encoded], TokenLedger]:
-    """Rows as {prompt_ids, chosen_ids, rejected_ids}; prompt and one answer together have at most `max_length` tokens.
+    """Return rows as {prompt_ids, chosen_ids, rejected_ids}; prompt and one answer together have at most `max_length`
+    tokens.
 
     An answer of which a part is not learned (the result of a tool, a turn with weight 0) has `chosen_labels` or
     `rejected_labels`, too. A pair is dropped when the cut leaves one answer empty or both the same: it could teach
@@ -289,7 +290,7 @@ class Answer(NamedTuple):
 
     @property
     def trained(self) -> int:
-        """Tokens that are learned."""
+        """Return tokens that are learned."""
         return sum(label != IGNORED for label in self.labels)
 
     def cut(self, room: int) -> Answer:
@@ -302,7 +303,7 @@ class Answer(NamedTuple):
 
 
 def answer_of(example: Encoded, name: str) -> Answer:
-    """The answer that an example has under a name: `chosen`, `rejected` or `completion`."""
+    """Return the answer that an example has under a name: `chosen`, `rejected` or `completion`."""
     ids = example[f"{name}_ids"]
     return Answer(ids, example.get(f"{name}_labels", ids))
 
@@ -320,7 +321,7 @@ def encode_answers(
 def encode_labelled(
     rows: Iterable[LabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[Encoded], TokenLedger]:
-    """Rows whose prompt and completion together have at most `max_length` tokens."""
+    """Return rows whose prompt and completion together have at most `max_length` tokens."""
     return encode_rows(rows, tokenizer, max_length, encode_completion)
 
 

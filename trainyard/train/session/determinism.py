@@ -45,7 +45,7 @@ def strict_kernels(enabled: bool = True) -> Iterator[None]:
 
 
 def refusal_of(step: Callable[[], None]) -> str:
-    """Why torch cannot compute a step with deterministic kernels alone; empty if it can."""
+    """Return why torch cannot compute a step with deterministic kernels alone; empty if it can."""
     try:
         with strict_kernels():
             step()

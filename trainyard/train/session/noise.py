@@ -37,7 +37,7 @@ class EmbeddingNoise:
 
 
 def lengths(given: JsonObject, embedded_BTD: torch.Tensor) -> torch.Tensor:
-    """Tokens of the row that each position belongs to: (B, T or 1, 1)."""
+    """Return tokens of the row that each position belongs to: (B, T or 1, 1)."""
     positions_BT, mask_BT, borders_S = map(given.get, ("position_ids", "attention_mask", "cu_seq_lens_q"))
     if borders_S is not None:  # attention gets the sequences separately, and no mask (`layout/sequence_attention`)
         rows, width = embedded_BTD.shape[:2]

@@ -31,7 +31,7 @@ def require_outputs(names: Sequence[str]) -> None:
 
 
 def read_outputs(model: Any, batch: Batch, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The outputs of one pass over the batch's `input_ids`, in float32 on the CPU."""
+    """Return the outputs of one pass over the batch's `input_ids`, in float32 on the CPU."""
     given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
     found = model(**given, output_hidden_states="hidden_states" in names, use_cache=False)
     tensors = {"logits": found.logits.float()} if "logits" in names else {}
@@ -41,7 +41,7 @@ def read_outputs(model: Any, batch: Batch, names: Sequence[str]) -> dict[str, to
 
 
 def hand_out(name: str, value: torch.Tensor, path: Path, *, inline: bool) -> JsonObject:
-    """One output for a reply: {shape, values}, or {shape, file, sha256} with the tensor in `path`.
+    """Return one output for a reply: {shape, values}, or {shape, file, sha256} with the tensor in `path`.
 
     Raises `InvalidInput` (`E-STEP`).
     """

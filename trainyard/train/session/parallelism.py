@@ -37,7 +37,7 @@ class SingleProcess:
         return work(model)
 
     def scores(self, stage: StageSpec, model: Any, batch: Batch, head: Head) -> Scores:
-        """The scores of the whole batch, with a graph through the rows that this process computes."""
+        """Return the scores of the whole batch, with a graph through the rows that this process computes."""
         return stage.score(model, batch, head)
 
     def before_backward(self, parameters: Sequence[torch.Tensor]) -> None:

@@ -248,11 +248,11 @@ class Session:
 
     @cached_property
     def context(self) -> int | None:
-        """Tokens that the model can see at once; None where its config does not say."""
+        """Return tokens that the model can see at once; None where its config does not say."""
         return context_of(self.engine.model.config)
 
     def scores(self, batch: Batch) -> Scores:
-        """What the model that is trained says of a batch, without dropout and without a graph."""
+        """Return what the model that is trained says of a batch, without dropout and without a graph."""
         engine = self.engine
         on_device = {name: value.to(engine.device) for name, value in batch.items()}
         return self._quietly(lambda model: engine.stage.score(model, on_device, engine.head))
@@ -403,7 +403,7 @@ class Session:
 
     @draw_own
     def snapshot(self) -> Snapshot:
-        """Everything that decides the next number, as live tensors and plain values. Nothing is copied."""
+        """Return everything that decides the next number, as live tensors and plain values. Nothing is copied."""
         engine, parallelism = self.engine, self.parallelism
         self._open_blocks()
         parts = {
@@ -418,7 +418,7 @@ class Session:
         return Snapshot(parts, self.identity())
 
     def identity(self) -> JsonObject:
-        """What a state has to have in common with this session so that it continues here."""
+        """Return what a state has to have in common with this session so that it continues here."""
         return snapshots.identity(self.config_sha256, self.engine.precision.value, self.parallelism.layout)
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
@@ -487,7 +487,7 @@ class Session:
 
     @property
     def has_graph(self) -> bool:
-        """Whether a forward waits for its backward; a saved state does not contain its graph."""
+        """Return whether a forward waits for its backward; a saved state does not contain its graph."""
         return self._pending is not None
 
     # Surroundings

@@ -78,7 +78,9 @@ def starter_key(recipe: StarterRecipe, sources: list[PackageSource]) -> str:
 
 
 def compare(built: Path, shipped: Path) -> JsonObject:
-    """What a build has in common with the shipped weights: recipe, corpus, and the losses on the held-out passages."""
+    """Return what a build has in common with the shipped weights: recipe, corpus, and the losses on the held-out
+    passages.
+    """
     own, theirs = (json.loads((folder / MANIFEST).read_text(encoding="utf-8")) for folder in (built, shipped))
     return {
         "same_recipe": own["recipe_sha256"] == theirs["recipe_sha256"],

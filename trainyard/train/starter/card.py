@@ -51,7 +51,7 @@ One passage of a hundred, chosen by its digest, was not trained on.
 
 
 def model_card(manifest: JsonMapping) -> str:
-    """The card as Markdown, with the metadata block that the Hub reads."""
+    """Return the card as Markdown, with the metadata block that the Hub reads."""
     packages = [f"| {name} | {entry['version']} | {entry['license']} |" for name, entry in manifest["packages"].items()]
     return CARD.format(
         **{

@@ -96,7 +96,7 @@ class Passage:
 
 
 def corpus_sources(packages: Iterable[str] = tuple(PACKAGES)) -> list[PackageSource]:
-    """The packages with their versions and folders. Raises `NotFound` (`E-STARTER`) if one is not installed."""
+    """Return the packages with their versions and folders. Raises `NotFound` (`E-STARTER`) if one is not installed."""
     found = []
     for name in packages:
         spec = importlib.util.find_spec(name)
@@ -120,7 +120,7 @@ def corpus_sha256(passages: Iterable[Passage]) -> str:
 
 
 def read_corpus(sources: Iterable[PackageSource]) -> Iterator[Passage]:
-    """The passages of all packages in a fixed order, exact repetitions left out."""
+    """Yield the passages of all packages in a fixed order, exact repetitions left out."""
     seen: set[bytes] = set()
     for source in sources:
         for path in sorted(source.folder.rglob("*.py"), key=lambda path: path.relative_to(source.folder).parts):
@@ -136,7 +136,7 @@ def read_corpus(sources: Iterable[PackageSource]) -> Iterator[Passage]:
 
 
 def read_module(source: bytes, module: str) -> Iterator[Passage]:
-    """The passages of a module's docstrings. A file that is not Python, such as a template, gives nothing."""
+    """Yield the passages of a module's docstrings. A file that is not Python, such as a template, gives nothing."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -161,7 +161,7 @@ def documented(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
 
 
 def questions(name: str, kind: str, paragraph: str) -> Iterator[Passage]:
-    """Two of the kind's wordings, chosen by the name, with the paragraph as the answer if it is a sentence."""
+    """Yield two of the kind's wordings, chosen by the name, with the paragraph as the answer if it is a sentence."""
     answer = " ".join(paragraph.split())
     if not MIN_ANSWER_CHARS <= len(answer) <= MAX_ANSWER_CHARS or not re.search(r"[a-z]{2} [a-z]", answer):
         return
@@ -172,7 +172,7 @@ def questions(name: str, kind: str, paragraph: str) -> Iterator[Passage]:
 
 
 def phrase_questions(text: str, name: str) -> Iterator[Passage]:
-    """The first sentences of a text, each asked for by one to four of its words.
+    """Yield the first sentences of a text, each asked for by one to four of its words.
 
     What is asked, and how, depends on the sentence alone.
     """
@@ -188,7 +188,7 @@ def phrase_questions(text: str, name: str) -> Iterator[Passage]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of running text, on one line each; tables, lists of names and code are left out."""
+    """Yield the sentences of running text, on one line each; tables, lists of names and code are left out."""
     for part in re.split(r"(?<=[.!?])\s+(?=[A-Z`])|\n\n", text):
         flat = " ".join(part.split())
         if flat[:1].isalpha() and len(flat.split()) in SENTENCE_WORDS and len(flat) < MAX_SENTENCE_CHARS:

@@ -82,11 +82,11 @@ class Selection:
 
     @property
     def only_answers(self) -> bool:
-        """Whether nothing but the output of the selection is asked of a pass."""
+        """Return whether nothing but the output of the selection is asked of a pass."""
         return self.phase is AttentionPhase.SPARSE and self.measures is None and not torch.is_grad_enabled()
 
     def places(self, scores_BTS: torch.Tensor, visible_BTS: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the selected tokens are (B, T, K), and which of these places are filled (B, T, K)."""
+        """Return where the selected tokens are (B, T, K), and which of these places are filled (B, T, K)."""
         if scores_BTS.is_cuda and self.select is select_tokens:
             return best_places(scores_BTS, visible_BTS, self.num_tokens)
         visible_BTS = torch.ones_like(scores_BTS, dtype=torch.bool) if visible_BTS is None else visible_BTS
@@ -132,7 +132,7 @@ class Selector:
     given: LayerInput | None = None
 
     def take(self) -> LayerInput:
-        """The input of the layer that computes now; good once."""
+        """Return the input of the layer that computes now; good once."""
         given, self.given = self.given, None
         assert given is not None, "the layer's hook runs before its attention"
         return given
@@ -156,7 +156,7 @@ class Attention:
 
     @property
     def is_biased(self) -> bool:
-        """Whether scores depend on where a key is."""
+        """Return whether scores depend on where a key is."""
         return self.options.get("position_bias") is not None
 
     @property
@@ -171,7 +171,7 @@ class Attention:
         return eager_of(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
 
     def clean_weights(self, weights_BHTS: torch.Tensor, kept_BTS: torch.Tensor) -> torch.Tensor:
-        """The same weights without dropout."""
+        """Return the same weights without dropout."""
         if not (self.options.get("dropout") and self.module.training):
             return weights_BHTS
         with torch.no_grad():
@@ -199,7 +199,7 @@ def attend(
 
 
 def additive_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The mask as a number that is added to the scores, of the keys that there are."""
+    """Return the mask as a number that is added to the scores, of the keys that there are."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     if mask is None:
         mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
@@ -255,7 +255,7 @@ class Queries:
 
 
 def answer_in_blocks(call: Attention, indexer: LightningIndexer, shared: Selection, asked: Queries) -> torch.Tensor:
-    """The output of the selection (B, T, H, C), a block of queries at a time.
+    """Return the output of the selection (B, T, H, C), a block of queries at a time.
 
     The tokens of an answer read their selected tokens alone. The queries of a prompt mask the others: 64 of them take
     1.2 s on a CPU at 32,768 keys, and 1.5 s with a copy of the 2,048 selected ones for each.
@@ -276,7 +276,7 @@ def answer_in_blocks(call: Attention, indexer: LightningIndexer, shared: Selecti
 def answer_by_gather(
     call: Attention, indexer: LightningIndexer, shared: Selection, asked: Queries, kernel: Kernel
 ) -> torch.Tensor:
-    """The output of the selection for one query of each row, which reads its selected tokens alone (B, 1, H, C).
+    """Return the output of the selection for one query of each row, which reads its selected tokens alone (B, 1, H, C).
 
     On a card what counts is the number of operations, so that masks are left out where nothing is masked.
     """
@@ -291,7 +291,7 @@ def answer_by_gather(
 
 
 def pays(num_queries: int, num_keys: int, k: int) -> bool:
-    """Whether copying the selected tokens is less work than reading all of them."""
+    """Return whether copying the selected tokens is less work than reading all of them."""
     return num_queries == 1 and num_keys >= GATHERED_FROM * k
 
 
@@ -326,5 +326,5 @@ def query_positions(shared: Selection, call: Attention) -> torch.Tensor:
 
 
 def cached_keys(module: Any, keys_BTI: torch.Tensor, cache: Cache | None) -> torch.Tensor:
-    """The index keys of all tokens so far: those of the cache and the new ones, which it keeps."""
+    """Return the index keys of all tokens so far: those of the cache and the new ones, which it keeps."""
     return keys_BTI if cache is None else cache.update_indexer(keys_BTI, module.layer_idx)

@@ -55,7 +55,7 @@ class RoomyIndexedLayer(DynamicIndexedLayer):
         self.rooms = {}
 
     def _append(self, name: str, kept: torch.Tensor, added: torch.Tensor, dim: int) -> torch.Tensor:
-        """What is kept with what is added behind it, as a view of the room."""
+        """Return what is kept with what is added behind it, as a view of the room."""
         before = kept.shape[dim] if kept.numel() else 0
         after = before + added.shape[dim]
         room = self.rooms.get(name)
@@ -69,7 +69,8 @@ class RoomyIndexedLayer(DynamicIndexedLayer):
 
 
 def fits(room: torch.Tensor, kept: torch.Tensor, length: int, dim: int) -> bool:
-    """Whether a room has what is kept at its beginning and place for the rest. Rows that were selected, repeated or
+    """Return whether a room has what is kept at its beginning and place for the rest. Rows that were selected, repeated
+    or
     moved to another device are tensors of their own."""
     own = kept.numel() == 0 or kept.data_ptr() == room.data_ptr()
     alike = kept.numel() == 0 or (kept.dtype == room.dtype and kept.shape[0] == room.shape[0])

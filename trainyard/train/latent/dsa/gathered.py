@@ -30,7 +30,7 @@ Kernel = Callable[..., tuple[torch.Tensor, Any]]
 
 
 def selected_places(kept_BTS: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the kept keys are (B, T, K), and which of these places are filled (B, T, K).
+    """Return where the kept keys are (B, T, K), and which of these places are filled (B, T, K).
 
     A query that sees nothing, which is padding, gets its first key, so that no output is without a number.
     """
@@ -65,7 +65,7 @@ def gather_tokens(states: Sequence[torch.Tensor], places_BTK: torch.Tensor) -> l
 
 
 def whole_vectors(states_BGSC: torch.Tensor) -> torch.Tensor:
-    """The states with each vector in one piece and at a multiple of its size; themselves where they are so."""
+    """Return the states with each vector in one piece and at a multiple of its size; themselves where they are so."""
     *strides, last = states_BGSC.stride()
     if last != 1 or any(stride % states_BGSC.shape[-1] for stride in strides):
         return states_BGSC.contiguous()
@@ -111,7 +111,8 @@ def attend_once(
 
 
 def kernel_of(module: torch.nn.Module, *, fused: bool, **options: Any) -> Kernel:
-    """The attention of a model as a function of boolean masks: torch's SDPA where the model allows it and nothing else
+    """Return the attention of a model as a function of boolean masks: torch's SDPA where the model allows it and
+    nothing else
     is asked of it, else the model's own eager one."""
     if fused and options.get("softcap") is None and options.get("s_aux") is None:
         return sdpa_attention_forward
@@ -127,11 +128,11 @@ def kernel_of(module: torch.nn.Module, *, fused: bool, **options: Any) -> Kernel
 
 
 def eager_of(module: torch.nn.Module) -> Kernel:
-    """The eager attention of the file that a model's layer is defined in."""
+    """Return the eager attention of the file that a model's layer is defined in."""
     found: Kernel = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
     return found
 
 
 def as_added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A boolean mask as a number that is added to the scores."""
+    """Return a boolean mask as a number that is added to the scores."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)

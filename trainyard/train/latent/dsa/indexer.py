@@ -50,7 +50,7 @@ class LightningIndexer(torch.nn.Module):
         self.weights_proj = torch.nn.Linear(hidden_size, shape.num_heads, bias=False)
 
     def keys(self, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor) -> torch.Tensor:
-        """The key of each token, shared by all index heads: (B, T, I)."""
+        """Return the key of each token, shared by all index heads: (B, T, I)."""
         return self._rotate(self.k_norm(self.wk(self._own(hidden_BTD))), positions_BT)
 
     def forward(self, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor, keys_BSI: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,8 @@ def select_tokens(scores_BTS: torch.Tensor, visible_BTS: torch.Tensor, k: int) -
 def best_places(
     scores_BTS: torch.Tensor, visible_BTS: torch.Tensor | None, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the tokens of `select_tokens` are (B, T, K), in any order, and which of these places are visible (B, T, K).
+    """Return where the tokens of `select_tokens` are (B, T, K), in any order, and which of these places are visible (B,
+    T, K).
 
     For CUDA, where each operation costs as much as reading thousands of tokens: torch's radix selection finds them in
     one, and returns the earlier of equal scores (`tests/gpu` compares). No mask is every key visible. A query that sees
@@ -120,7 +121,7 @@ def best_places(
 
 
 def select_window(scores_BTS: torch.Tensor, visible_BTS: torch.Tensor, k: int) -> torch.Tensor:
-    """The last `k` visible keys: a sliding window, the control with the same count."""
+    """Return the last `k` visible keys: a sliding window, the control with the same count."""
     return select_tokens(torch.arange(scores_BTS.shape[-1]).to(scores_BTS).expand_as(scores_BTS), visible_BTS, k)
 
 
@@ -130,7 +131,9 @@ def select_randomly(scores_BTS: torch.Tensor, visible_BTS: torch.Tensor, k: int)
 
 
 def attention_target(weights_BHTS: torch.Tensor, allowed_BTS: torch.Tensor) -> torch.Tensor:
-    """What the indexer imitates: attention summed over heads, normalised over the allowed keys, detached (B, T, S)."""
+    """Return what the indexer imitates: attention summed over heads, normalised over the allowed keys, detached (B, T,
+    S).
+    """
     summed_BTS = weights_BHTS.detach().float().sum(dim=1) * allowed_BTS
     return summed_BTS / summed_BTS.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
 

@@ -92,7 +92,7 @@ class SparseAttention(LatentModule):
 
 
 def make_chooser(layer: AttentionLayer, settings: DsaSettings) -> Chooser:
-    """A new indexer with random weights, or a router that begins with equal probabilities."""
+    """Return a new indexer with random weights, or a router that begins with equal probabilities."""
     choice = settings.granularity
     if isinstance(choice, HeadChoice):
         if choice.active > layer.num_heads:
@@ -163,7 +163,8 @@ def mean_measures(measures: Sequence[Measures]) -> Scores:
 def join_losses(
     total: torch.Tensor, metrics: Metrics, policy: Scores, units: int, config: TrainerConfig
 ) -> tuple[torch.Tensor, Metrics]:
-    """The loss of stage sft and that of the selection per token, which counts once per unit; while the indexer warms
+    """Return the loss of stage sft and that of the selection per token, which counts once per unit; while the indexer
+    warms
     up, the latter alone."""
     choice = settings_of(config).granularity
     selection = policy["loss"] * units

@@ -60,7 +60,7 @@ def talk(thinker: Thinker, labels_BT: torch.Tensor, positions: Positions, found:
 
 
 def gain_of(found: Talk, positions: Positions, repeats: int) -> torch.Tensor:
-    """How much likelier a thought made each token ahead, detached: (Q, N, A)."""
+    """Return how much likelier a thought made each token ahead, detached: (Q, N, A)."""
     ahead = torch.arange(1, positions.target_BNA.shape[-1] + 1, device=found.base_BT.device)
     at_BNA = (positions.at_BN[..., None] + ahead).clamp(max=found.base_BT.shape[1] - 1)
     base_BNA = found.base_BT.detach().gather(1, at_BNA.flatten(1)).view_as(at_BNA)
@@ -113,5 +113,5 @@ def quiet_scores(base: Any, head: ThoughtHead, batch: Batch, settings: ThoughtSe
 
 
 def quiet_loss(scores: Batch, settings: ThoughtSettings) -> torch.Tensor:
-    """The loss, summed over the labels; its unit is the label."""
+    """Return the loss, summed over the labels; its unit is the label."""
     return 0.5 * scores["base"] + 0.5 * scores["mixed"] + settings.policy_weight * scores["policy"]

@@ -76,7 +76,7 @@ class QuietStar(LatentModule):
         return reading, rollout.logits_of(model, self.head.mix(base_BD, thought_BD))
 
     def think(self, model: Any, reading: Reading, base_BD: torch.Tensor) -> torch.Tensor:
-        """The hidden state at the end of a greedy thought; the cache is as before (B, D)."""
+        """Return the hidden state at the end of a greedy thought; the cache is as before (B, D)."""
         added, mask_BT, embed = self.positions, reading.mask_BT, model.get_input_embeddings()
         require_room(model, int(mask_BT.sum(1).max()), added)
         fed_BD = self.head.start.to(base_BD.dtype).expand_as(base_BD)
@@ -114,7 +114,7 @@ def stage(base: StageSpec, _config: TrainerConfig) -> StageSpec:
 
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
-    """The sums of `quiet_scores`."""
+    """Return the sums of `quiet_scores`."""
     own: QuietStar = own_of(model)
     require_room(model, batch["input_ids"].shape[1] - 1, own.settings.thought_tokens + 1 + own.settings.ahead)
     return quiet_scores(rollout.base_of(model), own.head, batch, thought_settings(own.settings), head)

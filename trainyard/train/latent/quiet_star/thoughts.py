@@ -71,7 +71,7 @@ class ThoughtHead(torch.nn.Module):
 
     @property
     def start(self) -> torch.Tensor:
-        """What begins a thought, as an input of the model: (D,)."""
+        """Return what begins a thought, as an input of the model: (D,)."""
         return self.start_D * self.embedding_scale
 
     @property
@@ -85,7 +85,7 @@ class ThoughtHead(torch.nn.Module):
         return found
 
     def mix(self, base_ND: torch.Tensor, thought_ND: torch.Tensor) -> torch.Tensor:
-        """The hidden state that the next token is predicted from."""
+        """Return the hidden state that the next token is predicted from."""
         weight = self.weight(base_ND, thought_ND)
         return ((1 - weight) * base_ND + weight * thought_ND).to(base_ND.dtype)
 
@@ -103,7 +103,7 @@ class Positions:
 
 
 def find_positions(labels_BT: torch.Tensor, num_ahead: int) -> Positions:
-    """Every position with a label among the next tokens thinks."""
+    """Return every position with a label among the next tokens thinks."""
     length = labels_BT.shape[1]
     padded = torch.nn.functional.pad(labels_BT, (0, num_ahead), value=IGNORED)
     ahead_BTA = torch.stack([padded[:, 1 + i : 1 + i + length] for i in range(num_ahead)], dim=-1)
@@ -115,7 +115,9 @@ def find_positions(labels_BT: torch.Tensor, num_ahead: int) -> Positions:
 
 
 def diagonal_mask(mask_BT: torch.Tensor, at_BN: torch.Tensor, steps: int) -> torch.Tensor:
-    """Which columns the thoughts' newest step sees (B, 1, N, T + steps * N): its row so far and its own thought."""
+    """Return which columns the thoughts' newest step sees (B, 1, N, T + steps * N): its row so far and its own
+    thought.
+    """
     columns_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     row_BNT = (columns_T <= at_BN[..., None]) & mask_BT.bool()[:, None]
     own_NN = torch.eye(at_BN.shape[1], dtype=torch.bool, device=mask_BT.device)
@@ -123,7 +125,7 @@ def diagonal_mask(mask_BT: torch.Tensor, at_BN: torch.Tensor, steps: int) -> tor
 
 
 def kernel_mask(visible: torch.Tensor, base: Any) -> torch.Tensor:
-    """A mask as the model's attention takes it: True for visible, or a number that is added (eager)."""
+    """Return a mask as the model's attention takes it: True for visible, or a number that is added (eager)."""
     if base.config._attn_implementation != "eager":
         return visible
     return torch.zeros(visible.shape, dtype=base.dtype, device=visible.device).masked_fill(
@@ -191,7 +193,7 @@ class Thinker:
 
 
 def draw_tokens(logits_QNV: torch.Tensor, temperature: float, generator: torch.Generator | None = None) -> torch.Tensor:
-    """One token per position: (Q, N)."""
+    """Return one token per position: (Q, N)."""
     if temperature == 0:
         return logits_QNV.argmax(dim=-1)
     probs_MV = torch.softmax(logits_QNV / temperature, dim=-1).flatten(0, 1)
@@ -228,5 +230,5 @@ class Columns:
         return found
 
     def true_tokens(self, ahead: int) -> torch.Tensor:
-        """The row's token that many positions later (the last one where the row ends): (Q, N)."""
+        """Return the row's token that many positions later (the last one where the row ends): (Q, N)."""
         return self.ids_QT.gather(1, (self.at_QN + ahead).clamp(max=self.ids_QT.shape[1] - 1))
