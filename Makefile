@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests that have a target of their own.
 APART := slow and not faults and not gpu and not network and not backends and not chains and not browser
 
-.PHONY: sbom audit help setup check test test-fast test-integration test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent bench-rl gpu-wheels demo demo-nightly up down bench faults docs reference web clean
+.PHONY: sbom audit help setup check check-web web-types test test-fast test-integration test-all test-backends test-chains test-browser test-gpu bench-gpu bench-latent bench-rl gpu-wheels demo demo-nightly up down bench faults docs reference web clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,15 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/mypy trainyard flows nodes tasks
 	$(BIN)/lint-imports
 	$(PYTEST) -q -n 2 -m 'not slow and not network' tests/architecture
+	@if [ -d web/node_modules ]; then $(MAKE) --no-print-directory check-web; else echo "web/node_modules is not here: the dashboard's sources are not checked (make check-web)"; fi
+
+# The types come from the API of this tree, so that a page and the API that disagree do not pass.
+check-web: setup web-types ## Types, lint, style and unit tests of the dashboard's sources (needs node and npm)
+	cd web && npm run --silent check
+
+web-types: setup
+	$(BIN)/python -m tools.docs.openapi build/openapi.json
+	cd web && { test -d node_modules && test node_modules -nt package-lock.json || npm ci --no-audit --no-fund; } && npm run --silent types
 
 test: setup ## The daily tests but those of `make check` (about six minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(foreach folder,architecture browser flows gpu integration,--ignore=tests/$(folder)) -m 'not integration and not $(APART)'
@@ -117,9 +126,8 @@ docs: reference ## Build the manual as a searchable site in build/site
 	$(BIN)/zensical build --strict
 	$(BIN)/python -m tools.docs.offline build/site
 
-web: setup ## Build the dashboard from web/ into trainyard/surfaces/web (needs node and npm)
-	$(BIN)/python -m tools.docs.openapi build/openapi.json
-	cd web && npm ci --no-audit --no-fund && npm run types && npm run build
+web: check-web ## Check the dashboard's sources, and build web/ into trainyard/surfaces/web (needs node and npm)
+	cd web && npm run --silent build
 
 reference: setup ## Build docs/reference, the types of the SDK and what agents read from the tables in the code
 	$(BIN)/python -m tools.docs

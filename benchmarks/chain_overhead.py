@@ -27,7 +27,7 @@ from flows.walker import FLOW, run_chain, task_runner
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from nodes.table import NODES
 from trainyard.app.run_records import FEW_ROWS_TAG
-from trainyard.app.stack.services import service_environment, start_server, stop
+from trainyard.app.services import service_environment, start_server, stop
 from trainyard.settings import Settings, settings
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.templates import build_template

@@ -22,9 +22,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import Row, Sample, finish, size
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.estimate import FinishedNodes, find_results
 from trainyard.app.plan.measure import probe_data
-from trainyard.app.plan.measurements import FinishedNodes
+from trainyard.app.plan.plan import plan_chain
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.backends.job import job_for
 from trainyard.backends.oom import train_within_memory
 from trainyard.compute.supervise import always_run
@@ -72,8 +73,8 @@ def chain_of(port: str, config: dict[str, Any]) -> ChainSpec:
 
 def run_once(spec: ChainSpec, settings: Settings, folder: Path) -> float:
     """Wall seconds of the training of a chain, as its trainer node would run it."""
-    chain = planning.resolved(spec, settings)
-    node, looks = chain.node("trainer"), planning.look_up(chain, settings)
+    chain = resolve_chain(spec, settings)
+    node, looks = chain.node("trainer"), find_results(chain, settings)
     assert isinstance(node.config, TrainerConfig)
     found = FinishedNodes(chain, {}, {one: look.key for one, look in looks.items()})
     data = probe_data(found, node, folder, settings)
@@ -95,7 +96,7 @@ def judge(name: str, settings: Settings) -> list[tuple[float, Sample]]:
     """Errors of the plan before each run of a job: planned / wall - 1."""
     spec, found = chain_of(*JOBS[name]), []
     for number in range(RUNS):
-        planned = planning.plan(spec, settings, measure=number == 0, say=lambda text: None).nodes[1].estimate
+        planned = plan_chain(spec, settings, measure=number == 0, say=lambda text: None).nodes[1].estimate
         assert planned.seconds is not None, planned.basis
         folder = Path(tempfile.mkdtemp(prefix="plan-time-"))
         loads = [os.getloadavg()[0]]

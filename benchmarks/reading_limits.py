@@ -76,13 +76,13 @@ def pages_here(folder: Path) -> float:
             with open_inside(path, roots) as stream:
                 row = read_document(document_bytes(stream, name, limits), name)
             intake.take(document_chunk(name, DocumentReply(row)))
-        return float(intake.taken)
+        return float(intake.num_rows)
 
 
 def rows_here(path: Path) -> float:
     with tempfile.TemporaryDirectory(dir=path.parent) as target:
         result = carry_out(request_for(path, target), lambda fraction, text: None)
-    return float(result.read)  # type: ignore[union-attr]
+    return float(result.balance.read)  # type: ignore[union-attr]
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from flows.notes import tag_job
 from flows.walker import FLOW, quietly, run_chain, task_runner
-from trainyard.app.plan.resolve import accepted
+from trainyard.app.plan.parse import parse_chain
 from trainyard.errors import TrainyardError
 from trainyard.spec.chain import ChainSpec
 
@@ -40,4 +40,4 @@ def parse_spec(spec: Any) -> ChainSpec:
     try:
         return ChainSpec.model_validate(spec)
     except ValidationError:
-        return accepted(spec)
+        return parse_chain(spec)

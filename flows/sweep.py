@@ -28,7 +28,7 @@ from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back
 from flows.walker import FLOW, POLL_S, Futures, done, final_state, quietly, run_info, state_of, submit, task_runner
 from nodes.runner import RunInfo
 from nodes.table import NODES
-from trainyard.app.plan.resolve import resolved
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.run_records import NodeResult, NodeState, RunRecord, RunResult, read_events
 from trainyard.app.training_logs import training_logs_of
 from trainyard.compute.child import RUN_VARIABLE, faultpoint
@@ -60,7 +60,7 @@ async def sweep(spec: SweepSpec) -> State[dict[str, Any]]:
     """
     keep_files_private()
     try:
-        chain = resolved(spec.chain, settings())
+        chain = resolve_chain(spec.chain, settings())
         return await run_sweep(spec, chain)
     except TrainyardError as error:
         return Failed(message=f"{error} Next: `trainyard sweep --continue {spec.name}`.")
@@ -165,7 +165,7 @@ class Trials:
         """Run one segment; a training that was killed from outside is started again, from its checkpoint."""
         try:
             spec = apply_values(self.spec.chain, self.ids, segment.trial.params)
-            chain = resolved(spec, settings())
+            chain = resolve_chain(spec, settings())
         except Refused as refused:
             return SegmentEnd(TrialState.REFUSED, code=refused.code, message=refused.reasons[0].line())
         for _ in range(ATTEMPTS):

@@ -28,8 +28,8 @@ from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, 
 from flows.notes import RunProgress, announce, publish_report, tag_job
 from nodes.runner import RunInfo
 from nodes.table import NODES
-from trainyard.app.chains.missing_backend import refuse_or_wait
-from trainyard.app.plan.resolve import resolved
+from trainyard.app.plan.refusals import refuse_or_wait
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.run_records import (
     FEW_ROWS_TAG,
     REFRESH_FROM,
@@ -92,7 +92,7 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
     keep_files_private()
     await quietly(tag_job(spec))
     try:
-        chain = resolved(spec, settings(), read_chain(settings().runs / str(flow_run.id)))
+        chain = resolve_chain(spec, settings(), read_chain(settings().runs / str(flow_run.id)))
         # What Trainyard's own surfaces started was read there.
         from_trainyard = any(tag.startswith(TENANT_TAG) for tag in flow_run.tags)
         waits = refuse_or_wait(

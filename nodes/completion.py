@@ -9,8 +9,9 @@ from nodes.runner import NodeContext
 from trainyard.compute.gpus import device_numbers, read_gpus
 from trainyard.data.generation.asking import Complete
 from trainyard.errors import Reason, Refused
-from trainyard.serve import embedded, vllm
+from trainyard.serve import embedded
 from trainyard.serve.client.client import Completer, api_key_from
+from trainyard.serve.inference_server import vllm
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import GeneratorKind

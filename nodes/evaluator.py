@@ -55,7 +55,7 @@ def prepare(context: NodeContext) -> Make:
 
 
 def inside(config: EvaluatorConfig, context: NodeContext) -> EvaluatorConfig:
-    """The config with every task file's real path, which lies inside a data root."""
+    """Return the config with every task file's real path, which lies inside a data root."""
     roots = data_roots(context.settings)
     lines = [
         line.model_copy(update={"path": str(resolve_inside(line.path, roots, field="config.benchmarks"))})
@@ -67,7 +67,7 @@ def inside(config: EvaluatorConfig, context: NodeContext) -> EvaluatorConfig:
 
 
 def live_version(context: NodeContext, config: EvaluatorConfig) -> AdapterVersion | None:
-    """The version that is live now on the evaluator's role, if the candidate is compared with it."""
+    """Return the version that is live now on the evaluator's role, if the candidate is compared with it."""
     if config.baseline == "base" or config.role is None:
         return None
     registry, tenant = AdapterRegistry(context.settings.adapters), context.settings.tenant

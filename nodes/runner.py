@@ -21,8 +21,8 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed
 
 from nodes.summaries import rows_of, summary
-from trainyard.app.keys import content_key, needed_models
 from trainyard.app.live.waits import describe_wait
+from trainyard.app.plan.keys import content_key, needed_models
 from trainyard.app.run_records import RunRecord, is_closed_gate, read_events
 from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
@@ -37,8 +37,8 @@ from trainyard.spec.estimate.verdict import VerdictFloor
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
-from trainyard.stores.base_models.hub import download_model
 from trainyard.stores.metrics import TrainingPace
+from trainyard.stores.model_hub import download_model
 from trainyard.stores.models import resolve_model
 from trainyard.tracing import span
 
@@ -184,7 +184,7 @@ class NodeContext:
         return reference
 
     def first(self, *ports: Port) -> Reference | None:
-        """The nearest reference on the first of these ports that has one."""
+        """Return the nearest reference on the first of these ports that has one."""
         return next((self.inputs[port][0] for port in ports if self.inputs.get(port)), None)
 
 
@@ -233,7 +233,7 @@ def carry_out_node(
 
 
 def not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOutput]:
-    """The state of a node whose gate said no: it has decided, so it is completed. A next run decides again."""
+    """Return the state of a node whose gate said no: it has decided, so it is completed. A next run decides again."""
     facts = {
         "deployed": False,
         "verdict": error.verdict,
@@ -249,7 +249,7 @@ def not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOu
 
 
 def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutput]:
-    """The state of a node that was stopped, named after the reason; a budget that is used up is a failure."""
+    """Return the state of a node that was stopped, named after the reason; a budget that is used up is a failure."""
     reason = getattr(error, "reason", "")
     if reason == BUDGET:
         message = f"{error.what} Its budget of wall time is used up. Do: Resume it, and it continues for as long again."
@@ -264,7 +264,7 @@ def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutp
 
 
 def open_context(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> NodeContext:
-    """The node's surroundings, with its inputs picked out of the outputs of the nodes before it."""
+    """Return the node's surroundings, with its inputs picked out of the outputs of the nodes before it."""
     inputs = gather(node, upstream)
     tenant_settings = settings().for_tenant(run.tenant)
     left = tuple(sorted({port.value for output in upstream.values() for port in output.outputs}))
@@ -283,7 +283,7 @@ def gather(node: ResolvedNode, upstream: Mapping[str, NodeOutput]) -> dict[Port,
 
 
 def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOutput:
-    """The finished result of an identical node, else a new one, made inside the slot and committed whole."""
+    """Return the finished result of an identical node, else a new one, made inside the slot and committed whole."""
     store = ArtifactStore(context.settings.artifacts)
     fetch_models(context)
     pin_data(context)

@@ -37,7 +37,7 @@ def generation(output: NodeOutput) -> str:
 
 
 def best_answers(facts: Mapping[str, Any]) -> str:
-    """What a reward model has chosen: `; the best of 4 answers, mean reward 0.12 to 0.98`."""
+    """Return what a reward model has chosen: `; the best of 4 answers, mean reward 0.12 to 0.98`."""
     means = facts.get("mean_reward")
     if not means:
         return ""
@@ -54,7 +54,15 @@ def balance(port: str, rows: int | None, facts: Mapping[str, Any] | None) -> str
         if match["found"] and match["action"] in DONE
     ]
     line = f"{rows or 0:,} of {facts['read']:,} {port} ({rest_text})" if rest_text else f"{rows or 0:,} {port}"
-    return ", ".join([line, *noticed])
+    return ", ".join([line, *noticed]) + held_out_documents(facts)
+
+
+def held_out_documents(facts: Mapping[str, Any]) -> str:
+    """Return the names of documents that no row is trained of: `; held out whole: prices.md and 2 more documents`."""
+    names = facts.get("unseen_names") or ()
+    more = facts["documents"]["heldout"] - len(names) if names else 0
+    rest = f" and {more:,} more {'document' if more == 1 else 'documents'}" if more > 0 else ""
+    return f"; held out whole: {', '.join(names)}{rest}" if names else ""
 
 
 DONE = {"count": "found", "mask": "masked"}
@@ -103,7 +111,7 @@ def lost_rows(data: Mapping[str, Any]) -> str:
 
 
 def describe_rollouts(rollouts: Mapping[str, Any]) -> str:
-    """What completions were worth at the start and at the end, and how far the policy is from its start."""
+    """Return what completions were worth at the start and at the end, and how far the policy is from its start."""
     if not rollouts:
         return ""
     start, end = rollouts["at_start"], rollouts["at_end"]
@@ -112,7 +120,7 @@ def describe_rollouts(rollouts: Mapping[str, Any]) -> str:
 
 
 def spent(time: Mapping[str, Any]) -> str:
-    """The seconds of a training next to those that a plan expected, with the error of the plan."""
+    """Return the seconds of a training next to those that a plan expected, with the error of the plan."""
     if "seconds" not in time:
         return ""
     expected = time.get("expected")

@@ -14,7 +14,7 @@ from trainyard.night.streams import StreamDocument
 
 @task(name="find-documents", **STEP)
 def find(night: Night) -> tuple[Phase1Report, list[StreamDocument]]:
-    """The documents whose present content is not in the graph."""
+    """Return the documents whose present content is not in the graph."""
     return look(night)
 
 

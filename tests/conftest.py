@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -25,6 +26,10 @@ from xdist.scheduler import LoadFileScheduling
 from tests.fast import EXAMPLES, is_heavy, needs_a_model, starts_processes
 from trainyard import settings as settings_module
 from trainyard.data.limited.service import ReadingService, kept_service
+
+if TYPE_CHECKING:
+    from tests.flows.real_stack import Stack
+    from tests.small_jobs import Jobs
 
 REPOSITORY = Path(__file__).parent.parent
 # How long a draw takes says how busy the machine is.
@@ -234,3 +239,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run([sys.executable, "-m", "trainyard.testing.tiny", str(folder)], check=True, capture_output=True)
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
     return folder
+
+
+@pytest.fixture(scope="module")
+def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """Small trainings of the tiny model on rows of their own."""
+    from tests.small_jobs import Jobs, write_data  # torch takes seconds
+
+    return Jobs(tiny_model, write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("locks"))
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
+    """A Prefect server, a worker and a model server in a home of their own."""
+    from tests.flows.real_stack import standing  # for few tests
+
+    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
+        yield stack

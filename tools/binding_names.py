@@ -10,10 +10,12 @@ function, a class or a module.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,9 +27,24 @@ EMPTY_NAMES = frozenset({
 })  # fmt: skip
 """Names that have to be replaced by the thing: `row`, `request`, `job`, `path`, `missing`, `limit`."""
 ALLOWED = {
-    "words": ("trainyard/data/", "tests/unit/data/", "trainyard/serve/extraction/", "trainyard/spec/load/"),
-}
+    "words": (
+        "trainyard/data/", "tests/unit/data/", "trainyard/serve/extraction/", "trainyard/spec/load/",
+        "trainyard/stores/graph/",
+    ),
+}  # fmt: skip
 """Name -> the folders in which it is the thing itself, as a word of a text is."""
+PAIRS = {"chosen": "rejected"}
+"""Name -> the other half of a pair of terms; a module that contains both means the terms, here those of preferences."""
+STORED_FIELDS = {
+    ("trainyard/errors.py", "what"): "`error.json` and every REST problem: {code, what, why, do}",
+    ("trainyard/backends/sessions/records.py", "begun"): "`status.json` of a session",
+    ("trainyard/data/generation/accounting.py", "asked"): "`accounting.json` of a generator",
+    ("trainyard/data/generation/accounting.py", "kept"): "`accounting.json` of a generator",
+    ("trainyard/data/limited/frames.py", "what"): "the fields of `TrainyardError` between two processes",
+    ("trainyard/night/report.py", "what"): "`report.json` of a night",
+    ("trainyard/sweeps/asha.py", "found"): "the trials of `sweep show` over REST",
+}
+"""(module, name) -> the stored file or answer that has the field as its key."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +57,17 @@ class Binding:
     def is_empty(self) -> bool:
         """Whether the name is a pronoun or a participle where it is not allowed."""
         name = self.name.strip("_")
-        return name in EMPTY_NAMES and not self.file.startswith(ALLOWED.get(name, ()) or ("\0",))
+        return name in EMPTY_NAMES and not self.is_allowed(name)
+
+    def is_allowed(self, name: str) -> bool:
+        if (self.file, name) in STORED_FIELDS or self.file.startswith(ALLOWED.get(name, ("\0",))):
+            return True
+        return name in PAIRS and bool(re.search(rf"\b{PAIRS[name]}\b", text_of(self.file)))
+
+
+@cache
+def text_of(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
 
 
 def python_files(*roots: str) -> list[Path]:
@@ -63,6 +90,11 @@ def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
             case ast.alias(asname=str(name)):
                 yield getattr(node, "lineno", 0), name
+
+
+def names_in_file(file: str) -> set[str]:
+    """Return every name that a module of the repository binds."""
+    return {name for _, name in names_in(ast.parse(text_of(file)))}
 
 
 def bindings(*roots: str) -> Iterator[Binding]:

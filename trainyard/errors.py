@@ -198,3 +198,8 @@ class Unavailable(TrainyardError, RuntimeError):
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, at most 300 characters; the name of its class where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def reason_of(error: TrainyardError, node: str | None, field: str) -> Reason:
+    """An error as a reason of a node."""
+    return Reason(error.code, node, field, f"{error.what} {error.why}".strip(), error.do)

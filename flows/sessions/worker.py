@@ -35,7 +35,7 @@ from trainyard.inherited import keep_files_private
 from trainyard.prefect_api.control import wanted_by
 from trainyard.prefect_api.slots import device_slots
 from trainyard.settings import settings
-from trainyard.stores.base_models.hub import download_model
+from trainyard.stores.model_hub import download_model
 from trainyard.stores.models import resolve_model
 
 

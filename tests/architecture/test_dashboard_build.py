@@ -9,14 +9,18 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.architecture.test_budgets import REPOSITORY
 from tools.docs.screenshots import FOLDER, PAGES
+from trainyard.app.chains.describe import SCHEMAS
 
 WEB, BUILD = REPOSITORY / "web", REPOSITORY / "trainyard" / "surfaces" / "web"
+TYPES = WEB / "src" / "api" / "schema.d.ts"
 BUDGET_BYTES = 400_000
 """Of everything that a browser could load, compressed."""
 
@@ -29,10 +33,38 @@ def test_the_bundle_is_small() -> None:
 def test_no_text_is_html_and_no_code_is_text() -> None:
     """In our sources; the content security policy refuses the same in what they are built from."""
     forbidden = ("dangerouslySetInnerHTML", "innerHTML", "eval(", "new Function", "<style", "document.write")
-    sources = [path for path in (WEB / "src").rglob("*.ts*") if path.name != "schema.d.ts"]
+    sources = [path for path in (WEB / "src").rglob("*.ts*") if path.name != TYPES.name]
     assert sources
-    found = {path.name: word for path in sources for word in forbidden if word in path.read_text(encoding="utf-8")}
-    assert not found
+    matches = {path.name: word for path in sources for word in forbidden if word in path.read_text(encoding="utf-8")}
+    assert not matches
+
+
+def test_file_names_of_the_build_stay_the_same() -> None:
+    """A change of one page changes the file of that page, and no other name."""
+    names = [path.name for path in BUILD.glob("assets/*")]
+    assert "main.js" in names
+    hashed = re.compile(r"-(?=\S*[A-Z0-9])[\w-]{8}\.(js|css)$")
+    assert [name for name in names if hashed.search(name)] == []
+
+
+def test_forms_know_every_widget_of_the_schemas() -> None:
+    """A form's look comes from `widget` and `main` of a schema, never from a description or the name of a field."""
+    text = (WEB / "src" / "components" / "schema.ts").read_text(encoding="utf-8")
+    (row,) = re.findall(r"export const WIDGETS = \[(.*)\]", text)
+    schemas = [model.model_json_schema() for model in SCHEMAS.values()]
+    widgets = {value for key, value in values_of(schemas) if key == "widget"}
+    assert widgets == set(re.findall(r'"(\w+)"', row))
+    patterns = re.compile(r"/\S+/i?\.test\((name|[\w!.\[\]]*description)")
+    forms = [*(WEB / "src").rglob("*.tsx"), *(WEB / "src").rglob("*.ts")]
+    assert [path.name for path in forms if patterns.search(path.read_text(encoding="utf-8"))] == []
+
+
+def values_of(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each key of a schema with its value, nested ones too."""
+    if isinstance(schema, dict):
+        yield from schema.items()
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from values_of(part)
 
 
 def test_every_page_has_a_picture() -> None:
@@ -77,12 +109,14 @@ def test_the_build_is_that_of_its_sources(node_programs: Path, tmp_path: Path) -
     assert not [name for name in built if built[name] != committed[name]]
 
 
-def test_the_types_are_those_of_the_api(node_programs: Path, tmp_path: Path) -> None:
-    document, types = tmp_path / "openapi.json", tmp_path / "schema.d.ts"
+def test_the_pages_fit_the_types_of_the_api(node_programs: Path, tmp_path: Path) -> None:
+    """The types are generated, and not committed."""
+    document = tmp_path / "openapi.json"
     subprocess.run([sys.executable, "-m", "tools.docs.openapi", str(document)], cwd=REPOSITORY, check=True)
-    argv = [str(node_programs / "openapi-typescript"), str(document), "-o", str(types)]
+    argv = [str(node_programs / "openapi-typescript"), str(document), "-o", str(TYPES)]
     subprocess.run([*argv, "--root-types", "--root-types-no-schema-prefix"], cwd=WEB, check=True, capture_output=True)
-    assert types.read_text(encoding="utf-8") == (WEB / "src" / "api" / "schema.d.ts").read_text(encoding="utf-8")
+    checked = subprocess.run([node_programs / "tsc", "--noEmit"], check=False, cwd=WEB, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from tests.architecture.test_budgets import REPOSITORY, name_of, sources, tree_o
 
 DOTTED = re.compile(r"(?P<module>[a-z_]\w*(?:\.\w+)+)(?::[\w.]*)?")
 PROCESSES = {
-    "trainyard/app/stack/proof.py", "trainyard/app/stack/services.py",
+    "trainyard/app/stack/proof.py", "trainyard/app/services.py",
     "trainyard/backends/external/runner.py", "trainyard/backends/launching.py",
     "trainyard/backends/llamacpp/program.py", "trainyard/backends/native/backend.py",
     "trainyard/backends/programs.py", "trainyard/backends/sessions/running.py", "trainyard/compute/services.py",

@@ -161,9 +161,8 @@ def test_the_wheel_takes_one_name_and_contains_what_is_deployed(tmp_path: Path) 
     deployed = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
     flows = {f"trainyard/shipped/{one['entrypoint'].partition(':')[0]}" for one in deployed}
     assert not sorted((flows | {"trainyard/shipped/prefect.yaml"}) - names)
-    assert {
-        f"trainyard/surfaces/sdk/{name}.pyi" for name in ("surface", "asynchronous")
-    } <= names  # built, not committed
+    built = {f"trainyard/surfaces/sdk/{name}.pyi" for name in ("surface", "asynchronous")}  # not committed
+    assert built <= names
     folders = ("flows", "nodes", "tasks", "deployments", "examples")
     tracked = [name_of(path) for path in tracked_files()]
     shipped = {f"trainyard/shipped/{name}" for name in tracked if name.startswith(tuple(f"{one}/" for one in folders))}

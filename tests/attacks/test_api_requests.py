@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, standing, until
-from trainyard.app.stack.services import stop
+from trainyard.app.services import stop
 from trainyard.backends.environments import INSTALLABLE
 from trainyard.compute.services import free_port, is_healthy
 from trainyard.spec.axes.backends import ServerName

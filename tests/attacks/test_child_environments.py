@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainyard.app.stack.services import exclusive, service_environment, spawn, stop
+from trainyard.app.services import exclusive, service_environment, spawn, stop
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import environment
 from trainyard.compute.supervise import Status, supervise

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainyard.app.stack.services import running, spawn, stop
+from trainyard.app.services import running, spawn, stop
 from trainyard.compute.lease import device_lock, holder
 from trainyard.compute.orphans import Sweeper
 from trainyard.compute.services import EMBEDDED, Service, find_service, record_path, write_record

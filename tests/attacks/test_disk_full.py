@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.app.plan import resolve as planning
-from trainyard.app.plan.machine import space_reasons
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.refusals import check_space, list_refusals
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.run_records import RunRecord, RunResult, read_events, read_result
 from trainyard.compute.child import ERROR_FILE, ERROR_RESERVE
 from trainyard.compute.supervise import Status, supervise
@@ -150,17 +151,17 @@ def test_a_child_can_still_say_that_the_disk_is_full(disk: Path) -> None:
 def test_nothing_is_started_below_the_floor(tmp_path: Path) -> None:
     """check, plan and run ask one function, and the floor is a setting."""
     here = Settings(home=tmp_path / "home", min_free_mb=1 << 30)
-    (reason,) = space_reasons(here)
+    (reason,) = check_space(here)
     assert reason.code == "E-DISK-FULL"
     assert str(here.home) in reason.because
     assert "TRAINYARD_MIN_FREE_MB" in reason.instead
-    assert space_reasons(here.model_copy(update={"min_free_mb": 0})) == []
+    assert check_space(here.model_copy(update={"min_free_mb": 0})) == []
     chain = tmp_path / "chain.yaml"
     (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
     chain.write_text("name: one\nnodes:\n- {id: data, type: data_source, config: {path: rows.jsonl}}\n")
     own = here.model_copy(update={"working_folder": tmp_path})
-    resolved = planning.resolved(planning.asked(str(chain)).spec, own)
-    assert [one.code for one in planning.examine(resolved, own)][:1] == ["E-DISK-FULL"]
+    resolved = resolve_chain(parse_request(str(chain)).spec, own)
+    assert [one.code for one in list_refusals(resolved, own)][:1] == ["E-DISK-FULL"]
 
 
 def test_no_night_is_begun_below_the_floor(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ from websockets.sync.client import connect
 from tests.chromium import MISSING, find_chromium
 from trainyard.app.access.guard import Guard
 from trainyard.app.access.limits import WrongCredentials
+from trainyard.app.services import start_server, stop
 from trainyard.app.stack import doctor
-from trainyard.app.stack.services import start_server, stop
 from trainyard.compute.services import Service
 from trainyard.prefect_api.control import asker
 from trainyard.prefect_api.guard import CREDENTIALS_S, CountedCredentials, as_prefect_answers

@@ -20,7 +20,7 @@ import psutil
 
 from tests.browser.dashboard import DashboardService, processes_of
 from tests.flows.real_stack import Stack, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 from trainyard.stores.auth_string import read_auth
 
 ENDS_S = 30.0

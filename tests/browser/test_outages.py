@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.canvas import node
 from tests.browser.dashboard import TRAINED, Audit, DashboardService, PageWatch, open_page
 from tests.flows.real_stack import kill_tree, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -5,6 +5,7 @@ A service without other processes, which a test can stop; its index has six jobs
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import psutil
 import pytest
-from playwright.sync_api import Browser, FilePayload, Locator, Page, Response, expect
+from playwright.sync_api import Browser, FilePayload, Locator, Page, Response, Route, expect
 
 from benchmarks.job_index import fill
 from tests.api_process import keep_in_step, serving
@@ -336,3 +338,38 @@ def test_a_reason_against_a_form_is_said_once(own_page: Page) -> None:
 def test_a_careful_verdict_names_the_baseline_before_the_caution(own_page: Page) -> None:
     open_page(own_page, "/adapters/default/desk/v1", "default/desk/v1")
     expect(own_page.locator(".verdict")).to_have_text("▲ better than base, on few rows")
+
+
+def test_a_run_on_few_rows_is_allowed_in_a_form_and_in_the_editor(own_page: Page, lone: LoneService) -> None:
+    folder = lone.home.parent / "kettles"
+    folder.mkdir()
+    for number in range(6):
+        text = f"# Kettle {number}\n\nThe kettle {number} is a vessel that boils {number + 2} litres of water.\n"
+        (folder / f"{number}.md").write_text(text)
+    parameters = quote(json.dumps({"documents": "kettles", "count": 3000}))
+    sent: list[Any] = []
+    refusal = {"code": "E-TEST", "detail": "Not started here.", "why": "", "do": "", "errors": [], "trace": ""}
+
+    def refuse(route: Route) -> None:
+        sent.append(route.request.post_data_json)
+        route.fulfill(status=422, json=refusal)
+
+    own_page.route("**/api/v1/runs", refuse)
+    own_page.goto(f"/dashboard/chains/templates/qa-pipeline?parameters={parameters}")
+    question = own_page.get_by_role("group", name="To be allowed")
+    expect(question).to_contain_text("E-FEW-ROWS", timeout=SLOW_MS)
+    expect(own_page.get_by_text("would run here, if you allow it")).to_be_visible()
+    expect(own_page.get_by_text("The rules find")).to_have_count(1)
+    start = own_page.get_by_role("button", name="Run qa-pipeline")
+    expect(start).to_be_disabled()
+    question.get_by_label("Run anyway").check()
+    expect(own_page.get_by_text("✓ would run here")).to_be_visible()
+    start.click()
+    expect(own_page.get_by_role("alert")).to_contain_text("Not started here.")
+    assert [body["yes"] for body in sent] == [True]
+    own_page.get_by_role("button", name="Open in the editor").click()
+    expect(question).to_contain_text("E-FEW-ROWS", timeout=SLOW_MS)
+    start = own_page.get_by_role("button", name="Save and run")
+    expect(start).to_be_disabled()
+    question.get_by_label("Run anyway").check()
+    expect(start).to_be_enabled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,19 @@ def test_the_menu_leads_to_every_page_by_keyboard(page: Page) -> None:
     assert set(menu.get_by_role("link").all_inner_texts()) <= reached
 
 
-def test_files_with_a_hash_in_their_name_are_kept_by_the_browser(page: Page) -> None:
-    with page.expect_response("**/dashboard/assets/*.js") as found:
+def test_files_of_the_pages_are_asked_for_again_and_sent_once(page: Page, service: DashboardService) -> None:
+    for path in ("/dashboard", "/dashboard/jobs", "/dashboard/icon.svg", "/dashboard/assets/main.js"):
+        answer = service.client.get(f"{service.url}{path}")
+        assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-cache"), path
+        etag = answer.headers["etag"]
+        assert etag.strip('"') == sha256(answer.content).hexdigest()
+        again = service.client.get(f"{service.url}{path}", headers={"if-none-match": etag})
+        assert (again.status_code, again.content, again.headers["cache-control"]) == (304, b"", "no-cache"), path
+        other = {"if-none-match": '"another"', "if-modified-since": answer.headers["last-modified"]}
+        assert service.client.get(f"{service.url}{path}", headers=other).status_code == 200, path
+    with page.expect_response("**/dashboard/assets/main.js") as response:
         open_page(page, "", "Overview")
-    assert "immutable" in (found.value.header_value("cache-control") or "")
-    first = page.goto("/dashboard")
-    assert first is not None
-    assert first.header_value("cache-control") == "no-cache"
+    assert response.value.ok
 
 
 def test_who_is_not_logged_in_sees_the_login_alone(context: Any, watch: PageWatch, service: Any, axe: Audit) -> None:
@@ -143,8 +150,36 @@ def test_a_page_whose_code_cannot_be_loaded_says_so(page: Page, watch: PageWatch
     """As after an update of the service under an open page: it is loaded again, once."""
     watch.expect("Failed to load resource", "Failed to fetch dynamically imported module")
     open_page(page, "", "Overview")
-    page.route("**/dashboard/assets/gpus-*.js", lambda route: route.fulfill(status=404, body=""))
+    page.route("**/dashboard/assets/gpus.js", lambda route: route.fulfill(status=404, body=""))
     page.get_by_role("link", name="GPUs", exact=True).first.click()
     expect(page.get_by_role("heading", level=1, name="This page cannot be shown")).to_be_visible()
     page.get_by_role("link", name="Overview", exact=True).click()
     expect(page.get_by_role("heading", level=1, name="Overview")).to_be_visible()
+
+
+def test_an_open_page_that_meets_a_newer_part_is_loaded_again(page: Page, watch: PageWatch) -> None:
+    """The newer part needs what the loaded ones do not have, until all of them are read again."""
+    watch.expect("does not provide an export named")
+    open_page(page, "", "Overview")
+    newer = "import {added} from './main.js'; export default added;"
+    page.route(
+        "**/dashboard/assets/gpus.js",
+        lambda route: route.fulfill(body=newer, content_type="text/javascript"),
+        times=1,
+    )
+    with page.expect_navigation():
+        page.get_by_role("link", name="GPUs", exact=True).first.click()
+    expect(page.get_by_role("heading", level=1, name="GPUs")).to_be_visible()
+
+
+def test_another_page_is_loaded_whole_after_an_update(page: Page) -> None:
+    open_page(page, "/jobs/new", "New job")
+    newer = {**page.request.get("/health").json(), "version": "99.0"}
+    page.get_by_label("Name", exact=True).fill("half-filled-in")
+    page.route("**/health", lambda route: route.fulfill(json=newer))
+    with page.expect_response(lambda one: one.url.endswith("/health") and one.json() == newer):
+        pass
+    expect(page.get_by_label("Name", exact=True)).to_have_value("half-filled-in")
+    with page.expect_request("**/dashboard/assets/main.js"):
+        page.get_by_role("link", name="GPUs", exact=True).first.click()
+    expect(page.get_by_role("heading", level=1, name="GPUs")).to_be_visible()

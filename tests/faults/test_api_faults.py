@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.flows.real_stack import Stack, kill_tree, standing, until
-from trainyard.app.stack.services import running
+from tests.flows.real_stack import Stack, kill_tree, until
+from trainyard.app.services import running
 from trainyard.compute.services import is_healthy
 from trainyard.stores.auth_string import read_auth
 
@@ -25,12 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), py
 STEPS = 600
 BACK_S = 90.0
 """Within which the watchdog has seen a death, and the service answers again."""
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
-        yield stack
 
 
 class Client:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.small_jobs import Jobs, Ran, train_as_child, write_data
+from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard.errors import TrainyardError
 
 SEEDS = int(os.environ.get("SEEDS", "3"))
@@ -26,11 +26,6 @@ CONFIG: dict[str, Any] = {
     "hyperparameters": {"save_steps": 3, "epochs": 2, "gradient_accumulation": 1},
 }
 later = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tiny_model, write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("locks"))
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.flows.real_stack import STEPS, Stack, kill_tree, standing, until
-from trainyard.app.stack.services import running
+from tests.flows.real_stack import STEPS, Stack, kill_tree, until
+from trainyard.app.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack faults")]
 
@@ -23,12 +21,6 @@ REPEATS = int(os.environ.get("REPEATS", "1"))
 
 def seeds(most: int) -> range:
     return range(min(REPEATS, most))
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.small_jobs import Jobs, write_data
+from tests.small_jobs import Jobs
 from tools.sweep_program import STEPS, TRIALS, make_spec, run_sweep, trained_steps
 from trainyard.sweeps.asha import Trial, TrialState, find_best
 from trainyard.sweeps.study import SweepStudy
@@ -24,11 +24,6 @@ from trainyard.sweeps.study import SweepStudy
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ADAPTER = "result/adapter/adapter_model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tiny_model, write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("locks"))
 
 
 @pytest.fixture(scope="module")

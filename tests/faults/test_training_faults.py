@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.small_jobs import Jobs, Ran, train_as_child, write_data
+from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.events import EventTail
@@ -41,11 +41,6 @@ folder = Path(sys.argv[1])
 job = TrainingJob.model_validate_json((folder / "job.json").read_text())
 run_training(job, folder / "out", settings=load_settings(home=folder / "home"))
 """
-
-
-@pytest.fixture(scope="module")
-def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tiny_model, write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("locks"))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from prefect.settings import (
 )
 
 from tests.conftest import end_loops_of_prefect
-from trainyard.app.stack.services import few_certificates, start_server, stop
+from trainyard.app.services import few_certificates, start_server, stop
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import read_auth
 

@@ -20,7 +20,7 @@ import httpx
 from tests.conftest import REPOSITORY
 from tests.flows.real_stack import until
 from trainyard.app.run_records import RunResult, read_result
-from trainyard.app.stack.services import prefect_environment, running
+from trainyard.app.services import prefect_environment, running
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_header, read_auth
 

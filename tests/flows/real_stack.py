@@ -20,7 +20,7 @@ import httpx
 import psutil
 
 from trainyard.app.run_records import read_events, read_result
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 from trainyard.app.training_logs import training_logs_of
 from trainyard.compute.child import PARENT_VARIABLE
 from trainyard.settings import Settings

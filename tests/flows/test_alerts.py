@@ -27,7 +27,7 @@ from trainyard.prefect_api.alerts import blocks
 from trainyard.prefect_api.alerts.disk_watch import DiskWatch
 from trainyard.prefect_api.alerts.gpu_watch import GpuWatch
 from trainyard.settings import Settings, load_settings, settings
-from trainyard.testing.devices.gpu_tools import SimulatedGpu, SimulatedNvml
+from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml
 
 pytestmark = pytest.mark.usefixtures("prefect")
 WAIT_S = 60.0

@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.flows.real_stack import Stack, standing
+from tests.flows.real_stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
 MONTH_S = 30 * 86_400.0
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
-        yield stack
 
 
 def age(*folders: Path) -> None:

@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.flows.real_stack import STEPS, Stack, standing, until
+from tests.flows.real_stack import STEPS, Stack, until
 from trainyard.app.training_logs import training_logs_of
 from trainyard.compute.events import read_events as trainer_events
 
@@ -22,12 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
 
 LONG = {"max_steps": 20_000, "save_steps": 5000}
 """A training that is still at work whenever a test looks; tests end it."""
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.flows.real_stack import SAVE_STEPS, STEPS, Stack, standing
-from trainyard.app.stack.services import running
+from tests.flows.real_stack import SAVE_STEPS, STEPS, Stack
+from trainyard.app.services import running
 from trainyard.stores.auth_string import read_auth
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.xdist_group("stack faults")]
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
-        yield stack
 
 
 def post(stack: Stack, job: str, verb: str, **given: Any) -> dict[str, Any]:

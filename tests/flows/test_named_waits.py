@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.flows.real_stack import Stack, standing, until
-from trainyard.app.stack.services import running
+from tests.flows.real_stack import Stack, until
+from trainyard.app.services import running
 from trainyard.compute.queue import list_waiters
 from trainyard.stores.auth_string import read_auth
 
@@ -34,12 +33,6 @@ with trainyard.connect(sys.argv[1], sys.argv[2]) as yard:
     print(session.id, flush=True)
     time.sleep(600)
 """
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

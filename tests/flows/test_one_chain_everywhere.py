@@ -18,7 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.flows.real_stack import Stack, until
 from trainyard import Chain, connect
 from trainyard.app.run_records import REFRESH_TAG, read_result
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 from trainyard.app.training_logs import training_logs_of
 from trainyard.compute.events import read_events
 from trainyard.stores.access.audit import AuditLog

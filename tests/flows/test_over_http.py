@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.flows.real_stack import Stack, standing, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 from trainyard.stores.auth_string import read_auth
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack faults")]

@@ -29,7 +29,7 @@ from flows.training_job import training_job
 from trainyard.app.context import Context
 from trainyard.app.jobs import logs
 from trainyard.app.run_records import RunRecord, RunResult, read_events
-from trainyard.app.stack.services import worker_name
+from trainyard.app.services import worker_name
 from trainyard.app.training_logs import FRUITLESS, made_no_progress
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import DesiredState

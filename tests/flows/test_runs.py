@@ -14,7 +14,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, La
 from flows.qa_pipeline import qa_pipeline
 from tests.flows.real_stack import until
 from trainyard.app.run_records import NodeState
-from trainyard.app.stack.services import worker_name
+from trainyard.app.services import worker_name
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.prefect_api import listing, server, states, watching
 from trainyard.prefect_api.watching import report_state, worker_runs

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.flows.real_stack import Stack, standing, until
+from tests.flows.real_stack import Stack, until
 from tests.unit.backends.session_host import ROWS
 from trainyard.backends.sessions.records import folder_of_session
 from trainyard.compute.events import read_events
@@ -20,12 +18,6 @@ from trainyard.compute.events import read_events
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
 
 SETTINGS = ("-p", "hyperparameters.precision=fp32", "-p", "hyperparameters.learning_rate=0.01", "-p", "autosave_s=1")
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
-        yield stack
 
 
 def create(stack: Stack, *more: str) -> str:

@@ -7,21 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.flows.real_stack import Stack, kill_tree, standing, until
-from trainyard.app.stack.services import running
+from tests.flows.real_stack import Stack, kill_tree, until
+from trainyard.app.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
-        yield stack
 
 
 def job(steps: int) -> tuple[str, ...]:

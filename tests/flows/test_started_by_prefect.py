@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, standing, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 from trainyard.stores.auth_string import read_auth
 from trainyard.stores.live.job_ids import derive_job_id
 

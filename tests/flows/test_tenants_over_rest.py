@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, standing, until
-from trainyard.app.stack.services import running
+from trainyard.app.services import running
 from trainyard.operations.table import OPERATIONS, route_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.xdist_group("stack faults")]

@@ -17,10 +17,10 @@ from prefect.exceptions import Pause
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
+from trainyard.app import services as stack
 from trainyard.app.context import Context
 from trainyard.app.jobs import jobs
 from trainyard.app.run_records import RunResult
-from trainyard.app.stack import services as stack
 from trainyard.backends.environments import ENVIRONMENTS, pins
 from trainyard.compute.services import Service, record_path, write_record
 from trainyard.errors import Conflict, Unavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodes.summaries import lost_rows, spent
+from nodes.summaries import balance, lost_rows, spent
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,20 @@ def test_slower_than_expected_is_more(time: dict[str, float], text: str) -> None
 )
 def test_rows_that_were_cut_or_left_out_are_in_the_end_line(rows: dict[str, int], text: str) -> None:
     assert lost_rows({"rows": rows}) == text
+
+
+@pytest.mark.parametrize(
+    ("heldout", "text"),
+    [
+        (1, "8 of 10 sft (2 held out); held out whole: a.md"),
+        (2, "8 of 10 sft (2 held out); held out whole: a.md and 1 more document"),
+        (4, "8 of 10 sft (2 held out); held out whole: a.md and 3 more documents"),
+    ],
+)
+def test_documents_that_are_not_trained_have_their_names(heldout: int, text: str) -> None:
+    facts = {"read": 10, "heldout": {"unseen_documents": 2}, "unseen_names": ["a.md"]}
+    assert balance("sft", 8, facts | {"documents": {"heldout": heldout}}) == text
+
+
+def test_held_out_rows_without_documents_have_no_names() -> None:
+    assert balance("sft", 8, {"read": 10, "heldout": {"unseen_documents": 2}}) == "8 of 10 sft (2 held out)"

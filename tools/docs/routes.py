@@ -6,8 +6,8 @@ from itertools import groupby
 
 from tools.docs.markdown import cell, code, page, table
 from trainyard.operations.table import OPERATIONS, Operation, route_of
+from trainyard.surfaces.problems import STATUS, STATUS_OF_CODE
 from trainyard.surfaces.rest.openapi import SERVICE_ROUTES
-from trainyard.surfaces.rest.problems import STATUS, STATUS_OF_CODE
 
 
 def routes_page() -> str:

@@ -1,7 +1,8 @@
 """Talk to an adapter and its base side by side: each question goes to both, each with its own conversation.
 
 The embedded server answers if it is running and has the base; the adapter is loaded there if it is not, and stays.
-Otherwise a model server of this command's own answers, which ends with it.
+Otherwise a model server of this command's own answers, which ends with it. `ask` is for callers without a terminal:
+nothing is kept between two calls, so the caller sends the conversation so far.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from trainyard.compute.services import HOST, SupervisedService, free_port
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.inherited import child_environment
 from trainyard.json_types import JsonObject
+from trainyard.operations.adapters import AskInput
 from trainyard.operations.serving import ChatInput
 from trainyard.serve import embedded
-from trainyard.serve.bases.origins import NamedAdapter, check_origin, read_origin
-from trainyard.serve.bases.sources import find_base, require_room
+from trainyard.serve.base_origins import NamedAdapter, check_origin, read_origin
+from trainyard.serve.base_sources import find_base, require_room
 from trainyard.serve.targets.calling import server_message
 from trainyard.serve.targets.vllm import LOAD_PATH, load_request
 from trainyard.settings import Settings
@@ -272,3 +274,34 @@ def own_server(base: ModelSource, adapter: NamedAdapter, context: Context) -> It
     finally:
         server.end()
         shutil.rmtree(folder)
+
+
+class AskedAnswer(Response):
+    """Both answers to one question."""
+
+    question: str
+    base: str | None
+    """The base's answer; None if the server refused the question."""
+    adapter: str | None
+    error: str | None = None
+    """Why it was refused: the conversation is longer than the model's context, say."""
+    base_model: str
+    adapter_version: str
+
+
+def ask(given: AskInput, context: Context) -> AskedAnswer:
+    """Ask both. Raises what `find_served` and `serving` raise, and `Unavailable` (`E-SERVER-UNREACHABLE`)."""
+    adapter = find_served(given.adapter, context)
+    options = given.model_dump(include={"adapter", "system", "max_tokens", "temperature", "seed"})
+    try:
+        with serving(adapter, context) as (url, base), model_client(url) as client:
+            both = [Conversation(client, name, ChatInput(**options)) for name in (base, adapter.name)]
+            for one, side in zip(both, ("base", "adapter"), strict=True):
+                one.reset()
+                for turn in given.turns:
+                    one.messages.append({"role": "user", "content": turn.question})
+                    one.messages.append({"role": "assistant", "content": getattr(turn, side)})
+            turn_asked = ask_both(both, given.question, context)
+    except httpx.HTTPError as error:
+        raise unreachable(error) from error
+    return AskedAnswer(**turn_asked.model_dump(), base_model=base, adapter_version=adapter.name)

@@ -77,7 +77,7 @@ def run_names(given: Sequence[str]) -> Iterator[str]:
 
 
 def chain_names(_given: Sequence[str]) -> Iterator[str]:
-    from trainyard.stores.chains.revisions import ChainStore  # a completion of other words does not need it
+    from trainyard.stores.chain_revisions import ChainStore  # a completion of other words does not need it
 
     store = ChainStore(home_from_environment() / "chains")
     for chain in store.list():

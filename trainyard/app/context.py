@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from trainyard.app.departures import ConfinedCalls
 from trainyard.callbacks import call_now, ignore
 from trainyard.cancellation import Departure
 from trainyard.compute.events import Event
@@ -78,3 +78,22 @@ def key_of(context: Context, purpose: str = "") -> str:
         return ""
     words = (context.caller.tenant, context.caller.token_id, context.idempotency_key, *([purpose] if purpose else []))
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def settings_of(context: Context) -> Settings:
+    """The settings of the caller's tenant, whose folder is one of the data roots.
+
+    A token of a tenant reads that tenant's folder, not the one in which the operator works.
+    """
+    caller, settings = context.caller, context.settings
+    if not (caller.remote and caller.tenant):
+        return settings.for_tenant(caller.tenant)
+    update = {"tenant": caller.tenant, "working_folder": settings.tenant_folder(caller.tenant)}
+    return settings.model_copy(update=update)
+
+
+class ConfinedCalls(Protocol):
+    """Carries out operations in child processes with limits."""
+
+    def carry_out(self, name: str, request: Any, context: Any) -> Any:
+        """The response of an operation. Raises what it raises, `LimitExceeded`, and `CallerLeft`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from trainyard.app import services as stack
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.app.stack import services as stack
 from trainyard.errors import Unavailable
 from trainyard.operations.base import Nothing
 from trainyard.settings import Settings

@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from trainyard.app.artifacts import lookup as finding
+from trainyard.app import run_folders as finding
 from trainyard.app.artifacts.artifacts import select_artifacts
 from trainyard.app.artifacts.contents import damaged
-from trainyard.app.artifacts.lookup import FoundArtifact
 from trainyard.app.context import Context
 from trainyard.app.names import find_artifact, find_run
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import FoundArtifact
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.artifacts import EvaluationInput, EvaluationsInput
 from trainyard.spec.axes.data import Port

@@ -15,17 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainyard.app.artifacts.lookup import CHAIN_FILE, FoundArtifact, RunFolder, artifacts_of, run_folders
 from trainyard.app.context import Context
 from trainyard.app.live.jobs import open_index, with_labels
 from trainyard.app.live.manager_jobs import find_recorded
 from trainyard.app.live.trainings import with_files
 from trainyard.app.live.waits import with_waits
+from trainyard.app.run_folders import CHAIN_FILE, FoundArtifact, RunFolder, artifacts_of, run_folders
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
+from trainyard.spec.templates import TEMPLATES
 from trainyard.stores.artifacts import ArtifactStore
 from trainyard.stores.live.job_ids import JOB_ID, RUN_ID, given_name, is_named
 from trainyard.stores.live.job_index import Row
@@ -81,10 +82,13 @@ def look_up_job(word: str, context: Context) -> FoundJob:
 
 
 def shortest_name(run_id: str, name: str, context: Context) -> str:
-    """Return the shortest name of a run that names no other one: without its digest, else `name`."""
+    """Return the shortest name of a run that names no other one: without its digest, else `name`.
+
+    The name of a template is not one that a user gave: the next run of the template has it, too.
+    """
     short = given_name(name)
     try:
-        is_alone = short != name and look_up_job(short, context).row["run_id"] == run_id
+        is_alone = short not in (name, *TEMPLATES) and look_up_job(short, context).row["run_id"] == run_id
     except TrainyardError:  # of several runs, or nobody can say
         is_alone = False
     return short if is_alone else name

@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trainyard.app.artifacts.contents import damaged
-from trainyard.app.artifacts.lookup import own_tenant
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import own_tenant
 from trainyard.errors import NotFound
 from trainyard.night.phases import BEGUN_FILE
 from trainyard.night.report import REPORT_FILE, NightReport, next_steps, read_report

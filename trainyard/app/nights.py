@@ -12,7 +12,8 @@ from pydantic import Field
 
 from trainyard.app.checkout import checkout
 from trainyard.app.context import Context
-from trainyard.app.plan.resolve import examine, resolved
+from trainyard.app.plan.refusals import list_refusals
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.responses import Response
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import CommitsRequest
@@ -127,8 +128,8 @@ def at_home(settings: Settings) -> Settings:
 
 def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
     """The reasons why this machine cannot carry out a training of the night, from the function that a run asks."""
-    specs = [resolved(night_chain(config, method), settings) for method in config.methods]
-    return locate_reasons(reason for spec in specs for reason in examine(spec, settings))
+    specs = [resolve_chain(night_chain(config, method), settings) for method in config.methods]
+    return locate_reasons(reason for spec in specs for reason in list_refusals(spec, settings))
 
 
 def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:

@@ -51,7 +51,7 @@ def check_markdown(check: Any) -> str:
     lines = []
     for one in check.files:
         lines += [f"- **{one.file}**: " + (f"ok, {one.nodes} nodes, `{one.digest[:12]}`" if one.ok else "refused")]
-        lines += [f"  - {row['line']}" for row in one.reasons]
+        lines += [f"  - {row['line']}" for row in (*one.questions, *one.reasons)]
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from threading import Event
 from typing import Protocol, TypedDict
 
 from trainyard.app.run_records import RunResult
-from trainyard.app.stack.services import few_certificates, needs_api_url, prefect_environment
+from trainyard.app.services import few_certificates, needs_api_url, prefect_environment
 from trainyard.callbacks import ignore
 from trainyard.compute.events import Event as ProgressEvent
 from trainyard.loading import load
@@ -107,7 +107,7 @@ class RunsClient(Protocol):
         """Settle the runs whose process on this machine is gone; return their ids."""
 
     def free_unheld_slots(self) -> list[int]:
-        """Free device slots that no living run holds; return the devices."""
+        """Free device slots that no living run has; return the devices."""
 
     def bootstrap(self) -> None:
         """Write the work pool, the device limits and the automations."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from trainyard.app.chains.eject import trainer_of
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.parse import NAMES, parse_request
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.backends.job import job_for
@@ -154,8 +155,8 @@ def draft_script(given: DraftScriptInput, context: Context) -> ScriptDraft:
     `Denied` (`E-LOCAL`) for a file, which is not looked for.
     """
     if context.caller.remote:
-        require_template(given.target, planning.NAMES)
-    chain = planning.resolved(planning.asked(given.target, given.parameters).spec, context.settings)
+        require_template(given.target, NAMES)
+    chain = resolve_chain(parse_request(given.target, given.parameters).spec, context.settings)
     node = trainer_of(chain, given.node)
     config = node.config
     assert isinstance(config, TrainerConfig), "found by its type"

@@ -47,7 +47,7 @@ class Program(Protocol):
         """Look whether it can run here, without importing anything heavy."""
 
     def reasons(self, job: TrainingJob) -> list[Reason]:
-        """All reasons why it cannot run this job; empty if it can."""
+        """Return all reasons why it cannot run this job; empty if it can."""
 
     def command(self, job: TrainingJob, folder: Path) -> list[str]:
         """argv of the supervised program that runs the job in `folder`."""
@@ -72,7 +72,7 @@ BACKENDS: dict[BackendName, str] = {name: f"trainyard.backends.{name.value}.back
 
 
 def load(name: BackendName, settings: Settings | None = None) -> Program:
-    """The program of that name. Raises `Unavailable` (`R-BACKEND-MISSING`) with what to do."""
+    """Return the program of that name. Raises `Unavailable` (`R-BACKEND-MISSING`) with what to do."""
     probe_result = probe(name, settings)
     if not probe_result.available:
         message = f"The backend {name.value!r} is not available."
@@ -89,7 +89,7 @@ def probe(name: BackendName, settings: Settings | None = None) -> Probe:
 
 
 def probe_all(settings: Settings | None = None) -> dict[BackendName, Probe]:
-    """Every backend's probe, for `plan` and `doctor`."""
+    """Return every backend's probe, for `plan` and `doctor`."""
     return {name: probe(name, settings) for name in BackendName}
 
 
@@ -104,7 +104,7 @@ def turn_folder(job: TrainingJob, settings: Settings) -> Path:
 
 
 def check(job: TrainingJob, settings: Settings) -> Program:
-    """The program that would run the job. Raises `Unavailable` or `Refused`, with all reasons."""
+    """Return the program that would run the job. Raises `Unavailable` or `Refused`, with all reasons."""
     program = load(job.config.backend, settings)
     if reasons := program.reasons(job):
         raise Refused(reasons)

@@ -67,7 +67,9 @@ AUTOMATIC = (
     ),
     AutomaticChoice("processes", "launch.processes", (SPEC,), ()),
     AutomaticChoice("launcher", "launch.launcher", (SPEC,), ("backends.launching:command",)),
-    AutomaticChoice("method", "method.type", (SPEC, BASE, DEVICE, OVERFLOW), ("app.plan.auto_method:decide_methods",)),
+    AutomaticChoice(
+        "method", "method.type", (SPEC, BASE, DEVICE, OVERFLOW), ("app.plan.auto_method:resolve_auto_methods",),
+    ),
     AutomaticChoice(
         "memory fit", "engine.autotune", (SPEC, BASE, DEVICE),
         ("spec.estimate.cascade:choose", "backends.native.program:with_memory_fit"),

@@ -3,7 +3,7 @@
 Each external trainer pins other versions than we do, so each has a virtual environment of its own:
 `TRAINYARD_HOME/envs/NAME`, or one that the operator names in `backend_envs`. Everything here looks from outside:
 versions are read from the files that pip leaves, and the one import test runs in that environment's own interpreter.
-Installing is in `external/installing.py`.
+Installing is in `installing.py`.
 
 Programs that run there see `trainyard/workers` and nothing else of this package, and need `orjson` for it.
 """
@@ -79,7 +79,7 @@ SERVERS: dict[ServerName, External] = {
         "vllm", "import vllm", {"VLLM_NO_USAGE_STATS": "1"}, room_gib=20, pythons=((3, 11), (3, 12))
     ),
 }
-"""Programs that serve models; `serve/vllm.py` finds them in the same place."""
+"""Programs that serve models; `serve/inference_server/vllm.py` finds them in the same place."""
 
 INSTALLABLE: tuple[Installable, ...] = (*ENVIRONMENTS, *SERVERS)
 REQUIREMENTS: dict[Installable, Path] = {name: REQUIREMENTS_FOLDER / f"{name.value}.txt" for name in INSTALLABLE}
@@ -97,12 +97,12 @@ class Health:
 
 
 def external_of(name: Installable) -> External | None:
-    """What is particular to an environment; None for a backend that runs in Trainyard's."""
+    """Return what is particular to an environment; None for a backend that runs in Trainyard's."""
     return SERVERS.get(name) if isinstance(name, ServerName) else ENVIRONMENTS.get(name)
 
 
 def described(name: Installable) -> External:
-    """The same of one that has an environment."""
+    """Return the same of one that has an environment."""
     external = external_of(name)
     assert external is not None, name
     return external
@@ -226,7 +226,7 @@ def key(name: Installable, settings: Settings | None = None) -> str:
 
 
 def read_last_health(name: Installable, settings: Settings | None = None) -> Health | None:
-    """The result of the last import test, if nothing has changed since."""
+    """Return the result of the last import test, if nothing has changed since."""
     path = health_file(name, settings)
     if not path.is_file():
         return None

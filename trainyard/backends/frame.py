@@ -35,13 +35,7 @@ from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.stores.tensors import has_changed
 from trainyard.stores.whole import write_folder, write_json_durably
-from trainyard.train.model.precision import (
-    PrecisionChoice,
-    accelerator_of,
-    choose_precision,
-    hidden_size,
-    native_bf16,
-)
+from trainyard.train.model.precision import PrecisionChoice, accelerator_of, choose_precision, hidden_size, native_bf16
 from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory, unchanged_weights
 
 if TYPE_CHECKING:
@@ -66,7 +60,7 @@ def load(module: str) -> Any:
 
 
 def read_job(folder: Path) -> TrainingJob:
-    """The job of `folder/spec.json`."""
+    """Return the job of `folder/spec.json`."""
     return TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
 
 
@@ -122,7 +116,7 @@ def require_steps(job: TrainingJob, total: int, events: Events | None = None) ->
 def decide_precision(
     job: TrainingJob, device: str, folder: Path, share: Callable[[Any], Any] = lambda value: value
 ) -> PrecisionChoice:
-    """The precision of a job: that of its first start, else what this machine decided for it.
+    """Return the precision of a job: that of its first start, else what this machine decided for it.
 
     A job that was made without a decision, or that runs on another device, decides by the same facts here. `share`
     returns rank 0's value.
@@ -199,7 +193,7 @@ def explain_standstill(losses: Sequence[Sequence[float]], steps: int, skipped: i
 
 
 def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> JsonObject:
-    """The part of `training.json` that is known from the job and its loss curve."""
+    """Return the part of `training.json` that is known from the job and its loss curve."""
     config = job.config
     return {
         "stage": config.stage.type.value,

@@ -18,7 +18,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
-from trainyard.spec.load.changes import list_changes
+from trainyard.spec.changes import list_changes
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK
 from trainyard.stores.live.job_facts import read_chain_facts
@@ -174,7 +174,7 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: obje
 
 
 def server_at(endpoint: str, settings: Settings) -> TeacherServer:
-    """An endpoint of the settings."""
+    """Return an endpoint of the settings."""
     server = settings.endpoint(endpoint)
     return TeacherServer(base_url=server.base_url, model=server.model or endpoint, api_key_env=server.api_key_env)
 
@@ -190,7 +190,7 @@ def judge_at(reward: JudgeReward, settings: Settings) -> TeacherServer:
 
 
 def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
-    """The config whose mirror, where it is a relative folder such as `file:checkpoints`, is below `folder`."""
+    """Return the config whose mirror, where it is a relative folder such as `file:checkpoints`, is below `folder`."""
     parts = urlsplit(config.engine.mirror or "")
     if parts.scheme != "file" or parts.netloc or not parts.path or parts.path.startswith("/"):
         return config
@@ -199,13 +199,13 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
 
 
 def mirror_address(job: TrainingJob) -> str | None:
-    """The job's own folder in the object store: another job must never continue from it."""
+    """Return the job's own folder in the object store: another job must never continue from it."""
     address = job.config.engine.mirror
     return f"{address.rstrip('/')}/{job.work_name}" if address else None
 
 
 def mirror_folder(job: TrainingJob) -> Path | None:
-    """The folder of this machine to which the checkpoints of a job are copied; None for none, or a bucket."""
+    """Return the folder of this machine to which the checkpoints of a job are copied; None for none, or a bucket."""
     parts = urlsplit(mirror_address(job) or "")
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
@@ -234,7 +234,7 @@ PLACES = {
 
 
 def changed_since(work: Path, job: TrainingJob) -> list[str]:
-    """What is different from the job whose work folder this is: `config.method.rank: 8 before, 16 now`."""
+    """Return what is different from the job whose work folder this is: `config.method.rank: 8 before, 16 now`."""
     before = job_in(work)
     changes = list_changes(before.model_dump(mode="json"), job.model_dump(mode="json")) if before else ()
     return [f"{name}: {old} before, {new} now" for name, old, new in changes if name.partition(".")[0] not in PLACES]

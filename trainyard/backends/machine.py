@@ -18,7 +18,7 @@ UNLIKE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dty
 
 
 def read_architecture(base: Path | None) -> dict[str, object]:
-    """The sizes of a model, from its `config.json`; {} without one."""
+    """Return the sizes of a model, from its `config.json`; {} without one."""
     path = base / "config.json" if base else None
     if path is None or not path.is_file():
         return {}
@@ -27,14 +27,14 @@ def read_architecture(base: Path | None) -> dict[str, object]:
 
 
 def device_name(device: Device) -> str:
-    """The device and its kind, that of the first GPU or of the processor: two machines may share a home."""
+    """Return the device and its kind, that of the first GPU or of the processor: two machines may share a home."""
     gpus = read_gpus().gpus if device is Device.CUDA else ()
     return f"{device} {gpus[0].name}" if gpus else f"{device} {processor_name()}"
 
 
 @cache
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The model of the processor; its architecture where the system does not name it."""
+    """Return the model of the processor; its architecture where the system does not name it."""
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.machine())

@@ -60,7 +60,7 @@ def marker_only(probe_result: Probe) -> str:
 
 
 def events_file(work: Path) -> Path:
-    """The events of a training by its work folder; after a smaller batch, those of that training."""
+    """Return the events of a training by its work folder; after a smaller batch, those of that training."""
     return follow_restarts(work) / EVENTS_FILE
 
 
@@ -233,7 +233,7 @@ class LocalBackend:
         return running.produced
 
     def find_own(self, handle: Handle) -> Running:
-        """A job that this process submitted. Raises `NotFound` (`E-JOB-NOT-FOUND`) for any other."""
+        """Return a job that this process submitted. Raises `NotFound` (`E-JOB-NOT-FOUND`) for any other."""
         if handle not in self.running:
             raise NotFound(
                 f"The job {handle.folder.name} was not submitted by this process.",
@@ -295,11 +295,11 @@ class TrainingManager:
         return stored.metrics(read_events(self.events_file(job_id)))
 
     def curve(self, job_id: str) -> list[Point]:
-        """The loss of every step of a job, across restarts."""
+        """Return the loss of every step of a job, across restarts."""
         return stored.read_curve(read_events(self.events_file(job_id)))
 
     def list_jobs(self, state: JobState | None = None) -> list[JobRecord]:
-        """Every recorded job, the newest first; of one state if it is given."""
+        """Return every recorded job, the newest first; of one state if it is given."""
         return self.store.list(state)
 
     def cancel(self, job_id: str) -> None:
@@ -320,11 +320,11 @@ class TrainingManager:
         return self.status(job_id)
 
     def find_own(self, job_id: str) -> Running:
-        """A job that this process submitted. Raises `NotFound` (`E-JOB-NOT-FOUND`) for any other."""
+        """Return a job that this process submitted. Raises `NotFound` (`E-JOB-NOT-FOUND`) for any other."""
         record = self.store.get(job_id)
         handle = Handle(Path(record.work).name, self.store.folder / job_id)
         return self.backends[record.backend].find_own(handle)
 
     def events_file(self, job_id: str) -> Path:
-        """The file of a job's events."""
+        """Return the file of a job's events."""
         return events_file(Path(self.store.get(job_id).work))

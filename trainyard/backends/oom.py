@@ -8,7 +8,6 @@ is remembered in the job's work folder, so that a resumed run does not run out o
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from trainyard.backends.timings.watching import TrainingClock
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.gpus import device_memory, devices_here
-from trainyard.compute.supervise import DesiredState, kernel_kills, read_tail
+from trainyard.compute.supervise import MEMORY_CODES, DesiredState, kernel_kills, ran_out_of_memory, read_tail
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
@@ -34,13 +33,6 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Produced
 from trainyard.stores.whole import write_json_durably
 
-MEMORY_CODES = frozenset({"E-DEVICE-MEMORY", "E-MEMORY"})
-MEMORY_TEXTS = re.compile(
-    r"out of memory|OutOfMemoryError|can't allocate memory|cannot allocate memory|not enough memory|std::bad_alloc"
-    r"|MemoryError|ALLOC_FAILED|Insufficient Memory|failed to allocate|unable to allocate",
-    re.IGNORECASE,
-)
-"""What torch (CUDA, HIP and CPU), cuBLAS, NumPy, the C++ runtime, Metal and ggml say."""
 REMEMBERED_FILE = "halved.json"
 """In the work folder of the job as it was asked for: that it did not fit, and how it continues."""
 
@@ -89,22 +81,8 @@ def train_within_memory(
     return produced if current is job else noted(produced, job, current, folder, settings)
 
 
-def ran_out_of_memory(error: TrainyardError, log: str, *, killed_by_kernel: bool) -> bool:
-    """Whether a training ended for want of memory.
-
-    SIGKILL alone proves nothing, an operator may have sent it: it counts when the kernel says that it killed somebody
-    for memory in that time. `log` is the end of the child's log.
-    """
-    if error.code in MEMORY_CODES:
-        return True
-    if error.code == "E-KILLED":
-        return killed_by_kernel and "SIGKILL" in error.what
-    external = error.code in ("E-CRASH", "E-PROGRAM", "E-FAILED")
-    return external and bool(MEMORY_TEXTS.search(f"{error.what} {error.why} {log}"))
-
-
 def halve_batch(job: TrainingJob) -> TrainingJob | None:
-    """The job with at most half the rows at a time and as many rows a step; None where fewer cannot be."""
+    """Return the job with at most half the rows at a time and as many rows a step; None where fewer cannot be."""
     hyper, budget = job.config.hyperparameters, job.config.engine.token_budget
     rows = hyper.batch_size * hyper.gradient_accumulation
     fewest = job.config.stage.facts.smallest_batch
@@ -130,7 +108,7 @@ def read_smaller_job(job: TrainingJob, settings: Settings) -> TrainingJob | None
 
 
 def follow_restarts(work: Path) -> Path:
-    """The work folder in which a training continues when it did not fit as it was asked for, else its own."""
+    """Return the work folder in which a training continues when it did not fit as it was asked for, else its own."""
     path = work / REMEMBERED_FILE
     return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else work
 
@@ -145,7 +123,7 @@ def remember(job: TrainingJob, smaller: TrainingJob, error: TrainyardError, sett
 
 
 def noted(produced: Produced, job: TrainingJob, smaller: TrainingJob, folder: Path, settings: Settings) -> Produced:
-    """The result, with what was changed in its facts and in its `training.json`."""
+    """Return the result, with what was changed in its facts and in its `training.json`."""
     names = ("batch_size", "gradient_accumulation")
     before, after = job.config.hyperparameters, smaller.config.hyperparameters
     note = {"out_of_memory": {name: [getattr(before, name), getattr(after, name)] for name in names}}
@@ -172,7 +150,7 @@ def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
 
 
 def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: int) -> list[str]:
-    """What it takes now, and each single change that takes less, the greatest saving first."""
+    """Return what it takes now, and each single change that takes less, the greatest saving first."""
     hyper, now = config.hyperparameters, memory_of(shape, config, device).total
     changes: dict[str, dict[str, object]] = {
         **({"gradient_checkpointing: true": {"gradient_checkpointing": True}} if recomputes(config) else {}),

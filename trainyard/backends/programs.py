@@ -37,7 +37,7 @@ class ExternalProgram:
         return environments.probe(self.name, settings)
 
     def reasons(self, job: TrainingJob) -> list[Reason]:
-        """Every reason why the backend of a job cannot carry it out, but for what only its program can know."""
+        """Return every reason why the backend of a job cannot carry it out, but for what only its program can know."""
         reasons = backend_reasons(job.config, job.node or None)
         if job.adapter is not None and job.config.adapter == "continue" and not job.config.method.facts.adapter:
             because = f"Method {job.config.method} trains whole weights and cannot continue an adapter."
@@ -53,7 +53,7 @@ class ExternalProgram:
         """Its program reads `spec.json` alone."""
 
     def environment(self, job: TrainingJob) -> dict[str, str]:
-        """What the program needs in its environment next to ours."""
+        """Return what the program needs in its environment next to ours."""
         return launching.environment(job)
 
 

@@ -164,7 +164,7 @@ def divergence_of(job: TrainingJob, training: JsonMapping, work: Path) -> dict[s
 
 
 def count_starts(work: Path) -> int:
-    """How often this job was started since it was last finished."""
+    """Return how often this job was started since it was last finished."""
     path = work / EVENTS_FILE
     if not path.exists():
         return 0
@@ -190,7 +190,7 @@ def make_failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardE
 
 
 def rebuild_error(error: Mapping[str, object], work: Path) -> TrainyardError:
-    """The child's error as an exception of its own class, which names the log by its whole path."""
+    """Return the child's error as an exception of its own class, which names the log by its whole path."""
     do = str(error.get("do") or "").replace(LOG_FILE, str(work / LOG_FILE))
     return from_fields({**error, "do": do})
 

@@ -49,7 +49,7 @@ def make_panel(
 
 
 def judge_scorer(job: TrainingJob) -> JudgeScorer:
-    """The judges of a job. The HTTP client is loaded then: a bare machine with a card does not have it."""
+    """Return the judges of a job. The HTTP client is loaded then: a bare machine with a card does not have it."""
     from trainyard.serve.client.replies import JudgeServer  # brings an HTTP client
 
     keys = {

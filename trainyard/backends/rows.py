@@ -29,7 +29,7 @@ CHAT_FILE, TOKENS_FILE = "rows.jsonl", "tokens.jsonl"
 
 
 def port_of(job: TrainingJob) -> Port:
-    """The port that this job's rows come from. Raises `InvalidInput` (`E-DATA-EMPTY`)."""
+    """Return the port that this job's rows come from. Raises `InvalidInput` (`E-DATA-EMPTY`)."""
     stage = job.config.stage
     for port in (*stage.facts.ports, *stage.facts.instead):
         if port in job.data:
@@ -43,7 +43,7 @@ def port_of(job: TrainingJob) -> Port:
 
 
 def rows_of(job: TrainingJob) -> Iterable[Any]:
-    """Every row of the job, in the shape of its stage, the control applied. Read as they are asked for.
+    """Return every row of the job, in the shape of its stage, the control applied. Read as they are asked for.
 
     The split of those that are held out for evaluation is `evaluation`. Raises `InvalidInput` (`E-DATA-EMPTY`) where a
     share leaves none.
@@ -70,7 +70,7 @@ def rows_of(job: TrainingJob) -> Iterable[Any]:
 
 
 def evaluation_rows(job: TrainingJob) -> list[Any]:
-    """The rows that the job is evaluated on while it trains, at most `eval.max_rows`; empty without `eval`.
+    """Return the rows that the job is evaluated on while it trains, at most `eval.max_rows`; empty without `eval`.
 
     Raises `InvalidInput` (`E-DATA-EMPTY`) for a set that the data set does not have.
     """
@@ -89,7 +89,7 @@ def evaluation_rows(job: TrainingJob) -> list[Any]:
 
 
 def held_out_set(job: TrainingJob, name: str) -> Iterable[Any]:
-    """The rows of a held-out set that came with the data set."""
+    """Return the rows of a held-out set that came with the data set."""
     facts, port = job.config.stage.facts, port_of(job)
     path = Path(job.data[port]) / shapes.HELD_OUT_FOLDER / f"{name}.arrow"
     rows: list[Any] = list(shapes.read_rows(path, port)) if path.is_file() else []
@@ -104,7 +104,7 @@ def held_out_set(job: TrainingJob, name: str) -> Iterable[Any]:
 
 
 def plain_text(row: Any) -> Any:
-    """A document as the text that is learned from; any other row as it is."""
+    """Return a document as the text that is learned from; any other row as it is."""
     return shapes.TextRow(row.text, row.doc_id, row.source) if isinstance(row, shapes.DocumentRow) else row
 
 
@@ -116,7 +116,7 @@ def mixed_sets(job: TrainingJob) -> list[str]:
 
 
 def stage_rows(job: TrainingJob) -> Iterable[Any]:
-    """Every row of the job's data set, in the shape of its stage, the control applied."""
+    """Return every row of the job's data set, in the shape of its stage, the control applied."""
     facts, port = job.config.stage.facts, port_of(job)
     rows: Iterable[Any] = shapes.read_rows(Path(job.data[port]) / shapes.ROWS_FILE, port)
     if port in facts.instead:
@@ -166,7 +166,7 @@ def chat_lines(rows: Iterable[shapes.Row], counts: Counter[str]) -> Iterator[Jso
 
 
 def plain(row: shapes.Row) -> JsonObject:
-    """A row as the JSON that chat trainers read."""
+    """Return a row as the JSON that chat trainers read."""
     match row:
         case shapes.SftRow():
             return {"messages": turns(row.messages), **parse("tools", row.tools)}
@@ -191,5 +191,5 @@ def turns(messages: list[shapes.Message]) -> list[JsonObject]:
 
 
 def parse(name: str, text: str | None) -> dict[str, object]:
-    """A column of JSON under its name; nothing where it is empty."""
+    """Return a column of JSON under its name; nothing where it is empty."""
     return {name: json.loads(text)} if text else {}

@@ -49,7 +49,7 @@ INSTEAD: dict[JobState, str] = {
 
 
 def check_transition(state: JobState, to: JobState) -> JobState:
-    """The state after a move. Raises `Conflict` (`E-JOB-STATE`) if the move is not allowed."""
+    """Return the state after a move. Raises `Conflict` (`E-JOB-STATE`) if the move is not allowed."""
     if to not in MOVES[state]:
         allowed = ", ".join(sorted(MOVES[state])) or "nothing"
         raise Conflict(
@@ -73,12 +73,12 @@ class JobStatus(BaseModel):
     metrics: TrainingMetrics = TrainingMetrics()
 
     def to(self, state: JobState, reason: str = "") -> JobStatus:
-        """The status after a move of its state. Raises `Conflict` (`E-JOB-STATE`)."""
+        """Return the status after a move of its state. Raises `Conflict` (`E-JOB-STATE`)."""
         return self.model_copy(update={"state": check_transition(self.state, state), "reason": reason})
 
 
 def after(status: JobStatus, event: Event) -> JobStatus:
-    """The status after one event of the trainer. The end of a training is said by its exit, not by an event."""
+    """Return the status after one event of the trainer. The end of a training is said by its exit, not by an event."""
     name = event["event"]
     if name == "started" and status.state is PENDING:
         return status.to(RUNNING, STARTING)

@@ -104,6 +104,11 @@ def is_of_use(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(MISSING_KERNEL)
 
 
+def silence_missing_kernel() -> None:
+    """Leave the warning of the optional kernel out of the log of this process."""
+    logging.getLogger(BITSANDBYTES_CPU).addFilter(is_of_use)
+
+
 def orphaned(parent: int | None) -> bool:
     """Return whether the supervising parent is gone; False for a program that was started by hand (parent None)."""
     return parent is not None and os.getppid() != parent
@@ -210,7 +215,7 @@ def child_contract(folder: Path) -> Iterator[Events]:
     Writes `error.json` for every exception but `Stopped`; the traceback goes to stderr, which is the log file.
     """
     parent = tie_to_parent()
-    logging.getLogger(BITSANDBYTES_CPU).addFilter(is_of_use)
+    silence_missing_kernel()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     events = Events(folder / EVENTS_FILE, parent)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -46,7 +46,7 @@ class EventTail(LineTail):
         return events
 
     def read_all(self) -> Iterator[Event]:
-        """Every event that is complete by now, however many there are."""
+        """Yield every event that is complete by now, however many there are."""
         while events := self.read():
             yield from events
 
@@ -71,7 +71,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def parse(line: bytes) -> Event | None:
-    """The event of a line; None when it is not a JSON object with a text as its `event`."""
+    """Return the event of a line; None when it is not a JSON object with a text as its `event`."""
     try:
         event = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -69,7 +69,7 @@ def load() -> Any:
 
 
 def read_gpus() -> GpuReadings:
-    """A reading of every NVIDIA GPU through NVML; never raises."""
+    """Return a reading of every NVIDIA GPU through NVML; never raises."""
     pynvml = load()
     if pynvml is None:
         return GpuReadings(NO_DRIVER)
@@ -134,7 +134,7 @@ def read_amd_memory(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> 
 
 
 def read_properties(path: Path) -> dict[str, int]:
-    """The lines `name number` of a file of the kernel; {} where this process may not read it."""
+    """Return the lines `name number` of a file of the kernel; {} where this process may not read it."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -143,7 +143,7 @@ def read_properties(path: Path) -> dict[str, int]:
 
 
 def device_numbers() -> tuple[int, ...]:
-    """The devices that trainings of this process take turns on, in ascending order: GPUs by NVML's number, or 0.
+    """Return the devices that trainings of this process take turns on, in ascending order: GPUs by NVML's number, or 0.
 
     `CUDA_VISIBLE_DEVICES` leaves those that it names. Without a GPU the CPU is device 0;
     `TRAINYARD_SIMULATED_DEVICES` splits it into that many devices, whose trainings share the cores.
@@ -170,7 +170,7 @@ def device_memory(device: Device) -> int | None:
 
 
 def container_memory(path: Path = Path("/sys/fs/cgroup/memory.max")) -> int | None:
-    """The limit of the container that this process runs in; None without one (cgroup v2)."""
+    """Return the limit of the container that this process runs in; None without one (cgroup v2)."""
     text = path.read_text().strip() if path.is_file() else "max"
     return None if text == "max" else int(text)
 

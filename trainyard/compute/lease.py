@@ -77,17 +77,17 @@ class Holder:
 
 
 def slot_lock(settings: Settings, device: int) -> Path:
-    """The file of step 2."""
+    """Return the file of step 2."""
     return settings.services / f"slot-{device}.lock"
 
 
 def device_folder(settings: Settings) -> Path:
-    """The folder of the files of step 7."""
+    """Return the folder of the files of step 7."""
     return settings.services / "devices"
 
 
 def turn_lock(work: Path) -> Path:
-    """The file of step 1 of a training, by its work folder."""
+    """Return the file of step 1 of a training, by its work folder."""
     return work.with_suffix(".turn")
 
 

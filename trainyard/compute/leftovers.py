@@ -27,7 +27,7 @@ YOUNG_S = 600.0
 
 
 def temporary_folder(home: Path) -> Path:
-    """The folder for temporary files of a home's flows, made if it is not there: `home/tmp`, or a short one.
+    """Return the folder for temporary files of a home's flows, made if it is not there: `home/tmp`, or a short one.
 
     Below the machine's own folder it belongs to this user alone; one that somebody else made is not used.
     """
@@ -43,7 +43,7 @@ def temporary_folder(home: Path) -> Path:
 
 
 def unused_temporary(home: Path, *, young_s: float = YOUNG_S) -> list[Path]:
-    """The folders that killed flows of this home have left."""
+    """Return the folders that killed flows of this home have left."""
     folder, now = temporary_folder(home), time.time()
     folders = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_dir() and not path.is_symlink()]
     old = [path for path in folders if now - path.stat().st_mtime >= young_s]

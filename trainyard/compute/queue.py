@@ -43,7 +43,7 @@ class Waiter:
 
 
 def queue_folder(settings: Settings) -> Path:
-    """The folder of the tickets."""
+    """Return the folder of the tickets."""
     return settings.services / "queue"
 
 

@@ -82,7 +82,7 @@ class Service:
         return find_process(self.pid, self.create_time)
 
     def pids(self) -> frozenset[int]:
-        """The pids of the process and everything below it; empty when it has ended."""
+        """Return the pids of the process and everything below it; empty when it has ended."""
         process = self.process()
         with suppress(psutil.NoSuchProcess):
             if process is not None:
@@ -116,7 +116,7 @@ def record_path(settings: Settings, name: str) -> Path:
 
 
 def read_fields(path: Path, kind: type[Kept]) -> Kept | None:
-    """What `write_record` wrote; None without a readable file. Fields of other versions are ignored."""
+    """Return what `write_record` wrote; None without a readable file. Fields of other versions are ignored."""
     try:
         record, names = read_versioned("service", path.read_bytes(), path), {field.name for field in fields(kind)}
         return kind(**{name: value for name, value in record.items() if name in names})
@@ -125,7 +125,7 @@ def read_fields(path: Path, kind: type[Kept]) -> Kept | None:
 
 
 def read_record(path: Path) -> Service | None:
-    """A record, whether its process lives or not."""
+    """Return a record, whether its process lives or not."""
     return read_fields(path, Service)
 
 
@@ -139,7 +139,7 @@ def write_record(path: Path, value: DataclassInstance | None) -> None:
 
 
 def find_service(path: Path) -> Service | None:
-    """The service of a record if its process lives."""
+    """Return the service of a record if its process lives."""
     service = read_record(path)
     return service if service is not None and service.process() is not None else None
 
@@ -347,7 +347,7 @@ class SupervisedService:
                 write_record(self.record, Service(event["pid"], process_start(event["pid"]), url, port=self.port))
 
     def why_ended(self) -> str:
-        """The last line that it wrote, or how it was ended; empty while it runs, or where it was not started."""
+        """Return the last line that it wrote, or how it was ended; empty while it runs, or where it was not started."""
         if self.running is None or not self.running.done():
             return ""
         outcome = self.running.result()

@@ -73,7 +73,7 @@ def follow(
 
 
 def how_ended(code: int) -> str:
-    """The end of a program in words, from its exit code."""
+    """Return the end of a program in words, from its exit code."""
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

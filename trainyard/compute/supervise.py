@@ -11,6 +11,7 @@ The calling thread must live as long as the child: the kernel signals the child 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -29,6 +30,7 @@ from trainyard.callbacks import ignore
 from trainyard.compute import child
 from trainyard.compute.events import Event, EventTail
 from trainyard.compute.tail import read_end
+from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
 from trainyard.json_types import JsonObject
 
@@ -41,6 +43,14 @@ LOG_HEADER = "# Trainyard run "
 NO_BARS = {"TQDM_DISABLE": "1"}
 """A child writes into a file, where the progress bars of libraries would be hundreds of useless lines."""
 VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
+MEMORY_CODES = frozenset({"E-DEVICE-MEMORY", "E-MEMORY"})
+"""Codes of errors for want of memory."""
+MEMORY_TEXTS = re.compile(
+    r"out of memory|OutOfMemoryError|can't allocate memory|cannot allocate memory|not enough memory|std::bad_alloc"
+    r"|MemoryError|ALLOC_FAILED|Insufficient Memory|failed to allocate|unable to allocate",
+    re.IGNORECASE,
+)
+"""What torch (CUDA, HIP and CPU), cuBLAS, NumPy, the C++ runtime, Metal and ggml say."""
 
 
 class DesiredState(StrEnum):
@@ -183,7 +193,7 @@ def supervise(
 
 
 def kernel_kills(files: tuple[Path, ...] = (VMSTAT, CGROUP_EVENTS)) -> int:
-    """How often the kernel killed a process for memory since it started: its counter, and that of our cgroup."""
+    """Return how often the kernel killed a process for memory since it started: its counter, and that of our cgroup."""
     lines = [line.split() for path in files if path.is_file() for line in path.read_text().splitlines()]
     return sum(int(fields[1]) for fields in lines if fields[:1] == ["oom_kill"])
 
@@ -261,16 +271,30 @@ def plain_error(code: str, message: str, why: str) -> dict[str, object]:
 
 
 def last_log_line(folder: Path) -> str:
-    """The last line that is not empty of the child's log, at most 500 characters."""
+    """Return the last line that is not empty of the child's log, at most 500 characters."""
     return last_line(folder / child.LOG_FILE)
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not empty, at most 500 characters; "" where there is none."""
+    """Return the last line of a log that is not empty, at most 500 characters; "" where there is none."""
     lines = [line for line in read_tail(log).strip().splitlines() if not line.startswith(LOG_HEADER)]
     return lines[-1][:500] if lines else ""
 
 
 def read_tail(log: Path) -> str:
-    """The end of a log; "" where there is none."""
+    """Return the end of a log; "" where there is none."""
     return read_end(log, TAIL_BYTES)[0].decode("utf-8", "replace")
+
+
+def ran_out_of_memory(error: TrainyardError, log: str, *, killed_by_kernel: bool) -> bool:
+    """Whether a training ended for want of memory.
+
+    SIGKILL alone proves nothing, an operator may have sent it: it counts when the kernel says that it killed somebody
+    for memory in that time. `log` is the end of the child's log.
+    """
+    if error.code in MEMORY_CODES:
+        return True
+    if error.code == "E-KILLED":
+        return killed_by_kernel and "SIGKILL" in error.what
+    external = error.code in ("E-CRASH", "E-PROGRAM", "E-FAILED")
+    return external and bool(MEMORY_TEXTS.search(f"{error.what} {error.why} {log}"))

@@ -67,7 +67,7 @@ class BucketReading:
         return frozenset(example.digest for example in self.tuples)
 
     def new_since(self, trained: frozenset[str]) -> int:
-        """How many tuples no completed training has had."""
+        """Return how many tuples no completed training has had."""
         return sum(example.digest not in trained for example in self.tuples)
 
 
@@ -123,7 +123,7 @@ class Corpora:
             self.files.append(path, b"\n")
 
     def read(self, bucket: str, method: str) -> BucketReading:
-        """Every valid tuple once, in the order of the file; a missing file is an empty bucket."""
+        """Return every valid tuple once, in the order of the file; a missing file is an empty bucket."""
         path = self.file(bucket)
         if not self.files.exists(path):
             return BucketReading(())
@@ -169,7 +169,7 @@ class Corpora:
         return self.root / "snapshots" / bucket / f"{sha256}.jsonl"
 
     def bytes_of(self, bucket: str, sha256: str) -> bytes:
-        """A snapshot's bytes, verified. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
+        """Return a snapshot's bytes, verified. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
         path = self.snapshot_file(bucket, sha256)
         if not self.files.exists(path):
             raise NotFound(
@@ -180,7 +180,7 @@ class Corpora:
         return verified(path, self.files.read(path), sha256)
 
     def open(self, bucket: str, method: str, sha256: str) -> list[CorpusTuple]:
-        """The tuples of a snapshot."""
+        """Return the tuples of a snapshot."""
         return [checked(entry) for _, entry in self.numbered_tuples(self.bytes_of(bucket, sha256), method)]
 
 
@@ -207,7 +207,7 @@ def checked(entry: CorpusTuple | str, where: str = "") -> CorpusTuple:
 
 
 def tuple_of(value: object, method: str) -> CorpusTuple:
-    """A value in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
+    """Return a value in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
     return with_digest(spell(value, method))
 
 
@@ -215,7 +215,7 @@ def tuple_of(value: object, method: str) -> CorpusTuple:
 
 
 def rows_of(tuples: Iterable[CorpusTuple], method: str, most_chars: int = MOST_CHARS) -> Iterator[Row]:
-    """The tuples as rows that a trainer reads."""
+    """Yield the tuples as rows that a trainer reads."""
     for example in tuples:
         yield sft_row(example, most_chars) if method == "sft" else preference_row(example)
 
@@ -236,7 +236,7 @@ def sft_row(example: CorpusTuple, most_chars: int = MOST_CHARS) -> SftRow:
 
 
 def cut(diff: str, most_chars: int) -> str:
-    """The first whole lines of a diff that fit, and a mark that there was more."""
+    """Return the first whole lines of a diff that fit, and a mark that there was more."""
     if len(diff) <= most_chars:
         return diff
     head = diff[:most_chars]

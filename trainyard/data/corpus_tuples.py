@@ -27,7 +27,7 @@ def bad(why: str) -> InvalidInput:
 
 
 def spell(value: object, method: str) -> Value:
-    """A tuple in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
+    """Return a tuple in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
     if not isinstance(value, Mapping):
         raise bad("it is not a JSON object")
     return engineering(value) if method == "sft" else apprenticeship(value)

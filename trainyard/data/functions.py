@@ -59,7 +59,7 @@ class FunctionKind:
         return target
 
     def source_of(self, name: str, module: str) -> Path:
-        """The file of a module. Raises `InvalidInput` (`code`) if there is none."""
+        """Return the file of a module. Raises `InvalidInput` (`code`) if there is none."""
         if module.endswith(".py"):
             path = Path(module).expanduser()
         else:

@@ -39,7 +39,7 @@ KANA_SHARE = 0.1
 
 
 def detect_language(text: str) -> str:
-    """One of the six codes, or `NEUTRAL`. Text without any evidence is English if it is plain ASCII."""
+    """Return one of the six codes, or `NEUTRAL`. Text without any evidence is English if it is plain ASCII."""
     letters, kana, han = (len(pattern.findall(text)) for pattern in (LETTER, KANA, HAN))
     if kana + han > ASIAN_SHARE * letters:
         return JAPANESE if kana > KANA_SHARE * (kana + han) else CHINESE
@@ -60,6 +60,6 @@ def stop_words_of(words: Counter[str]) -> tuple[str, int]:
 
 
 def written_in(text: str) -> str:
-    """The key of `STOP_WORDS` that fits a text best, or `NEUTRAL` for one without any stop word."""
+    """Return the key of `STOP_WORDS` that fits a text best, or `NEUTRAL` for one without any stop word."""
     best, score = stop_words_of(Counter(word.lower() for word in LATIN_WORD.findall(text)))
     return best if score else NEUTRAL

@@ -45,7 +45,7 @@ class Share:
 
 
 def share_rows(mix: Mixture, available: Mapping[str, int]) -> list[Share]:
-    """How many rows each set gives.
+    """Return how many rows each set gives.
 
     With `exhausted: stop` all sets keep their proportion, and the mixture ends where the first set has no more rows.
     With `continue` such a set gives all it has, and the others share the rest by their weights.
@@ -121,12 +121,12 @@ def write_mixture(mix: Mixture, folders: Mapping[str, Path], port: Port, target:
 
 
 def open_rows(path: Path) -> pa.Table:
-    """The rows of a file, mapped into memory and not copied."""
+    """Return the rows of a file, mapped into memory and not copied."""
     return ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 def select_batches(table: pa.Table, indices: np.ndarray, turns: np.ndarray, names: Sequence[str]) -> Iterator[pa.Table]:
-    """The chosen rows, with the name of their set in front of their source."""
+    """Yield the chosen rows, with the name of their set in front of their source."""
     set_names = pa.array(names, pa.string())
     column = table.schema.get_field_index("source")
     for first in range(0, len(indices), BATCH_ROWS):

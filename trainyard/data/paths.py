@@ -41,14 +41,14 @@ WHERE_RELATIVE = (
 
 
 def suffix_of(name: str) -> str:
-    """The extension that says the type, looking through `.gz`."""
+    """Return the extension that says the type, looking through `.gz`."""
     path = PurePosixPath(name.lower())
     return PurePosixPath(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 @lru_cache(64)
 def real_root(root: Path) -> Path:
-    """A data root without links; the same for every file of a set."""
+    """Return a data root without links; the same for every file of a set."""
     return root.resolve()
 
 
@@ -84,7 +84,7 @@ def why_closed(path: Path) -> str:
 
 
 def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "config.path") -> Path:
-    """The real path of `path`, which lies inside one of `roots`.
+    """Return the real path of `path`, which lies inside one of `roots`.
 
     A relative path is looked up in each root in turn; the first that exists wins. Raises `Refused` (`R-PATH-ROOT`)
     for a path that leaves its root, whether or not it exists there, and `NotFound` (`E-DATA-NOT-FOUND`).
@@ -116,7 +116,7 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
 
 
 def quote_path(text: str) -> str:
-    """A path for a message, no longer than a line."""
+    """Return a path for a message, no longer than a line."""
     return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…")
 
 

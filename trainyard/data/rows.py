@@ -49,7 +49,7 @@ class Message(msgspec.Struct, gc=False, omit_defaults=True):
 
     @property
     def extras(self) -> JsonObject:
-        """What the turn has in addition to its text and calls, by name."""
+        """Return what the turn has in addition to its text and calls, by name."""
         return msgspec.json.decode(self.more) if self.more else {}
 
     @property
@@ -120,7 +120,7 @@ class TextRow(msgspec.Struct, gc=False):
 
 
 def chosen_side(row: PreferenceRow) -> SftRow:
-    """A preference row as a row to imitate: its prompt with the better answer."""
+    """Return a preference row as a row to imitate: its prompt with the better answer."""
     return SftRow([*row.prompt, *row.chosen], row.doc_id, row.source, row.split, "", row.tools)
 
 
@@ -144,7 +144,7 @@ SCHEMAS: dict[Port, pa.Schema] = {
 
 
 def to_batch(rows: list[Row], port: Port) -> pa.RecordBatch:
-    """One Arrow batch of rows that all have the port's shape.
+    """Return one Arrow batch of rows that all have the port's shape.
 
     Built column by column from flat lists and offsets: about 1 µs a row, where `RecordBatch.from_pylist` over the same
     rows as dicts takes 10.
@@ -163,7 +163,7 @@ def to_batch(rows: list[Row], port: Port) -> pa.RecordBatch:
 
 
 def join_turns(offsets: Sequence[int] | np.ndarray, fields: list[pa.Array]) -> pa.ListArray:
-    """One column of the fields of all turns, cut at the offsets."""
+    """Return one column of the fields of all turns, cut at the offsets."""
     flat = pa.StructArray.from_arrays(fields, fields=list(MESSAGE))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, type=MESSAGES)
 
@@ -188,7 +188,7 @@ def count_rows(path: Path) -> int | None:
 
 
 def read_rows(path: Path, port: Port) -> Iterator[Row]:
-    """The rows of an Arrow IPC file, batch by batch, memory-mapped."""
+    """Yield the rows of an Arrow IPC file, batch by batch, memory-mapped."""
     with pa.memory_map(str(path)) as source, ipc.open_file(source) as reader:
         for index in range(reader.num_record_batches):
             for value in reader.get_batch(index).to_pylist():

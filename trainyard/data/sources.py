@@ -187,7 +187,7 @@ class SetReading:
 
     @property
     def data_format(self) -> DataFormat:
-        """The format; a set that is named by a port of texts or documents has it unsaid."""
+        """Return the format; a set that is named by a port of texts or documents has it unsaid."""
         named = self.source.format is DataFormat.AUTO and self.named in AS_NAMED
         return AS_NAMED[self.named] if named and self.named is not None else self.source.format
 

@@ -60,12 +60,12 @@ def raise_exception(message: str) -> NoReturn:
 
 
 def plain_dict(*items: Any, **more: Any) -> dict[Any, Any]:
-    """The global `dict` as a function: the type itself would bring its methods along."""
+    """Return the global `dict` as a function: the type itself would bring its methods along."""
     return dict(*items, **more)
 
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """The sandbox with the names that transformers offers to templates."""
+    """Return the sandbox with the names that transformers offers to templates."""
     sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )

@@ -13,12 +13,14 @@ working file is read once more and every row is written where its fate says:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import ipc
 
 from trainyard.data.mixing import count_by_set
@@ -50,6 +52,10 @@ DESTINATIONS = {
     RowStatus.UNSEEN_DOCUMENTS: (UNSEEN_DOCUMENTS, f"{HELD_OUT_FOLDER}/{UNSEEN_DOCUMENTS}.arrow"),
     RowStatus.UNSEEN_WORDING: (UNSEEN_WORDING, f"{HELD_OUT_FOLDER}/{UNSEEN_WORDING}.arrow"),
 }
+MOST_NAMED = 5
+"""Held-out documents whose names are kept."""
+LINE = re.compile(r":\d+$")
+"""End of the source of a row that is a line of a file."""
 Report = Callable[[float, str], None]
 
 
@@ -116,7 +122,7 @@ def validate(
             report(0.7 + 0.05 * index, f"{name.replace('_', ' ')} among {len(survivors)} rows")
             step(survivors, sieve)
         report(0.9, "writing")
-        mixture = write(survivors, sieve.ledger, out, tuple(source.facts.get("mixture") or ()))
+        written = write(survivors, sieve.ledger, out, tuple(source.facts.get("mixture") or ()))
     finally:
         (out / WORK_FILE).unlink(missing_ok=True)
         if sieve.row_validator is not None:
@@ -127,7 +133,7 @@ def validate(
     engine, file_format = source.facts.get("engine"), source.facts.get("format") or "rows"
     facts = {
         **summary(survivors, sieve),
-        **mixture,
+        **written,
         "gold": f"synthetic ({engine})" if engine else f"file ({file_format})",
     }
     write_json_durably(out / REPORT_FILE, {**facts, "config": config.model_dump(mode="json")})
@@ -137,7 +143,7 @@ def validate(
 
 
 def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> KeptRows:
-    """Every block through the row steps; what is left goes to the working file."""
+    """Return every block through the row steps; what is left goes to the working file."""
     entries, ledger = Entries(), sieve.ledger
     with ipc.new_file(work, work_schema(sieve.port)) as writer:
         for block in read_blocks(source.path / ROWS_FILE, sieve.port):
@@ -154,10 +160,12 @@ def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> Kep
 
 
 def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str] = ()) -> JsonObject:
-    """Every row of the working file to where its fate says, and the dropped ones to quarantine.
+    """Return every row of the working file to where its fate says, and the dropped ones to quarantine.
 
-    Returns the rows and tokens for training of each set of a mixture, which `names` lists.
+    Returns the rows and tokens for training of each set of a mixture, which `names` lists, and the first documents
+    that are held out, by their names.
     """
+    unseen: dict[str, None] = {}
     counts = {name: {"rows": 0, "tokens": 0} for name in names}
     with ExitStack() as files:
         writers: dict[RowStatus, ipc.RecordBatchFileWriter] = {}
@@ -181,12 +189,15 @@ def write(survivors: KeptRows, ledger: RowLedger, out: Path, names: Sequence[str
                         counts[name]["tokens"] += int(survivors.tokens[entries[in_set & mask]].sum())
                 else:
                     ledger.heldout[split] = ledger.heldout.get(split, 0) + rows
+                if fate is RowStatus.UNSEEN_DOCUMENTS and len(unseen) < MOST_NAMED:
+                    sources = pc.unique(block.column("source").filter(pa.array(mask))).to_pylist()
+                    unseen |= dict.fromkeys(source for source in sources if source and not LINE.search(source))
             dropped = np.flatnonzero(fates >= RowStatus.NEAR_DUPLICATE)
             if len(dropped):
                 reasons = [RowStatus(fate).reason for fate in fates[dropped].tolist()]
                 details = {row: survivors.detail(int(entries[row])) for row in dropped.tolist()}
                 ledger.quarantine_rows(block, dropped, reasons, details.__getitem__)
-    return {"mixture": counts} if counts else {}
+    return ({"mixture": counts} if counts else {}) | ({"unseen_names": list(unseen)[:MOST_NAMED]} if unseen else {})
 
 
 def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, object]:
@@ -216,7 +227,7 @@ def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, object]:
 
 
 def nothing_kept(ledger: RowLedger) -> InvalidInput:
-    """The error for a set of which no row is left."""
+    """Return the error for a set of which no row is left."""
     if not ledger.read:
         return InvalidInput(
             "The set that reached the validator has no rows.",

@@ -41,7 +41,7 @@ class Case:
     """JSON text of the tool schemas that the prompt shows."""
 
     def question(self) -> str:
-        """The last user turn, for tables and samples."""
+        """Return the last user turn, for tables and samples."""
         questions = [str(turn.get("content") or "") for turn in self.prompt if turn.get("role") == "user"]
         return questions[-1] if questions else (self.text or "")[:200]
 
@@ -72,7 +72,7 @@ class ScoredModel(Protocol):
 
     @property
     def reference(self) -> ScoredModel:
-        """The base model without any adapter."""
+        """Return the base model without any adapter."""
 
     def answers(self, cases: Sequence[tuple[Case, Turn]]) -> list[AnswerScore | None]:
         """Score a given assistant turn after each case's prompt, rendered with the chat template."""
@@ -96,4 +96,4 @@ class RewardScorer(Protocol):
     """A reward model under evaluation."""
 
     def rewards(self, cases: Sequence[tuple[Case, Turn]]) -> list[Value]:
-        """The score of each answer after its prompt, higher for a better one."""
+        """Return the score of each answer after its prompt, higher for a better one."""

@@ -21,7 +21,7 @@ Point = tuple[float, float]
 
 
 def loss_curves(training: Mapping[str, JsonMapping]) -> str:
-    """The SVG text; `training` maps a name to facts with `losses: [[step, loss, learning rate], …]`."""
+    """Return the SVG text; `training` maps a name to facts with `losses: [[step, loss, learning rate], …]`."""
     curves = {name: points(facts.get("losses", ())) for name, facts in training.items()}
     curves = {name: curve for name, curve in curves.items() if curve}
     body = drawing(curves) if curves else f'<text x="{WIDTH // 2}" y="{HEIGHT // 2}">no losses were recorded</text>'
@@ -45,7 +45,7 @@ def points(losses: Sequence[Sequence[float]]) -> list[Point]:
 
 
 def describe(curves: Mapping[str, list[Point]]) -> str:
-    """What the picture shows, in words."""
+    """Return what the picture shows, in words."""
     sentences = [
         f"{name}: from {curve[0][1]:.3f} to {curve[-1][1]:.3f} in {curve[-1][0]:.0f} steps"
         for name, curve in curves.items()

@@ -83,7 +83,7 @@ def choose_primary(labels: Sequence[str], name: str | None) -> str:
 def judge(
     measured: Sequence[Measured], primary: str, confidence: float, *, few_rows: Sequence[str] = (), live: str = ""
 ) -> GateVerdict:
-    """The verdict over all benchmarks. `few_rows` says where rows are missing, `live` names what is live."""
+    """Return the verdict over all benchmarks. `few_rows` says where rows are missing, `live` names what is live."""
     reasons: list[str] = []
     few = list(few_rows)
     passed: list[str] = []

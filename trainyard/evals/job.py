@@ -79,7 +79,7 @@ def job_from_inputs(
     live: Path | None = None,
     live_sha256: str = "",
 ) -> EvaluationJob:
-    """The job of an evaluator node from its inputs, nearest first; `live` is the adapter deployed now, if any.
+    """Return the job of an evaluator node from its inputs, nearest first; `live` is the adapter deployed now, if any.
 
     An adapter that was trained with a `control` becomes the control, the nearest other one the candidate. Raises
     `InvalidInput` (`E-BENCHMARK`) when there is none.
@@ -171,13 +171,13 @@ def version_name(live: Path) -> str:
 
 
 def training_facts(folder: Path) -> JsonObject:
-    """The trainer's `training.json`; empty when the folder has none."""
+    """Return the trainer's `training.json`; empty when the folder has none."""
     path = folder / TRAINING_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def heldout_sets(inputs: Mapping[Port, Sequence[Reference]]) -> tuple[HeldOutSet, ...]:
-    """Every held-out file of the nearest data input of each port, the deciding set first.
+    """Return every held-out file of the nearest data input of each port, the deciding set first.
 
     The training rows themselves (`rows.arrow`) are never taken: what training saw proves nothing.
     """
@@ -205,7 +205,7 @@ def gold_origin(reference: Reference) -> str:
 
 
 def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
-    """The benchmarks to run, each with its set named.
+    """Return the benchmarks to run, each with its set named.
 
     A listed benchmark without a set and a path runs on every held-out set. Without a list: the accuracy of a reward
     model on pairs; of others the pairwise reward accuracy of preference sets, loss and token accuracy of the other
@@ -234,7 +234,7 @@ def quote_lines(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
 
 
 def by_default(name: str, tolerance: float | None, chosen_set: SetName | None = None) -> BenchmarkSpec:
-    """A benchmark that was not listed, with the margins of its row, or with the config's tolerance instead."""
+    """Return a benchmark that was not listed, with the margins of its row, or with the config's tolerance instead."""
     row = benchmark(name)
     relative = row.default_relative_margin if tolerance is None else tolerance
     return BenchmarkSpec(name=name, set=chosen_set, margin=row.default_margin, relative_margin=relative)

@@ -49,7 +49,7 @@ class Judge:
     last: TrainyardError | None = None
 
     async def ask(self, row: str, messages: list[dict[str, str]], schema: JsonObject) -> Any:
-        """The reply's JSON; None for a call that failed, which is entered under its reason."""
+        """Return the reply's JSON; None for a call that failed, which is entered under its reason."""
         self.calls += 1
         settings = self.settings
         text = ""
@@ -81,7 +81,7 @@ class Judge:
         return PairVerdict(straight, turned.swapped if turned is not None else None)
 
     async def score(self, case: Case, answer: str) -> float | None:
-        """The score of one answer by the rubric."""
+        """Return the score of one answer by the rubric."""
         messages = judged.rubric_messages(case, answer, self.settings.rubric or "")
         reply = await self.ask(case.id, messages, judged.RUBRIC_SCHEMA)
         return None if reply is None else float(reply["score"])
@@ -105,7 +105,7 @@ class Judge:
 def judge_scores(
     job: EvaluationJob, scores: JsonMapping, cases: Mapping[str, Sequence[Case]], folder: Path, settings: Settings
 ) -> dict[str, object]:
-    """The child's scores with the judged lines judged. `cases` are those of each judged line, by its label.
+    """Return the child's scores with the judged lines judged. `cases` are those of each judged line, by its label.
 
     Failed calls are written to `folder`. Raises `Unavailable` when the judge fails for half of its calls, and
     `TrainyardError` (`E-BENCHMARK`) when no verdict is left.
@@ -146,7 +146,7 @@ async def judge_line(
 
 
 def open_client(judge: JudgeSettings, settings: Settings) -> ChatClient:
-    """The judge's client: at its endpoint with the key of it, or at an address without a key."""
+    """Return the judge's client: at its endpoint with the key of it, or at an address without a key."""
     address, model, key = judge.base_url, judge.model, None
     if judge.endpoint is not None:
         endpoint = settings.endpoint(judge.endpoint)
@@ -171,7 +171,7 @@ async def gather(judge: Judge, work: Callable[[int], Awaitable[Any]], count: int
 async def judge_pairs(
     judge: Judge, job: EvaluationJob, line: JsonMapping, cases: Sequence[Case]
 ) -> tuple[dict[str, list[float | None]], JsonObject]:
-    """What each participant wins against the baseline, and what is known of the judge."""
+    """Return what each participant wins against the baseline, and what is known of the judge."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
     shares: dict[str, list[float | None]] = {"baseline": [0.5] * len(cases)}
     verdicts: list[PairVerdict] = []
@@ -219,7 +219,7 @@ def measure_bias(
 async def measure_agreement(
     judge: Judge, job: EvaluationJob, line: JsonMapping, cases: Sequence[Case]
 ) -> dict[str, object]:
-    """How often the judge prefers what the rows' labels prefer; nothing without labels."""
+    """Return how often the judge prefers what the rows' labels prefer; nothing without labels."""
     labelled = [(at, case) for at, case in enumerate(cases) if case.answer is not None and case.rejected is not None]
     if not labelled:
         return {}
@@ -246,7 +246,7 @@ def text_of(turn: JsonMapping | None) -> str:
 
 
 async def judge_rubric(judge: Judge, line: JsonMapping, cases: Sequence[Case]) -> dict[str, list[float | None]]:
-    """The score of each participant's answers."""
+    """Return the score of each participant's answers."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
     return {
         role: await gather(judge, partial(judge_by_rubric, judge, cases, texts), len(cases))

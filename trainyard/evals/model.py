@@ -69,7 +69,7 @@ class HuggingFaceModel:
         return self.base or self
 
     def network(self) -> AbstractContextManager[Any]:
-        """The network with exactly this participant's adapter switched on."""
+        """Return the network with exactly this participant's adapter switched on."""
         return using_adapter(self.model, self.adapter)
 
     @cached_property
@@ -212,7 +212,7 @@ def score_batch(network: Any, batch: list[Tokens]) -> list[AnswerScore]:
 
 
 def load_participants(job: EvaluationJob) -> dict[str, HuggingFaceModel]:
-    """Every participant, ready to be scored, under `baseline`, `candidate`, `control` and `live`.
+    """Return every participant, ready to be scored, under `baseline`, `candidate`, `control` and `live`.
 
     All are prompted with the candidate's tokenizer and chat template, which are what it will be served with.
     """
@@ -239,7 +239,7 @@ def one_participant(participant: Participant, role: str, base: HuggingFaceModel,
 
 
 def attach(network: Any, participant: Participant, role: str) -> Any:
-    """The network with one more adapter, named after its role."""
+    """Return the network with one more adapter, named after its role."""
     folder = Path(participant.path or "")
     check_adapter_folder(folder, [module for module, _ in network.named_modules()])
     weights = base_digests(network)
@@ -265,7 +265,7 @@ def load_network(path: str, device: str) -> object:
 
 
 def load_tokenizer(job: EvaluationJob) -> PreTrainedTokenizerBase:
-    """The candidate's own tokenizer where it has one, else the base's."""
+    """Return the candidate's own tokenizer where it has one, else the base's."""
     folders = [Path(job.candidate.path or "") / TOKENIZER_FOLDER, Path(job.candidate.path or "")]
     folder = next((str(path) for path in folders if (path / "tokenizer_config.json").is_file()), job.base_path)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

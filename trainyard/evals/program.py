@@ -52,7 +52,7 @@ def main(folder: Path, events: Events) -> None:
 
 
 def score_line(line: BenchmarkSpec, cases: list[Case], participants: JsonMapping, job: EvaluationJob) -> JsonObject:
-    """One benchmark on one set: each participant's value per row, and what was left out, counted."""
+    """Return one benchmark on one set: each participant's value per row, and what was left out, counted."""
     score = benchmark(line.name).score
     if score is None:
         return answered_line(line, cases, participants, job)
@@ -88,7 +88,7 @@ def count_refusals(cases: Sequence[Case], participants: JsonMapping) -> dict[str
 
 
 def nothing_scored(line: BenchmarkSpec, rows: int, refused: Mapping[str, int], context: int) -> TrainyardError:
-    """The error of a benchmark that no row can be scored on."""
+    """Return the error of a benchmark that no row can be scored on."""
     long = rows - sum(refused.values())
     why = [f"{long} of {rows} rows do not fit {context} tokens of context."] if long else []
     why += [f"The chat template refuses {count} of {rows} rows: {message}" for message, count in refused.items()]
@@ -141,7 +141,7 @@ def refuse_non_finite(role: str, name: str, cases: Sequence[Case], values: Seque
 def answer_samples(
     lines: list[tuple[BenchmarkSpec, list[Case]]], participants: dict[str, HuggingFaceModel], job: EvaluationJob
 ) -> list[dict[str, str]]:
-    """A few prompts of the first set with prompts, answered by baseline and candidate (greedy)."""
+    """Return a few prompts of the first set with prompts, answered by baseline and candidate (greedy)."""
     cases = next((cases for _, cases in lines if any(case.prompt for case in cases)), [])
     prompts = [case for case in cases if case.prompt][: job.config.samples]
     answers = {role: participants[role].generate(prompts, SAMPLE_TOKENS) for role in ("baseline", "candidate")}

@@ -54,7 +54,7 @@ def build_report(job: EvaluationJob, scores: JsonMapping) -> Report:
 
 
 def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, object]], primary: str) -> list[str]:
-    """What makes the verdict rest on little: few rows to train on, few rows in the primary benchmark."""
+    """Return what makes the verdict rest on little: few rows to train on, few rows in the primary benchmark."""
     return few_rows(*counted_rows(job, lines, primary))
 
 
@@ -135,20 +135,21 @@ LIKE_CONTROL = {
 
 
 def control_of(job: EvaluationJob) -> str | None:
-    """The kind of the control; None without one."""
+    """Return the kind of the control; None without one."""
     control = job.control
     return training_facts(Path(control.path)).get("control") if control is not None and control.path else None
 
 
 def missing_control(job: EvaluationJob) -> list[str]:
-    """A note where thoughts that were trained with a curriculum have no control with the same one."""
+    """Return a note where thoughts that were trained with a curriculum have no control with the same one."""
     trained = training_facts(Path(job.candidate.path)) if job.candidate.path else {}
     latent = (trained.get("stage_settings") or {}).get("latent") or {}
     if latent.get("type") != Latent.COCONUT.value or not latent.get("feedback") or control_of(job) == "pauses":
         return []
     return [
-        "The candidate was trained with technique coconut, and no control with the same curriculum was: what it gained "
-        "may come from the curriculum and not from its thoughts. A second trainer with `control: pauses` shows it."
+        "The candidate was trained with technique coconut, and no control with the same curriculum was: what it "
+        "gained may come from the curriculum and not from its thoughts. A second trainer with `control: pauses` "
+        "shows it."
     ]
 
 
@@ -171,7 +172,7 @@ def notes(lines: Sequence[JsonMapping], primary: str, control: str | None) -> li
 
 
 def skipped_note(line: JsonMapping) -> str:
-    """The rows of a line that were left out, with the chat template's words; empty if all were scored."""
+    """Return the rows of a line that were left out, with the chat template's words; empty if all were scored."""
     refused = line["refused"]
     count = sum(refused.values())
     long = 0 if "judge" in line else line["skipped"] - count
@@ -206,7 +207,7 @@ def share_text(interval: Mapping[str, object]) -> str:
 
 
 def training_summary(job: EvaluationJob) -> dict[str, object]:
-    """What the trainers wrote about candidate and control: token ledger, losses and how they were trained."""
+    """Return what the trainers wrote about candidate and control: token ledger, losses and how they were trained."""
     keys = (
         "stage",
         "method",
@@ -236,8 +237,8 @@ def markdown(report: JsonMapping) -> str:
     """The report as a page: verdict first, then tables, samples, training and the origin of the right answers."""
     verdict = report["gate"]
     intro = (
-        f"Candidate: adapter `{report['adapter_sha256'][:12] or 'unnamed'}` on `{report['base_model']}`. "
-        f"Baseline: {report['baseline']}. Primary metric: `{report['primary']}`."
+        f"Candidate: adapter `{report['adapter_sha256'][:12] or 'unnamed'}` on `{report['base_model']}`. Baseline: "
+        f"{report['baseline']}. Primary metric: `{report['primary']}`."
         + (f" Live: `{report['live']}`." if report["live"] else "")
     )
     reading = (
@@ -311,7 +312,7 @@ def cell(text: str) -> str:
 
 
 def training_table(training: Mapping[str, JsonMapping]) -> str:
-    """The token ledger and the losses, one column per trained adapter."""
+    """Return the token ledger and the losses, one column per trained adapter."""
     keys = ["stage", "method", "backend", "steps", "loss_at_start", "loss_at_end", "seconds"]
     training = {name: {**facts, **evaluated(facts), **rolled_out(facts)} for name, facts in training.items()}
     more = (*EVALUATED, *DRAWN.values())
@@ -330,7 +331,7 @@ EVALUATED = ("best held-out loss", "at step", "weights of step")
 
 
 def evaluated(facts: JsonMapping) -> JsonObject:
-    """What a trainer measured on held-out rows while it trained; empty where it did not."""
+    """Return what a trainer measured on held-out rows while it trained; empty where it did not."""
     evaluation = facts.get("evaluation") or {}
     best = evaluation.get("best") or {}
     return dict(zip(EVALUATED, (best.get("loss"), best.get("step"), evaluation.get("result_step")), strict=True))
@@ -347,7 +348,7 @@ DRAWN = {
 
 
 def rolled_out(facts: JsonMapping) -> JsonObject:
-    """What a trainer has learned from the rewards of its completions; empty where it drew none."""
+    """Return what a trainer has learned from the rewards of its completions; empty where it drew none."""
     rollouts = facts.get("rollouts") or {}
     return {row: rollouts[end].get(name) for (end, name), row in DRAWN.items() if end in rollouts}
 
@@ -364,7 +365,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def headline(report: Report) -> dict[str, object]:
-    """The few facts that travel with the reference: for the plan table, the demo and the deployer."""
+    """Return the few facts that travel with the reference: for the plan table, the demo and the deployer."""
     keys = ("baseline", "candidate", "control", "live", "improvement", "vs_control", "vs_live")
     sets = {line_label(line): {key: line[key] for key in keys} for line in report["benchmarks"]}
     return {

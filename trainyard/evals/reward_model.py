@@ -70,7 +70,7 @@ class RewardModel:
 
 
 def load_reward_participants(job: EvaluationJob) -> dict[str, Chance | RewardModel]:
-    """Every participant under `baseline`, `candidate` and `control`; the baseline is chance."""
+    """Return every participant under `baseline`, `candidate` and `control`; the baseline is chance."""
     device, tokenizer = pick_device(job.device), load_tokenizer(job)
     participants = {"candidate": job.candidate, "control": job.control}
     models = {
@@ -82,7 +82,7 @@ def load_reward_participants(job: EvaluationJob) -> dict[str, Chance | RewardMod
 
 
 def load_scorer(job: EvaluationJob, participant: Participant, device: str) -> object:
-    """A model with one score a row: a whole one, or the base with the adapter."""
+    """Return a model with one score a row: a whole one, or the base with the adapter."""
     folder = participant.path or ""
     source = ScorerSource(folder) if participant.kind == "model" else ScorerSource(job.base_path, folder)
     return load_reward_model(source, device, job.seed)

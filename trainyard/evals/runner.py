@@ -79,7 +79,7 @@ def check(job: EvaluationJob) -> None:
 
 
 def judged_cases(job: EvaluationJob) -> dict[str, list[Case]]:
-    """The cases of each benchmark that a judge scores, by its label."""
+    """Return the cases of each benchmark that a judge scores, by its label."""
     return {label(line): cases_of(line, job) for line in listed_benchmarks(job) if benchmark(line.name).score is None}
 
 

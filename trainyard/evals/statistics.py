@@ -73,7 +73,7 @@ def bootstrap(
 def resampled_means(
     sums: NDArray[np.float64], sizes: NDArray[np.float64], resamples: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """The mean over rows in each of `resamples` draws of as many clusters as there are."""
+    """Return the mean over rows in each of `resamples` draws of as many clusters as there are."""
     count = len(sums)
     chance = np.full(count, 1 / count)
     step = max(1, _COUNTS_AT_ONCE // count)

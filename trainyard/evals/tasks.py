@@ -21,7 +21,7 @@ import msgspec
 
 from trainyard.data import rows
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.evals.benchmarks.forgetting import GENERAL_SET
+from trainyard.evals.benchmarks.likelihood import GENERAL_SET
 from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case, Turn, assistant
 from trainyard.evals.job import HELDOUT_FOLDER, SETS, EvaluationJob, HeldOutSet, label
@@ -34,7 +34,7 @@ TASK_LINE_CHARS = 1_000_000
 
 
 def cases_of(line: BenchmarkSpec, job: EvaluationJob) -> list[Case]:
-    """The cases of one benchmark line, at most `max_rows`, spread evenly over the file.
+    """Return the cases of one benchmark line, at most `max_rows`, spread evenly over the file.
 
     Raises `InvalidInput` (`E-DATA-EMPTY`, `E-BENCHMARK`) or `NotFound` (`E-BENCHMARK`).
     """
@@ -111,7 +111,7 @@ def rows_of(held_out: HeldOutSet) -> Iterator[Case]:
 
 
 def case_of_row(row: rows.Row, *, by_question: bool) -> Iterator[Case]:
-    """A row as a case; nothing for a row without a last assistant turn (an undesired completion, for one).
+    """Yield a row as a case; nothing for a row without a last assistant turn (an undesired completion, for one).
 
     `by_question`: rows about trained documents are independent by question; rows about unseen ones by document.
     """
@@ -130,7 +130,7 @@ def case_of_row(row: rows.Row, *, by_question: bool) -> Iterator[Case]:
 
 
 def up_to_answer(messages: list[rows.Message]) -> list[list[rows.Message]]:
-    """The conversation up to its last answer that is to be learned, if it ends with an answer."""
+    """Return the conversation up to its last answer that is to be learned, if it ends with an answer."""
     if not messages or messages[-1].role != "assistant":
         return []
     ends = [end for end, message in enumerate(messages, 1) if message.role == "assistant" and message.learned]
@@ -156,7 +156,7 @@ def conversation(
 
 
 def turn(message: rows.Message) -> Turn:
-    """A message as chat templates take it."""
+    """Return a message as chat templates take it."""
     plain: Turn = {"role": message.role, "content": message.content}
     if message.tool_calls:
         plain["tool_calls"] = msgspec.json.decode(message.tool_calls)
@@ -165,7 +165,7 @@ def turn(message: rows.Message) -> Turn:
 
 
 def read_task_file(path: Path) -> Iterator[Case]:
-    """The cases of a JSONL task file; a wrong line is an error that names it."""
+    """Yield the cases of a JSONL task file; a wrong line is an error that names it."""
     if not path.is_file():
         raise NotFound(f"The task file {path} does not exist.", do="Correct `path`.", code="E-BENCHMARK")
     with path.open("rb") as stream:

@@ -90,7 +90,7 @@ def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadl
 
 
 def bring_to_end(lease: ClaimLease, config: NightConfig, deadline: float) -> TrainingReport:
-    """The steps of a claimed marker, each skipped when an earlier attempt has done it."""
+    """Return the steps of a claimed marker, each skipped when an earlier attempt has done it."""
     world, marker = lease.world, lease.claim.marker
     version = registered(world, marker.tenant, marker.role, marker.name)
     if version is None:
@@ -130,7 +130,7 @@ def train_and_judge(lease: ClaimLease, config: NightConfig, deadline: float) -> 
 
 
 def tuples_of(world: NightDeps, marker: Marker) -> list[CorpusTuple]:
-    """The snapshot that the marker names, fetched from the object store where it is not on this machine."""
+    """Return the snapshot that the marker names, fetched from the object store where it is not on this machine."""
     corpora, objects = world.stores.corpora, world.stores.objects
     path = corpora.snapshot_file(marker.bucket, marker.corpus_sha256)
     if not world.files.exists(path) and objects is not None:

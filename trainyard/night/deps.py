@@ -49,7 +49,7 @@ class ModelServer(Protocol):
         """Let it compile the schema, so that the first document is not delayed by that."""
 
     def completing(self, concurrency: int, *, timeout_s: float) -> AbstractAsyncContextManager[Complete]:
-        """A client with one slot per document in flight."""
+        """Return a client with one slot per document in flight."""
 
     def drain(self, timeout_s: float) -> object:
         """Accept no new requests and let those in flight end."""

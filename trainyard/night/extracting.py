@@ -155,7 +155,7 @@ def gone_parts(
 
 
 def present(config: NightConfig, world: NightDeps) -> Iterator[streams.Content]:
-    """Every document of the streams, read for the key of its content, without its text."""
+    """Yield every document of the streams, read for the key of its content, without its text."""
     documents = streams.find_documents(config.streams, world.documents, world.files)
     for contents in reader_of(config, world).read_files(documents):
         yield from (replace(content, text="") for content in contents)

@@ -82,7 +82,7 @@ def night_folder(world: NightDeps, run: str) -> Path:
 
 
 def run_night(config: NightConfig, world: NightDeps, run: str | None = None) -> NightReport:
-    """One whole night. Raises only what ends the process, and when not even its record can be written.
+    """Return one whole night. Raises only what ends the process, and when not even its record can be written.
 
     A second night at the same time, or for a date that is done, is skipped and says so.
     """
@@ -106,7 +106,7 @@ def skipped(config: NightConfig, run: str, why: str) -> NightReport:
 
 
 def begin(config: NightConfig, world: NightDeps, run: str, since: float | None = None) -> Night | None:
-    """The night's record, written before anything else; None if its report says that it succeeded.
+    """Return the night's record, written before anything else; None if its report says that it succeeded.
 
     `since`: monotonic second at which its window began, where the device was waited for.
     """
@@ -385,7 +385,7 @@ def synced(night: Night, bucket: BucketSpec, snapshot: CorpusSnapshot) -> str:
 
 
 def train_here(night: Night, markers: list[Marker], deadline: float) -> list[TrainingReport]:
-    """One after another on this device, while the budget lasts."""
+    """Return one after another on this device, while the budget lasts."""
     return [
         claim_and_train(marker, night.config, night.world, deadline, night.run)
         if night.world.clock.monotonic() < deadline

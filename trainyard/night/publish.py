@@ -24,7 +24,7 @@ MOST_NUMBERS = 100_000
 
 
 def registered(world: NightDeps, tenant: str, role: str, key: str) -> AdapterVersion | None:
-    """The version that this marker has already, made by any process, on the disk for certain."""
+    """Return the version that this marker has already, made by any process, on the disk for certain."""
     registry = world.stores.versions
     version = next((version for version in registry.list(tenant, role) if version.run_key == key), None)
     return None if version is None else registry.flushed(version)

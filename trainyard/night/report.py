@@ -134,7 +134,7 @@ class NightReport(ReportPart):
 
     @property
     def headline(self) -> str:
-        """The night in a line."""
+        """Return the night in a line."""
         if self.state == "skipped":
             return f"Night {self.run} of {self.tenant} was skipped: {self.skipped}"
         training, published = (
@@ -212,7 +212,7 @@ def next_steps(failures: Sequence[Failure]) -> list[str]:
 
 
 def markdown(report: NightReport) -> str:
-    """The report for Prefect's page and for reading in a terminal."""
+    """Return the report for Prefect's page and for reading in a terminal."""
     lines = [f"# Night {report.run}, {report.tenant}", "", report.headline, ""]
     lines += [f"- {line}" for line in next_steps(report.failures)]
     for title, rows in tables(report):
@@ -226,7 +226,7 @@ STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:
 
 
 def page(report: NightReport) -> str:
-    """The same as one HTML page; everything that came from documents or errors is escaped."""
+    """Return the same as one HTML page; everything that came from documents or errors is escaped."""
     escape = html.escape
     parts = [f"<h1>Night {escape(report.run)}, {escape(report.tenant)}</h1><p>{escape(report.headline)}</p>"]
     parts += [f"<p><b>{escape(line)}</b></p>" for line in next_steps(report.failures)]

@@ -64,7 +64,7 @@ class Content:
 
 
 def overlap_of(window_chars: int) -> int:
-    """How many characters of a part are the end of the one before, at most."""
+    """Return how many characters of a part are the end of the one before, at most."""
     return window_chars // OVERLAP_SHARE
 
 
@@ -152,7 +152,7 @@ class DocumentReader:
     """Longest part of a document."""
 
     def read(self, document: StreamDocument) -> Content:
-        """The text of a document, or of a part, and the key of its content.
+        """Return the text of a document, or of a part, and the key of its content.
 
         Raises only `OSError` of a disk that fails, and `FileNotFoundError` for what is no longer there.
         """
@@ -162,7 +162,7 @@ class DocumentReader:
         return contents[document.part - 1]
 
     def read_files(self, documents: Iterable[StreamDocument]) -> Iterator[tuple[Content, ...]]:
-        """The contents of each file: one, or one for each part of a long one. A file that is gone is left out.
+        """Yield the contents of each file: one, or one for each part of a long one. A file that is gone is left out.
 
         Raises only `OSError` of a disk that fails.
         """
@@ -180,7 +180,7 @@ class DocumentReader:
         yield from self.parsed(batch)
 
     def load(self, document: StreamDocument) -> Content:
-        """A file's whole text, not parsed yet."""
+        """Return a file's whole text, not parsed yet."""
         if not inside(document.path, self.root):
             return refused(document, self.version, "it is a link that leads out of the folder of documents")
         try:
@@ -196,7 +196,7 @@ class DocumentReader:
         return Content(document, key, text, unreadable)
 
     def parsed(self, loaded: list[Content]) -> Iterator[tuple[Content, ...]]:
-        """The parts of texts."""
+        """Yield the parts of texts."""
         items = [
             ParseItem(content.text.encode(), content.document.parser, self.window_chars, overlap_of(self.window_chars))
             for content in loaded
@@ -222,7 +222,7 @@ def content_of_part(document: StreamDocument, version: str, text: str, number: i
 
 
 def gone_part(stream: str, name: str, version: str) -> Content:
-    """A part that its file no longer has."""
+    """Return a part that its file no longer has."""
     file, number = file_of(name)
     return Content(StreamDocument(stream, name, Path(file), "text", number), DocumentKey(GONE, stream, version))
 

@@ -60,7 +60,7 @@ def make_night_deps(
     objects = open_store(settings.weights_store) if settings.weights_store else None
 
     def alone(run: str) -> AbstractContextManager[object]:
-        """The first device. Raises `Conflict` (`E-DEVICE-BUSY`, `E-DEVICE-OCCUPIED`)."""
+        """Return the first device. Raises `Conflict` (`E-DEVICE-BUSY`, `E-DEVICE-OCCUPIED`)."""
         first = device_numbers()[:1]
         return nullcontext() if locked else claim_devices(settings, run=run, among=first, patience=Patience(wait_s=0))
 
@@ -116,7 +116,7 @@ def make_server(config: NightConfig, settings: Settings) -> InferenceServer:
 
 
 def require_schema(profile: ServerProfile, serving: Serving) -> ServerProfile:
-    """The profile, if its server enforces the schema of an answer. Raises `InvalidInput` (`E-PROFILE`).
+    """Return the profile, if its server enforces the schema of an answer. Raises `InvalidInput` (`E-PROFILE`).
 
     vLLM applies a schema only after its reasoning parser has seen the end of the reasoning: in the prompt, where the
     chat template closes it, or in the answer, which a model that still thinks may never reach.
@@ -140,6 +140,6 @@ def window_of(profile: ServerProfile, serving: Serving) -> int:
 
 
 def server_profile(config: NightConfig, settings: Settings) -> ServerProfile:
-    """The operator's profile of that name, else the shipped one."""
+    """Return the operator's profile of that name, else the shipped one."""
     path = settings.home / "profiles" / f"{config.serving.profile}.yaml"
     return read_profile(path if path.is_file() else PROFILES / path.name)

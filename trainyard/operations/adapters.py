@@ -284,7 +284,7 @@ ROWS: dict[str, Operation] = {
     ),
     "adapters ask": Operation(
         "Ask a version and its base the same question; both answers come back side by side.",
-        request=AskInput, run="app.adapters.ask:ask", text=answer_text, scope=RUN,
+        request=AskInput, run="app.chat:ask", text=answer_text, scope=RUN,
         example="trainyard adapters ask handbook 'How long does the battery last?'",
         route="POST /api/v1/adapters/ask", tenants=True, heavy=True, only_answers=True,
         stream="surfaces.live.answers:follow_answers",

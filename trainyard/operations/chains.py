@@ -26,12 +26,27 @@ if TYPE_CHECKING:
     from trainyard.app.chains.imports import ImportOutput
     from trainyard.app.chains.revisions import RevisionDiff
     from trainyard.app.chains.stored import ChainDetail, ChainList, DeletedChain, RunsOfChain
-    from trainyard.app.plan.resolve import ChainPlan
+    from trainyard.app.plan.plan import ChainPlan
 
 ChainText = dict[str, Any]
 """A chain or a job as a mapping, as its file has it: what a program gives in place of a file."""
 GROUP_NAME = r"^([a-z0-9][a-z0-9._-]{0,62})?$"
 Group = Annotated[str, Field(pattern=GROUP_NAME, description="Group of runs, to list and compare them.")]
+Watch = Annotated[bool, Option("-w", "--watch", local=True), Field(description="Follow the run to its end.")]
+Refresh = Annotated[
+    bool, Option("--refresh/--no-refresh"), Field(description="Make every result again, also those that are finished.")
+]
+RefreshFrom = Annotated[
+    str | None,
+    Option("--refresh-from"),
+    Field(max_length=100, description="Make the results of this node and of all after it again."),
+]
+FewRows = Annotated[
+    bool,
+    Option("-y", "--yes"),
+    Field(description="Train also on fewer rows than were asked for, or than a verdict needs."),
+]
+Tags = Annotated[tuple[str, ...], Option("--tag"), Field(description="A tag for the run; may be repeated.")]
 PARAMETERS = "A parameter; dots reach inside."
 PRESET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 CHAIN_CHARS = 100
@@ -60,17 +75,11 @@ class RunInput(Request):
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
     preset: Annotated[str | None, Option(completes="preset")] = Field(None, pattern=PRESET_NAME, description=PRESET)
-    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow the run to its end.")
-    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
-        False, description="Make every result again, also those that are finished."
-    )
-    refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
-        None, max_length=100, description="Make the results of this node and of all after it again."
-    )
-    yes: Annotated[bool, Option("-y", "--yes")] = Field(
-        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
-    )
-    tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    watch: Watch = False
+    refresh: Refresh = False
+    refresh_from: RefreshFrom = None
+    yes: FewRows = False
+    tags: Tags = ()
     group: Group = ""
 
 
@@ -160,17 +169,11 @@ class ShowChainInput(StoredName):
 class RunChainInput(StoredName):
     revision: int | None = Field(None, ge=1, le=10**9, description="Default: the newest.")
     parameters: Parameters = Field({}, description="Of the call of a template that is stored; dots reach inside.")
-    watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow the run to its end.")
-    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
-        False, description="Make every result again, also those that are finished."
-    )
-    refresh_from: Annotated[str | None, Option("--refresh-from")] = Field(
-        None, max_length=100, description="Make the results of this node and of all after it again."
-    )
-    yes: Annotated[bool, Option("-y", "--yes")] = Field(
-        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
-    )
-    tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+    watch: Watch = False
+    refresh: Refresh = False
+    refresh_from: RefreshFrom = None
+    yes: FewRows = False
+    tags: Tags = ()
     group: Group = ""
 
 
@@ -209,6 +212,7 @@ def check_text(result: CheckOutput) -> str:
     for file in result.files:
         lines += [f"{file.file}: ok, {file.nodes} nodes, digest {(file.digest or '')[:12]}"] if file.ok else []
         lines += [f"{file.file}: {note}" for note in file.notes]
+        lines += [f"{file.file}: a run would be refused without --yes: {reason['line']}" for reason in file.questions]
         lines += [f"{file.file}: {reason['line']}" for reason in file.reasons]
     return "\n".join(lines)
 
@@ -469,12 +473,12 @@ READ, RUN, ADMIN = Scope
 ROWS: dict[str, Operation] = {
     "check": Operation(
         "Say whether chain files would run, with all reasons at once; nothing is started.",
-        request=CheckInput, run="app.chains.check:check", text=check_text, scope=READ,
+        request=CheckInput, run="app.plan.check:check", text=check_text, scope=READ,
         tenants=True, confined=True,
     ),
     "plan": Operation(
         "Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started.",
-        request=PlanInput, run="app.chains.plan:plan", text=plan_text, scope=READ,
+        request=PlanInput, run="app.plan.plan:plan", text=plan_text, scope=READ,
         tenants=True, heavy=True, confined=True,
     ),
     "run": Operation(
@@ -497,7 +501,7 @@ ROWS: dict[str, Operation] = {
         request=StoreChainInput, run="app.chains.stored:create_chain", text=stored_chain_text, scope=RUN,
         example="trainyard chains create chain.yaml",
         route="POST /api/v1/chains", status=201, tenants=True, body="spec",
-        body_schema="app.chains.bodies:ChainBody",
+        body_schema="app.plan.parse:ChainBody",
     ),
     "chains show": Operation(
         "A stored chain as it was written, with its revisions.",
@@ -508,7 +512,7 @@ ROWS: dict[str, Operation] = {
         "Store a new revision of a chain; what was written meanwhile is shown, and not overwritten.",
         request=UpdateChainInput, run="app.chains.stored:update_chain", text=stored_chain_text, scope=RUN,
         example="trainyard chains update guide chain.yaml --if-match 3-1f2e3d4c5b6a",
-        route="PUT /api/v1/chains/{chain}", tenants=True, body="spec", body_schema="app.chains.bodies:ChainBody",
+        route="PUT /api/v1/chains/{chain}", tenants=True, body="spec", body_schema="app.plan.parse:ChainBody",
     ),
     "chains delete": Operation(
         "Remove a stored chain with all its revisions; refused while a run of it has not ended.",
@@ -543,7 +547,7 @@ ROWS: dict[str, Operation] = {
     ),
     "chains diff": Operation(
         "The settings in which two revisions of a stored chain differ.",
-        request=DiffInput, run="app.chains.revisions:show_difference", text=difference_text, scope=READ,
+        request=DiffInput, run="app.chains.stored:show_difference", text=difference_text, scope=READ,
         example="trainyard chains diff guide --before 1",
         route="GET /api/v1/chains/{chain}/diff", tenants=True,
     ),

@@ -285,7 +285,7 @@ ROWS: dict[str, Operation] = {
     ),
     "data columns": Operation(
         "The columns of a file of rows, and the fields that `columns` of a data set maps them to.",
-        request=ColumnsInput, run="app.data.columns:show_columns", text=columns_text, scope=READ,
+        request=ColumnsInput, run="app.data.listing:show_columns", text=columns_text, scope=READ,
         example="trainyard data columns tickets.csv",
         route="GET /api/v1/data/columns", tenants=True, confined=True,
     ),

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from trainyard.operations.base import Parameters, Request
-from trainyard.operations.chains import GROUP_NAME, PARAMETERS, Group, node_table, node_text, nodes_text, run_text
+from trainyard.operations.chains import (
+    GROUP_NAME,
+    PARAMETERS,
+    FewRows,
+    Group,
+    Refresh,
+    node_table,
+    node_text,
+    nodes_text,
+    run_text,
+)
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import table
@@ -47,9 +57,7 @@ class CreateInput(Request):
     )
     parameters: Parameters = Field({}, description=PARAMETERS)
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
-    yes: Annotated[bool, Option("-y", "--yes")] = Field(
-        False, description="Train also on fewer rows than were asked for, or than a verdict needs."
-    )
+    yes: FewRows = False
     group: Group = ""
 
 
@@ -70,9 +78,7 @@ class ResumeInput(JobInput):
 
 
 class RetryInput(JobInput):
-    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
-        False, description="Make every result again, also those that are finished."
-    )
+    refresh: Refresh = False
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -186,6 +187,15 @@ def output_text(result: Blob) -> str:
 
 READ, RUN, ADMIN = Scope
 
+
+def call_row(summary: str, verb: str, request: type[Request], text: Callable[..., str] = reply_text) -> Operation:
+    """Return the row of a call of an open session; its reply is kept for a caller that repeats it."""
+    return Operation(
+        summary, request=request, run=f"app.sessions.calls:{verb}", text=text, scope=RUN,
+        route=f"POST /api/v1/sessions/{{session}}/{verb}", keeps_replies=True, tenants=True,
+    )  # fmt: skip
+
+
 ROWS: dict[str, Operation] = {
     "sessions create": Operation(
         "Open a step session: a model on a device that is driven call by call, without a data set.",
@@ -219,45 +229,37 @@ ROWS: dict[str, Operation] = {
         request=ResumeSessionInput, run="app.sessions.life:resume_session", text=session_text, scope=RUN,
         route="POST /api/v1/sessions/{session}/resume", status=202, tenants=True,
     ),
-    "sessions forward": Operation(
+    "sessions forward": call_row(
         "Score a batch of rows and keep its graph for one backward.",
-        request=ForwardInput, run="app.sessions.calls:forward", text=reply_text, scope=RUN,
-        route="POST /api/v1/sessions/{session}/forward", keeps_replies=True, tenants=True,
+        "forward", ForwardInput,
     ),
-    "sessions backward": Operation(
+    "sessions backward": call_row(
         "Add the gradients of a forward, times a factor.",
-        request=BackwardInput, run="app.sessions.calls:backward", text=reply_text, scope=RUN,
-        route="POST /api/v1/sessions/{session}/backward", keeps_replies=True, tenants=True,
+        "backward", BackwardInput,
     ),
-    "sessions step": Operation(
+    "sessions step": call_row(
         "Clip the gradients, update the weights and the schedule.",
-        request=StepInput, run="app.sessions.calls:step", text=reply_text, scope=RUN,
-        route="POST /api/v1/sessions/{session}/step", keeps_replies=True, tenants=True,
+        "step", StepInput,
     ),
-    "sessions zero-grad": Operation(
+    "sessions zero-grad": call_row(
         "Clear the gradients, and drop a graph that waits.",
-        request=ZeroGradInput, run="app.sessions.calls:zero_grad", text=reply_text, scope=RUN,
-        route="POST /api/v1/sessions/{session}/zero_grad", keeps_replies=True, tenants=True,
+        "zero_grad", ZeroGradInput,
     ),
-    "sessions generate": Operation(
+    "sessions generate": call_row(
         "Complete prompts with the weights as they are: text, tokens, and the log-probability of each.",
-        request=GenerateInput, run="app.sessions.calls:generate", text=completions_text, scope=RUN,
-        route="POST /api/v1/sessions/{session}/generate", keeps_replies=True, tenants=True,
+        "generate", GenerateInput, text=completions_text,
     ),
-    "sessions logprobs": Operation(
+    "sessions logprobs": call_row(
         "The log-probability of each token of a text, of messages or of tokens.",
-        request=LogprobsInput, run="app.sessions.calls:logprobs", text=reply_text, scope=RUN,
-        route="POST /api/v1/sessions/{session}/logprobs", keeps_replies=True, tenants=True,
+        "logprobs", LogprobsInput,
     ),
-    "sessions save": Operation(
+    "sessions save": call_row(
         "Save the session's state, its weights, or the adapter or model for other programs, by a name.",
-        request=SaveInput, run="app.sessions.calls:save", text=reply_text, scope=RUN,
-        route="POST /api/v1/sessions/{session}/save", keeps_replies=True, tenants=True,
+        "save", SaveInput,
     ),
-    "sessions load": Operation(
+    "sessions load": call_row(
         "Take a saved state back, or its weights alone.",
-        request=LoadInput, run="app.sessions.calls:load", text=reply_text, scope=RUN,
-        route="POST /api/v1/sessions/{session}/load", keeps_replies=True, tenants=True,
+        "load", LoadInput,
     ),
     "sessions result": Operation(
         "The reply of an operation that was not waited for.",

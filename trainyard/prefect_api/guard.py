@@ -30,7 +30,7 @@ from trainyard.app.access.guard import JSON_TYPE, POLICY_VIOLATION, Guard, Refus
 from trainyard.app.access.limits import TooMany, WrongCredentials
 from trainyard.app.access.listeners import BehindProxy, bind_exposed, run_servers
 from trainyard.app.exposure import Exposure, names_for, require_safe
-from trainyard.app.stack.services import NO_AUTH
+from trainyard.app.services import NO_AUTH
 from trainyard.serve.listening import BoundedProtocol, is_loopback
 from trainyard.settings import settings
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import psutil
@@ -19,8 +20,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled, Suspended
 
 from trainyard.app.jobs.log_source import WORKER_LABEL, live_process
-from trainyard.app.run_records import note_preemption, read_result
-from trainyard.app.training_logs import made_no_progress, saved_and_left
+from trainyard.app.run_records import RunRecord, read_result
+from trainyard.app.training_logs import TrainingLogs, made_no_progress, saved_and_left
 from trainyard.errors import Conflict, NotFound
 from trainyard.prefect_api.server import client
 from trainyard.prefect_api.states import completed, in_words, preempted, run_state, waits_for_trainer
@@ -275,3 +276,13 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
 def process_of(run: FlowRun) -> psutil.Process | None:
     """The live process of a run of this machine."""
     return live_process(run.labels, run.infrastructure_pid)
+
+
+def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
+    """Record in the run's events that its trainers were preempted, and print it."""
+    said = []
+    for work in works:
+        message = f"The training stopped at step {work.progress().step}; its checkpoint is kept."
+        RunRecord(run_folder).emit(work.node, "stopped", message=message, reason="preempt")
+        said.append(f"{work.node}: {message}")
+    return "; ".join(said)

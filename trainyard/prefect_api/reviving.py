@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainyard.app.stack import services as stack
+from trainyard.app import services as stack
 from trainyard.app.stack.api_service import NAME as API
 from trainyard.app.stack.api_service import start_api
 from trainyard.app.stack.stack import begin_work, start_embedded

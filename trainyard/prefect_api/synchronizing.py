@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainyard.app.live.jobs import open_index
 from trainyard.app.live.trainings import with_files
-from trainyard.app.stack.services import needs_api_url
+from trainyard.app.services import needs_api_url
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.prefect_api.control import asker

@@ -18,7 +18,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Running
 
 from trainyard.app.run_records import read_result
-from trainyard.app.stack.services import worker_name
+from trainyard.app.services import worker_name
 from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import Sweeper
 from trainyard.errors import Unavailable

@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from trainyard import tracing
 from trainyard.app.run_records import NodeResult, RunRecord, RunResult, read_result
-from trainyard.app.stack.services import running, worker_name
+from trainyard.app.services import running, worker_name
 from trainyard.callbacks import ignore
 from trainyard.compute.events import Event, EventTail
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError

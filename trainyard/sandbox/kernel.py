@@ -78,7 +78,7 @@ def call(name: str, *arguments: object) -> int:
 
 
 def low_word(index: int) -> tuple[int, int, int, int]:
-    """The instruction that loads the low half of an argument."""
+    """Return the instruction that loads the low half of an argument."""
     return LOAD, 0, 0, 16 + 8 * index
 
 
@@ -115,7 +115,7 @@ def allow_calls() -> None:
 
 
 def landlock_version() -> int:
-    """The version of Landlock in this kernel; 0 for none."""
+    """Return the version of Landlock in this kernel; 0 for none."""
     return max(0, int(LIBC.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)))
 
 

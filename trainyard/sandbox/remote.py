@@ -88,13 +88,13 @@ class Proxy:
 
 
 def plain_content(proxy: Proxy) -> tuple[Any] | None:
-    """A copy of the content of an object whose class derives from a plain type."""
+    """Return a copy of the content of an object whose class derives from a plain type."""
     content = proxy._peer.request("content", proxy)
     return tuple(content) if content else None
 
 
 def forwarding(name: str) -> Callable[..., object]:
-    """The method of a proxy that the other process carries out."""
+    """Return the method of a proxy that the other process carries out."""
 
     def forward(self: Proxy, *args: Any, **kwargs: Any) -> Any:
         return self._peer.request(name, self, *args, **kwargs)
@@ -103,7 +103,7 @@ def forwarding(name: str) -> Callable[..., object]:
 
 
 def comparing(name: str) -> Callable[[Proxy, object], object]:
-    """The comparison of a proxy: with another object there, with plain data by its content here."""
+    """Return the comparison of a proxy: with another object there, with plain data by its content here."""
 
     def compare(self: Proxy, other: Any) -> Any:
         if type(other) is Proxy or not self._peer.judges:
@@ -280,7 +280,7 @@ class Peer(References):
         raise Closed
 
     def error_class(self, number: int, name: str, base: str) -> type[BaseException]:
-        """The class that takes the place of an exception of the other process, so that it can be caught."""
+        """Return the class that takes the place of an exception of the other process, so that it can be caught."""
         if number not in self.errors:
             parent = vars(sys.modules["builtins"]).get(base)
             if not (isinstance(parent, type) and issubclass(parent, BaseException)):

@@ -123,7 +123,7 @@ class Sandbox(PipedChild):
 
 @cache
 def find_confinement() -> Confinement:
-    """The strongest confinement that works in this process, by starting a program in each."""
+    """Return the strongest confinement that works in this process, by starting a program in each."""
     for confinement in (Confinement.NAMESPACES, Confinement.LANDLOCK) if sys.platform == "linux" else ():
         sandbox = Sandbox(confinement)
         try:

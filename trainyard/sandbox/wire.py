@@ -94,7 +94,7 @@ UNPACKERS: dict[str, Callable[[Any, Each], Any]] = {
 
 
 def pack(value: Any, references: References) -> Any:
-    """The JSON of a value: plain data by content, of the exact types only, everything else by a reference."""
+    """Return the JSON of a value: plain data by content, of the exact types only, everything else by a reference."""
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and -LARGE < value < LARGE):
         return value
@@ -104,7 +104,7 @@ def pack(value: Any, references: References) -> Any:
 
 
 def unpack(content: Any, references: References) -> Any:
-    """The value of JSON that `pack` has made. Raises `Closed` for anything else."""
+    """Return the value of JSON that `pack` has made. Raises `Closed` for anything else."""
     if not isinstance(content, dict | list):
         return content
     try:
@@ -131,7 +131,7 @@ def standard_name(value: Any) -> list[str] | None:
 
 
 def find_standard(module: str, name: str) -> Any:
-    """The module, class or function of a name, of the list of `COMMON_MODULES` and harmless builtins."""
+    """Return the module, class or function of a name, of the list of `COMMON_MODULES` and harmless builtins."""
     if module == "builtins":
         value = getattr(builtins, name, None)
         if isinstance(value, type) or name in COMMON_BUILTINS:

@@ -57,7 +57,7 @@ def run_subject(task: Any, receive: int, send: int) -> None:
 
 
 def fresh_main() -> ModuleType:
-    """The module `__main__`, empty."""
+    """Return the module `__main__`, empty."""
     module = sys.modules["__main__"] = ModuleType("__main__")
     return module
 
@@ -148,7 +148,7 @@ def run_schema(task: Any, verdict: int) -> None:
 
 
 def wait_for_start(descriptor: int) -> bytes:
-    """The first byte of a request: its kind."""
+    """Return the first byte of a request: its kind."""
     try:
         return read_exactly(descriptor, 1)
     except Closed:

@@ -176,7 +176,7 @@ class BaseAnswers:
             )
 
     def wanted_seeds(self, body: SamplingRequest, ticket: Ticket) -> Iterator[int | None]:
-        """The seed of each choice, until the client leaves."""
+        """Return the seed of each choice, until the client leaves."""
         return itertools.takewhile(lambda _: not ticket.cancelled.is_set(), body.seeds())
 
     def options(self, body: SamplingRequest, adapter: str | None) -> JsonObject:
@@ -249,8 +249,8 @@ class BaseAnswers:
             raise ApiError(
                 400,
                 f"This model's maximum context length is {context} tokens. However, you requested "
-                f"{prompt_tokens + (max_tokens or 1)} tokens ({prompt_tokens} in the prompt, {max_tokens or 1} in the "
-                "completion). Please reduce the length of the prompt or of the completion.",
+                f"{prompt_tokens + (max_tokens or 1)} tokens ({prompt_tokens} in the prompt, {max_tokens or 1} in "
+                "the completion). Please reduce the length of the prompt or of the completion.",
                 param="max_tokens",
             )
         return min(default, left) if max_tokens is None else max_tokens
@@ -296,7 +296,7 @@ class BaseAnswers:
 
 
 def hidden_field(path: str) -> ApiError:
-    """The refusal of a request with a field that the model would not see."""
+    """Return the refusal of a request with a field that the model would not see."""
     if path.startswith("tools.") and path.endswith(".name"):
         return ApiError(400, "This model's chat template has no place for tools.", param="tools")
     text = f"`{path}` would not reach the model: its chat template does not write this field. Leave it out."
@@ -361,7 +361,7 @@ class AnswerShape:
         return [self.chunk(event)] if event.text or event.logprob is not None else []
 
     def ended(self) -> JsonObject:
-        """The last part of the present choice."""
+        """Return the last part of the present choice."""
         return self.chunk_of(**self.last_part, finish_reason=self.finish_reason(len(self.generations) - 1))
 
     def closing(self) -> list[JsonObject]:
@@ -427,7 +427,7 @@ class CompletionShape(AnswerShape):
         return entry | self.prompt_logprobs(echoed)
 
     def prompt_logprobs(self, scored: list[TokenLogprob | None] | None) -> JsonObject:
-        """The field of that name, if it was asked for, as vLLM writes it: id -> logprob, rank, text."""
+        """Return the field of that name, if it was asked for, as vLLM writes it: id -> logprob, rank, text."""
         most = self.body.prompt_logprobs if isinstance(self.body, CompletionRequest) else None
         if most is None or scored is None:
             return {}

@@ -59,7 +59,7 @@ class CardFacts:
 
     @property
     def source(self) -> str:
-        """What a conversion takes: the version, else the folder."""
+        """Return what a conversion takes: the version, else the folder."""
         return self.repository if self.origin else self.version.name
 
     def serves(self, target: TargetType) -> bool:
@@ -75,7 +75,7 @@ class CardFacts:
 
 
 def write_card(version: AdapterVersion, folder: Path, repository: str = "", base: str = "", origin: str = "") -> str:
-    """The card of a version whose files are in `folder`.
+    """Return the card of a version whose files are in `folder`.
 
     `repository` is where its code loads it from: the Hub's name of where it is published, or a folder. `base` is the
     folder of its base where that is known, `origin` introduces an adapter outside the registry.
@@ -120,7 +120,7 @@ def is_plain(config: Mapping[str, object]) -> bool:
 
 
 def header(facts: CardFacts) -> str:
-    """The YAML block; JSON values are YAML. A license is given only where it is known: a base may demand one."""
+    """Return the YAML block; JSON values are YAML. A license is given only where it is known: a base may demand one."""
     lines: dict[str, object] = {"library_name": LIBRARY.get(facts.version.kind, "transformers")}
     if name := hub_base(facts.version):
         lines |= {"base_model": name, "base_model_relation": "adapter" if facts.config else "finetune"}
@@ -139,7 +139,7 @@ def introduction(facts: CardFacts) -> str:
 
 
 def training_text(facts: CardFacts) -> str:
-    """The recipe, as `training.json` has it."""
+    """Return the recipe, as `training.json` has it."""
     training, hyper = facts.training, facts.training.get("hyperparameters") or {}
     if not training:
         return "Nothing is recorded about its training."
@@ -163,7 +163,7 @@ def template_sha256(facts: CardFacts) -> str:
 
 
 def data_text(facts: CardFacts) -> str:
-    """What it was trained on: sources with digests where the deployment has recorded them, and the counts."""
+    """Return what it was trained on: sources with digests where the deployment has recorded them, and the counts."""
     data = facts.version.facts.get("data")  # of a night it has the counts of the training
     sources: Sequence[Mapping[str, object]] = data if isinstance(data, list | tuple) else ()
     keys = ("source", "format", "rows", "sha256", "license")
@@ -178,7 +178,7 @@ def data_text(facts: CardFacts) -> str:
 
 
 def evaluation_text(facts: CardFacts) -> str:
-    """Each benchmark with the interval of its improvement, and the verdict."""
+    """Return each benchmark with the interval of its improvement, and the verdict."""
     verdict: JsonMapping = facts.version.facts.get("gate") or {}
     report = check_facts(facts.version.facts, facts.version.name).report or VersionReport()
     if not verdict:
@@ -209,7 +209,7 @@ def interval(improvement: Improvement) -> str:
 
 
 def snippets(facts: CardFacts) -> list[str]:
-    """How each tool that can load it does."""
+    """Return how each tool that can load it does."""
     blocks = []
     for name, fits, language, write in SNIPPETS:
         if fits(facts):
@@ -244,21 +244,20 @@ def with_vllm(facts: CardFacts) -> str:
         return f"vllm serve {facts.repository}"
     role, rank = facts.version.role, max(16, int(facts.config.get("r") or 0))
     return (
-        f"vllm serve {facts.base} --enable-lora --max-lora-rank {rank} \\\n"
-        f"  --lora-modules {role}={facts.repository} --chat-template tokenizer/chat_template.jinja"
+        f"vllm serve {facts.base} --enable-lora --max-lora-rank {rank} \\\n  --lora-modules "
+        f"{role}={facts.repository} --chat-template tokenizer/chat_template.jinja"
     )
 
 
 def with_llamacpp(facts: CardFacts) -> str:
     return (
-        f"trainyard adapters convert {facts.source} {facts.version.role}.gguf --to gguf\n"
-        f"llama-server -m base.gguf --lora {facts.version.role}.gguf --jinja "
-        "--chat-template-file tokenizer/chat_template.jinja"
+        f"trainyard adapters convert {facts.source} {facts.version.role}.gguf --to gguf\nllama-server -m base.gguf "
+        f"--lora {facts.version.role}.gguf --jinja --chat-template-file tokenizer/chat_template.jinja"
     )
 
 
 def with_ollama(facts: CardFacts) -> str:
-    """The adapter with the chat template of its training: ollama would take that of the base."""
+    """Return the adapter with the chat template of its training: ollama would take that of the base."""
     role, quotes = facts.version.role, '"""'
     lines = ["FROM ./base.gguf", f"ADAPTER ./{role}.gguf"]
     if facts.template and (template := go_template(facts.template)):
@@ -270,8 +269,8 @@ def with_ollama(facts: CardFacts) -> str:
 def with_mlx(facts: CardFacts) -> str:
     role = facts.version.role
     return (
-        f"trainyard adapters convert {facts.source} {role}-mlx --to mlx\n"
-        f"mlx_lm.server --model {facts.base} --adapter-path {role}-mlx"
+        f"trainyard adapters convert {facts.source} {role}-mlx --to mlx\nmlx_lm.server --model {facts.base} "
+        f"--adapter-path {role}-mlx"
         + (' --chat-template "$(cat tokenizer/chat_template.jinja)"' if facts.template else "")
     )
 
@@ -285,12 +284,7 @@ Snippet = tuple[str, Callable[[CardFacts], bool], str, Callable[[CardFacts], str
 SNIPPETS: tuple[Snippet, ...] = (
     ("transformers", lambda _: True, "python", with_transformers),
     ("vLLM", lambda facts: not facts.config or facts.serves(TargetType.VLLM), "sh", with_vllm),
-    (
-        "llama.cpp",
-        lambda facts: bool(facts.config) and facts.serves(TargetType.LLAMA_SERVER),
-        "sh",
-        with_llamacpp,
-    ),
+    ("llama.cpp", lambda facts: bool(facts.config) and facts.serves(TargetType.LLAMA_SERVER), "sh", with_llamacpp),
     ("Ollama", lambda facts: bool(facts.config) and runs_in_ollama(facts), "sh", with_ollama),
     ("MLX", lambda facts: bool(facts.config) and facts.serves(TargetType.MLX), "sh", with_mlx),
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -43,6 +44,8 @@ from trainyard.stores.models import chat_template, chat_template_sha256, model_s
 from trainyard.stores.whole import write_json_durably
 
 DEPLOYMENT_FILE = "deployment.json"
+TOLERATED = ("forgetting", "heldout_loss", "token_accuracy")
+"""Benchmarks of a default evaluator, whose margins are its tolerance."""
 OLLAMA_URL = "http://127.0.0.1:11434"
 DEPLOYMENT_FIELDS = ("targets", "canary", "canary_max_tokens")
 """What a version remembers of its deployer: enough to make it live again (`serve/versions/promotion.py`)."""
@@ -65,7 +68,7 @@ class DeployRequest:
 
     @property
     def role(self) -> str:
-        """The role of the config, which a resolved chain names."""
+        """Return the role of the config, which a resolved chain names."""
         return self.config.role or DEFAULT_ROLE
 
 
@@ -104,7 +107,7 @@ def deploy(
 
 
 def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -> JsonMapping:
-    """The verdict of the report on this very adapter; raises when it forbids the deployment."""
+    """Return the verdict of the report on this very adapter; raises when it forbids the deployment."""
     if report is None:
         if config.unevaluated:
             return {}
@@ -132,10 +135,39 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
             "The adapter is not better than its baseline; nothing was deployed.",
             reasons=[reason for reason in verdict["reasons"] if reason not in verdict.get("few_rows", ())],
             passed=verdict.get("passed", ()),
-            do="Read the run's report. Hold out more rows, train longer, or allow a loss by the evaluator's tolerance "
-            "or a benchmark's margin (of a template: publish.tolerance).",
+            do=remedy_of(value),
         )
     return verdict
+
+
+def remedy_of(report: JsonMapping) -> str:
+    """Return what to do after a report that says no.
+
+    Where the primary metric is better, and others with a margin are worse, that is the tolerance that allows it.
+    """
+    failed = {reason.partition(": ")[0] for reason in report["gate"]["reasons"]}
+    lines = [line for line in report.get("benchmarks") or () if f"{line['name']}/{line['set']}" in failed]
+    shares = [
+        -line["improvement"]["mean"] / abs(line["baseline"])
+        for line in lines
+        if line["name"] in TOLERATED and line["margin"] > 0 and line["baseline"]
+    ]
+    if len(shares) < len(failed) or report["gate"].get("primary") in failed:
+        return (
+            "Read the run's report. Hold out more rows, train longer, or allow a loss by the evaluator's tolerance "
+            "or a benchmark's margin (of a template: publish.tolerance)."
+        )
+    tolerance = math.ceil(max(shares) * 100 + 1e-9) / 100
+    allow = (
+        f"To allow that, run it again with tolerance: {tolerance:g} at the evaluator (of a template: `-p "
+        f"publish.tolerance={tolerance:g}`); what is trained is used again. Else train"
+        if tolerance <= 1
+        else "Train"
+    )
+    return (
+        f"It learned its rows and is worse on other text, as a small base is that learns by heart. {allow} fewer "
+        "steps, or take a larger base."
+    )
 
 
 def keep_newer(request: DeployRequest, registry: AdapterRegistry) -> dict[str, object] | None:
@@ -161,7 +193,7 @@ def keep_newer(request: DeployRequest, registry: AdapterRegistry) -> dict[str, o
 
 
 def summarize(report: Reference | None) -> dict[str, object]:
-    """What of a report stays with the version: its benchmarks without the values of single rows."""
+    """Return what of a report stays with the version: its benchmarks without the values of single rows."""
     if report is None:
         return {}
     value = json.loads((open_reference(report) / "report.json").read_text(encoding="utf-8"))
@@ -174,7 +206,7 @@ def summarize(report: Reference | None) -> dict[str, object]:
 def open_sites(
     request: DeployRequest, registry: AdapterRegistry, settings: Settings, clients: Clients, stack: ExitStack
 ) -> list[TargetDeployment]:
-    """A site for each target; the registry comes last, because its pointer is what everybody else follows."""
+    """Return a site for each target; the registry comes last, because its pointer is what everybody else follows."""
     candidate = find_base(describe(request), settings)
     listed = [
         (index, target) for index, target in enumerate(request.config.targets) if target.type.facts.server != "none"
@@ -205,7 +237,7 @@ def address(target: Target, settings: Settings) -> str:
 
 
 def describe(request: DeployRequest) -> AdapterCandidate:
-    """What the adapter's own files say about it."""
+    """Return what the adapter's own files say about it."""
     training = read_object(request.path / "training.json")
     config = read_object(request.path / "adapter_config.json")
     base = str(training.get("base_path") or config.get("base_model_name_or_path") or "")
@@ -233,7 +265,7 @@ def find_base(candidate: AdapterCandidate, settings: Settings) -> AdapterCandida
 
 
 def check_sites(sites: Sequence[TargetDeployment]) -> list[Reason]:
-    """What any target has against the version, and against what it is to become for it."""
+    """Return what any target has against the version, and against what it is to become for it."""
     return [reason for site in sites for reason in (*TARGETS[site.target.type].check(site), *merged.check(site))]
 
 
@@ -342,7 +374,7 @@ def remove_folders(folders: Sequence[Path]) -> None:
 
 
 def answered(site: TargetDeployment) -> JsonObject:
-    """What the facts of a deployment say about one target."""
+    """Return what the facts of a deployment say about one target."""
     url = str(site.http.base_url) if site.http else None
     return {"type": site.target.type.value, "url": url, "answer": site.answer, **merged.shown_facts(site)}
 
@@ -359,7 +391,7 @@ def at_each(step: str, sites: Sequence[TargetDeployment]) -> list[str]:
 
 
 def undone(error: TrainyardError, sites: Sequence[TargetDeployment], failures: Sequence[str]) -> TrainyardError:
-    """The error that stopped the roll-out, with the state it left."""
+    """Return the error that stopped the roll-out, with the state it left."""
     previous = sites[-1].previous
     state = f"{previous.name} stays live" if previous else "nothing is live, as before"
     state = f"Could not be undone at {'; '.join(failures)}" if failures else f"Everything was undone; {state}"

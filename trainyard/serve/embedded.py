@@ -14,7 +14,7 @@ import httpx
 from trainyard.compute import services
 from trainyard.errors import Conflict
 from trainyard.inherited import child_environment
-from trainyard.serve.bases.sources import find_bases, require_room
+from trainyard.serve.base_sources import find_bases, require_room
 from trainyard.serve.targets.calling import server_message
 from trainyard.serve.targets.vllm import LOAD_PATH, load_request
 from trainyard.settings import Settings
@@ -26,7 +26,7 @@ START_S = 180.0
 
 
 def instance(settings: Settings) -> services.Service | None:
-    """The embedded server of this home, if its process lives."""
+    """Return the embedded server of this home, if its process lives."""
     return services.find_service(services.record_path(settings, services.EMBEDDED))
 
 
@@ -86,7 +86,7 @@ def restore_live(settings: Settings, url: str) -> list[str]:
 
 
 def server_options(models: Sequence[str], adapters: Mapping[str, Path], *, port: int, threads: int) -> list[str]:
-    """The options of a model server."""
+    """Return the options of a model server."""
     options = ["--port", str(port), "--threads", str(threads)]
     for name in models:
         options += ["--model", name]
@@ -96,7 +96,7 @@ def server_options(models: Sequence[str], adapters: Mapping[str, Path], *, port:
 
 
 def server_command(models: Sequence[str], adapters: Mapping[str, Path], *, port: int, threads: int) -> list[str]:
-    """The argv of a model server."""
+    """Return the argv of a model server."""
     options = server_options(models, adapters, port=port, threads=threads)
     return [sys.executable, "-P", "-m", "trainyard.serve.server", *options]
 

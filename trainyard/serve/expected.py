@@ -35,7 +35,7 @@ NOT_YET = ("E-SERVER-UNREACHABLE", "E-API-KEY", "R-TARGET-DOWN")
 
 
 def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0) -> AdapterCandidate:
-    """What the adapter of a trainer will be. `rank` is that of the adapters that are written as one with it.
+    """Return what the adapter of a trainer will be. `rank` is that of the adapters that are written as one with it.
 
     Raises what `resolve_model` raises for a base that is not here or may not be loaded.
     """

@@ -36,7 +36,7 @@ STRING_LIMITS = ("maxLength", "enum", "const", "pattern", "format")
 
 
 def subschemas(schema: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """The schemas directly inside a schema; a property that is named `items` is not mistaken for the keyword."""
+    """Yield the schemas directly inside a schema; a property that is named `items` is not mistaken for the keyword."""
     for keyword in NAMED_SCHEMAS:
         if isinstance(named := schema.get(keyword), dict):
             yield from (part for part in named.values() if isinstance(part, dict))
@@ -97,7 +97,7 @@ class Grammars:
         self.compiled: dict[str, LLMatcher] = {}
 
     def constraint(self, schema: JsonObject, max_tokens: int) -> Constraint:
-        """A fresh constraint. Raises `InvalidInput` (`E-JSON-SCHEMA`) if it cannot be enforced or cannot fit."""
+        """Return a fresh constraint. Raises `InvalidInput` (`E-JSON-SCHEMA`) if it cannot be enforced or cannot fit."""
         if len(json.dumps(schema)) > MAX_SCHEMA_BYTES:
             raise refused(f"it is longer than {MAX_SCHEMA_BYTES:,} bytes")
         try:
@@ -126,7 +126,7 @@ class Grammars:
         return np.unpackbits(bits, bitorder="little", count=len(self.token_bytes)).astype(bool)
 
     def closing_token(self, matcher: LLMatcher) -> int:
-        """The token that brings the end nearest: a closing mark if one may follow, else the longest token."""
+        """Return the token that brings the end nearest: a closing mark if one may follow, else the longest token."""
         allowed = self.allowed(matcher)
         for token in (*self.eos_ids, *self.closers):
             if allowed[token]:

@@ -176,7 +176,7 @@ class ModelRunner:
         return self.context - (technique.positions if technique is not None else 0)
 
     def using(self, adapter: str | None) -> AbstractContextManager[Any]:
-        """The base with one adapter, or with none."""
+        """Return the base with one adapter, or with none."""
         return using_adapter(self.model, adapter and self.adapters[adapter])
 
     @torch.inference_mode()
@@ -257,7 +257,7 @@ class SingleReader(PlainReader):
 def choose(
     logits_V: torch.Tensor, generation: Generation, constraint: Constraint | None, random: torch.Generator
 ) -> int:
-    """The next token: the likeliest at temperature 0, else one drawn from the nucleus of mass `top_p`."""
+    """Return the next token: the likeliest at temperature 0, else one drawn from the nucleus of mass `top_p`."""
     if constraint is not None:
         logits_V = logits_V.masked_fill(~torch.from_numpy(constraint.allowed()), -torch.inf)
     if generation.temperature == 0:

@@ -51,7 +51,7 @@ Phase = Literal["head", "body", "rest", "answer"]
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `LimitExceeded` (`E-PORT`) when the port is taken.
+    """Return a listening socket. Raises `LimitExceeded` (`E-PORT`) when the port is taken.
 
     Its protocol is named because asyncio sets TCP_NODELAY only where it reads TCP there; without, each answer on a kept
     connection waits 40 ms for the client's delayed acknowledgement.

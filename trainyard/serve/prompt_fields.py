@@ -52,7 +52,7 @@ class MarkedCopy:
     """Name of a function -> mark."""
 
     def mark(self, text: str, path: str, kind: str, turn: int | None) -> str:
-        """The mark of a text, which is entered; a blank text stays."""
+        """Return the mark of a text, which is entered; a blank text stays."""
         if not text.strip():
             return text
         mark = f"mark{len(self.fields):05}x"
@@ -81,7 +81,7 @@ class MarkedCopy:
         return {**call, "function": {**function, "name": name, "arguments": arguments}}
 
     def copy_value(self, value: object, path: str, kind: str, index: int) -> object:
-        """A value of a call's arguments; numbers and constants stay."""
+        """Return a value of a call's arguments; numbers and constants stay."""
         if isinstance(value, str):
             return self.mark(value, path, kind, index)
         if isinstance(value, list):
@@ -92,7 +92,7 @@ class MarkedCopy:
         return value
 
     def copy_tool(self, tool: JsonObject, index: int) -> JsonObject:
-        """A tool with name, description and the names of its parameters as marks."""
+        """Return a tool with name, description and the names of its parameters as marks."""
         path, function = f"tools.{index}.function", tool["function"]
         marked = {**function, "name": self.mark(function["name"], f"{path}.name", f"{OFFERED} {FUNCTIONS}", None)}
         if function.get("description"):
@@ -133,7 +133,7 @@ def find_hidden_field(renderer: TemplateText, turns: list[Turn], tools: Tools | 
 
 
 def write(renderer: TemplateText, turns: list[Turn], tools: Tools | None, *, ask: bool) -> str:
-    """The template's text; empty if it does not take the turns."""
+    """Return the template's text; empty if it does not take the turns."""
     try:
         return renderer.text(turns, tools, ask=ask)
     except TemplateError:

@@ -62,7 +62,7 @@ async def json_body(request: Request) -> bytes:
 
 
 def check_name(name: str) -> str:
-    """A name that may be shown and logged. Raises `ValueError`."""
+    """Return a name that may be shown and logged. Raises `ValueError`."""
     if len(name) > MAX_NAME or not name.isprintable() or name != name.strip():
         raise ValueError(f"a name takes at most {MAX_NAME} printable characters, without spaces at its ends")
     return name
@@ -222,7 +222,7 @@ class SamplingRequest(NeutralFields):
         return [None if seed is None else (seed + number) % 2**63 if number else seed for number in range(self.n or 1)]
 
     def logprobs_per_token(self) -> int:
-        """How many log probabilities an answer has for each token."""
+        """Return how many log probabilities an answer has for each token."""
         return 0
 
     def stops(self) -> list[str]:
@@ -248,13 +248,13 @@ class ChatRequest(SamplingRequest):
         return 1 + (self.top_logprobs or 0) if self.logprobs else 0
 
     def turns(self) -> list[JsonObject]:
-        """The messages as a chat template takes them. Raises `ApiError` 400 for a result that names no call."""
+        """Return the messages as a chat template takes them. Raises `ApiError` 400 for a result that names no call."""
         turns = [message.for_template() for message in self.messages]
         require_known_calls(turns)
         return turns
 
     def offered(self) -> list[dict[str, object]] | None:
-        """The tools as a chat template takes them."""
+        """Return the tools as a chat template takes them."""
         return [tool.for_template() for tool in self.tools] if self.tools and self.tool_choice != "none" else None
 
 
@@ -313,7 +313,7 @@ class Alias(ApiRequest):
 
 
 def parse(kind: type[Parsed], body: bytes) -> Parsed:
-    """The request in a body. Raises `ApiError` 400 that names the field."""
+    """Return the request in a body. Raises `ApiError` 400 that names the field."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -325,7 +325,7 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
 
 
 async def read_request(kind: type[Parsed], request: Request) -> Parsed:
-    """The request in the body of an HTTP request. Raises `ApiError`."""
+    """Return the request in the body of an HTTP request. Raises `ApiError`."""
     return parse(kind, await json_body(request))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
-from trainyard.serve.bases.origins import choose_base
+from trainyard.serve.base_origins import choose_base
 from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.protocol import Alias, ApiError, LoadAdapter, UnloadAdapter, check_name, from_trainyard, not_found
 from trainyard.stores.models import ModelSource, chat_template_sha256
@@ -41,7 +41,7 @@ class ServedBase:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What a request may call it: its name, or its folder."""
+        """Return what a request may call it: its name, or its folder."""
         return self.source.name, str(self.source.path)
 
     @cached_property
@@ -83,7 +83,7 @@ class ServedModels:
         return [*self.bases, *self.adapters, *self.aliases]
 
     def model(self, name: str) -> JsonObject:
-        """The entry of one model, also by a base's folder. Raises `ApiError` 404 that lists the names."""
+        """Return the entry of one model, also by a base's folder. Raises `ApiError` 404 that lists the names."""
         entry_id = next((base.name for base in self.bases.values() if name in base.names), name)
         match = next((entry for entry in self.models() if entry["id"] == entry_id), None)
         if match is None:
@@ -140,7 +140,7 @@ class ServedModels:
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def base_of(self, folder: Path) -> ServedBase:
-        """The base that an adapter belongs to. Raises `ApiError` 400."""
+        """Return the base that an adapter belongs to. Raises `ApiError` 400."""
         try:
             return self.bases[choose_base(folder, [base.source for base in self.bases.values()]).name]
         except TrainyardError as error:
@@ -178,7 +178,7 @@ class ServedModels:
             self.adapters[name] = ServedAdapter(base, folder)
 
     def adapter_folder(self, path: str, name: str) -> Path:
-        """The folder of a path inside the adapter roots, links followed. Raises `ApiError` 400 or 404."""
+        """Return the folder of a path inside the adapter roots, links followed. Raises `ApiError` 400 or 404."""
         try:
             folder = Path(path).resolve() if "\0" not in path and len(path) <= MAX_PATH else None
             is_there = folder is not None and (folder / "adapter_config.json").is_file()

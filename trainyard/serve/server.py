@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.serve import protocol
 from trainyard.serve.answers import Answers
-from trainyard.serve.bases.sources import WIDTHS, BaseSources, find_bases, require_room
+from trainyard.serve.base_sources import WIDTHS, BaseSources, find_bases, require_room
 from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.listening import AnnouncedServer, allowed_hosts, bind_guarded, has_token, print_record, url_of
 from trainyard.serve.protocol import Alias, ApiError, from_trainyard, read_request
@@ -41,7 +42,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in WIDTHS}
 
 
 def build_app(served: ServedModels, answers: Answers, *, token: str | None, hosts: list[str]) -> FastAPI:
-    """The HTTP application over an engine that is already loaded."""
+    """Return the HTTP application over an engine that is already loaded."""
     app = FastAPI(title="Trainyard model server", docs_url=None, redoc_url=None, openapi_url=None)
     # A page in a browser may point its own name at 127.0.0.1; it cannot choose the Host header.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
@@ -183,6 +184,8 @@ def pair_of(text: str) -> tuple[str, str]:
 
 def serve(arguments: argparse.Namespace, announce: Callable[[Service], None] = print_record) -> str:
     """Answer until SIGINT or SIGTERM; returns the address. `announce` is called once the server answers."""
+    # PEFT asks transformers for a property by its old name.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     token = os.environ.get("TRAINYARD_TOKEN") or None
     danger = "Off loopback anybody could load adapters and use the model."
     # Before the models are read: a taken port is known at once.

@@ -37,7 +37,7 @@ class TrialRun:
 
     @property
     def facts(self) -> JsonObject:
-        """The facts of a version about it."""
+        """Return the facts of a version about it."""
         return {RUN: not self.reason, **({RUN_BECAUSE: self.reason} if self.reason else {})}
 
 

@@ -79,7 +79,7 @@ def check_facts(facts: Mapping[str, object], name: str) -> VersionFacts:
 
 
 def base_facts(folder: Path) -> dict[str, str]:
-    """What the files themselves say about the base."""
+    """Return what the files themselves say about the base."""
     training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
     return {
         "base_model": str(training.get("base_model") or config.get("base_model_name_or_path") or ""),
@@ -89,12 +89,12 @@ def base_facts(folder: Path) -> dict[str, str]:
 
 
 def public_base(version: AdapterVersion) -> str:
-    """The name of a version's base, without the folders of this machine."""
+    """Return the name of a version's base, without the folders of this machine."""
     name = str(version.facts.get("base_model") or "")
     return name if hub_base(version) else Path(name).name
 
 
 def hub_base(version: AdapterVersion) -> str | None:
-    """The Hub's name of a version's base; None for a base that the Hub does not have under this name."""
+    """Return the Hub's name of a version's base; None for a base that the Hub does not have under this name."""
     name = str(version.facts.get("base_model") or "")
     return name if HUB_NAME.fullmatch(name) and not Path(name).is_dir() else None

@@ -15,8 +15,10 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
-from trainyard.spec.load.limits import MAX_NODES
 from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
+
+MAX_NODES = 10_000
+"""Nodes of one chain. Over the cap is an error with its number, never a truncation."""
 
 
 class ChainSpec(Strict):

@@ -12,14 +12,13 @@ from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.migrate import job_words
 from trainyard.spec.nodes import (
-    ColumnField,
-    ColumnName,
+    Columns,
     DataSourceConfig,
     DataSourceNode,
+    HiddenUrl,
     Name,
-    Path,
+    RowsPath,
     TrainerNode,
-    Url,
     is_empty,
 )
 from trainyard.spec.training import TrainerConfig, TrainingSettings, resolve_trainer
@@ -28,10 +27,10 @@ from trainyard.spec.training import TrainerConfig, TrainingSettings, resolve_tra
 class DatasetSpec(Strict):
     """Where a job's rows are: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`)."""
 
-    path: Path = Field(description="File or folder inside a data root.")
+    path: RowsPath = Field(description="File or folder inside a data root.")
     format: DataFormat = DataFormat.AUTO
-    data_worker: Url | None = Field(None, description="Always refused in this release.")
-    columns: dict[ColumnField, ColumnName] = Field(
+    data_worker: HiddenUrl | None = Field(None, description="Always refused in this release.")
+    columns: Columns = Field(
         default_factory=dict, description="Field of a row -> the column that contains it.", exclude_if=is_empty
     )
     max_rows: int | None = Field(None, ge=1, le=10**12, description="Rows that are read; default: all.")

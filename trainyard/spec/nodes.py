@@ -14,6 +14,11 @@ from trainyard.spec.packages import BUCKETS
 from trainyard.spec.training import TrainerConfig
 
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
+# `widget` is how a form shows a field (`WIDGETS` in web/src/components/schema.ts).
+DocumentsPath = Annotated[Path, Field(json_schema_extra={"widget": "documents"})]
+RowsPath = Annotated[Path, Field(json_schema_extra={"widget": "rows"})]
+RepositoryPath = Annotated[Path, Field(json_schema_extra={"widget": "repository"})]
+LongText = Annotated[str, Field(max_length=20_000, json_schema_extra={"widget": "textarea"})]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 SensitiveAction = Literal["off", "count", "mask", "quarantine"]
 PhoneRegion = Literal[
@@ -22,6 +27,7 @@ PhoneRegion = Literal[
 ]  # fmt: skip
 PHONE_REGIONS: tuple[PhoneRegion, ...] = ("US", "GB", "DE", "FR")
 Url = Annotated[str, Field(min_length=1, max_length=2048)]
+HiddenUrl = Annotated[Url, Field(json_schema_extra={"widget": "hidden"})]
 EndpointName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -43,6 +49,7 @@ ColumnField = Literal[
     "tools",
 ]
 """The keys of `COLUMN_FIELDS`."""
+Columns = Annotated[dict[ColumnField, ColumnName], Field(json_schema_extra={"widget": "columns"})]
 TableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 QUERIED_SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 PLACES = ("path", "url", "repository", "hub", "sql")
@@ -78,7 +85,7 @@ HubField = Annotated[HubSet, BeforeValidator(hub_words, json_schema_input_type=s
 class SqlQuery(Strict):
     """A query whose rows are the set: over files by DuckDB, or on a database that the operator has named."""
 
-    query: str = Field(min_length=1, max_length=20_000, description="One SELECT; `AS` gives a column a field's name.")
+    query: LongText = Field(min_length=1, description="One SELECT; `AS` gives a column a field's name.")
     files: dict[TableName, Path] = Field(default_factory=dict, description="Table -> Parquet, CSV or JSON file.")
     database: str | None = Field(None, min_length=1, max_length=100, description="Name in the setting `databases`.")
 
@@ -104,17 +111,17 @@ def is_unset(value: Any) -> bool:
 class SetFields(Strict):
     """Where a set of a data source is, and what of it is read."""
 
-    path: Path | None = Field(None, description="File or folder inside a data root.")
+    path: DocumentsPath | None = Field(None, description="File or folder inside a data root.")
     url: Url | None = Field(None, description="http(s) address of a file; gs://, s3:// or az:// of a file or folder.")
-    repository: Path | None = Field(None, description="Git repository: each commit gives message and diff.")
+    repository: RepositoryPath | None = Field(None, description="Git repository: each commit gives message and diff.")
     hub: HubField | None = Field(None, description="Data set of the Hugging Face Hub.", exclude_if=is_unset)
     sql: SqlQuery | None = Field(None, description="Read-only query.", exclude_if=is_unset)
-    data_worker: Url | None = Field(None, description="Always refused in this release.")
+    data_worker: HiddenUrl | None = Field(None, description="Always refused in this release.")
     format: DataFormat = DataFormat.AUTO
     converter: str | None = Field(
         None, min_length=1, max_length=100, description="Name in the setting `converters`.", exclude_if=is_unset
     )
-    columns: dict[ColumnField, ColumnName] = Field(
+    columns: Columns = Field(
         default_factory=dict,
         description="Field of a row -> the column that contains it, such as prompt: question_text.",
         exclude_if=is_empty,
@@ -127,7 +134,7 @@ class SetFields(Strict):
 class SourceSet(SetFields):
     """One named set of a data source. Exactly one of path, url, repository, hub and sql says where it is."""
 
-    data_worker: Url | None = Field(None, description="Address of a data worker; always refused in this release.")
+    data_worker: HiddenUrl | None = Field(None, description="Address of a data worker; always refused in this release.")
 
     @model_validator(mode="after")
     def one_place(self) -> SourceSet:
@@ -263,7 +270,7 @@ class AiGeneratorConfig(GeneratorAddress):
         None, description="What is generated on top of count; default: what the validator after it holds out."
     )
     template: GenerationTemplate = Field(GenerationTemplate.QA, description="What kind of rows is written.")
-    prompt: str | None = Field(None, max_length=20_000, description="Own Jinja prompt (sandboxed); sees `document`.")
+    prompt: LongText | None = Field(None, description="Own Jinja prompt (sandboxed); sees `document`.")
     wordings: int = Field(3, ge=1, le=8, description="Of each question; a validator after it holds out the last one.")
     best_of: int = left_out(
         1, ge=1, le=64, description="Answers to each question, of which the one that a reward model scores best stays."

@@ -12,14 +12,24 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field
 
 from trainyard.spec import nodes
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import MainFloat, MainInt, Strict
 from trainyard.spec.axes.data import GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage, StageSettings
 from trainyard.spec.chain import ChainSpec
-from trainyard.spec.nodes import ColumnField, ColumnName, DataSourceConfig, Name, Path, SourceSet, Url, is_empty
+from trainyard.spec.nodes import (
+    Columns,
+    DataSourceConfig,
+    DocumentsPath,
+    Name,
+    RepositoryPath,
+    RowsPath,
+    SourceSet,
+    Url,
+    is_empty,
+)
 from trainyard.spec.roles import role_of_place
 from trainyard.spec.training import EngineSettings, Hyperparameters, Tracker, TrainerConfig
 
@@ -30,7 +40,6 @@ ON_TOP = "rows for the evaluation come on top."
 
 
 COLUMNS = "Field of a row -> the column that contains it, such as prompt: question_text."
-Columns = dict[ColumnField, ColumnName]
 
 
 class Form(Strict):
@@ -45,22 +54,22 @@ class TrainingForm(Form):
     """How the adapter is trained."""
 
     method: Method = Field(Method.LORA, title="Method", description="Which weights are trainable.")
-    epochs: float = Field(3, gt=0, le=1000, title="Epochs", description="Passes over the rows.")
-    max_steps: int | None = Field(
+    epochs: MainFloat = Field(3, gt=0, le=1000, title="Epochs", description="Passes over the rows.")
+    max_steps: MainInt | None = Field(
         None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."
     )
-    learning_rate: float | None = Field(
+    learning_rate: MainFloat | None = Field(
         None, gt=0, le=1, title="Learning rate", description="Peak; empty takes the method's vetted value."
     )
     schedule: Schedule = Field(Schedule.LINEAR, title="Schedule", description="How the learning rate changes.")
     warmup_ratio: float = Field(0.03, ge=0, le=1, title="Warm-up", description="Share of the steps at the start.")
     optimizer: Optimizer = Field(Optimizer.ADAMW, title="Optimizer", description="How a step is made.")
-    batch_size: int = Field(4, ge=1, le=4096, title="Batch size", description="Rows per micro-batch.")
-    gradient_accumulation: int = Field(
+    batch_size: MainInt = Field(4, ge=1, le=4096, title="Batch size", description="Rows per micro-batch.")
+    gradient_accumulation: MainInt = Field(
         1, ge=1, le=4096, title="Gradient accumulation", description="Micro-batches per optimizer step."
     )
-    rank: int = Field(32, ge=1, le=256, title="Rank", description="Rank of a low-rank adapter; alpha is twice it.")
-    max_length: int = Field(
+    rank: MainInt = Field(32, ge=1, le=256, title="Rank", description="Rank of a low-rank adapter; alpha is twice it.")
+    max_length: MainInt = Field(
         512, ge=8, le=1_048_576, title="Longest row", description="In tokens; longer rows are dropped."
     )
     seed: int = Field(42, ge=0, le=2**31 - 1, title="Seed")
@@ -74,23 +83,23 @@ class AlignmentForm(Form):
 
     loss: PreferenceLoss = Field(PreferenceLoss.SIGMOID, title="Loss")
     beta: float = Field(0.1, gt=0, le=100, title="Beta", description="How strongly the model is kept near its start.")
-    epochs: float = Field(1, gt=0, le=1000, title="Epochs")
-    max_steps: int | None = Field(
+    epochs: MainFloat = Field(1, gt=0, le=1000, title="Epochs")
+    max_steps: MainInt | None = Field(
         None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."
     )
-    learning_rate: float | None = Field(None, gt=0, le=1, title="Learning rate")
-    batch_size: int = Field(4, ge=1, le=4096, title="Batch size")
+    learning_rate: MainFloat | None = Field(None, gt=0, le=1, title="Learning rate")
+    batch_size: MainInt = Field(4, ge=1, le=4096, title="Batch size")
 
 
 class RewardForm(Form):
     """How the reward model is trained on the preferences."""
 
-    epochs: float = Field(1, gt=0, le=1000, title="Epochs")
-    max_steps: int | None = Field(
+    epochs: MainFloat = Field(1, gt=0, le=1000, title="Epochs")
+    max_steps: MainInt | None = Field(
         None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."
     )
-    learning_rate: float | None = Field(None, gt=0, le=1, title="Learning rate")
-    batch_size: int = Field(4, ge=1, le=4096, title="Batch size")
+    learning_rate: MainFloat | None = Field(None, gt=0, le=1, title="Learning rate")
+    batch_size: MainInt = Field(4, ge=1, le=4096, title="Batch size")
 
 
 class DrawingForm(Form):
@@ -98,9 +107,9 @@ class DrawingForm(Form):
 
     completions: int = Field(4, ge=2, le=1024, title="Completions", description="Of each prompt.")
     max_completion_length: int = Field(128, ge=1, le=1_048_576, title="Longest completion", description="In tokens.")
-    max_steps: int = Field(200, ge=1, le=10_000_000, title="Steps", description="Optimizer steps.")
-    learning_rate: float | None = Field(None, gt=0, le=1, title="Learning rate")
-    batch_size: int = Field(
+    max_steps: MainInt = Field(200, ge=1, le=10_000_000, title="Steps", description="Optimizer steps.")
+    learning_rate: MainFloat | None = Field(None, gt=0, le=1, title="Learning rate")
+    batch_size: MainInt = Field(
         8, ge=1, le=4096, title="Batch size", description="Completions of a step; a multiple of those of a prompt."
     )
 
@@ -213,6 +222,7 @@ BaseModelName = Annotated[
         max_length=512,
         title="Base model",
         description="Folder or Hub name of the model to train; empty: the default of the settings.",
+        json_schema_extra={"widget": "model"},
     ),
 ]
 Publish = Annotated[PublishForm, Field(description="Under which name it is registered, and where it has to answer.")]
@@ -221,7 +231,7 @@ Publish = Annotated[PublishForm, Field(description="Under which name it is regis
 class QaPipeline(Form):
     """Questions and answers from documents, and an adapter that learned them."""
 
-    documents: Path = Field(title="Documents", description=f"File or folder to learn; {RELATIVE}")
+    documents: DocumentsPath = Field(title="Documents", description=f"File or folder to learn; {RELATIVE}")
     count: Count = 200
     model: Writer = None
     wordings: int = Field(
@@ -250,6 +260,9 @@ class SetColumns(Form):
     preference: Columns = Field({}, title="Of the preferences", description=COLUMNS)
 
 
+SetColumnsField = Annotated[SetColumns, Field(json_schema_extra={"widget": "columns"})]
+
+
 def maps_nothing(columns: SetColumns) -> bool:
     """Whether the columns have the names of their fields, so that a dump leaves them out."""
     return not (columns.sft or columns.preference)
@@ -258,9 +271,11 @@ def maps_nothing(columns: SetColumns) -> bool:
 class AlignmentPipeline(Form):
     """Supervised fine-tuning, then direct preference optimisation of the same adapter."""
 
-    sft: Path = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
-    preference: Path = Field(title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}")
-    columns: SetColumns = Field(SetColumns(), title="Columns", description=COLUMNS, exclude_if=maps_nothing)
+    sft: RowsPath = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
+    preference: RowsPath = Field(
+        title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}"
+    )
+    columns: SetColumnsField = Field(SetColumns(), title="Columns", description=COLUMNS, exclude_if=maps_nothing)
     max_rows: int | None = Field(
         None, ge=1, le=10**12, title="Rows", description="Rows read of each data set; empty: all."
     )
@@ -284,9 +299,11 @@ class AlignmentPipeline(Form):
 class Rlhf(Form):
     """Supervised fine-tuning, a reward model of the same adapter, and PPO with its scores."""
 
-    sft: Path = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
-    preference: Path = Field(title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}")
-    columns: SetColumns = Field(SetColumns(), title="Columns", description=COLUMNS, exclude_if=maps_nothing)
+    sft: RowsPath = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
+    preference: RowsPath = Field(
+        title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}"
+    )
+    columns: SetColumnsField = Field(SetColumns(), title="Columns", description=COLUMNS, exclude_if=maps_nothing)
     base_model: BaseModelName = None
     training: TrainingForm = Field(TrainingForm(), description="How the adapter is trained on the examples.")
     reward: RewardForm = Field(RewardForm(), description="How the reward model learns the preferences.")
@@ -320,7 +337,9 @@ def sets_of(form: AlignmentPipeline | Rlhf, max_rows: int | None = None) -> dict
 class Grpo(Form):
     """Supervised fine-tuning, then GRPO with a verifier that compares final answers."""
 
-    rows: Path = Field(title="Rows", description=f"Data set of questions with answers that can be checked; {RELATIVE}")
+    rows: RowsPath = Field(
+        title="Rows", description=f"Data set of questions with answers that can be checked; {RELATIVE}"
+    )
     columns: Columns = Field({}, title="Columns", description=COLUMNS, exclude_if=is_empty)
     reward: Literal["exact_match", "contains", "python"] = Field(
         "exact_match",
@@ -350,7 +369,9 @@ class Grpo(Form):
 class RagTuning(Form):
     """Questions and answers whose answers are grounded in the documents, and an adapter that learned them."""
 
-    documents: Path = Field(title="Knowledge base", description=f"File or folder of the knowledge base; {RELATIVE}")
+    documents: DocumentsPath = Field(
+        title="Knowledge base", description=f"File or folder of the knowledge base; {RELATIVE}"
+    )
     count: Count = 200
     model: Writer = None
     grounding: float = Field(
@@ -373,7 +394,7 @@ class RagTuning(Form):
 class CodeTuning(Form):
     """Instructions and code from a repository, an adapter that learned them, and its evaluation."""
 
-    repository: Path = Field(
+    repository: RepositoryPath = Field(
         ".", title="Repository", description=f"Folder of the code, or of a git repository; {RELATIVE}"
     )
     learn_from: Literal["files", "commits"] = Field(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard.spec.axes.axis import Strict, left_out
+from trainyard.spec.axes.axis import MainFloat, MainInt, Strict, left_out
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import BAD_FRACTION
 from trainyard.spec.axes.devices import Device, Precision
@@ -51,16 +51,16 @@ DEFAULT_MAX_LENGTH = 512
 class Hyperparameters(Strict):
     """How the optimisation runs. What is left out takes the vetted value of its stage and method."""
 
-    epochs: float | None = Field(None, gt=0, le=10_000, description="Passes over the rows.")
-    max_steps: int | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; wins over epochs.")
-    batch_size: int = Field(
+    epochs: MainFloat | None = Field(None, gt=0, le=10_000, description="Passes over the rows.")
+    max_steps: MainInt | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; wins over epochs.")
+    batch_size: MainInt = Field(
         DEFAULT_BATCH,
         ge=1,
         le=4096,
         description="Rows per micro-batch and device; of grpo with its default of 8 completions, 8.",
     )
-    gradient_accumulation: int = Field(1, ge=1, le=4096, description="Micro-batches per optimizer step.")
-    learning_rate: float | None = Field(None, gt=0, le=1, description="Peak of the schedule.")
+    gradient_accumulation: MainInt = Field(1, ge=1, le=4096, description="Micro-batches per optimizer step.")
+    learning_rate: MainFloat | None = Field(None, gt=0, le=1, description="Peak of the schedule.")
     schedule: Schedule = Schedule.LINEAR
     warmup_ratio: float = Field(0.03, ge=0, le=1, description="Share of the steps in which the rate rises.")
     warmup_steps: int | None = Field(
@@ -73,7 +73,7 @@ class Hyperparameters(Strict):
     optimizer: Optimizer = Optimizer.ADAMW
     weight_decay: float = Field(0.0, ge=0, le=1, description="On matrices; vectors have none.")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Norm above which gradients are clipped.")
-    max_length: int = Field(
+    max_length: MainInt = Field(
         DEFAULT_MAX_LENGTH, ge=8, le=1_048_576, description="Tokens per row; longer rows are counted as truncated."
     )
     precision: Precision = Precision.AUTO
@@ -266,7 +266,11 @@ class TrainingSettings(Strict):
     )
     backend: BackendName = BackendName.NATIVE
     base_model: str | None = Field(
-        None, min_length=1, max_length=512, description="Name or folder of the model that is trained."
+        None,
+        min_length=1,
+        max_length=512,
+        description="Name or folder of the model that is trained.",
+        json_schema_extra={"widget": "model"},
     )
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
     quantization: Quantization | None = None

@@ -78,7 +78,7 @@ class AdapterVersion(BaseModel):
 
     @property
     def alias(self) -> str:
-        """The name under which whatever version is live answers."""
+        """Return the name under which whatever version is live answers."""
         return f"{self.tenant}/{self.role}"
 
 
@@ -94,7 +94,7 @@ class Live:
         return any(entry["version"] == number for entry in self.history)
 
     def replaced(self) -> list[int]:
-        """The versions below the live one, oldest first: what was rolled back or undone is not among them."""
+        """Return the versions below the live one, oldest first: what was rolled back or undone is not among them."""
         stack: list[int | None] = []
         for entry in self.history:
             number = entry["version"]
@@ -168,11 +168,11 @@ class AdapterRegistry:
         )
 
     def highest(self, tenant: str, role: str) -> int:
-        """The highest number that was ever taken here, also by a registration that died; 0 if none was."""
+        """Return the highest number that was ever taken here, also by a registration that died; 0 if none was."""
         return max(numbers_in(self.files, self._folder(tenant, role)), default=0)
 
     def show(self, name: str) -> AdapterVersion:
-        """The version of `<tenant>/<role>/v<N>`, or the live one of `<tenant>/<role>`.
+        """Return the version of `<tenant>/<role>/v<N>`, or the live one of `<tenant>/<role>`.
 
         Raises `NotFound` (`E-ADAPTER-NOT-FOUND`, also for a version that was deleted), `InvalidInput` (`E-NAME`).
         """
@@ -188,7 +188,7 @@ class AdapterRegistry:
         return version
 
     def find(self, name: str) -> AdapterVersion:
-        """The same, also of a version that was deleted."""
+        """Return the same, also of a version that was deleted."""
         tenant, role, number = parse_name(name)
         if number is None:
             number = self.live(tenant, role).version
@@ -299,7 +299,7 @@ class AdapterRegistry:
         return earlier[-1]
 
     def earlier(self, tenant: str, role: str) -> Sequence[AdapterVersion]:
-        """The versions that rollbacks can go to, the nearest one last."""
+        """Return the versions that rollbacks can go to, the nearest one last."""
         there = {version.version: version for version in self.list(tenant, role)}
         return [there[number] for number in self.live(tenant, role).replaced() if number in there]
 
@@ -321,7 +321,7 @@ class AdapterRegistry:
             yield
 
     def _folder(self, tenant: str, role: str) -> Path:
-        """The role's folder, after a check that neither a name nor a link leads out of the root."""
+        """Return the role's folder, after a check that neither a name nor a link leads out of the root."""
         folder = self.root / checked(tenant) / checked(role)
         return require_inside(self.root, folder, f"The folder of {tenant}/{role}", "the registry")
 
@@ -338,7 +338,7 @@ class AdapterRegistry:
         return version
 
     def _take_number(self, tenant: str, role: str, number: int) -> int:
-        """A number that is ours already: new here, or left by a registration that died."""
+        """Return a number that is ours already: new here, or left by a registration that died."""
         target = self._folder(tenant, role) / f"v{number}"
         if self.files.mkdir(target):
             return number
@@ -392,7 +392,7 @@ def parse_name(name: str) -> tuple[str, str, int | None]:
 
 
 def checked(name: str) -> str:
-    """A tenant or role name; raises `InvalidInput` (`E-NAME`) for anything that could leave the root."""
+    """Return a tenant or role name; raises `InvalidInput` (`E-NAME`) for anything that could leave the root."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
             f"{name!r} is not a valid tenant or role name.",
@@ -444,7 +444,7 @@ def numbers_in(files: Files, folder: Path) -> list[int]:
 
 
 def reserve(files: Files, folder: Path) -> int:
-    """The next number, made ours by `mkdir`. Numbers of unfinished registrations count as taken."""
+    """Return the next number, made ours by `mkdir`. Numbers of unfinished registrations count as taken."""
     number = max(numbers_in(files, folder), default=0) + 1
     while not files.mkdir(folder / f"v{number}"):
         number += 1
@@ -481,7 +481,7 @@ def to_json(value: object) -> bytes:
 
 
 def manifest_of(version: AdapterVersion) -> JsonObject:
-    """What a version's manifest says; of a version that is there, nothing about a deletion."""
+    """Return what a version's manifest says; of a version that is there, nothing about a deletion."""
     return versioned("adapter", version.model_dump(mode="json", exclude=set() if version.deleted else {"deleted"}))
 
 

@@ -104,7 +104,7 @@ class ArtifactStore:
         return self.root / key[:2] / key
 
     def find(self, key: str) -> NodeOutput | None:
-        """The finished result, its digests verified; None if there is none. Raises `Corrupt` if bytes changed.
+        """Return the finished result, its digests verified; None if there is none. Raises `Corrupt` if bytes changed.
 
         What is found survives a power cut: its name is flushed again, for its maker may have died before it did. It is
         also marked as used now, so that `trainyard gc` does not take it away from its finder.
@@ -232,7 +232,7 @@ def remove_work_folder(store: ArtifactStore, folder: Path) -> None:
 def reference(
     final: Path, temporary: Path, port: Port, part: ProducedSet, files: Mapping[str, JsonMapping]
 ) -> Reference:
-    """The reference of one port's sub-folder, from the digests of its files."""
+    """Return the reference of one port's sub-folder, from the digests of its files."""
     prefix = f"{part.folder}/" if part.folder else ""
     entries = {name.removeprefix(prefix): entry for name, entry in files.items() if name.startswith(prefix)}
     if not entries and part.folder and not (temporary / part.folder).is_dir():
@@ -248,7 +248,7 @@ def reference(
 
 
 def open_reference(reference: Reference) -> Path:
-    """The folder of a reference, after a check that its bytes are what the reference says.
+    """Return the folder of a reference, after a check that its bytes are what the reference says.
 
     Raises `NotFound` (`E-NOT-FOUND`) or `Corrupt` (`E-CORRUPT`).
     """

@@ -31,7 +31,7 @@ def auth_file(settings: Settings) -> Path:
 
 
 def read_auth(settings: Settings) -> str | None:
-    """The home's string; None if it has none yet. Raises `InvalidInput` (`E-AUTH`) if the file is unusable."""
+    """Return the home's string; None if it has none yet. Raises `InvalidInput` (`E-AUTH`) if the file is unusable."""
     path = auth_file(settings)
     try:
         return usable(path.read_text(encoding="utf-8").rstrip("\n"), str(path))
@@ -65,7 +65,7 @@ def keep_auth(settings: Settings, value: str | None = None) -> str:
 
 
 def usable(text: str, source: str) -> str:
-    """The text as it is. Raises `InvalidInput` (`E-AUTH`), which does not repeat it."""
+    """Return the text as it is. Raises `InvalidInput` (`E-AUTH`), which does not repeat it."""
     if not PRINTABLE.fullmatch(text):
         raise InvalidInput(
             f"The auth string of {source} has {len(text)} characters and cannot be used.",
@@ -77,5 +77,5 @@ def usable(text: str, source: str) -> str:
 
 
 def auth_header(text: str | None) -> dict[str, str]:
-    """The header of a request to the API; nothing without a string."""
+    """Return the header of a request to the API; nothing without a string."""
     return {"Authorization": f"Basic {base64.b64encode(text.encode()).decode()}"} if text else {}

@@ -122,7 +122,7 @@ class DocumentLedger:
             return len(new)
 
     def entries(self) -> list[Entry]:
-        """The latest entry of every key, oldest key first."""
+        """Return the latest entry of every key, oldest key first."""
         return list(self._entries.values())
 
     def current(self) -> list[Entry]:
@@ -130,7 +130,7 @@ class DocumentLedger:
         return list(self._names.values())
 
     def status(self, name: str, stream: str | None = None) -> Entry | None:
-        """The latest entry under a document's name; of any stream when none is named."""
+        """Return the latest entry under a document's name; of any stream when none is named."""
         if stream is not None:
             return self._names.get((stream, name))
         entries = [entry for (_, key), entry in self._names.items() if key == name]
@@ -218,7 +218,7 @@ def to_line(entry: Entry) -> bytes:
 
 
 def from_line(line: bytes) -> Entry | None:
-    """The entry of a line without its newline; None when the checksum does not match."""
+    """Return the entry of a line without its newline; None when the checksum does not match."""
     body = line[_BODY_AT : -len(_TAIL)]
     if line != b"".join((_HEAD, hashlib.sha256(body).hexdigest().encode(), _MIDDLE, body, _TAIL)):
         return None

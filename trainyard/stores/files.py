@@ -43,7 +43,7 @@ class Files(Protocol):
     """File-system calls. Paths are absolute or relative `Path`s; every method raises `OSError` as the kernel does."""
 
     def read(self, path: Path) -> bytes:
-        """The whole file; `FileNotFoundError` if there is none."""
+        """Return the whole file; `FileNotFoundError` if there is none."""
 
     def write(self, path: Path, data: bytes) -> None:
         """Create or overwrite, not atomically: write to a temporary name and rename for that."""
@@ -70,7 +70,7 @@ class Files(Protocol):
         """Make one folder; False if the name is taken: exactly one of any number of processes gets True."""
 
     def listdir(self, path: Path) -> list[str]:
-        """The names in a folder, sorted; `FileNotFoundError` if there is none."""
+        """Return the names in a folder, sorted; `FileNotFoundError` if there is none."""
 
     def exists(self, path: Path) -> bool: ...
 
@@ -212,7 +212,7 @@ def translate_os_errors(message: str, only: frozenset[int] = frozenset()) -> Ite
 
 
 def disk_error(message: str, error: OSError) -> TrainyardError | None:
-    """The error with an answer for a kernel error; None for one that says nothing about the disk."""
+    """Return the error with an answer for a kernel error; None for one that says nothing about the disk."""
     why = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}."
     if error.errno in NO_SPACE:
         do = "Free some space on that disk and run it again; a training continues from its last checkpoint."
@@ -234,7 +234,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def lacking_space(folder: Path, least_bytes: int) -> LimitExceeded | None:
-    """The error (`E-DISK-FULL`) of a disk with less free space than that; None if there is enough."""
+    """Return the error (`E-DISK-FULL`) of a disk with less free space than that; None if there is enough."""
     free = free_bytes(folder)
     if free >= least_bytes:
         return None
@@ -247,7 +247,7 @@ def lacking_space(folder: Path, least_bytes: int) -> LimitExceeded | None:
 
 
 def require_inside(root: Path, path: Path, subject: str, root_name: str) -> Path:
-    """The path, after a check that no link leads out of the root. Raises `InvalidInput` (`E-NAME`)."""
+    """Return the path, after a check that no link leads out of the root. Raises `InvalidInput` (`E-NAME`)."""
     if not path.resolve().is_relative_to(root.resolve()):
         raise InvalidInput(
             f"{subject} lies outside {root_name}.",
@@ -292,7 +292,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _link_and_unlink(source: Path, target: Path) -> int:
-    """The same for files where the flag is not known: link(2) never overwrites. 0, or the error number.
+    """Return the same for files where the flag is not known: link(2) never overwrites. 0, or the error number.
 
     Between the two calls both names exist; a crash there leaves the source too, which its owner removes.
     """

@@ -86,14 +86,14 @@ class JobStore:
         return record
 
     def get(self, job_id: str) -> JobRecord:
-        """A record by its id. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
+        """Return a record by its id. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
         record = read(self.path(job_id), self.files)
         if record is None:
             raise NotFound(f"There is no job {job_id!r}.", do="Look for its id in the list.", code="E-JOB-NOT-FOUND")
         return record
 
     def list(self, state: JobState | None = None) -> list[JobRecord]:
-        """Every record, the newest first; a file that cannot be read is left out."""
+        """Return every record, the newest first; a file that cannot be read is left out."""
         records = [record for record in self.records() if state is None or record.state is state]
         return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
 
@@ -111,7 +111,7 @@ class JobStore:
 
 
 def read(path: Path, files: Files = DISK) -> JobRecord | None:
-    """The record of a file; None if it is not there or not one. Raises `Conflict` (`E-SCHEMA`)."""
+    """Return the record of a file; None if it is not there or not one. Raises `Conflict` (`E-SCHEMA`)."""
     try:
         return JobRecord.model_validate(read_versioned("job", files.read(path), path))
     except (FileNotFoundError, ValueError):

@@ -79,7 +79,7 @@ MEASURED = tuple(name for name in Point.model_fields if name not in ("step", "ti
 
 
 def read_curve(events: Iterable[Event], since: float = 0.0) -> list[Point]:
-    """The loss curve across restarts, by step; without what was said before `since` (seconds of the epoch)."""
+    """Return the loss curve across restarts, by step; without what was said before `since` (seconds of the epoch)."""
     points: dict[int, Point] = {}
     for event in select_since(events, since):
         if event["event"] == "begin":
@@ -92,7 +92,7 @@ def read_curve(events: Iterable[Event], since: float = 0.0) -> list[Point]:
 
 
 def keep_up_to_restart(points: dict[int, Point], restarted_from: object) -> dict[int, Point]:
-    """What a restart leaves of the curve: the steps up to its checkpoint."""
+    """Return what a restart leaves of the curve: the steps up to its checkpoint."""
     if isinstance(restarted_from, dict) and isinstance(step := restarted_from.get("step"), int):
         return {at: point for at, point in points.items() if at <= step}
     return {}
@@ -140,17 +140,17 @@ def in_time(seconds: float) -> str:
 
 
 def number(value: object) -> float | None:
-    """A number that a trainer wrote; None for anything else."""
+    """Return a number that a trainer wrote; None for anything else."""
     return float(value) if isinstance(value, int | float) else None
 
 
 def select_since(events: Iterable[Event], since: float) -> Iterator[Event]:
-    """The events from a time on: an identical job that ran before has left its own in the same file."""
+    """Return the events from a time on: an identical job that ran before has left its own in the same file."""
     return (event for event in events if (time_s := number(event.get("time"))) is None or time_s >= since)
 
 
 def read_progress(events: Iterable[Event], since: float = 0.0) -> TrainingProgress:
-    """The newest progress since a time; `begin` says the totals."""
+    """Return the newest progress since a time; `begin` says the totals."""
     return last_progress(select_since(events, since))
 
 
@@ -162,7 +162,7 @@ def last_progress(events: Iterable[Event]) -> TrainingProgress:
 
 
 def apply_progress(before: TrainingProgress, event: Event) -> TrainingProgress:
-    """The progress after one event; a pure function, so that a follower and a reader see the same."""
+    """Return the progress after one event; a pure function, so that a follower and a reader see the same."""
     if event["event"] not in ("begin", "progress"):
         return before
     numbers = {name: event[name] for name in TrainingProgress.model_fields if isinstance(event.get(name), int | float)}
@@ -184,7 +184,7 @@ def metrics(events: Iterable[Event]) -> TrainingMetrics:
 
 
 def apply_losses(before: TrainingMetrics, event: Event) -> TrainingMetrics:
-    """The losses after one event."""
+    """Return the losses after one event."""
     names = {"progress": ("loss", "eval_loss"), "metrics": ("final_loss", "eval_loss")}.get(event["event"])
     if names is None:
         return before

@@ -29,7 +29,7 @@ from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.load.nearest import did_you_mean, nearest, nearest_paths
 from trainyard.spec.training import STARTER
-from trainyard.stores.base_models.configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
+from trainyard.stores.model_configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
 from trainyard.stores.whole import file_sha256, write_json_durably
 
 SHIPPED_STARTER = Path(__file__).parents[1] / "train" / "starter" / "model"
@@ -59,12 +59,12 @@ class ModelSource:
 
     @property
     def location(self) -> str:
-        """What `from_pretrained` takes."""
+        """Return what `from_pretrained` takes."""
         return str(self.path) if self.path else self.name
 
 
 def resolve_model(name: str, settings: Settings) -> ModelSource:
-    """The model that a name means, checked.
+    """Return the model that a name means, checked.
 
     Raises `NotFound` (`E-MODEL-NOT-FOUND`), `InvalidInput` (`E-MODEL-UNSAFE`, `E-MODEL-INVALID`) or `Corrupt`.
     """
@@ -77,8 +77,8 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
     if not HUB_NAME.fullmatch(name) or ".." in name:
         raise NotFound(
             f"There is no model {name!r}.",
-            why="It is neither `starter`, nor a folder, nor a Hub name of the form org/model; a relative path starts "
-            f"at {settings.working_folder}.",
+            why="It is neither `starter`, nor a folder, nor a Hub name of the form org/model; a relative path "
+            f"starts at {settings.working_folder}.",
             do=did_you_mean(
                 [*nearest(name, [STARTER]), *nearest_paths(name, [settings.working_folder])],
                 "Name an existing folder with config.json and safetensors weights, or `starter`.",
@@ -168,7 +168,7 @@ def template_dirs(path: Path) -> list[Path]:
 
 
 def module_names(tensors: Iterable[str]) -> set[str]:
-    """The modules that contain these tensors, and the modules that contain those."""
+    """Return the modules that contain these tensors, and the modules that contain those."""
     parts = (name.removeprefix("base_model.model.").split(".") for name in tensors)
     return {".".join(names[:end]) for names in parts for end in range(1, len(names))}
 
@@ -207,7 +207,7 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that a loader would read: one file, or the shards that the index names."""
+    """Return the safetensors files that a loader would read: one file, or the shards that the index names."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(read_json(index, "E-MODEL-INVALID").get("weight_map", {}).values()))
@@ -304,7 +304,7 @@ def broken(path: Path, problem: str) -> Corrupt:
 
 
 def read_json(path: Path, code: str) -> JsonObject:
-    """A JSON object of at most 64 MiB. Raises `InvalidInput` with `code`."""
+    """Return a JSON object of at most 64 MiB. Raises `InvalidInput` with `code`."""
     if not path.is_file():
         raise InvalidInput(
             f"{path.parent.name} has no {path.name}.", do="Give the folder that `save_pretrained` wrote.", code=code
@@ -357,19 +357,19 @@ def read_digests(path: Path | None) -> dict[str, str]:
 
 
 def base_facts(folder: Path) -> BaseFacts:
-    """What a model folder's config and tokenizer say. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
+    """Return what a model folder's config and tokenizer say. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
     stamps = ((folder / name).stat() for name in ("config.json", "tokenizer.json") if (folder / name).is_file())
     return read_base_facts(folder, tuple((stamp.st_mtime_ns, stamp.st_size) for stamp in stamps))
 
 
 @lru_cache(maxsize=64)
 def read_base_facts(folder: Path, _stamps: tuple[tuple[int, int], ...]) -> BaseFacts:
-    """The facts of a folder with files of these times and sizes: a large tokenizer is read once."""
+    """Return the facts of a folder with files of these times and sizes: a large tokenizer is read once."""
     return BaseFacts.from_config(read_json(folder / "config.json", "E-MODEL-INVALID"), tokenizer_size(folder))
 
 
 def tokenizer_size(folder: Path) -> int | None:
-    """One more than the highest id of a folder's tokenizer; None where only loading it would show it.
+    """Return one more than the highest id of a folder's tokenizer; None where only loading it would show it.
 
     Format: `model.vocab` of tokenizer.json is a mapping of tokens to ids, or a list in the order of the ids (Unigram);
     `added_tokens` lists those that were added later.

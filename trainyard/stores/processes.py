@@ -39,7 +39,7 @@ def process_start(pid: int | None = None) -> Start:
 
 
 def find_process(pid: int, start: Start) -> psutil.Process | None:
-    """The living process that started then under this pid; None if it ended, a zombie included."""
+    """Return the living process that started then under this pid; None if it ended, a zombie included."""
     try:
         process = psutil.Process(pid)
         actual: Start = process.create_time() if isinstance(start, int | float) else process_start(pid)
@@ -54,5 +54,5 @@ def find_process(pid: int, start: Start) -> psutil.Process | None:
 
 @cache
 def boot_id() -> str:
-    """The kernel's id of this boot; empty where there is none."""
+    """Return the kernel's id of this boot; empty where there is none."""
     return BOOT_ID_FILE.read_text(encoding="ascii").strip() if BOOT_ID_FILE.exists() else ""

@@ -74,12 +74,12 @@ class EarlierFiles:
 
 
 def versioned(kind: str, value: Mapping[str, object]) -> dict[str, object]:
-    """The value as it is stored."""
+    """Return the value as it is stored."""
     return {**value, KEY: KINDS[kind].version}
 
 
 def read_versioned(kind: str, data: bytes, where: Path | str) -> JsonObject:
-    """The value of a stored JSON file.
+    """Return the value of a stored JSON file.
 
     Raises `ValueError` for text that is not a JSON mapping, `Conflict` (`E-SCHEMA`) for a newer version.
     """
@@ -90,7 +90,7 @@ def read_versioned(kind: str, data: bytes, where: Path | str) -> JsonObject:
 
 
 def unversioned(kind: str, value: JsonMapping, where: Path | str) -> JsonObject:
-    """The value without its version. Raises `Conflict` (`E-SCHEMA`) for a later version than ours."""
+    """Return the value without its version. Raises `Conflict` (`E-SCHEMA`) for a later version than ours."""
     version, newest = value.get(KEY, UNVERSIONED), KINDS[kind].version
     if not isinstance(version, int) or version > newest:
         raise Conflict(
@@ -103,7 +103,7 @@ def unversioned(kind: str, value: JsonMapping, where: Path | str) -> JsonObject:
 
 
 def earlier_files(home: Path) -> list[EarlierFiles]:
-    """How many files of each kind below a home have an earlier form. They are read as they are."""
+    """Return how many files of each kind below a home have an earlier form. They are read as they are."""
     seen = {home / name for name in OTHERS}
     counts: Counter[tuple[str, int]] = Counter()
     for kind, row in KINDS.items():

@@ -204,7 +204,7 @@ def file_sha256(path: Path) -> str:
 
 
 def files_below(files: Files, folder: Path) -> list[Path]:
-    """Every file below a folder, sorted."""
+    """Return every file below a folder, sorted."""
     paths: list[Path] = []
     for name in files.listdir(folder):
         path = folder / name

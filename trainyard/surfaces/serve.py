@@ -11,11 +11,12 @@ from trainyard.app.context import Context
 from trainyard.app.graph.graph import serve_graph
 from trainyard.app.responses import Response
 from trainyard.app.stack.api_service import PORT
+from trainyard.compute.child import silence_missing_kernel
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput
 from trainyard.operations.serving import ServeInput
-from trainyard.serve.bases.origins import NamedAdapter, require_bases
-from trainyard.serve.bases.sources import find_bases, require_room
+from trainyard.serve.base_origins import NamedAdapter, require_bases
+from trainyard.serve.base_sources import find_bases, require_room
 from trainyard.serve.embedded import server_options
 
 GRAPH_PORT = 9081
@@ -86,6 +87,8 @@ def answer_models(request: ServeInput, context: Context) -> str:
         answering = [sources.title, *(adapter.alias or adapter.name for adapter in adapters)]
         context.say(f"{', '.join(answering)} at {record.url}/v1; Ctrl-C ends it")
 
+    context.say(f"loading {', '.join((sources.title, *(adapter.name for adapter in adapters)))}")
+    silence_missing_kernel()
     from trainyard.serve import server  # imports torch; from here on this process is the server
 
     return str(server.serve(server.parse_arguments(argv), announce))

@@ -57,12 +57,12 @@ class Trial(BaseModel):
     message: str = ""
 
     def at(self, step: int) -> float | None:
-        """The metric at a rung; of a training that ended before it, its last one."""
+        """Return the metric at a rung; of a training that ended before it, its last one."""
         return self.found.get(step, self.value)
 
 
 def ranked(trials: Iterable[Trial], step: int, *, highest: bool) -> list[Trial]:
-    """The trials that have a metric at that step, the best first; of two equal ones the earlier."""
+    """Return the trials that have a metric at that step, the best first; of two equal ones the earlier."""
     pairs = [(value, trial) for trial in trials if (value := trial.at(step)) is not None]
     return [trial for _, trial in sorted(pairs, key=lambda pair: (-pair[0] if highest else pair[0], pair[1].number))]
 
@@ -70,7 +70,7 @@ def ranked(trials: Iterable[Trial], step: int, *, highest: bool) -> list[Trial]:
 def find_promotion(
     trials: Sequence[Trial], levels: Sequence[int], reduction: int, *, highest: bool
 ) -> tuple[Trial, int] | None:
-    """The paused trial that continues, and to which step; None if none has earned it yet.
+    """Return the paused trial that continues, and to which step; None if none has earned it yet.
 
     `levels` are the steps of the rungs and of the end, ascending. The highest rung is looked at first, as in the paper.
     """
@@ -83,7 +83,7 @@ def find_promotion(
 
 
 def find_best(trials: Iterable[Trial], *, highest: bool) -> Trial | None:
-    """The finished trial with the best metric."""
+    """Return the finished trial with the best metric."""
     completed = [trial for trial in trials if trial.state is TrialState.COMPLETED and trial.value is not None]
     return min(
         completed,

@@ -22,7 +22,7 @@ VARIANTS = ("stage", "method")
 
 
 def apply_values(chain: ChainSpec, ids: tuple[str, ...], values: Mapping[str, Scalar]) -> ChainSpec:
-    """The chain with these values of its settings; `ids` are the ids of its nodes in the order of the file.
+    """Return the chain with these values of its settings; `ids` are the ids of its nodes in the order of the file.
 
     Raises `InvalidInput` (`E-PARAMETER`) for a path without a node, `Refused` for a setting or a value.
     """
@@ -102,7 +102,7 @@ def refusal_of(
 
 
 def needed_nodes(chain: ResolvedChain, trainer: str) -> tuple[str, ...]:
-    """The trainer and what is before it, in order."""
+    """Return the trainer and what is before it, in order."""
     needed, waiting = set[str](), [trainer]
     while waiting:
         needed.add(node := waiting.pop())
@@ -117,7 +117,7 @@ def before(chain: ResolvedChain, node_id: str) -> Iterator[str]:
 
 
 def find_trainer(chain: ResolvedChain, name: str | None) -> str:
-    """The id of the trainer that is compared: the only one that is not a control, if none is named.
+    """Return the id of the trainer that is compared: the only one that is not a control, if none is named.
 
     Raises `InvalidInput` (`E-PARAMETER`).
     """

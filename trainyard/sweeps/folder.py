@@ -83,7 +83,7 @@ def read_record(settings: Settings, name: str) -> SweepRecord:
 
 
 def list_records(settings: Settings) -> Iterator[SweepRecord]:
-    """Every sweep, by name."""
+    """Yield every sweep, by name."""
     for path in sorted(settings.sweeps.glob(f"*/{SWEEP_FILE}")):
         record = find_record(settings, path.parent.name)
         if record is not None:
@@ -91,7 +91,7 @@ def list_records(settings: Settings) -> Iterator[SweepRecord]:
 
 
 def sweep_lock(settings: Settings, name: str, run_id: str) -> AbstractContextManager[Holder]:
-    """The sweep for one process at a time. Raises `Conflict` (`E-DEVICE-BUSY`)."""
+    """Return the sweep for one process at a time. Raises `Conflict` (`E-DEVICE-BUSY`)."""
     return device_lock(sweep_folder(settings, name) / "lock", run=run_id, wait_s=LOCK_WAIT_S)
 
 

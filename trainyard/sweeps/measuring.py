@@ -14,7 +14,7 @@ from trainyard.spec.axes.stages import EvalMetric
 
 
 def value_of(facts: JsonMapping, metric: EvalMetric) -> float:
-    """The metric of a finished training, at the step whose weights are its result.
+    """Return the metric of a finished training, at the step whose weights are its result.
 
     Raises `InvalidInput` (`E-PARAMETER`) when it was not measured.
     """
@@ -25,7 +25,7 @@ def value_of(facts: JsonMapping, metric: EvalMetric) -> float:
 
 
 def measured_at(work: Path, step: int, metric: EvalMetric) -> float:
-    """The metric that the training of a work folder found at a step.
+    """Return the metric that the training of a work folder found at a step.
 
     Raises `InvalidInput` (`E-PARAMETER`) when it was not measured there.
     """
@@ -35,7 +35,7 @@ def measured_at(work: Path, step: int, metric: EvalMetric) -> float:
 
 
 def require_finite(value: Any, metric: EvalMetric, where: str) -> float:
-    """A number, or infinity on the bad side for one that is not finite: such a trial is the last of its rung."""
+    """Return a number, or infinity on the bad side for one that is not finite: such a trial is the last of its rung."""
     if not isinstance(value, int | float):
         raise InvalidInput(
             f"The metric {metric.value} was not measured at {where}.",

@@ -50,7 +50,7 @@ class TrialSchedule:
         return segment
 
     def interrupted(self, trials: list[Trial]) -> Segment | None:
-        """A segment that an earlier process of this sweep did not finish."""
+        """Return a segment that an earlier process of this sweep did not finish."""
         left = (trial for trial in trials if trial.state is TrialState.RUNNING and trial.number not in self.running)
         return next((self.segment(trial) for trial in left), None)
 

@@ -40,7 +40,7 @@ class Range(BaseModel):
 
     @property
     def values(self) -> tuple[Scalar, ...] | None:
-        """Every value, if they can be counted."""
+        """Return every value, if they can be counted."""
         step = self.step or (1 if self.type == "int" and not self.log else None)
         if step is None:
             return None
@@ -51,7 +51,7 @@ class Range(BaseModel):
 
     @property
     def corners(self) -> tuple[Scalar, ...]:
-        """The values that are checked before the first trial: both ends."""
+        """Return the values that are checked before the first trial: both ends."""
         values = self.values or (self.number(self.low), self.number(self.high))
         return (values[0], values[-1])
 
@@ -152,14 +152,14 @@ class SweepSpec(Strict):
         return self
 
     def grid(self) -> Iterator[dict[str, Scalar]]:
-        """Every combination of a finite sweep."""
+        """Yield every combination of a finite sweep."""
         values = [parameter.values or () for parameter in self.parameters.values()]
         for combination in itertools.product(*values):
             yield dict(zip(self.parameters, combination, strict=True))
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """The steps at which trials are compared: the rungs and the end."""
+        """Return the steps at which trials are compared: the rungs and the end."""
         return (*self.rungs, self.steps) if self.steps is not None else ()
 
 

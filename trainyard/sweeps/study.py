@@ -24,11 +24,7 @@ from trainyard.sweeps.spec import Choice, Range, Scalar, SweepSpec
 
 STUDY_FILE = "study.db"
 TARGET, STEPS, REFUSED, CODE, MESSAGE = "target", "steps", "refused", "code", "message"
-STATES = {
-    State.COMPLETE: TrialState.COMPLETED,
-    State.PRUNED: TrialState.STOPPED,
-    State.FAIL: TrialState.FAILED,
-}
+STATES = {State.COMPLETE: TrialState.COMPLETED, State.PRUNED: TrialState.STOPPED, State.FAIL: TrialState.FAILED}
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -37,7 +33,7 @@ COMPARED: set[tuple[str, int]] = set()
 
 
 def distribution_of(parameter: Range | Choice) -> BaseDistribution:
-    """A range in Optuna's words."""
+    """Return a range in Optuna's words."""
     if isinstance(parameter, Choice):
         return CategoricalDistribution(parameter.options)
     if parameter.type == "int":
@@ -56,7 +52,7 @@ def make_sampler(spec: SweepSpec, number: int) -> optuna.samplers.BaseSampler:
 
 
 def read_trials(folder: Path, spec: SweepSpec) -> list[Trial]:
-    """The trials of a sweep for who only looks at them; none before it has begun."""
+    """Return the trials of a sweep for who only looks at them; none before it has begun."""
     path = folder / STUDY_FILE
     if not path.is_file():
         return []
@@ -112,7 +108,7 @@ class SweepStudy:
         return self.trials()[-1]
 
     def draw(self, before: list[FrozenTrial]) -> JsonObject:
-        """The values of the next trial.
+        """Return the values of the next trial.
 
         The sampler sees a copy of the study in which paused trials are pruned ones: Optuna learns nothing from a
         running trial, and everything that is known of a pruned one.
@@ -127,7 +123,7 @@ class SweepStudy:
         return dict(seen.ask(self.distributions).params)
 
     def draw_of_grid(self, number: int) -> dict[str, Scalar]:
-        """The combination of that number, in an order that the seed shuffles."""
+        """Return the combination of that number, in an order that the seed shuffles."""
         grid = list(self.spec.grid())
         random.Random(self.spec.seed).shuffle(grid)
         return next(itertools.islice(grid, number, None))
@@ -161,13 +157,13 @@ class SweepStudy:
                 self.study.tell(trial.number, state=State.PRUNED)
 
     def handle(self, number: int) -> optuna.trial.Trial:
-        """A trial that can be written, also one that an earlier process began."""
+        """Return a trial that can be written, also one that an earlier process began."""
         trial = self.study.get_trials(deepcopy=False)[number]
         return optuna.trial.Trial(self.study, trial._trial_id)
 
 
 def as_seen(trial: FrozenTrial) -> FrozenTrial:
-    """A trial for the sampler: a paused one as pruned."""
+    """Return a trial for the sampler: a paused one as pruned."""
     state = State.COMPLETE if trial.state is State.COMPLETE else State.PRUNED
     return optuna.trial.create_trial(
         state=state, value=trial.value if state is State.COMPLETE else None, params=trial.params,

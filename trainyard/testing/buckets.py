@@ -42,7 +42,7 @@ class Stored:
     metadata: dict[str, str] = field(default_factory=dict)
 
     def resource(self, bucket: str) -> dict[str, object]:
-        """The API's object resource: numbers are strings there."""
+        """Return the API's object resource: numbers are strings there."""
         return {
             "kind": "storage#object",
             "bucket": bucket,
@@ -101,7 +101,7 @@ class Buckets:
             del self.objects[bucket, name]
 
     def listing(self, bucket: str, query: Mapping[str, str]) -> dict[str, object]:
-        """One page, of `maxResults` (1,000 by default) at most; the page token is the last name."""
+        """Return one page, of `maxResults` (1,000 by default) at most; the page token is the last name."""
         with self.lock:
             after, prefix = query.get("pageToken", ""), query.get("prefix", "")
             names = sorted(name for owner, name in self.objects if owner == bucket and name.startswith(prefix))

@@ -91,7 +91,7 @@ class HubServer(LoopbackServer):
         self.requests: list[tuple[str, str]] = []
 
     def folder(self, name: str, revision: str | None) -> Path | None:
-        """The files of a revision: a branch, or the commit at its head."""
+        """Return the files of a revision: a branch, or the commit at its head."""
         if revision in (None, "main"):
             return self.models[name]
         if (name, str(revision)) in self.branches:
@@ -351,14 +351,14 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def git_oid(data: bytes, mode: str) -> str:
-    """How a repository names a content: SHA-256 in LFS, else git's SHA-1 of a blob."""
+    """Return how a repository names a content: SHA-256 in LFS, else git's SHA-1 of a blob."""
     if mode == "lfs":
         return hashlib.sha256(data).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def entries_to(path: str, prefix: str, files: Files) -> list[JsonObject]:
-    """A file's entry in a tree, and those of the folders between the prefix and it."""
+    """Return a file's entry in a tree, and those of the folders between the prefix and it."""
     parts = path.removeprefix(prefix).split("/")
     above = [prefix + "/".join(parts[:depth]) for depth in range(1, len(parts))]
     folders: list[dict[str, object]] = [

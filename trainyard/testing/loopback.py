@@ -71,7 +71,7 @@ class LoopbackHandler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def body(self) -> bytes:
-        """The body, whole or in chunks (RFC 9112, section 7.1): files are sent as they are read."""
+        """Return the body, whole or in chunks (RFC 9112, section 7.1): files are sent as they are read."""
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
         content = b""

@@ -232,7 +232,7 @@ class _Handler(LoopbackHandler):
         return self._json(self.double.store(bucket, resource, data, self.query))
 
     def _chunk(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """A chunk of a resumable upload, or the question how much has arrived."""
+        """Return a chunk of a resumable upload, or the question how much has arrived."""
         upload = self.double.uploads.get(self.query.get("upload_id", ""))
         if upload is None:
             raise Answered(404, "There is no such upload.")

@@ -69,7 +69,7 @@ def http_head(status: int, length: int, headers: dict[str, str]) -> bytes:
 
 
 def completion(request: JsonObject, text: Any, *, finish_reason: str = "stop") -> JsonObject:
-    """A chat completion object; tokens are counted as words."""
+    """Return a chat completion object; tokens are counted as words."""
     prompt = sum(len(str(message.get("content", "")).split()) for message in request.get("messages", ()))
     tokens = len(str(text).split())
     return {
@@ -112,7 +112,7 @@ def example(schema: JsonObject, number: int) -> Any:
 
 
 def default_text(exchange: Exchange) -> str:
-    """What a server that honours `response_format` says: an example of the schema, else one sentence."""
+    """Return what a server that honours `response_format` says: an example of the schema, else one sentence."""
     response_schema = (exchange.body.get("response_format") or {}).get("json_schema")
     return (
         json.dumps(example(response_schema["schema"], exchange.number))
@@ -135,7 +135,7 @@ def ok(text: str | Callable[[Exchange], str] | None = None, *, finish_reason: st
 
 
 def status(code: int, message: str = "scripted failure", *, retry_after: float | str | None = None) -> Behaviour:
-    """An HTTP error with OpenAI's error object, and a Retry-After header if one is given."""
+    """Return an HTTP error with OpenAI's error object, and a Retry-After header if one is given."""
     headers = {} if retry_after is None else {"retry-after": str(retry_after)}
     return lambda exchange: exchange.error(code, message, headers)
 
@@ -168,7 +168,7 @@ def half_reply() -> Behaviour:
 
 
 def half_json() -> Behaviour:
-    """An HTTP reply that is whole, with a JSON body that breaks off in the middle."""
+    """Return an HTTP reply that is whole, with a JSON body that breaks off in the middle."""
 
     def behave(exchange: Exchange) -> None:
         content = orjson.dumps(completion(exchange.body, default_text(exchange)))
@@ -193,7 +193,7 @@ def error_body() -> Behaviour:
 
 
 def wrong_types() -> Behaviour:
-    """A completion whose fields have other types than the API says."""
+    """Return a completion whose fields have other types than the API says."""
     return body({"id": 1, "object": "chat.completion", "choices": [{"message": {"content": 17}}], "usage": "none"})
 
 

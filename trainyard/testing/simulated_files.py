@@ -105,7 +105,7 @@ class SimulatedFiles:
         self._locks.clear()
 
     def snapshot(self) -> dict[str, bytes]:
-        """Every file as processes see it."""
+        """Return every file as processes see it."""
         return {str(path): bytes(inode.now) for path, inode in sorted(self._names.items()) if inode is not FOLDER}
 
     # The calls of `Files`.
@@ -329,7 +329,7 @@ def _is_below(path: Path, folder: Path) -> bool:
 
 
 def _under(path: Path, source: Path, target: Path) -> Path:
-    """The path after a rename of a folder."""
+    """Return the path after a rename of a folder."""
     return target / path.relative_to(source) if path == source or _is_below(path, source) else path
 
 
@@ -340,7 +340,7 @@ def _move(names: dict[Path, Inode | None], source: Path, target: Path) -> None:
 
 
 def _moved(change: Change | Move, source: Path, target: Path) -> Change | Move:
-    """A change inside a folder that is renamed, by its new names."""
+    """Return a change inside a folder that is renamed, by its new names."""
     if isinstance(change, Move):
         change.source, change.target = _under(change.source, source, target), _under(change.target, source, target)
         return change
@@ -350,7 +350,7 @@ def _moved(change: Change | Move, source: Path, target: Path) -> Change | Move:
 
 
 def _torn(inode: Inode, chance: random.Random) -> bytes:
-    """What the disk has of a file: all that was flushed, and perhaps some of what came after."""
+    """Return what the disk has of a file: all that was flushed, and perhaps some of what came after."""
     if not inode.dirty:
         return bytes(inode.now)
     now, flushed = bytes(inode.now), inode.flushed

@@ -104,7 +104,7 @@ class Simulator:
         return SimulationOutcome(seed, done, attempts, checked, tuple(violations), seconds, inject, tuple(failed))
 
     def results(self, seeds: Sequence[int], inject: str | None, processes: int | None) -> Iterator[CampaignResult]:
-        """The campaigns' results in the order of their seeds."""
+        """Yield the campaigns' results in the order of their seeds."""
         count = min(processes or len(os.sched_getaffinity(0)), len(seeds))
         if count <= 1:
             yield from map(partial(self.result, inject), seeds)
@@ -119,7 +119,7 @@ class Simulator:
 
 
 def violation_lines(violations: Sequence[str], failed: Sequence[int], replay: str, inject: str | None) -> Iterator[str]:
-    """The violations of each campaign, and the command that carries out this campaign alone."""
+    """Yield the violations of each campaign, and the command that carries out this campaign alone."""
     for seed in failed[:CAMPAIGNS_SHOWN]:
         yield from (line for line in violations if line.startswith(f"seed {seed}: "))
         yield f"  replay: {replay} --campaign {seed}{f' --inject {inject}' if inject else ''}"
@@ -128,7 +128,7 @@ def violation_lines(violations: Sequence[str], failed: Sequence[int], replay: st
 
 
 def always(value: object = None) -> Callable[..., object]:
-    """A function that gives one value whatever it is asked: the plainest of mistakes."""
+    """Return a function that gives one value whatever it is asked: the plainest of mistakes."""
     return lambda *_arguments, **_more: value
 
 

@@ -24,7 +24,7 @@ TEXT = (
 
 
 def build_tokenizer(texts: list[str], *, vocabulary: int = 600, max_length: int = 2048) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`, with ChatML-like special tokens and template."""
+    """Return a byte-level BPE tokenizer trained on `texts`, with ChatML-like special tokens and template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

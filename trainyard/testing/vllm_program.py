@@ -139,7 +139,7 @@ def start_engine(folder: Path) -> None:
 
 
 def behaviour_of(options: argparse.Namespace) -> Behaviour:
-    """What answers chat requests: a model that reasons, or an example of the schema."""
+    """Return what answers chat requests: a model that reasons, or an example of the schema."""
     if options.play != "think":
         return ok()
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else OWN_TEMPLATE

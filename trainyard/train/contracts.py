@@ -32,7 +32,7 @@ SEQUENCES, MASK_GROUPS = "sequence_ids", "prompt_groups"
 REPORTED = "reported/"
 """Prefix of the metrics that a step reports of its completions."""
 ONE_PROCESS = {"strategy": "single", "processes": 1}
-"""Layout of a state that one process holds whole."""
+"""Layout of a state that one process keeps whole."""
 
 Encoded = dict[str, list[int]]
 """One example as token ids, labels and what else its stage needs."""

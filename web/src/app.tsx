@@ -1,6 +1,6 @@
 // Menu, content, and what holds for every page: the connection, the theme.
 
-import { Suspense, useEffect, useState } from "react";
+import { createElement, Suspense, useState, type ComponentType } from "react";
 import { Link, Route, Router, Switch, useLocation } from "wouter";
 import { useLogin, useLogOut } from "./api/login";
 import { Boundary } from "./components/boundary";
@@ -29,9 +29,9 @@ function Content() {
     <Boundary place={location}>
       <Suspense fallback={<Loading />}>
         <Switch>
-          {PAGES.map(({ path, component: Component }) => (
+          {PAGES.map(({ path, component }) => (
             <Route key={path} path={path}>
-              {(parameters) => <Component {...parameters} />}
+              {(parameters) => createElement(component as ComponentType<object>, parameters)}
             </Route>
           ))}
           <Route>
@@ -47,8 +47,8 @@ function Header() {
   const [location] = useLocation();
   const { caller } = useLogin();
   const logOut = useLogOut();
-  const [isOpen, setIsOpen] = useState(false);
-  useEffect(() => setIsOpen(false), [location]);
+  const [openedAt, setOpenedAt] = useState<string | null>(null); // a link closes the menu
+  const isOpen = openedAt === location;
   return (
     <header className="bar">
       <Link href="/" className="brand">
@@ -59,7 +59,7 @@ function Header() {
         className="menu-button"
         aria-expanded={isOpen}
         aria-controls="menu"
-        onClick={() => setIsOpen(!isOpen)}
+        onClick={() => setOpenedAt(isOpen ? null : location)}
       >
         Menu
       </button>

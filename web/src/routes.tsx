@@ -5,7 +5,7 @@ import { lazy, type ComponentType } from "react";
 export interface PageRoute {
   /** Pattern of wouter below /dashboard: `/jobs/:job`. */
   path: string;
-  component: ComponentType<any>;
+  component: ComponentType<never>;
   /** Title in the menu; a page without one is reached from another page. */
   menu?: string;
 }

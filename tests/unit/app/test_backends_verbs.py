@@ -11,7 +11,7 @@ import pytest
 from trainyard.app.backends.backends import backend_table, show_backends
 from trainyard.app.chains.eject import eject
 from trainyard.app.context import Context
-from trainyard.app.keys import trainer_identity
+from trainyard.app.plan.keys import trainer_identity
 from trainyard.app.stack.doctor import look_at_backends
 from trainyard.backends import environments
 from trainyard.backends.script.templates import TEMPLATES_FOLDER

@@ -19,7 +19,7 @@ from trainyard.app.exposure import (
     require_safe,
     warn_of_expiry,
 )
-from trainyard.app.stack.services import choose_exposure
+from trainyard.app.services import choose_exposure
 from trainyard.app.stack.stack import exposed_urls, exposure_of
 from trainyard.errors import InvalidInput
 from trainyard.operations.serving import ServeInput

@@ -21,7 +21,7 @@ from trainyard.compute.monitor.readings import GpuMonitor
 from trainyard.operations.backends import gpus_text
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
-from trainyard.testing.devices.gpu_tools import SimulatedGpu, SimulatedNvml
+from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.app import keys
+from trainyard.app.plan import keys
 from trainyard.backends.choices import decide_evaluation, keep_evaluation
 from trainyard.errors import NotFound, Refused
 from trainyard.settings import Settings

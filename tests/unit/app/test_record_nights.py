@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.app.adapters.ask import AskedAnswer, ask
+from trainyard.app.chat import AskedAnswer, ask
 from trainyard.app.context import Caller, Context
 from trainyard.app.graph.graph import count_graph
 from trainyard.app.graph.neighbors import list_entities, show_neighbors

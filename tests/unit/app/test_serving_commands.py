@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trainyard.app.adapters.ask import ask
-from trainyard.app.chat import RESET, ChatOutput, ChatTurn, chat
+from trainyard.app.chat import RESET, ChatOutput, ChatTurn, ask, chat
 from trainyard.app.context import Caller, Context
 from trainyard.app.stack.stack import start_embedded
 from trainyard.compute.services import EMBEDDED, Service, record_path, write_record
@@ -50,6 +49,8 @@ class Running:
     tiny: str
     client: httpx.Client
     record: Service
+    log: Path
+    """All that the command has printed."""
 
     def logprobs(self, model: str) -> list[float]:
         answer = self.client.post("/v1/chat/completions", json={"model": model, "logprobs": True, **ASK})
@@ -115,10 +116,16 @@ def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         record = Service(process.pid, process_start(process.pid), found[1])
         write_record(record_path(here, EMBEDDED), record)
         with httpx.Client(base_url=found[1], timeout=START_S, trust_env=False) as client:
-            yield Running(here, tiny, client, record)
+            yield Running(here, tiny, client, record, log)
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130, log.read_text()
+
+
+def test_only_what_is_served_is_printed(running: Running) -> None:
+    loading, answering = running.log.read_text().splitlines()
+    assert loading == f"loading starter, {running.tiny}, default/bot/v1, default/twin/v1"
+    assert answering.startswith(f"starter, {running.tiny}, default/bot, default/twin at http://127.0.0.1:")
 
 
 def test_each_request_goes_to_the_base_of_its_model(running: Running) -> None:

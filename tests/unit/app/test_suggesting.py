@@ -15,7 +15,7 @@ from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import settings
 from trainyard.spec.load.nearest import nearest, nearest_paths
-from trainyard.stores.chains.revisions import ChainStore, StoredChain
+from trainyard.stores.chain_revisions import ChainStore, StoredChain
 from trainyard.surfaces.invocation import carry_out
 
 RUN, SWEEP, SESSION = "0aa885f8-eaaa-4f32-a852-144a17056dc2", "width-ecfc218f", "session-0123456789ab"

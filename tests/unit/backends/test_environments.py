@@ -23,9 +23,9 @@ import psutil
 import pytest
 
 from trainyard.backends import environments as env
+from trainyard.backends import installing
 from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, External
-from trainyard.backends.external import installing
-from trainyard.backends.external.steps import run_install_step
+from trainyard.backends.install_steps import run_install_step
 from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
@@ -347,8 +347,8 @@ def test_an_install_that_is_ended_takes_pip_with_it(number: signal.Signals, sett
     code = f"""
 from pathlib import Path
 from trainyard.backends import environments
-from trainyard.backends.external import installing
-from trainyard.backends.external.steps import run_install_step
+from trainyard.backends import installing
+from trainyard.backends.install_steps import run_install_step
 from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName, ServerName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from tests.small_jobs import Jobs, Ran, train_here, write_data
 from tests.unit.train.methods.architectures import build_base
-from trainyard.app.chains.check import check
 from trainyard.app.context import Context
+from trainyard.app.plan.check import check
 from trainyard.errors import InvalidInput
 from trainyard.operations.chains import CheckInput
 from trainyard.settings import load_settings

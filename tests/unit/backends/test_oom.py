@@ -9,21 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.small_jobs import Jobs, conversation, write_data
+from tests.small_jobs import Jobs, conversation
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.oom import REMEMBERED_FILE, halve_batch, ran_out_of_memory, train_within_memory
-from trainyard.compute.supervise import always_run, kernel_kills
+from trainyard.backends.oom import REMEMBERED_FILE, halve_batch, train_within_memory
+from trainyard.compute.supervise import always_run, kernel_kills, ran_out_of_memory
 from trainyard.data.rows import Row, write_rows
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import Produced, ProducedSet
-
-
-@pytest.fixture(scope="module")
-def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tiny_model, write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("locks"))
 
 
 def native(jobs: Jobs, batch_size: int = 8, accumulation: int = 1, **config: Any) -> TrainingJob:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trainyard.compute.monitor.nvidia import read_nvidia
 from trainyard.compute.monitor.readings import EVERY_S, NO_GPU, Clocks, GpuMonitor, MonitorReading, ProcessMemory
 from trainyard.compute.monitor.tools import PROFILER, ROCM, apple_names, read_amd, read_apple
-from trainyard.testing.devices.gpu_tools import ROCM_SMI, ROCM_SMI_OLD, SYSTEM_PROFILER, SimulatedGpu, SimulatedNvml
+from trainyard.testing.gpu_tools import ROCM_SMI, ROCM_SMI_OLD, SYSTEM_PROFILER, SimulatedGpu, SimulatedNvml
 
 
 def read(*devices: SimulatedGpu) -> MonitorReading:

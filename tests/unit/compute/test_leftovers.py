@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainyard.app.stack.services import spawn, stop
+from trainyard.app.services import spawn, stop
 from trainyard.compute.leftovers import LONGEST_PATH, sweep_locks, sweep_temporary, temporary_folder
 from trainyard.compute.services import record_path, rotate_log
 from trainyard.prefect_api.reviving import BACK_OFF_S, Reviver, dead_services

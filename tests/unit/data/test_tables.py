@@ -118,8 +118,9 @@ def test_csv_header_errors(tmp_path: Path) -> None:
         read_text(tmp_path, "output,output\na,b\n", "rows.csv")
     with pytest.raises(InvalidInput, match=r"E-DATA-UNREADABLE: rows.csv has a header that cannot be read \(new-line"):
         read_text(tmp_path, "in\rput,output\na,b\n", "rows.csv")
-    with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: .* keys: one, two"):
-        read_text(tmp_path, "one,two\na,b\n", "rows.csv")
+    mapped = r"columns: \{prompt: two words, completion: one\} \(`-p 'dataset.columns.prompt=two words'` of a job"
+    with pytest.raises(InvalidInput, match=rf"E-DATA-FORMAT: .* keys: two words, one\. .*{mapped}"):
+        read_text(tmp_path, "two words,one\na,b\n", "rows.csv")
     with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY"):
         read_text(tmp_path, "instruction,output\n", "rows.csv")
     with pytest.raises(LimitExceeded, match=r"E-DATA-UNREADABLE: Line 2 of rows.csv has [\d,]+ bytes"):

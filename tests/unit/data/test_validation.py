@@ -78,6 +78,7 @@ def test_rows_of_held_out_documents_go_to_their_own_set(tmp_path: Path) -> None:
     assert not held & {row.doc_id for row in out.kept}
     assert out.facts["dropped"] == {"spare_wording": 6}
     assert out.facts["documents"] == {"trained": 9, "heldout": 1}
+    assert out.facts["unseen_names"] == sorted({row.source for row in unseen})
 
 
 def test_the_last_wording_of_a_trained_question_is_set_aside(tmp_path: Path) -> None:
@@ -349,10 +350,17 @@ def test_the_working_file_goes_when_a_step_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"read": 10}, {"read": 12}, {"kept": 5}, {"kept": 7}, {"heldout": {"a": 1}}, {"dropped": Counter({"x": 3})}],
+    [
+        {"read": 10},
+        {"read": 12},
+        {"kept_rows": 5},
+        {"kept_rows": 7},
+        {"heldout": {"a": 1}},
+        {"dropped": Counter({"x": 3})},
+    ],
 )
 def test_a_wrong_balance_fails_the_run(tmp_path: Path, change: dict[str, Any]) -> None:
-    right = {"read": 11, "kept": 6, "heldout": {"a": 2, "b": 1}, "dropped": Counter({"x": 1, "y": 1})}
+    right = {"read": 11, "kept_rows": 6, "heldout": {"a": 2, "b": 1}, "dropped": Counter({"x": 1, "y": 1})}
     RowLedger(tmp_path / "q", **right).check_balance()
     with pytest.raises(TrainyardError, match=r"E-BATCH: The validator's balance is wrong: read \d+, kept \d"):
         RowLedger(tmp_path / "q", **{**right, **change}).check_balance()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import InvalidInput, NotFound, Unavailable
-from trainyard.evals.benchmarks.forgetting import GENERAL_SET
 from trainyard.evals.benchmarks.generated import normalise, word_f1
 from trainyard.evals.benchmarks.harness import sample_values
+from trainyard.evals.benchmarks.likelihood import GENERAL_SET
 from trainyard.evals.benchmarks.table import BENCHMARKS, benchmark
 from trainyard.evals.cases import Case, TimedAnswer
 from trainyard.evals.tasks import read_task_file

@@ -13,7 +13,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from transformers import AutoTokenizer
 
 from trainyard.data.rows import Message, PreferenceRow, Row, write_rows
-from trainyard.evals.benchmarks.reward import mean_reward, reward_accuracy
+from trainyard.evals.benchmarks.preference import mean_reward, reward_accuracy
 from trainyard.evals.job import EvaluationJob, HeldOutSet, Participant, job_from_inputs, listed_benchmarks
 from trainyard.evals.reward_model import Chance, RewardModel, load_reward_participants
 from trainyard.evals.runner import evaluate

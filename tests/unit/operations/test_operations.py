@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 
 from tools.docs.pages import names_text
 from trainyard.app.adapters.registry import list_adapters, show_adapter
-from trainyard.app.chains.check import check
 from trainyard.app.chains.run import run
 from trainyard.app.context import Context
+from trainyard.app.plan.check import check
 from trainyard.app.stack.doctor import examine
 from trainyard.app.stack.stack import down, env
 from trainyard.errors import InvalidInput, Refused, Unavailable

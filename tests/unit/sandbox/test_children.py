@@ -10,7 +10,7 @@ import pytest
 from trainyard.sandbox.children import ChildEnded, LineChild
 from trainyard.sandbox.limits import ChildLimits, Death, find_death
 
-PATTERNS = "trainyard.stores.base_models.pattern_child"
+PATTERNS = "trainyard.stores.pattern_child"
 LIMITS = ChildLimits(cpu_s=0.3, memory_bytes=256 << 20)
 
 

@@ -7,7 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,14 @@ def make_adapter(folder: Path, config: dict[str, Any] | None = None, **training:
     return reference(folder, Port.ADAPTER)
 
 
-def make_report(folder: Path, adapter: Reference, *, better: bool = True, **gate_fields: Any) -> Reference:
+def make_report(
+    folder: Path, adapter: Reference, *, better: bool = True, benchmarks: Sequence[Any] = (), **gate_fields: Any
+) -> Reference:
     folder.mkdir(parents=True)
     reasons = [] if better else ["heldout_loss/x: improvement -0.1", "forgetting/general: worse"]
     gate = {"better": better, "primary": "heldout_loss/x", "reasons": reasons, "passed": [], **gate_fields}
-    (folder / "report.json").write_text(json.dumps({"adapter_sha256": adapter.sha256, "gate": gate}))
+    report = {"adapter_sha256": adapter.sha256, "gate": gate, "benchmarks": list(benchmarks)}
+    (folder / "report.json").write_text(json.dumps(report))
     return reference(folder, Port.REPORT)
 
 
@@ -257,6 +260,25 @@ def test_not_better_is_an_error_with_all_reasons_and_registers_nothing(yard: Yar
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (copy.reasons, copy.as_dict()) == (caught.value.reasons, caught.value.as_dict())
     assert yard.registry.list() == []
+
+
+def test_where_other_text_alone_is_worse_the_tolerance_is_named(yard: Yard) -> None:
+    line = {"name": "forgetting", "set": "general", "margin": 0.56, "baseline": 5.6, "improvement": {"mean": -0.622}}
+    forgot = {"better": False, "reasons": ["forgetting/general: improvement -0.622; worse"], "benchmarks": [line]}
+    yard.report = make_report(yard.folder / "forgot", yard.adapter, **forgot)
+    with pytest.raises(NotDeployed, match=r"tolerance: 0\.12 at .*`-p publish\.tolerance=0\.12`.* is used again"):
+        yard.deploy()
+    yard.report = make_report(yard.folder / "primary", yard.adapter, primary="forgetting/general", **forgot)
+    with pytest.raises(NotDeployed, match="Hold out more rows, train longer"):
+        yard.deploy()
+    line |= {"improvement": {"mean": -9.0}}
+    yard.report = make_report(yard.folder / "all", yard.adapter, **forgot)
+    with pytest.raises(NotDeployed, match=r"by heart\. Train fewer steps, or take a larger base"):
+        yard.deploy()
+    line |= {"margin": 0.0}  # a benchmark that the chain lists: its own margin allows it
+    yard.report = make_report(yard.folder / "listed", yard.adapter, **forgot)
+    with pytest.raises(NotDeployed, match="Hold out more rows, train longer"):
+        yard.deploy()
 
 
 def test_a_report_about_another_adapter_is_refused(yard: Yard) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.certificates import make_certificate
-from trainyard.app.plan.machine import server_reasons
+from trainyard.app.plan.refusals import check_servers
 from trainyard.errors import Refused
 from trainyard.serve.client.client import ChatClient, ServerUnreachable
 from trainyard.serve.client.hosts import JudgedResolver, JudgedTransport
@@ -179,5 +179,5 @@ def test_check_refuses_what_a_run_would_not_connect_to(host: str, codes: list[st
     generator = {"engine": "openai", "model": "m", "base_url": f"http://{host}:1/v1"}
     nodes = [{"type": "data_source", "config": {"path": "a.md"}}, {"type": "ai_generator", "config": generator}]
     chain = resolve(ChainSpec.model_validate({"name": "asks", "nodes": nodes}))
-    found = server_reasons(chain, load_settings(home=home))
+    found = check_servers(chain, load_settings(home=home))
     assert [(one.code, one.field) for one in found] == [(code, "config.base_url") for code in codes]

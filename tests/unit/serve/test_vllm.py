@@ -22,7 +22,7 @@ from trainyard.data.rows import DocumentRow, write_rows
 from trainyard.errors import Unavailable
 from trainyard.serve.client.client import Completer
 from trainyard.serve.inference_server.life import InferenceServer
-from trainyard.serve.vllm import executable, install_line, profile_of, program, require_gpu
+from trainyard.serve.inference_server.vllm import executable, install_line, profile_of, program, require_gpu
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import AiGeneratorConfig

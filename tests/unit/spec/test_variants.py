@@ -9,16 +9,16 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.spec.chains import chain, node, reasons, source
-from trainyard.app.chains.plan import plan
 from trainyard.app.context import Context
-from trainyard.app.plan.resolve import asked, merged
+from trainyard.app.plan.parse import deep_merge, parse_request
+from trainyard.app.plan.plan import plan
 from trainyard.operations.chains import PlanInput
 from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import METHOD_SETTINGS, TRAINED_METHODS, Method
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
+from trainyard.spec.changes import ABSENT, read_setting
 from trainyard.spec.graph import resolve
-from trainyard.spec.load.changes import ABSENT, read_setting
 from trainyard.spec.migrate import in_groups, list_deprecated, trainer_words
 from trainyard.spec.training import TrainerConfig
 
@@ -204,16 +204,16 @@ def test_a_plan_says_what_to_write() -> None:
 
 
 def test_parameters_are_laid_over_a_word() -> None:
-    assert merged({"method": "dora"}, {"method": {"rank": 8}}) == {"method": {"type": "dora", "rank": 8}}
+    assert deep_merge({"method": "dora"}, {"method": {"rank": 8}}) == {"method": {"type": "dora", "rank": 8}}
     below = {"method": {"type": "lora", "rank": 8}}
-    assert merged(below, {"method": {"alpha": 4}}) == {"method": {"type": "lora", "rank": 8, "alpha": 4}}
-    assert merged(below, {"method": {"type": "freeze", "blocks": 1}}) == {"method": {"type": "freeze", "blocks": 1}}
-    assert merged(below, {"method": "full"}) == {"method": "full"}
+    assert deep_merge(below, {"method": {"alpha": 4}}) == {"method": {"type": "lora", "rank": 8, "alpha": 4}}
+    assert deep_merge(below, {"method": {"type": "freeze", "blocks": 1}}) == {"method": {"type": "freeze", "blocks": 1}}
+    assert deep_merge(below, {"method": "full"}) == {"method": "full"}
 
 
 def test_a_job_that_is_started_says_its_method_in_full() -> None:
     job = {"dataset": {"path": "rows.jsonl"}, "method": {"rank": 8}}
-    assert asked("training-job", job).parameters["job"]["method"] == {"type": "lora", "rank": 8}
+    assert parse_request("training-job", job).parameters["job"]["method"] == {"type": "lora", "rank": 8}
 
 
 def test_words_alone_are_left_as_they_are() -> None:

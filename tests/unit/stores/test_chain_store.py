@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import Conflict, NotFound
-from trainyard.stores.chains.revisions import ChainStore, StoredChain, nodes_by_id
+from trainyard.stores.chain_revisions import ChainStore, StoredChain, nodes_by_id
 
 
 def chain(name: str = "guide", tenant: str = "default", **body: object) -> StoredChain:

@@ -15,7 +15,7 @@ PROGRAM = """
 import sys
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
-from trainyard.stores.base_models.hub import download_model
+from trainyard.stores.model_hub import download_model
 for name in sys.argv[1:]:
     try:
         source = download_model(name, Settings())

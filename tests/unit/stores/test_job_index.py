@@ -233,7 +233,7 @@ def test_a_thread_keeps_connections_to_a_few_files_only(tmp_path: Path) -> None:
     for number, one in enumerate(indexes):
         one.put([row(number)], 1.0)
         assert one.runs() == {RUNS[number]}
-    assert len(READERS.kept) == MOST_KEPT
+    assert len(READERS.readers) == MOST_KEPT
     assert [one.runs() for one in indexes] == [{RUNS[number]} for number in range(len(indexes))]
 
 

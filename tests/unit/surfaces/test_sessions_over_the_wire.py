@@ -24,7 +24,7 @@ from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record
 from trainyard import connect
 from trainyard.app.access.audit_entries import log_of
 from trainyard.settings import settings
-from trainyard.surfaces.rest.bodies import TENSORS_TYPE
+from trainyard.surfaces.bodies import TENSORS_TYPE
 from trainyard.tracing import new_traceparent, trace_id
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

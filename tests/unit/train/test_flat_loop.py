@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from examples import sft_loop
-from tests.small_jobs import Jobs, conversation, train_here, write_data
+from tests.small_jobs import Jobs, conversation, train_here
 from trainyard.data.rows import ROWS_FILE, SftRow, read_rows
 from trainyard.spec.axes.data import Port
 
@@ -22,11 +22,6 @@ CASES: dict[str, dict[str, Any]] = {
     "lora": {"method": {"type": "lora", "rank": 8, "dropout": 0.1}},
     "lora_plus": {"method": "lora_plus", "hyperparameters": {"learning_rate": 1e-3}},
 }
-
-
-@pytest.fixture(scope="module")
-def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tiny_model, write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("locks"))
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers for it

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from trainyard.app import run_folders as finding
 from trainyard.app.artifacts import contents
-from trainyard.app.artifacts import lookup as finding
-from trainyard.app.artifacts.lookup import FoundArtifact
 from trainyard.app.context import Context
 from trainyard.app.names import find_artifact, find_run
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import FoundArtifact
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.json_types import JsonObject
 from trainyard.operations.artifacts import ArtifactInput, ArtifactRowsInput, ArtifactsInput, EvaluationsInput

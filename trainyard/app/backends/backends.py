@@ -10,9 +10,8 @@ from trainyard.app.backends.installations import (
 )
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.backends import environments
+from trainyard.backends import environments, installing
 from trainyard.backends.base import probe
-from trainyard.backends.external import installing
 from trainyard.compute.gpus import devices_here
 from trainyard.operations.backends import BackendsInput, CancelInstallInput, InstallInput
 from trainyard.settings import Settings

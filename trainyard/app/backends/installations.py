@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from trainyard.app import services as stack
 from trainyard.app.responses import Response
 from trainyard.app.secrets import redact_lines
-from trainyard.app.stack import services as stack
 from trainyard.backends import environments
-from trainyard.backends.external.installing import require_installable
-from trainyard.backends.external.steps import LOG_FILE
+from trainyard.backends.install_steps import LOG_FILE
+from trainyard.backends.installing import require_installable
 from trainyard.compute.services import Service, read_record, reap_launched, record_path, stop_service
 from trainyard.compute.tail import read_end
 from trainyard.errors import Conflict

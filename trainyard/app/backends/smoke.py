@@ -6,7 +6,7 @@ import json
 
 from trainyard.app.chains.run import run
 from trainyard.app.context import Context
-from trainyard.app.plan.resolve import JOB
+from trainyard.app.plan.parse import JOB
 from trainyard.app.run_records import RunResult
 from trainyard.operations.backends import BackendTestInput
 from trainyard.operations.chains import RunInput

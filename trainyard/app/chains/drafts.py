@@ -9,9 +9,9 @@ import orjson
 import yaml
 from pydantic import Field
 
-from trainyard.app.chains.check import FileCheck, check_file
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.check import FileCheck, check_file
+from trainyard.app.plan.parse import JOB, NAMES, find_file, parse_chain, parse_request
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
@@ -139,26 +139,26 @@ def expand(given: requests.ExpandInput, context: Context) -> ExpandedChain:
 def value_of(given: requests.ExpandInput, context: Context) -> JsonObject:
     """The plain value of a text, a file, a mapping, or a template's name with its parameters."""
     if context.caller.remote and given.target is not None:
-        require_template(given.target, planning.NAMES)
+        require_template(given.target, NAMES)
     if bool(given.text) == (given.target is not None):
         raise InvalidInput("A draft is either a target or a text.", do="Give one of them.", code="E-PARAMETER")
     target = given.target
-    if isinstance(target, str) and target in planning.NAMES:
-        if target == planning.JOB:
+    if isinstance(target, str) and target in NAMES:
+        if target == JOB:
             return {"dataset": {}, **given.parameters}
         return {"template": target, "parameters": given.parameters}
     if isinstance(target, Mapping):
         return dict(target)
-    value = parse_text(given.text) if target is None else load_value(planning.existing(target))
+    value = parse_text(given.text) if target is None else load_value(find_file(target))
     if not isinstance(value, Mapping):
-        planning.accepted(value)  # raises with the reason
+        parse_chain(value)  # raises with the reason
     return dict(value)
 
 
 def spelled_out(value: Mapping[str, object]) -> dict[str, object]:
     """The chain of a template's call or of a job; one without nodes where it is not valid."""
     try:
-        spec = planning.asked(value).spec
+        spec = parse_request(value).spec
     except InvalidInput:  # `check` has the reasons
         return {"name": str(value.get("template") or "chain"), "nodes": []}
     own = spec.model_dump(mode="json", include={"name", "description", "tenant"}, exclude_defaults=True)

@@ -8,11 +8,13 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from trainyard.app.artifacts.lookup import CHAIN_FILE
 from trainyard.app.context import Context
 from trainyard.app.names import find_run
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.estimate import find_results
+from trainyard.app.plan.parse import NAMES, parse_request
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import CHAIN_FILE
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.script import files
@@ -70,11 +72,11 @@ def elsewhere(error: NotFound, target: Path, settings: Settings) -> NotFound:
 def chain_of(target: str, context: Context) -> tuple[ResolvedChain, RunResult | None]:
     """Return the chain that a job ran, with its result; or the one of a template or file."""
     settings = context.settings
-    if target not in planning.NAMES and not Path(target).is_file():
+    if target not in NAMES and not Path(target).is_file():
         with suppress(NotFound, Unavailable):  # then the error says what else it could have been
             folder = find_run(target, context).path
             return ResolvedChain.model_validate_json((folder / CHAIN_FILE).read_bytes()), read_result(folder)
-    return planning.resolved(planning.asked(target).spec, settings), None
+    return resolve_chain(parse_request(target).spec, settings), None
 
 
 def trainer_of(chain: ResolvedChain, wanted: str | None) -> ResolvedNode:
@@ -97,7 +99,7 @@ class Finder:
     def __init__(self, chain: ResolvedChain, result: RunResult | None, settings: Settings, scratch: Path) -> None:
         self.chain, self.settings, self.scratch = chain, settings, scratch
         self.made = {one.id: one.outputs for one in result.nodes} if result else {}
-        self.looks = planning.look_up(chain, settings)
+        self.looks = find_results(chain, settings)
 
     def folder(self, node: ResolvedNode, port: Port) -> Path | None:
         """The folder that fills a port of `node`; None if nothing does. Raises `NotFound` (`E-DATA-NOT-FOUND`)."""

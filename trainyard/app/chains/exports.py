@@ -9,12 +9,13 @@ import yaml
 from trainyard.app.chains.eject import trainer_of
 from trainyard.app.chains.imports import write_new
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput
 from trainyard.operations.chains import ExportConfigInput
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
-from trainyard.spec.exports.tables import EXPORTERS, export_trainer
+from trainyard.spec.exporters import EXPORTERS, export_trainer
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig
 
@@ -31,7 +32,7 @@ def export_chain(given: ExportConfigInput, context: Context) -> ExportOutput:
     Raises `NotFound` (`E-NODE`), `Refused` (`E-EXPORT`) for a stage or method that the tool does not have, `Conflict`
     (`E-FILE-EXISTS`).
     """
-    chain = planning.resolved(planning.asked(given.target).spec, context.settings)
+    chain = resolve_chain(parse_request(given.target).spec, context.settings)
     node = trainer_of(chain, given.node)
     config = node.config
     if not isinstance(config, TrainerConfig):

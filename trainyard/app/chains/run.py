@@ -6,13 +6,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from trainyard.app.chains import missing_backend
-from trainyard.app.chains.tenancy import keep_to_tenant, require_free_tags
+from trainyard.app.chains.next_commands import next_commands
 from trainyard.app.context import Context, key_of
-from trainyard.app.jobs.next_commands import next_commands
 from trainyard.app.live.jobs import note_started
 from trainyard.app.names import is_run_or_job_id, shortest_name
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.locate import locate_request
+from trainyard.app.plan.parse import JOB_DEPLOYMENT, NAMES, parse_request
+from trainyard.app.plan.refusals import refuse_or_wait
+from trainyard.app.plan.resolve import resolve_chain
+from trainyard.app.plan.tenancy import keep_to_tenant, require_free_tags
 from trainyard.app.reach import refuse_whole_chain, require_template
 from trainyard.app.run_records import FEW_ROWS_TAG, REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.app.runs import connect_runs
@@ -25,7 +27,7 @@ from trainyard.stores.live.job_ids import DIGEST_LENGTH, GROUP_TAG, JOB_ID, JOB_
 def run(given: RunInput, context: Context) -> RunResult:
     if context.caller.remote and not is_run_or_job_id(given.target):
         refuse_whole_chain(given.target)
-        require_template(given.target, planning.NAMES)
+        require_template(given.target, NAMES)
     return start(given, context)
 
 
@@ -53,11 +55,11 @@ def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunRe
     """A new run, checked here first: a refusal is reported at once and with all its reasons."""
     settings = context.settings
     require_free_tags(given.tags)
-    asked = planning.asked(given.target, given.parameters, given.preset)
-    wanted = planning.located(keep_to_tenant(asked, context.caller), settings)
+    asked = parse_request(given.target, given.parameters, given.preset)
+    wanted = locate_request(keep_to_tenant(asked, context.caller), settings)
     for note in wanted.notes:
         context.say(note)
-    chain = planning.resolved(wanted.spec, settings)
+    chain = resolve_chain(wanted.spec, settings)
     few_rows = given.yes or FEW_ROWS_TAG in given.tags
 
     def allows(shortages: Sequence[Reason]) -> bool:
@@ -65,8 +67,8 @@ def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunRe
         few_rows = few_rows or confirm(shortages, context)
         return few_rows
 
-    is_job = wanted.deployment == planning.JOB_DEPLOYMENT
-    waits = missing_backend.refuse_or_wait(chain, settings, is_job=is_job, allows=allows)
+    is_job = wanted.deployment == JOB_DEPLOYMENT
+    waits = refuse_or_wait(chain, settings, is_job=is_job, allows=allows)
     own_tags = (*own_tags, FEW_ROWS_TAG) if few_rows and FEW_ROWS_TAG not in given.tags else own_tags
     own_tags = (*own_tags, f"{GROUP_TAG}{given.group}") if given.group else own_tags
     tags = (*given.tags, *own_tags, *refresh_tags(given, chain), *tags_of(chain, context))

@@ -10,23 +10,25 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from trainyard.app.chains.check import FileCheck
 from trainyard.app.chains.run import start
 from trainyard.app.context import Context
 from trainyard.app.live.jobs import open_index
-from trainyard.app.plan import resolve as planning
-from trainyard.app.plan.machine import reason_of
+from trainyard.app.plan.check import FileCheck
+from trainyard.app.plan.parse import deep_merge, find_file, parse_chain, parse_request
+from trainyard.app.plan.refusals import list_refusals
+from trainyard.app.plan.resolve import resolve_with_decisions
 from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
 from trainyard.app.runs import connect_runs
-from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError
+from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError, reason_of
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import chains as requests
+from trainyard.operations.chains import DiffInput
 from trainyard.spec.chain import ChainSpec, ResolvedChain
-from trainyard.spec.load.changes import list_changes
+from trainyard.spec.changes import list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import JobState
-from trainyard.stores.chains.revisions import ChainStore, StoredChain, nodes_by_id
+from trainyard.stores.chain_revisions import ChainStore, StoredChain, nodes_by_id
 from trainyard.stores.live.job_ids import REVISION_TAG
 from trainyard.stores.live.job_index import JobQuery
 
@@ -258,13 +260,13 @@ def examined(
 ) -> tuple[StoredChain, FileCheck]:
     """The chain as it is stored, and whether it would run here and now. Raises `Refused` for one that is not valid."""
     body = body_of(given.file, given.spec, tenant)
-    wanted = planning.asked(body)
+    wanted = parse_request(body)
     if tenant and wanted.spec.tenant != tenant:
         raise Denied(
             f"The chain is of the tenant {wanted.spec.tenant!r}, and is stored for {tenant!r}.",
             do="Leave out its tenant.", code="E-SCOPE",
         )  # fmt: skip
-    resolved, decisions = planning.decided(wanted.spec, context.settings)
+    resolved, decisions = resolve_with_decisions(wanted.spec, context.settings)
     check = check_of(resolved, context)
     notes = (*wanted.notes, *(f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions))
     chain = StoredChain(
@@ -277,11 +279,11 @@ def examined(
 
 def body_of(file: Path | None, spec: Mapping[str, object], tenant: str) -> dict[str, object]:
     """The keys of a file with those that were given laid over it, for the tenant that it belongs to."""
-    below = {} if file is None else load_value(planning.existing(str(file)))
+    below = {} if file is None else load_value(find_file(str(file)))
     if not isinstance(below, Mapping):
-        planning.accepted(below)  # raises with the reason
+        parse_chain(below)  # raises with the reason
         below = {}
-    body: JsonObject = to_jsonable_python(planning.merged(below, spec))
+    body: JsonObject = to_jsonable_python(deep_merge(below, spec))
     if tenant in ("", ChainSpec.model_fields["tenant"].default):
         return body
     if "template" in body and "nodes" not in body:
@@ -298,7 +300,7 @@ def check_of(chain: ResolvedChain, context: Context) -> FileCheck:
     """Whether a valid chain would run on this machine now: files, models and trainers may come later."""
     reasons: list[Reason]
     try:
-        reasons = planning.examine(chain, context.settings)
+        reasons = list_refusals(chain, context.settings)
     except TrainyardError as error:
         reasons = [reason_of(error, None, "")]
     rows = tuple({**one.as_dict(), "line": one.line()} for one in reasons)
@@ -333,3 +335,28 @@ def difference(before: Mapping[str, object], after: Mapping[str, object]) -> str
 def shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
+
+
+class SettingChange(Response):
+    name: str
+    """Dotted, such as `nodes.trainer.config.stage`."""
+    before: Any = None
+    after: Any = None
+
+
+class RevisionDiff(Response):
+    id: str
+    name: str
+    before: int
+    after: int
+    changes: tuple[SettingChange, ...]
+
+
+def show_difference(given: DiffInput, context: Context) -> RevisionDiff:
+    """Raises `NotFound` (`E-NOT-FOUND`) for a revision that there is not."""
+    store = store_of(context)
+    newest = store.find(given.chain, context.caller.tenant)
+    first, second = store.show(newest, given.before), store.show(newest, given.after or newest.revision)
+    found = list_changes(nodes_by_id(first.body), nodes_by_id(second.body))
+    changes = tuple(SettingChange(name=name, before=old, after=new) for name, old, new in found)
+    return RevisionDiff(id=newest.id, name=newest.name, before=first.revision, after=second.revision, changes=changes)

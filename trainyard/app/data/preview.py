@@ -22,10 +22,9 @@ import numpy as np
 from jinja2.exceptions import TemplateError
 from pydantic import ValidationError
 
-from trainyard.app.context import Context
+from trainyard.app.context import Context, settings_of
 from trainyard.app.data.pairs import GenerationPreview, check_documents, survey_pairs
-from trainyard.app.data.tenancy import settings_of
-from trainyard.app.plan.measurements import folder_of, shape_of
+from trainyard.app.plan.machine import find_base_folder, find_base_shape
 from trainyard.app.responses import Response
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import devices_here
@@ -538,5 +537,5 @@ def estimate_training(
     given = TrainerConfig.model_validate({"stage": stage.value, "hyperparameters": hyperparameters})
     config, device = resolve_trainer(given, name), devices_here()[0]
     steps = None if rows is None else steps_of(config.hyperparameters, rows)
-    timings = read_timings(timing_key(config, folder_of(name, settings), device, settings), settings)
-    return estimate_time(shape_of(name, settings), config, Workload(rows, steps, mean), timings)
+    timings = read_timings(timing_key(config, find_base_folder(name, settings), device, settings), settings)
+    return estimate_time(find_base_shape(name, settings), config, Workload(rows, steps, mean), timings)

@@ -19,8 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from trainyard.app.context import Context
-from trainyard.app.data.tenancy import settings_of
+from trainyard.app.context import Context, settings_of
 from trainyard.app.responses import Response
 from trainyard.compute.child import faultpoint
 from trainyard.data.paths import ROW_SUFFIXES, data_roots, refuse_path, resolve_inside, suffix_of

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 
-from trainyard.app.artifacts.lookup import own_tenant
 from trainyard.app.context import Context
 from trainyard.app.graph import server as graph_server
-from trainyard.app.graph.access import graph_in_turn
-from trainyard.app.graph.neighbors import nothing_written
+from trainyard.app.graph.neighbors import graph_in_turn, nothing_written
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import own_tenant
 from trainyard.json_types import JsonObject
 from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
 from trainyard.serve.listening import url_of

@@ -5,20 +5,25 @@ Every statement is one that reads, with values as parameters; a tenant sees noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import orjson
 
-from trainyard.app.artifacts.lookup import own_tenant
 from trainyard.app.context import Context
-from trainyard.app.graph.access import graph_in_turn
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import own_tenant
+from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.json_types import JsonMapping
 from trainyard.operations.graph import EntitiesInput, NeighborsInput
-from trainyard.stores.graph.addresses import graph_file
+from trainyard.settings import Settings
+from trainyard.stores.graph.addresses import graph_file, open_graph
+from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import ENTITY_KINDS
+from trainyard.stores.graph.local import LadybugGraph
 
 OF_TENANT = "($tenant = '' OR {0}.tenant = $tenant)"
 FIELDS = "{0}.key AS {0}_key, {0}.tenant AS {0}_tenant, {0}.kind AS {0}_kind, {0}.name AS {0}_name"
@@ -75,9 +80,9 @@ def list_entities(given: EntitiesInput, context: Context) -> EntityList:
     if tenant is None or nothing_written(given.graph, context):
         return EntityList(entities=())
     cypher = (
-        f"MATCH (e:Entity) WHERE {OF_TENANT.format('e')} AND ($kind = '' OR e.kind = $kind) "
-        f"AND ($text = '' OR contains(lower(e.name), $text)) RETURN {FIELDS.format('e')} "
-        f"ORDER BY e.name, e.key SKIP {given.offset} LIMIT {given.limit + 1}"
+        f"MATCH (e:Entity) WHERE {OF_TENANT.format('e')} AND ($kind = '' OR e.kind = $kind) AND ($text = '' OR "
+        f"contains(lower(e.name), $text)) RETURN {FIELDS.format('e')} ORDER BY e.name, e.key SKIP {given.offset} "
+        f"LIMIT {given.limit + 1}"
     )
     values = {"tenant": tenant, "kind": given.kind, "text": given.text.lower().replace("\0", "")}
     with graph_in_turn(given.graph, context.settings) as graph:
@@ -103,8 +108,8 @@ def show_neighbors(given: NeighborsInput, context: Context) -> Neighbors:
             for pattern in ("(e:Entity)-[r:RELATES]->(o:Entity)", "(o:Entity)-[r:RELATES]->(e:Entity)")
         )
         documents = graph.query(
-            f"MATCH (d:Document)-[:MENTIONS]->(e:Entity) WHERE e.key = $key AND {of_tenant} "
-            f"RETURN d.key AS key, d.stream AS stream, d.names AS names ORDER BY d.stream, d.key LIMIT {most}",
+            f"MATCH (d:Document)-[:MENTIONS]->(e:Entity) WHERE e.key = $key AND {of_tenant} RETURN d.key AS key, "
+            f"d.stream AS stream, d.names AS names ORDER BY d.stream, d.key LIMIT {most}",
             values,
         )
     relations = [*relations_of(out, "out"), *relations_of(into, "in")]
@@ -140,3 +145,17 @@ def no_entity(key: str) -> NotFound:
         do="Look for it by its name: trainyard graph entities NAME.",
         code="E-NOT-FOUND",
     )
+
+
+TURN = threading.Lock()
+"""Of this process: a database belongs to the process that has opened it, and each request opens it in its own child."""
+
+
+@contextmanager
+def graph_in_turn(address: str, settings: Settings) -> Iterator[Graph]:
+    """The graph at an address; a file after the requests of this process that came first. Raises as `open_graph`."""
+    graph = open_graph(address, settings)
+    with TURN if isinstance(graph, LadybugGraph) else nullcontext():
+        require_caller()  # who may have left while others had their turn
+        with graph:
+            yield graph

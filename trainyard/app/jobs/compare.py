@@ -14,11 +14,12 @@ from trainyard.app.chains.compare import Comparison, DifferingSetting, compare_t
 from trainyard.app.context import Context
 from trainyard.app.jobs.retry import asked_by
 from trainyard.app.names import find_job
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.runs import connect_runs
 from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
 from trainyard.operations import jobs as requests
-from trainyard.spec.load.changes import list_node_changes, read_change
+from trainyard.spec.changes import list_node_changes, read_change
 from trainyard.stores.live.job_index import Row
 
 PAIR = 2
@@ -84,7 +85,7 @@ def resolved_settings(row: Row, context: Context) -> Nodes:
             raise damaged(path, f"It is not a resolved chain: {error}") from error
     target, parameters = asked_by(row, connect_runs(context.settings))
     try:
-        chain = planning.resolved(planning.asked(target, parameters).spec, context.settings)
+        chain = resolve_chain(parse_request(target, parameters).spec, context.settings)
     except Refused as error:
         raise InvalidInput(
             f"The settings of the job {row['name']} cannot be resolved.",

@@ -13,18 +13,18 @@ from typing import Literal
 
 from pydantic import Field, TypeAdapter
 
-from trainyard.app.chains.missing_backend import require_trainer
+from trainyard.app.chains.next_commands import next_commands
 from trainyard.app.chains.run import run, with_next
 from trainyard.app.context import Context
 from trainyard.app.jobs.logs import gone
-from trainyard.app.jobs.next_commands import next_commands
 from trainyard.app.jobs.remaining_time import TimeLeft, time_left
 from trainyard.app.live.jobs import list_job_rows, note_change, with_labels
 from trainyard.app.live.manager_jobs import refuse_steering
 from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.app.live.waits import DeviceWait
 from trainyard.app.names import find_job, shortest_name
-from trainyard.app.plan.resolve import JOB, merged
+from trainyard.app.plan.parse import JOB, deep_merge
+from trainyard.app.plan.refusals import require_trainer
 from trainyard.app.responses import Response
 from trainyard.app.run_records import ClosedGate, NodeResult, RunResult, read_events, read_result
 from trainyard.app.runs import connect_runs
@@ -34,8 +34,8 @@ from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.settings import Settings
+from trainyard.spec.changes import flatten_settings, list_changes
 from trainyard.spec.job import JobSpec
-from trainyard.spec.load.changes import flatten_settings, list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.states import JobState
@@ -319,7 +319,7 @@ def body(given: requests.CreateInput) -> JsonObject:
             do=f"Run a chain or a template by `trainyard run {given.file}`.",
             code="E-SPEC-FILE",
         )
-    return merged(value.get("parameters", {}) if "template" in value else value, given.parameters)
+    return deep_merge(value.get("parameters", {}) if "template" in value else value, given.parameters)
 
 
 def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause", "cancel"]) -> Job:

@@ -15,7 +15,7 @@ import psutil
 
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow, connect_runs
-from trainyard.app.stack.services import is_own, known_api_url, locked_out, unreachable
+from trainyard.app.services import is_own, known_api_url, locked_out, unreachable
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.settings import Settings

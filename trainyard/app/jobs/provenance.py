@@ -12,14 +12,14 @@ from typing import Any
 import orjson
 from pydantic import Field
 
-from trainyard.app.artifacts import lookup as finding
+from trainyard.app import run_folders as finding
 from trainyard.app.artifacts.contents import damaged
-from trainyard.app.artifacts.lookup import FoundArtifact, RunFolder
 from trainyard.app.context import Context
 from trainyard.app.jobs.samples import read_lines_with
 from trainyard.app.live.trainings import trainings_of
 from trainyard.app.names import find_job, find_run
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import FoundArtifact, RunFolder
 from trainyard.app.run_records import data_sources
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.backends.results import TRAINING_FILE

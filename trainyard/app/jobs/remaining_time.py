@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from trainyard.app.artifacts.lookup import ENDED, read_output
 from trainyard.app.context import Context
 from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
-from trainyard.app.plan.measurements import FinishedNodes, counted_tokens, data_names, known_timings
-from trainyard.app.plan.resolve import shapes
+from trainyard.app.plan.estimate import FinishedNodes, count_tokens, find_shapes, find_timings, name_data_sets
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import ENDED, read_output
 from trainyard.app.run_records import read_chain, read_events
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.compute.gpus import devices_here
@@ -85,8 +84,8 @@ def by_plan(chain: ResolvedChain, ended: JsonObject, settings: Settings) -> dict
     finished = FinishedNodes(chain, {one: outputs.get(one) for one in chain.order}, ended)
     known = Known(
         rows={one: counted for one, output in outputs.items() if (counted := rows_of(output))},
-        shapes=shapes(chain, settings), device=here, timings=known_timings(chain, settings, here),
-        data=data_names(finished), tokens_per_row=counted_tokens(finished),
+        shapes=find_shapes(chain, settings), device=here, timings=find_timings(chain, settings, here),
+        data=name_data_sets(finished), tokens_per_row=count_tokens(finished),
     )  # fmt: skip
     return {one.node: one.seconds for one in estimate(chain, known) if one.seconds is not None}
 

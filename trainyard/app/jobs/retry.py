@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainyard.app.chains.run import start
 from trainyard.app.context import Context
-from trainyard.app.plan.resolve import JOB
+from trainyard.app.plan.parse import JOB
 from trainyard.app.run_records import REFRESH_FROM, REFRESH_TAG, RunResult
 from trainyard.app.runs import RunsClient, connect_runs
 from trainyard.errors import NotFound

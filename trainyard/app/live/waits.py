@@ -7,13 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainyard.app.live.activity import read_activity
+import orjson
+
 from trainyard.app.responses import Response
 from trainyard.app.run_records import read_chain
 from trainyard.backends.sessions.records import list_records, read_status
+from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import Holder, Wait, find_wait, holder, slot_lock
 from trainyard.compute.queue import DEVICE, LIMIT, TURN, Waiter, list_waiters
+from trainyard.compute.tail import read_end
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
@@ -164,3 +167,39 @@ def device_state(number: int, waiters: list[Waiter], settings: Settings, tenant:
     ]
     owner = name_holder(found, settings, tenant) if found else None
     return DeviceState(device=number, holder=owner, waiting=tuple(names))
+
+
+WORDS = {
+    "data_source": "reading", "ai_generator": "generating", "validator": "validating", "trainer": "training",
+    "evaluator": "evaluating", "deployer": "deploying",
+}  # fmt: skip
+
+
+STARTING = "starting"
+
+
+TAIL_BYTES = 16_384
+"""What is read of the end of a run's events: some seconds of them."""
+
+
+ACTIVE = ("started", "progress", "note", "warning")
+
+
+def read_activity(folder: Path, types: dict[str, str]) -> str:
+    """Return what the node that reported last does; empty where none is active. `types`: node -> its type."""
+    for event in reversed(last_events(folder / EVENTS_FILE)):
+        word = WORDS.get(types.get(str(event.get("node")), ""))
+        if word is None:
+            continue
+        if event["event"] not in ACTIVE:
+            return ""
+        is_starting = word == WORDS["trainer"] and (event["event"] == "started" or event.get("text") == STARTING)
+        return STARTING if is_starting else word
+    return ""
+
+
+def last_events(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines at the end of a file of events."""
+    data, is_whole = read_end(path, TAIL_BYTES)
+    lines = data.split(b"\n")[0 if is_whole else 1 : -1]
+    return [orjson.loads(line) for line in lines if line]

@@ -12,7 +12,7 @@ from threading import Lock, Thread
 
 import httpx
 
-from trainyard.app.stack.services import api_url, is_own, running, worker_name
+from trainyard.app.services import api_url, is_own, running, worker_name
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_header, read_auth
 

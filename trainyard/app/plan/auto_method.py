@@ -13,20 +13,21 @@ that it is the same wherever the resolved chain runs, and its digest is that of 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.app.plan.machine import reason_of
-from trainyard.app.plan.measurements import folder_of
+from trainyard.app.plan.machine import find_base_folder
 from trainyard.backends.timings.records import read_timings, timing_key
 from trainyard.compute.gpus import device_memory, devices_here
-from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.errors import Reason, Refused, TrainyardError, reason_of
 from trainyard.settings import Settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import AutoSettings, Method
 from trainyard.spec.chain import ChainSpec, ResolvedChain
+from trainyard.spec.compat.context import RunFacts
+from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.estimate.cascade import differences, needed, smaller_batch, with_hyper
 from trainyard.spec.estimate.memory import GIB, memory_of
 from trainyard.spec.estimate.shape import ModelShape
@@ -34,8 +35,6 @@ from trainyard.spec.graph import RUNGS, auto_trainers, bound_reasons, on_method,
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import resolve_model
 
-RunReasons = Callable[[ResolvedChain], list[Reason]]
-"""Why this machine refuses a chain."""
 CODE = "E-MEMORY-FIT"
 
 
@@ -92,10 +91,10 @@ class Budget:
     source: str
 
 
-def decide_methods(
-    spec: ChainSpec, settings: Settings, default: str, refused: RunReasons
+def resolve_auto_methods(
+    spec: ChainSpec, settings: Settings, default: str, facts: RunFacts
 ) -> tuple[ChainSpec, tuple[MethodDecision, ...]]:
-    """The chain with a method for each trainer of method auto, and how it was chosen.
+    """Return the chain with a method for each trainer of method auto, and how it was chosen; `facts` decide refusals.
 
     Raises `Refused` with the reasons of the method that comes nearest, with `E-MEMORY-FIT` when nothing fits or the
     sizes of the model are not known, and with `R-DEVICE` when the memory is not.
@@ -104,13 +103,13 @@ def decide_methods(
         raise Refused(reasons)
     found = []
     for at in auto_trainers(spec):
-        spec, decision = decide_one(spec, at, settings, default, refused)
+        spec, decision = resolve_auto_method(spec, at, settings, default, facts)
         found.append(decision)
     return spec, tuple(found)
 
 
-def decide_one(
-    spec: ChainSpec, at: int, settings: Settings, default: str, refused: RunReasons
+def resolve_auto_method(
+    spec: ChainSpec, at: int, settings: Settings, default: str, facts: RunFacts
 ) -> tuple[ChainSpec, MethodDecision]:
     config = spec.nodes[at].config
     assert isinstance(config, TrainerConfig)
@@ -121,34 +120,34 @@ def decide_one(
     for method in RUNGS:
         candidate = on_method(config, method)
         try:
-            trainer_id, resolved = resolve_candidate(spec, at, candidate, default, refused)
+            trainer_id, resolved = resolve_candidate(spec, at, candidate, default, facts)
         except Refused as error:
             reasons.append(error.reasons)
             rungs.append(Rung(method=method, why=f"is left out: {error.reasons[0].because}"))
             continue
         if budget is None or shape is None:
             node = trainer_id
-            budget, shape = budget_of(config, node), shape_of(resolved, node, settings)
-        rungs.append(look_at_memory(shape, resolved, budget, settings, ""))
+            budget, shape = find_budget(config, node), require_base_shape(resolved, node, settings)
+        rungs.append(check_memory(shape, resolved, budget, settings, ""))
         if rungs[-1].fits:
-            return with_method(spec, at, candidate), decision_of(node, budget, rungs, config, candidate)
+            return with_method(spec, at, candidate), build_decision(node, budget, rungs, config, candidate)
         if smallest is None or method.facts.adapter:
             smallest = (candidate, method)
     if smallest is None or budget is None or shape is None:
         raise Refused(min(reasons, key=len))
-    for knobs, candidate in turn_knobs(smallest[0], config):
+    for knobs, candidate in list_smaller_configs(smallest[0], config):
         try:
-            _, resolved = resolve_candidate(spec, at, candidate, default, refused)
+            _, resolved = resolve_candidate(spec, at, candidate, default, facts)
         except Refused as error:
             rungs.append(Rung(method=smallest[1], knobs=knobs, why=f"is left out: {error.reasons[0].because}"))
             continue
-        rungs.append(look_at_memory(shape, resolved, budget, settings, knobs))
+        rungs.append(check_memory(shape, resolved, budget, settings, knobs))
         if rungs[-1].fits:
-            return with_method(spec, at, candidate), decision_of(node, budget, rungs, config, candidate)
-    raise Refused([nothing_fits(node, budget, rungs)])
+            return with_method(spec, at, candidate), build_decision(node, budget, rungs, config, candidate)
+    raise Refused([describe_misfit(node, budget, rungs)])
 
 
-def decision_of(
+def build_decision(
     node: str, budget: Budget, rungs: list[Rung], asked: TrainerConfig, chosen: TrainerConfig
 ) -> MethodDecision:
     same = asked.model_copy(update={"method": chosen.method, "quantization": chosen.quantization})
@@ -163,23 +162,23 @@ def decision_of(
 
 
 def resolve_candidate(
-    spec: ChainSpec, at: int, candidate: TrainerConfig, default: str, refused: RunReasons
+    spec: ChainSpec, at: int, candidate: TrainerConfig, default: str, facts: RunFacts
 ) -> tuple[str, TrainerConfig]:
     """The trainer's id and its complete config. Raises `Refused` where the chain or this machine refuses it."""
     tried = with_method(spec, at, candidate)
     for other in auto_trainers(tried):  # a later one, which is chosen after this one
         config = tried.nodes[other].config
         assert isinstance(config, TrainerConfig)
-        tried = with_method(tried, other, on_method(config, method_for_now(tried, other, config, default)))
+        tried = with_method(tried, other, on_method(config, choose_provisional_method(tried, other, config, default)))
     chain = resolve(tried, default)
     node = chain.nodes[at]
-    if reasons := [one for one in refused(chain) if one.node == node.id]:
+    if reasons := [one for one in run_reasons(chain, facts) if one.node == node.id]:
         raise Refused(reasons)
     assert isinstance(node.config, TrainerConfig)
     return node.id, node.config
 
 
-def method_for_now(spec: ChainSpec, at: int, config: TrainerConfig, default: str) -> Method:
+def choose_provisional_method(spec: ChainSpec, at: int, config: TrainerConfig, default: str) -> Method:
     """A method for a trainer that is not decided yet: one that nothing refuses, if there is one."""
     for method in (Method.LORA, Method.FULL):
         tried = with_method(spec, at, on_method(config, method))
@@ -193,7 +192,7 @@ def method_for_now(spec: ChainSpec, at: int, config: TrainerConfig, default: str
     return Method.LORA
 
 
-def budget_of(config: TrainerConfig, node: str) -> Budget:
+def find_budget(config: TrainerConfig, node: str) -> Budget:
     """The memory to choose for: as asked for, or of the device. Raises `Refused` (`R-DEVICE`) where it is not known."""
     here = devices_here()
     device = here[0] if config.device is Device.AUTO else config.device
@@ -208,7 +207,7 @@ def budget_of(config: TrainerConfig, node: str) -> Budget:
     return Budget(device, memory, "all of this machine's")
 
 
-def shape_of(config: TrainerConfig, node: str, settings: Settings) -> ModelShape:
+def require_base_shape(config: TrainerConfig, node: str, settings: Settings) -> ModelShape:
     """The sizes of the base model. Raises `Refused` where they are not known, or it cannot be loaded."""
     name = config.base_model or settings.default_base_model
     try:
@@ -224,20 +223,20 @@ def shape_of(config: TrainerConfig, node: str, settings: Settings) -> ModelShape
     return shape
 
 
-def look_at_memory(shape: ModelShape, config: TrainerConfig, budget: Budget, settings: Settings, knobs: str) -> Rung:
+def check_memory(shape: ModelShape, config: TrainerConfig, budget: Budget, settings: Settings, knobs: str) -> Rung:
     """Whether a way of training fits, by its estimate and by what was measured."""
     method, needs = config.method.type, needed(memory_of(shape, config, budget.device))
     missing = needs - budget.memory_bytes
     if missing > 0:
         return Rung(method=method, knobs=knobs, needed_bytes=needs, why=f"and {missing / GIB:.2f} are missing")
-    key = timing_key(config, folder_of(str(config.base_model), settings), budget.device, settings)
+    key = timing_key(config, find_base_folder(str(config.base_model), settings), budget.device, settings)
     problem = read_timings(key, settings).problem_of(config)
     if problem is not None:
         return Rung(method=method, knobs=knobs, needed_bytes=needs, why=f"and did not fit: {problem.why}")
     return Rung(method=method, knobs=knobs, needed_bytes=needs, fits=True)
 
 
-def turn_knobs(config: TrainerConfig, asked: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
+def list_smaller_configs(config: TrainerConfig, asked: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
     """Smaller micro-batches, then gradient checkpointing, then shorter rows, each on top of the ones before."""
     words: list[str] = []
     while (smaller := smaller_batch(config)) is not None:
@@ -255,7 +254,7 @@ def turn_knobs(config: TrainerConfig, asked: TrainerConfig) -> Iterator[tuple[st
         yield ", ".join([*words, f"max_length {length}"]), config
 
 
-def nothing_fits(node: str, budget: Budget, rungs: list[Rung]) -> Reason:
+def describe_misfit(node: str, budget: Budget, rungs: list[Rung]) -> Reason:
     looked = [one for one in rungs if one.needed_bytes is not None]
     least = min(looked, key=lambda one: one.needed_bytes or 0)
     because = (

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.app.plan.measurements import FinishedNodes, folder_of, key_name, trainers_of
+from trainyard.app.plan.estimate import FinishedNodes, key_name
+from trainyard.app.plan.machine import find_base_folder, list_trainers
 from trainyard.backends.job import job_for
 from trainyard.backends.timings.probing import STEPS, run_probe
 from trainyard.data import rows as shapes
@@ -48,12 +49,12 @@ class ProbeData:
 def measure(found: FinishedNodes, settings: Settings, say: Callable[[str], None]) -> dict[str, str]:
     """Measure ten steps of each trainer whose result is not finished; trainer's id -> why it was not measured."""
     problems = {}
-    for node, config in trainers_of(found.chain):
+    for node, config in list_trainers(found.chain):
         if found.outputs.get(node.id) is not None:
             say(f"{node.id}: its result is finished, so it is not measured")
             continue
         base = config.base_model or settings.default_base_model
-        if folder_of(base, settings) is None:
+        if find_base_folder(base, settings) is None:
             problems[node.id] = f"not measured: the model {base!r} is not on this machine"
             continue
         with tempfile.TemporaryDirectory(prefix="trainyard-measure-") as scratch:

@@ -17,15 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainyard.app.plan.machine import reason_of
-from trainyard.app.plan.measurements import folder_of, is_local
+from trainyard.app.plan.machine import find_base_folder, is_local
 from trainyard.callbacks import ignore
 from trainyard.data.limited.requests import ParseRequest
 from trainyard.data.limited.service import kept_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.rows import ROWS_FILE
 from trainyard.data.sources import read_source
-from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable
+from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable, reason_of
 from trainyard.evals.tasks import count_held_out
 from trainyard.loading import load
 from trainyard.settings import Settings
@@ -298,7 +297,7 @@ class Reading:
         validate = load("trainyard.data.validation:validate")  # imports the rules of quality
         load_token_counter = load("trainyard.data.quality.lengths:load_token_counter")
         name = config.tokenizer or self.settings.default_base_model
-        base = folder_of(name, self.settings)
+        base = find_base_folder(name, self.settings)
         if base is None:
             return  # reported with the models that are not here
         roots = data_roots(self.settings)
@@ -336,13 +335,13 @@ class Reading:
         if given.port not in (*config.stage.facts.ports, *config.stage.facts.instead):
             raise self.nothing_arrives(node, *config.stage.facts.ports)
         self.judge_verdict(node, given)
-        base = folder_of(config.base_model or self.settings.default_base_model, self.settings)
+        base = find_base_folder(config.base_model or self.settings.default_base_model, self.settings)
         made_before = any(port is Port.MODEL for port in node.inputs)
         if base is None or made_before or config.stage.technique is not None or not (base / "tokenizer.json").is_file():
             return
         # Imports transformers' tokenizers, and only where rows were read.
-        fit_rows = load("trainyard.app.plan.row_fit:fit_rows")
-        load_tokenizer = load("trainyard.app.plan.row_fit:load_tokenizer")
+        from trainyard.app.plan.row_fit import fit_rows, load_tokenizer  # imports transformers
+
         template = config.engine.template
         if (base, template) not in self.tokenizers:
             self.tokenizers[base, template] = load_tokenizer(base, template, data_roots(self.settings))

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from trainyard.app.context import Caller
-from trainyard.app.plan.machine import locate_model, missing_inputs, space_reasons
-from trainyard.app.plan.resolve import run_facts
+from trainyard.app.plan.locate import locate_model
+from trainyard.app.plan.machine import read_machine_facts
+from trainyard.app.plan.refusals import check_inputs, check_space
 from trainyard.backends.sessions.records import SessionRecord, new_session_id
 from trainyard.errors import Denied, Reason, Refused
 from trainyard.settings import Settings
@@ -81,9 +82,9 @@ def reasons_against(
     reasons += session_reasons(chain_of(spec, config))
     if not reasons:
         whole = chain_of(spec, resolved)
-        reasons = run_reasons(whole, run_facts(whole, settings))
-        reasons += [] if reasons else missing_inputs(whole, settings)
-        reasons += space_reasons(settings)
+        reasons = run_reasons(whole, read_machine_facts(whole, settings))
+        reasons += [] if reasons else check_inputs(whole, settings)
+        reasons += check_space(settings)
     return [replace(reason, node=None, field=reason.field.removeprefix("config.")) for reason in reasons]
 
 

@@ -9,7 +9,7 @@ import shutil
 import time
 
 from trainyard.app.context import Context, key_of
-from trainyard.app.plan.resolve import merged
+from trainyard.app.plan.parse import deep_merge
 from trainyard.app.responses import Response
 from trainyard.app.runs import connect_runs
 from trainyard.app.sessions.accept import accept_session
@@ -246,7 +246,7 @@ def body_of(given: requests.CreateSessionInput) -> dict[str, object]:
             f"{given.file} does not contain a session.", why="A session is the settings of a trainer.",
             do="Write its settings without nodes and without a data set.", code="E-SPEC-FILE",
         )  # fmt: skip
-    return merged(value, given.parameters)
+    return deep_merge(value, given.parameters)
 
 
 # What is shown

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from trainyard.app import services as stack
 from trainyard.app.exposure import Exposure, read_exposure
-from trainyard.app.stack import services as stack
 from trainyard.compute.services import HOST, Service, free_port
 from trainyard.errors import Conflict, LimitExceeded
 from trainyard.settings import Settings

@@ -18,11 +18,11 @@ from packaging.version import Version
 from pydantic import BaseModel
 
 import trainyard
+from trainyard.app import services as stack
 from trainyard.app.backends.backends import backend_table
 from trainyard.app.context import Context
 from trainyard.app.live.waits import read_devices
 from trainyard.app.responses import Response
-from trainyard.app.stack import services as stack
 from trainyard.cancellation import while_caller_waits
 from trainyard.compute.gpus import MIB, GpuReadings, devices_here, physical_cores, read_amd_memory, read_gpus
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from trainyard.app import services as stack
 from trainyard.app.context import Context
 from trainyard.app.exposure import (
     EVERY_ADDRESS,
@@ -23,7 +24,6 @@ from trainyard.app.exposure import (
 )
 from trainyard.app.responses import Response
 from trainyard.app.runs import connect_runs
-from trainyard.app.stack import services as stack
 from trainyard.app.stack.api_service import NAME as API
 from trainyard.app.stack.api_service import start_api
 from trainyard.backends.job import complete_tenant, rename_work_folder, work_folders_of_earlier_versions
@@ -35,7 +35,7 @@ from trainyard.operations.base import Nothing
 from trainyard.operations.stack import MigrateInput, UpInput
 from trainyard.proxies import EXEMPTIONS
 from trainyard.serve import embedded
-from trainyard.serve.bases.sources import find_bases
+from trainyard.serve.base_sources import find_bases
 from trainyard.serve.targets import local
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_file

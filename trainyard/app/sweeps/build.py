@@ -8,10 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainyard.app.chains.missing_backend import refuse_or_wait
 from trainyard.app.chains.stored import show_chain
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.locate import locate_request
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.refusals import refuse_or_wait
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.json_types import JsonObject
 from trainyard.operations.chains import ShowChainInput
@@ -20,7 +22,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.backends import STOP_AT_STEPS
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.chain import ChainSpec, ResolvedChain, digest
-from trainyard.spec.load.changes import flatten_settings
+from trainyard.spec.changes import flatten_settings
 from trainyard.spec.training import EvalSettings, TrainerConfig
 from trainyard.sweeps.chains import apply_values, check_parameters, find_trainer, split_path
 from trainyard.sweeps.folder import dump_spec
@@ -38,13 +40,13 @@ def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
     """
     settings = context.settings
     target = str(given.file) if given.chain is None else show_chain(ShowChainInput(chain=given.chain), context).body
-    written = planning.located(planning.asked(target), settings).spec
-    chain = planning.resolved(written, settings)
+    written = locate_request(parse_request(target), settings).spec
+    chain = resolve_chain(written, settings)
     trainer, ids = find_trainer(chain, given.trainer), tuple(node.id for node in chain.nodes)
     ranges, fixed = read_parameters(given, ids, written)
     require_one_length(given, ids, written, trainer, ranges)
     written = with_evaluation(apply_values(written, ids, fixed), ids, trainer, given, context)
-    config = trainer_of(planning.resolved(written, settings), trainer)
+    config = trainer_of(resolve_chain(written, settings), trainer)
     metric = given.asked_metric or (config.eval or EvalSettings()).metric
     rungs = rungs_of(given, config)
     combinations = math.prod(len(one.values) if one.values else math.inf for one in ranges.values())
@@ -57,7 +59,7 @@ def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
     }  # fmt: skip
     spec = sweep_of(body, given.name, chain.name)
     check_parameters(spec.chain, ids, ranges, lambda one: pausable(one, spec, settings))
-    refuse_or_wait(planning.resolved(spec.chain, settings), settings, is_job=False, allows=bool)
+    refuse_or_wait(resolve_chain(spec.chain, settings), settings, is_job=False, allows=bool)
     return spec
 
 
@@ -115,7 +117,7 @@ def with_evaluation(
     written: ChainSpec, ids: tuple[str, ...], trainer: str, given: SweepInput, context: Context
 ) -> ChainSpec:
     """The chain whose trainer measures the metric at every rung."""
-    config = trainer_of(planning.resolved(written, context.settings), trainer)
+    config = trainer_of(resolve_chain(written, context.settings), trainer)
     asked = config.eval
     if asked is None:
         context.say(f"{trainer}: {EvalSettings().held_out_share:.0%} of its rows are held out to compare the trials")
@@ -172,7 +174,7 @@ def rungs_of(given: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
 
 def pausable(written: ChainSpec, spec: SweepSpec, settings: Settings) -> ResolvedChain:
     """The resolved chain of a trial. Raises `Refused`, also for a backend that cannot stop at a rung."""
-    chain = planning.resolved(written, settings)
+    chain = resolve_chain(written, settings)
     backend = trainer_of(chain, spec.trainer).backend
     if spec.scheduler == "asha" and backend not in STOP_AT_STEPS:
         because = f"The backend {backend.value} cannot stop a training after a step that is named."

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.responses import Response
 from trainyard.compute.lease import holder
 from trainyard.errors import NotFound
@@ -81,7 +81,7 @@ def best_chain(record: SweepRecord, report: SweepReport, settings: Settings) -> 
             f"No trial of the sweep {report.name} has finished yet.", do="Look again when one has.", code="E-NOT-FOUND"
         )
     written = record.spec.chain
-    ids = tuple(node.id for node in planning.resolved(written, settings).nodes)
+    ids = tuple(node.id for node in resolve_chain(written, settings).nodes)
     chain = apply_values(written, ids, report.best.params)
     value = f"{report.metric} {report.best.value:.6g} at step {report.best.steps}"
     head = f"# Best of {len(report.trials)} trials of the sweep {report.name}: trial {report.best.number}, {value}.\n"

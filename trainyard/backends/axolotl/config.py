@@ -39,7 +39,7 @@ class AxolotlFacts:
 
 
 def choose_precision(requested: Precision, device: str, *, native_bf16: bool) -> tuple[Precision, str]:
-    """The precision and its reason. Axolotl's own `bf16: auto` would take bf16 where it is only emulated."""
+    """Return the precision and its reason. Axolotl's own `bf16: auto` would take bf16 where it is only emulated."""
     if requested is not Precision.AUTO:
         return requested, "asked for"
     if device == "cpu":
@@ -50,7 +50,7 @@ def choose_precision(requested: Precision, device: str, *, native_bf16: bool) ->
 
 
 def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
-    """The configuration of a job, in the order of axolotl's documentation."""
+    """Return the configuration of a job, in the order of axolotl's documentation."""
     hyper = job.config.hyperparameters
     precision, _ = choose_precision(hyper.precision, facts.device, native_bf16=facts.native_bf16)
     value: dict[str, object] = {
@@ -95,7 +95,7 @@ def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
 
 
 def adapter(job: TrainingJob, facts: AxolotlFacts) -> JsonObject:
-    """The adapter's shape; axolotl's own kernels for it are for CUDA and off on a CPU."""
+    """Return the adapter's shape; axolotl's own kernels for it are for CUDA and off on a CPU."""
     lora = job.config.method
     if not isinstance(lora, LowRankSettings):
         return {}
@@ -169,7 +169,7 @@ STAGES = {Stage.SFT: sft, Stage.DPO: dpo, Stage.KTO: kto, Stage.REWARD: reward}
 
 
 def row_of(stage: Stage, row: JsonMapping) -> JsonObject | None:
-    """A row of the plan as the stage's `type` reads it; None where axolotl has no form for it.
+    """Return a row of the plan as the stage's `type` reads it; None where axolotl has no form for it.
 
     Its reward format is one question with an optional system turn.
     """

@@ -220,7 +220,7 @@ class AxolotlWatch:
 
 
 def new_steps(log: LineTail) -> Iterator[JsonObject]:
-    """What the lines since the last look say of finished steps."""
+    """Yield what the lines since the last look say of finished steps."""
     for match in STEP_LINE.finditer(b"\n".join(log.read_lines())):
         yield ast.literal_eval(match.group().decode("utf-8", "replace"))
 

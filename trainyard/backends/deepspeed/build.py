@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainyard.backends.environments import clean_variables
-from trainyard.backends.external.steps import run_install_step
+from trainyard.backends.install_steps import run_install_step
 from trainyard.inherited import installer_environment
 
 EXTENSIONS_FOLDER = "torch_extensions"

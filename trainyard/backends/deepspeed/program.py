@@ -62,7 +62,7 @@ def check(run: ExternalRun) -> None:
 
 
 def argv(run: ExternalRun) -> list[str]:
-    """The launcher's command line, in the tool's interpreter."""
+    """Return the launcher's command line, in the tool's interpreter."""
     launch = run.job.config.launch
     python = find_environment() / "bin" / "python"
     if launch.launcher == "deepspeed":

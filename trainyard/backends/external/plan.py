@@ -102,7 +102,7 @@ def account_of(account: TokenLedger, tokenizer: Any) -> JsonObject:
 
 
 def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, object], list[TokenShare]]:
-    """The rows of a preference stage as rendered text, for a trainer that tokenises itself.
+    """Return the rows of a preference stage as rendered text, for a trainer that tokenises itself.
 
     Returns the ledger, and the tokens of each row. A row that Trainyard's ledger drops (nothing is left of it within
     max_length) is not written.
@@ -157,7 +157,7 @@ def plan_of(job: TrainingJob, widths: list[int]) -> BatchPlan:
 
 
 def steps(job: TrainingJob, plan: BatchPlan, total: int) -> Iterator[JsonObject]:
-    """One line a step: its learning rate, and its rows by micro-batch."""
+    """Yield one line a step: its learning rate, and its rows by micro-batch."""
     hyper = job.config.hyperparameters
     warmup = hyper.warmup(total)
     number = count()

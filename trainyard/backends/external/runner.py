@@ -63,7 +63,7 @@ class ExternalRun:
 
     @property
     def python(self) -> str:
-        """The interpreter of the tool."""
+        """Return the interpreter of the tool."""
         return str(environments.python_of(self.job.config.backend))
 
     def variables(self, more: Mapping[str, str]) -> dict[str, str]:
@@ -73,7 +73,7 @@ class ExternalRun:
 
 
 def worker_argv(run: ExternalRun) -> list[str]:
-    """The command line of an engine of `trainyard_worker` that has the name of its backend."""
+    """Return the command line of an engine of `trainyard_worker` that has the name of its backend."""
     return [run.python, *environments.WORKER, run.job.config.backend.value, str(run.folder)]
 
 

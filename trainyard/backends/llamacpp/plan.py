@@ -107,7 +107,7 @@ def write_plan(tools: Path, folder: Path) -> None:
 
 
 def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
-    """The rows as one text, and how many were read, written and held out.
+    """Return the rows as one text, and how many were read, written and held out.
 
     Raises `InvalidInput` (`E-CONVERT`) for a turn without loss: llama-finetune learns every token.
     """
@@ -128,7 +128,7 @@ def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
 
 
 def with_tokenizer(base: Path, tokenizer: Path, target: Path) -> Path:
-    """The base with the tokenizer of the result, by links: its chat template is the one that is served."""
+    """Return the base with the tokenizer of the result, by links: its chat template is the one that is served."""
     target.mkdir(exist_ok=True)
     for folder in (base, tokenizer):
         for path in folder.iterdir():

@@ -81,12 +81,12 @@ def train(folder: Path, events: Events) -> None:
 
 
 def tools() -> Path:
-    """The programs and the converter of llama.cpp."""
+    """Return the programs and the converter of llama.cpp."""
     return environments.folder(BackendName.LLAMACPP) / FOLDER
 
 
 def train_epochs(run: ExternalRun) -> LogCurve:
-    """Every epoch that is not done yet."""
+    """Return every epoch that is not done yet."""
     hyper, curve, files = run.job.config.hyperparameters, LogCurve(), WorkerFiles(run.folder)
     model, epochs = run.plan_folder / "base.gguf", run.plan["epochs"]
     if run.checkpoint.path is not None:
@@ -100,7 +100,7 @@ def train_epochs(run: ExternalRun) -> LogCurve:
 
 
 def one_epoch(run: ExternalRun, files: WorkerFiles, curve: LogCurve, model: Path, rate: float) -> Path:
-    """One run of the program, and its file as a checkpoint. Raises `Stopped`, or what the program failed at."""
+    """Return one run of the program, and its file as a checkpoint. Raises `Stopped`, or what the program failed at."""
     done = len(curve.epochs)
     out = run.folder / f"epoch-{done + 1}.gguf"
     out.unlink(missing_ok=True)

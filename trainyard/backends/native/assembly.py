@@ -182,7 +182,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
 
 
 def make_feed(job: TrainingJob, prepared: PreparedData, cut: Cut, device: str, events: Events) -> Feed:
-    """The batches of a run; of a stage that draws completions, with what says what they are worth."""
+    """Return the batches of a run; of a stage that draws completions, with what says what they are worth."""
     stage, examples, pad_id = prepared.stage, prepared.examples, int(prepared.tokenizer.pad_token_id)
     if not stage.facts.draws_groups:
         return Feed(examples, make_plan(examples, cut, stage), stage, pad_id)
@@ -217,7 +217,7 @@ def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events)
 
 
 def keep_layout(folder: Path, cut: Cut) -> Cut:
-    """The cut with the layout of the first start: a checkpoint inside a step counts micro-batches of that."""
+    """Return the cut with the layout of the first start: a checkpoint inside a step counts micro-batches of that."""
     path = folder / DECISIONS_FILE
     decisions = orjson.loads(path.read_bytes()) if path.exists() else {}
     if not cut.shared_why:
@@ -233,7 +233,7 @@ def keep_layout(folder: Path, cut: Cut) -> Cut:
 def encode_held_out(
     job: TrainingJob, stage: StageSpec, tokenizer: PreTrainedTokenizerBase, events: Events
 ) -> Sequence[Encoded]:
-    """The rows of the evaluation, encoded as those of the training are.
+    """Return the rows of the evaluation, encoded as those of the training are.
 
     Raises `InvalidInput` (`E-DATA-EMPTY`) when fewer are left than a loss can be computed on.
     """
@@ -263,7 +263,7 @@ def encode_held_out(
 
 
 def hold_out(job: TrainingJob, feed: Feed, prepared: PreparedData, total_steps: int) -> HeldOut | None:
-    """What the run is evaluated on and how often; None without evaluation."""
+    """Return what the run is evaluated on and how often; None without evaluation."""
     evaluation, stage = job.config.eval, prepared.stage
     if evaluation is None:
         return None
@@ -282,7 +282,7 @@ def hold_out(job: TrainingJob, feed: Feed, prepared: PreparedData, total_steps: 
 
 
 def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTrainedTokenizerBase) -> Policy:
-    """The model that is trained, the same in every process that makes it."""
+    """Return the model that is trained, the same in every process that makes it."""
     config = job.config
     set_seed(config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
     policy = build(policy_request(job, device), with_reference=has_reference(config))
@@ -440,7 +440,7 @@ def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
 
 
 def attention_of(job: TrainingJob, device: str) -> KernelChoice:
-    """The attention kernel of a job's base on a device, and why."""
+    """Return the attention kernel of a job's base on a device, and why."""
     architecture = architecture_of(job.base, STAGES[job.config.stage.type].head)
     requested, stage = job.config.engine.attention, job.config.stage
     masked = stage.asks_shared is True or (stage.technique is not None and stage.technique.facts.own_masks)
@@ -453,7 +453,7 @@ def capability(device: str) -> tuple[int, int] | None:
 
 
 def choose_head(job: TrainingJob, policy: Policy, positions: int) -> Head:
-    """The output layer as asked for; `auto` keeps all logits of so many positions while they are small."""
+    """Return the output layer as asked for; `auto` keeps all logits of so many positions while they are small."""
     requested = job.config.engine.head
     if job.config.stage.facts.compares_logits:
         return Head.FULL
@@ -465,7 +465,7 @@ def choose_head(job: TrainingJob, policy: Policy, positions: int) -> Head:
 
 
 def reference_scores(session: Session, feed: Feed) -> list[dict[str, float]]:
-    """What the frozen reference says of every example, once: each further epoch is a forward pass cheaper."""
+    """Return what the frozen reference says of every example, once: each further epoch is a forward pass cheaper."""
     row_scores: list[dict[str, float]] = [{} for _ in feed.examples]
     for rows, batch in feed.in_order(REFERENCE_ROWS):
         scores: Scores = session.reference_scores(batch)

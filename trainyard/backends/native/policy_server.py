@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 from trainyard.errors import Unavailable
 from trainyard.json_types import JsonMapping
-from trainyard.serve import vllm
+from trainyard.serve.inference_server import vllm
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import Release, ServerProfile, VllmEngine
 from trainyard.serve.targets.vllm import LOAD_PATH, UNLOAD_PATH, load_request
@@ -129,7 +129,7 @@ class PolicyServer:
         return [completions[at] for at in range(len(prompts))]
 
     def generated(self, choice: JsonMapping, stops: Sequence[int]) -> Generated:
-        """A choice of the server as what a session generates."""
+        """Return a choice of the server as what a session generates."""
         ids, logprobs = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
         ended = bool(ids) and ids[-1] in stops
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -153,7 +153,7 @@ class PolicyServer:
 
 
 def request_of(prompt: Sequence[int], sampling: Sampling, stops: Sequence[int], *, index: int) -> dict[str, object]:
-    """How a prompt is continued: every setting that a model's files could bring is given."""
+    """Return how a prompt is continued: every setting that a model's files could bring is given."""
     return {
         "prompt": list(prompt), "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0, "min_p": 0.0,
@@ -183,7 +183,7 @@ class ServedWriter:
 
 
 def rollouts_of(config: TrainerConfig) -> RolloutSettings | None:
-    """The settings of who draws, where that is a server."""
+    """Return the settings of who draws, where that is a server."""
     stage = config.stage
     rollouts = stage.rollouts if isinstance(stage, DrawnSettings) else RolloutSettings()
     return rollouts if rollouts.engine == "vllm" else None
@@ -247,7 +247,7 @@ def remove_weights(folder: Path) -> None:
 
 
 def copy_of(base: str, folder: Path) -> Path:
-    """A copy of a model's files, in place of an earlier one."""
+    """Return a copy of a model's files, in place of an earlier one."""
     with suppress(FileNotFoundError):
         shutil.rmtree(folder)
     shutil.copytree(base, folder)

@@ -87,7 +87,7 @@ def train(folder: Path, events: Events, team: Team | None = None) -> None:
 
 
 def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[object]:
-    """The server that draws completions, where the stage asks for one, else None.
+    """Return the server that draws completions, where the stage asks for one, else None.
 
     Its module is loaded then: it brings an HTTP client, which a bare machine with a card does not have.
     """
@@ -133,20 +133,14 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
 
 
 def teacher_shape(job: TrainingJob) -> ModelShape | None:
-    """The shape of the frozen model that is loaded too, if there is one."""
+    """Return the shape of the frozen model that is loaded too, if there is one."""
     if job.teacher_folder is None:
         return None
     return ModelShape.from_config(AutoConfig.from_pretrained(job.teacher_folder, trust_remote_code=False).to_dict())
 
 
 def train_on(
-    job: TrainingJob,
-    folder: Path,
-    events: Events,
-    device: str,
-    *,
-    team: Team | None = None,
-    server: object = None,
+    job: TrainingJob, folder: Path, events: Events, device: str, *, team: Team | None = None, server: object = None
 ) -> None:
     mirror = mirror_address(job)
     checkpoint = find_newest(folder / CHECKPOINT_FOLDER, mirror)
@@ -226,7 +220,7 @@ def save_checkpoint(
 
 
 def evaluation_of(run: NativeRun, save: Save, events: Events) -> list[PeriodicEvaluation]:
-    """The evaluation of a run as a hook of its loop; none where none is asked for."""
+    """Return the evaluation of a run as a hook of its loop; none where none is asked for."""
     evaluation = run.job.config.eval
     if evaluation is None or run.held_out is None:
         return []
@@ -371,7 +365,7 @@ def standstill_of(run: NativeRun) -> str:
 
 
 def evaluation_record(run: NativeRun) -> dict[str, object]:
-    """What the evaluations found, and which step the result is of."""
+    """Return what the evaluations found, and which step the result is of."""
     evaluation, done = run.job.config.eval, run.progress.evaluations
     assert evaluation is not None, "a run with evaluations"
     best, last = done.best_step(evaluation.metric), count_done(run.session)

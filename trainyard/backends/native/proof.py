@@ -154,7 +154,7 @@ class CellVerdict:
 
 
 def cells(stages: tuple[Stage, ...] = STAGES, methods: tuple[Method, ...] = METHODS) -> list[Cell]:
-    """All combinations, and the variations of them: 110 with every stage and method."""
+    """Return all combinations, and the variations of them: 110 with every stage and method."""
     losses = {stage: tuple(PreferenceLoss) if stage is Stage.DPO else (None,) for stage in stages}
     plain = [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
     varied = [Cell(cell.stage, None, cell.method, name) for name, cell in VARIATIONS.items()]
@@ -257,7 +257,7 @@ class Silent:
 
 
 def counted(after: int | None, act: Callable[[], bool]) -> Callable[[], bool]:
-    """A stop signal that acts when it was asked `after` times (once before every micro-batch)."""
+    """Return a stop signal that acts when it was asked `after` times (once before every micro-batch)."""
     calls = itertools.count()
     return lambda: act() if after is not None and next(calls) == after else False
 
@@ -333,7 +333,7 @@ def logged(work: Callable[[], None], log: Path) -> None:
 
 
 def prove(cell: Cell, world: Path, root: Path, dropped: str | None = None) -> list[CellVerdict]:
-    """The verdicts of one cell."""
+    """Return the verdicts of one cell."""
     verdicts = []
     folder = root / cell.name
     expected = run_mode(cell, world, folder / "straight", [None])

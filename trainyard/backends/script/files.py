@@ -120,7 +120,7 @@ def try_template(job: TrainingJob, rows: Path) -> None:
 
 
 def conversations(row: JsonObject) -> Iterator[tuple[list[JsonObject], bool]]:
-    """The conversations of a row that `standalone.py` renders, and whether each is to be answered."""
+    """Yield the conversations of a row that `standalone.py` renders, and whether each is to be answered."""
     if "messages" not in row:
         yield row["prompt"], True
         yield from (([*row["prompt"], *row[side]], False) for side in ("chosen", "rejected"))

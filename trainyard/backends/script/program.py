@@ -57,7 +57,7 @@ def train(folder: Path, events: Events) -> None:
 
 
 def run_script(folder: Path, events: Events) -> int:
-    """The script's exit code; its events are passed on while it runs."""
+    """Return the script's exit code; its events are passed on while it runs."""
     work = folder / FOLDER
     tail = EventTail.at_end(work / OWN_EVENTS)
     python = str(environments.python_of(BackendName.SCRIPT))

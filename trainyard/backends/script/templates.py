@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def template_path(name: str | None, settings: Settings | None = None) -> Path:
-    """The script of a name, or the built-in one for None.
+    """Return the script of a name, or the built-in one for None.
 
     Raises `InvalidInput` (`E-SCRIPT`) for a name that is none, `NotFound` (`E-SCRIPT`).
     """

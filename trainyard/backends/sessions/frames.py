@@ -47,7 +47,7 @@ def send_frame(connection: socket.socket, header: Mapping[str, object], body: by
 
 
 def receive_frame(connection: socket.socket) -> Frame | None:
-    """The next frame; None where the other side has closed the connection between two frames.
+    """Return the next frame; None where the other side has closed the connection between two frames.
 
     Raises `InvalidInput` (`E-REQUEST-REFUSED`) for bytes that are not a frame, `LimitExceeded` (`E-LIMIT`).
     """

@@ -88,7 +88,7 @@ class SessionStatus(BaseModel):
 
 
 def new_session_id(key: str = "") -> str:
-    """A new id; with the same key, the same one."""
+    """Return a new id; with the same key, the same one."""
     return f"session-{hashlib.sha256(key.encode()).hexdigest()[:12] if key else secrets.token_hex(6)}"
 
 
@@ -97,7 +97,7 @@ def sessions_folder(settings: Settings) -> Path:
 
 
 def folder_of_session(settings: Settings, session: str) -> Path:
-    """The folder of a session. Raises `NotFound` (`E-NOT-FOUND`) for what is not an id."""
+    """Return the folder of a session. Raises `NotFound` (`E-NOT-FOUND`) for what is not an id."""
     if not SESSION_ID.fullmatch(session):
         raise no_session(session)
     return sessions_folder(settings) / session
@@ -119,7 +119,7 @@ def write_record(settings: Settings, record: SessionRecord) -> Path:
 
 
 def read_record(settings: Settings, session: str, tenant: str = "") -> SessionRecord:
-    """The record of a session; of another tenant's it is as if there were none.
+    """Return the record of a session; of another tenant's it is as if there were none.
 
     Raises `NotFound` (`E-NOT-FOUND`), `Conflict` (`E-SCHEMA`).
     """
@@ -133,7 +133,7 @@ def read_record(settings: Settings, session: str, tenant: str = "") -> SessionRe
 
 
 def list_records(settings: Settings, tenant: str = "") -> Iterator[SessionRecord]:
-    """Every session of a tenant, or of all; the newest first."""
+    """Return every session of a tenant, or of all; the newest first."""
     names = [path.parent.name for path in sessions_folder(settings).glob(f"session-*/{RECORD_FILE}")]
     records = [read_record(settings, name) for name in names]
     selection = [record for record in records if not tenant or record.tenant == tenant]
@@ -144,7 +144,7 @@ def list_records(settings: Settings, tenant: str = "") -> Iterator[SessionRecord
 
 
 def lock_of_session(settings: Settings, session: str) -> Path:
-    """The lock of the process that runs a session: one at a time."""
+    """Return the lock of the process that runs a session: one at a time."""
     return settings.services / "works" / f"{session}.lock"
 
 
@@ -166,7 +166,7 @@ def write_status(
 
 
 def read_status(settings: Settings, session: str) -> SessionStatus:
-    """What a session is doing; `lost` where its status says that it runs, and no process has its lock."""
+    """Return what a session is doing; `lost` where its status says that it runs, and no process has its lock."""
     folder = folder_of_session(settings, session)
     value = read_json(folder / STATUS_FILE)
     status = (
@@ -194,7 +194,7 @@ def remove_socket(folder: Path) -> None:
 
 
 def read_json(path: Path) -> JsonObject | None:
-    """A JSON file that another process replaces and removes; None where it is not."""
+    """Return a JSON file that another process replaces and removes; None where it is not."""
     try:
         value: dict[str, object] = orjson.loads(path.read_bytes())
     except FileNotFoundError:

@@ -49,7 +49,7 @@ class SessionJob(BaseModel):
 def session_job(
     record: SessionRecord, settings: Settings, *, devices: tuple[int, ...] = (0,), run: str = ""
 ) -> SessionJob:
-    """The job of a session on this machine. Raises what `job_for` raises for a base that is not here."""
+    """Return the job of a session on this machine. Raises what `job_for` raises for a base that is not here."""
     base = record.config.base_model or settings.default_base_model
     job = job_for(record.config, base, settings, data={}, devices=devices, run=run, node=record.id)
     return SessionJob(
@@ -108,7 +108,7 @@ def key_environment(settings: Settings) -> dict[str, str]:
 
 
 def ending(outcome: Outcome) -> tuple[SessionState, str]:
-    """The state of a session whose child has ended, and why it did."""
+    """Return the state of a session whose child has ended, and why it did."""
     if outcome.status is Status.FAILED:
         error = error_of(outcome)
         killed = outcome.exit_code < 0

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from trainyard.backends.base import run_training, work_folder
 from trainyard.backends.job import PROBE_RUN, TrainingJob
-from trainyard.backends.oom import ran_out_of_memory
 from trainyard.backends.timings.records import add_timing
 from trainyard.backends.timings.watching import TrainingClock, key_of
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import claim_devices, holder, slot_lock
-from trainyard.compute.supervise import kernel_kills, read_tail
+from trainyard.compute.supervise import kernel_kills, ran_out_of_memory, read_tail
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.schedules import Schedule

@@ -73,7 +73,7 @@ class Pace:
 
 
 def measure_pace(watch: Stopwatch, every: int) -> Pace | None:
-    """The mean step, without the first ones and those with a checkpoint or an evaluation; None with too few."""
+    """Return the mean step, without the first ones and those with a checkpoint or an evaluation; None with too few."""
     plain: list[float] = []
     saving: list[float] = []
     for before, after in pairwise(watch.steps):
@@ -91,7 +91,7 @@ def measure_pace(watch: Stopwatch, every: int) -> Pace | None:
 def read_measurement(
     job: TrainingJob, watch: Stopwatch, ended: float, source: Literal["probe", "run"], data: str
 ) -> StepTiming | None:
-    """What a finished training says about the time of others; None for one that was too short or continued."""
+    """Return what a finished training says about the time of others; None for one that was too short or continued."""
     if not watch.started or len(watch.steps) < WARM_UP + LEAST_STEPS or watch.begin.get("restarted_from") is not None:
         return None
     hyper, first, last = job.config.hyperparameters, watch.steps[0], watch.steps[-1]

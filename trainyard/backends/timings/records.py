@@ -54,7 +54,7 @@ def timing_key(config: TrainerConfig, base: Path | None, device: Device, setting
 
 
 def slowdown_here(device: Device) -> float:
-    """How much longer a computation takes next to the other programs of this machine; 1 on a GPU.
+    """Return how much longer a computation takes next to the other programs of this machine; 1 on a GPU.
 
     Measured on this process: the time that it computed and waited for a processor, over that in which it computed. (The
     load average counts programs that wait for the disk, too: at a load of 15 trainings took 2.3 times as long, not 8.)
@@ -64,7 +64,7 @@ def slowdown_here(device: Device) -> float:
 
 
 def read_timings(key: str, settings: Settings) -> Timings:
-    """What was measured; nothing, with the reason, for a file that cannot be used."""
+    """Return what was measured; nothing, with the reason, for a file that cannot be used."""
     path = settings.timings / f"{key}.json"
     try:
         value = read_versioned("timings", path.read_bytes(), path)

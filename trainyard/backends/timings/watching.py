@@ -39,12 +39,12 @@ def device_of(job: TrainingJob) -> Device:
 
 
 def data_of(job: TrainingJob) -> str:
-    """The name of the job's data set; "" where it has none."""
+    """Return the name of the job's data set; "" where it has none."""
     return next(iter(job.data_sha256.values()), "")
 
 
 def expect_seconds(job: TrainingJob, settings: Settings) -> float | None:
-    """What a plan says now about a job from its start to its result, without the queue."""
+    """Return what a plan says now about a job from its start to its result, without the queue."""
     rows = next((count_rows(Path(folder) / ROWS_FILE) for folder in job.data.values()), None)
     config, path = job.config, Path(job.base) / "config.json"
     shape = ModelShape.from_config(orjson.loads(path.read_bytes())) if path.is_file() else None

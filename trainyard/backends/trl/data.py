@@ -70,7 +70,7 @@ def describe_dropped_rows(job: TrainingJob, rows: int, alone: int) -> str:
 
 
 def cut(encode: Callable[[Any, PreTrainedTokenizerBase, int], Encoding]) -> Encoder:
-    """An encoder that reads the longest allowed length of the config, and nothing else."""
+    """Return an encoder that reads the longest allowed length of the config, and nothing else."""
     return lambda rows, tokenizer, config: encode(rows, tokenizer, config.hyperparameters.max_length)
 
 
@@ -88,7 +88,7 @@ ENCODERS: dict[Stage, Encoder] = {
 
 
 def sequence(example: Encoded) -> list[int]:
-    """The ids of a row, or of the longer side of a pair."""
+    """Return the ids of a row, or of the longer side of a pair."""
     if "input_ids" in example:
         return example["input_ids"]
     answers = [example[name] for name in ("completion_ids", "chosen_ids", "rejected_ids") if name in example]

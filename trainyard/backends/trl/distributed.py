@@ -109,7 +109,7 @@ def require_family(config: Any) -> None:
 
 
 def local_states(optimizer: Any) -> dict[str, object]:
-    """An optimizer's state with this process's parts as plain tensors."""
+    """Return an optimizer's state with this process's parts as plain tensors."""
     state = optimizer.state_dict()
     local = {
         index: {name: value.to_local() if isinstance(value, DTensor) else value for name, value in entry.items()}
@@ -129,7 +129,7 @@ def take_states(optimizer: Any, saved: JsonObject) -> None:
 
 
 def as_part(value: Any, weight: Any) -> Any:
-    """A state of the shape of a weight's part, in the same places; anything else as it is."""
+    """Return a state of the shape of a weight's part, in the same places; anything else as it is."""
     if not isinstance(value, torch.Tensor) or value.shape != weight.to_local().shape or not value.ndim:
         return value
     return DTensor.from_local(

@@ -26,8 +26,7 @@ from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_con
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.coverage import measure_coverage
 from trainyard.train.methods.loading import load_model, require_same_base
-from trainyard.train.methods.lora import TASKS, adapter_shape
-from trainyard.train.methods.qlora import load_quantised
+from trainyard.train.methods.lora import TASKS, adapter_shape, load_quantised
 from trainyard.train.methods.targets import targets
 from trainyard.train.model.positions import position_options
 from trainyard.train.model.precision import accelerator_of, frozen_dtype
@@ -50,14 +49,14 @@ def pick_device(requested: Device) -> str:
 
 
 def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
-    """The base's tokenizer, with a padding token and a chat template. Raises as `read_tokenizer`."""
+    """Return the base's tokenizer, with a padding token and a chat template. Raises as `read_tokenizer`."""
     tokenizer = read_tokenizer(job)
     tokenizer.chat_template = choose_for_tokenizer(tokenizer).text
     return tokenizer
 
 
 def read_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
-    """The base's tokenizer, with a padding token, and with the chat template that it has or none.
+    """Return the base's tokenizer, with a padding token, and with the chat template that it has or none.
 
     Raises `Refused` (`R-BASE-MISMATCH`) for a base that no stage can train.
     """
@@ -82,12 +81,12 @@ def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def head_of(job: TrainingJob) -> Head:
-    """What the model puts out: text, or one score a row."""
+    """Return what the model puts out: text, or one score a row."""
     return job.config.stage.facts.head
 
 
 def load_base(job: TrainingJob, device: str) -> Any:
-    """The base in float32, or in the half precision that a GPU computes in where it stays frozen.
+    """Return the base in float32, or in the half precision that a GPU computes in where it stays frozen.
 
     A quantised base is loaded as the native engine loads it, on its device. The score of a reward model is new: its
     first weights are drawn here.
@@ -102,20 +101,20 @@ def load_base(job: TrainingJob, device: str) -> Any:
 
 
 def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
-    """What the model is made from, in the words of the native engine."""
+    """Return what the model is made from, in the words of the native engine."""
     adapter = Path(job.adapter) if job.adapter else None
     return PolicyRequest(job.config, job.base, head_of(job), device, job.base_sha256, adapter)
 
 
 def make_model(job: TrainingJob, device: str) -> Any:
-    """The model that is trained, on its device."""
+    """Return the model that is trained, on its device."""
     if job.config.base_format:
         return with_adapter(load_base(job, device), job, device)
     return with_adapter(load_base(job, device), job).to(device)
 
 
 def with_adapter(model: Any, job: TrainingJob, device: str = "cpu") -> Any:
-    """The model that is trained: with a new adapter, with the earlier one, or as it is (full)."""
+    """Return the model that is trained: with a new adapter, with the earlier one, or as it is (full)."""
     if job.config.method.type is Method.FULL:
         return model
     if job.adapter is not None:
@@ -133,7 +132,7 @@ def adapter_facts(model: Any, job: TrainingJob) -> JsonObject:
 
 
 def config_facts(config: Any, job: TrainingJob) -> JsonObject:
-    """The shape of an adapter by PEFT's config."""
+    """Return the shape of an adapter by PEFT's config."""
     targets = config.target_modules
     return {
         "profile": adapter_settings(job.config.method).profile,

@@ -165,7 +165,7 @@ def training_record(
 
 
 def run_facts(job: TrainingJob) -> dict[str, str]:
-    """What `training.json` says about running the written adapter once, which `write_result` does."""
+    """Return what `training.json` says about running the written adapter once, which `write_result` does."""
     if not job.config.method.facts.adapter:
         return {}
     return {"adapter_run": "its base was spread over several processes" if is_sharded(job) else "yes"}

@@ -48,7 +48,7 @@ def require_prompts(job: TrainingJob, ledger: TokenLedger) -> None:
 
 
 def rollouts_of(job: TrainingJob) -> GrpoSettings:
-    """The settings of the stage. Raises `InvalidInput` where they are not given or do not fit the batch."""
+    """Return the settings of the stage. Raises `InvalidInput` where they are not given or do not fit the batch."""
     settings, hyper = job.config.stage, job.config.hyperparameters
     assert isinstance(settings, GrpoSettings), settings
     require_rewards(job, settings.rewards)
@@ -63,7 +63,7 @@ def rollouts_of(job: TrainingJob) -> GrpoSettings:
 
 
 def scorer(name: str, settings: object, panel: RewardPanel) -> RewardFunction:
-    """A reward as TRL calls it: with all completions of a step and the columns of their rows."""
+    """Return a reward as TRL calls it: with all completions of a step and the columns of their rows."""
 
     def scores(
         prompts: list[list[int]],
@@ -84,7 +84,7 @@ def scorer(name: str, settings: object, panel: RewardPanel) -> RewardFunction:
 
 
 def inner_model(model: Any) -> Any:
-    """The transformers model inside, with or without an adapter around it."""
+    """Return the transformers model inside, with or without an adapter around it."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
@@ -109,14 +109,14 @@ class GroupedOrder(ShuffledOrder):
         ]
 
     def steps(self, generator: random.Random) -> list[list[int]]:
-        """The prompts of each drawing of an epoch."""
+        """Return the prompts of each drawing of an epoch."""
         rows = list(range(self.rows))
         generator.shuffle(rows)
         end = self.rows - self.left_out
         return [rows[at : at + self.prompts] for at in range(0, end, self.prompts)]
 
     def sample_epochs(self) -> Iterator[list[int]]:
-        """The prompts of each drawing, epoch after epoch, without end."""
+        """Yield the prompts of each drawing, epoch after epoch, without end."""
         epoch = 0
         while True:
             yield from self.steps(random.Random(f"{self.seed}:{epoch}"))

@@ -156,7 +156,7 @@ def reward(prepared: PreparedRun, model: Any, common: Common) -> OurRewardTraine
 
 
 def grpo(prepared: PreparedRun, model: Any, common: Common) -> OurGRPOTrainer:
-    """The reference of whole weights TRL loads itself, where the loss needs one."""
+    """Return the reference of whole weights TRL loads itself, where the loss needs one."""
     settings = rollouts_of(prepared.job)
     rows: list[Any] = [
         {"prompt": row["input_ids"], "answer": row["answer"], "question": row["question"]} for row in prepared.examples

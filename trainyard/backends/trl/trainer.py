@@ -206,7 +206,7 @@ class CommittedCheckpoints(Trainer):
     """Step, counted from 0 -> factor of the learning rate."""
 
     def facts(self) -> JsonObject:
-        """What else the trainer has decided, for the record."""
+        """Return what else the trainer has decided, for the record."""
         return {}
 
     def count_batches(self) -> None:
@@ -222,7 +222,7 @@ class CommittedCheckpoints(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def counted(self) -> Counted:
-        """What all processes have trained on since the beginning; each of them has to ask."""
+        """Return what all processes have trained on since the beginning; each of them has to ask."""
         numbers = torch.tensor([self.seen.trained, self.seen.masked, self.seen.rows], device=self.args.device)
         if self.args.world_size > 1:
             torch.distributed.all_reduce(numbers)
@@ -333,10 +333,7 @@ def completion_loss(model: Any, inputs: JsonObject, num_items_in_batch: Any = No
     target_BT = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
     keep_K = (target_BT != IGNORED).any(0).nonzero()[:, 0]
     logits_BKV = model(
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        use_cache=False,
-        logits_to_keep=keep_K,
+        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False, logits_to_keep=keep_K
     ).logits
     target_BK = target_BT[:, keep_K]
     labelled_BK = target_BK != IGNORED

@@ -14,7 +14,7 @@ MILLIWATTS = 1000
 
 
 def read_nvidia(find: Callable[[], Any] = load) -> MonitorReading | None:
-    """Every NVIDIA GPU; None without the driver's library. Never raises."""
+    """Return every NVIDIA GPU; None without the driver's library. Never raises."""
     nvml = find()
     if nvml is None:
         return None
@@ -38,7 +38,7 @@ def read_one(nvml: Any, index: int) -> GpuReading:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def ask(name: str, *more: Any) -> Any:
-        """The answer of a function; None where the device, or a slice of one, does not have it."""
+        """Return the answer of a function; None where the device, or a slice of one, does not have it."""
         try:
             return getattr(nvml, name)(handle, *more)
         except nvml.NVMLError:

@@ -48,7 +48,7 @@ class GpuReading:
 
     @property
     def memory_free_mb(self) -> int:
-        """What is not in use. A driver's own number leaves out what it reserves, and would not add up."""
+        """Return what is not in use. A driver's own number leaves out what it reserves, and would not add up."""
         return self.memory_total_mb - self.memory_used_mb
 
 
@@ -76,7 +76,7 @@ class GpuMonitor:
         self.taken_at, self.last = float("-inf"), MonitorReading(NO_GPU)
 
     def read(self) -> MonitorReading:
-        """The GPUs, as they were at most two seconds ago."""
+        """Return the GPUs, as they were at most two seconds ago."""
         with self.lock:
             if self.now() - self.taken_at >= EVERY_S:
                 readings = (reading for source in self.sources if (reading := source()) is not None)

@@ -39,12 +39,12 @@ Run = Callable[[Sequence[str]], bytes]
 
 
 def run_tool(command: Sequence[str]) -> bytes:
-    """What a tool prints. Raises `OSError`, `subprocess.SubprocessError`, `CallerLeft`."""
+    """Return what a tool prints. Raises `OSError`, `subprocess.SubprocessError`, `CallerLeft`."""
     return run_process(command, timeout_s=WAIT_S, environment=child_environment())
 
 
 def read_amd(run: Run = run_tool, find: Callable[[str], str | None] = shutil.which) -> MonitorReading | None:
-    """Every AMD GPU; None without `rocm-smi`. Never raises."""
+    """Return every AMD GPU; None without `rocm-smi`. Never raises."""
     if find(ROCM[0]) is None:
         return None
     try:
@@ -90,7 +90,7 @@ def first_of(card: Mapping[str, str], names: Sequence[str]) -> str | None:
 
 
 def number_in(text: str | None) -> float | None:
-    """The number of `41.0`, `(500Mhz)` or `35 %`."""
+    """Return the number of `41.0`, `(500Mhz)` or `35 %`."""
     match = re.search(r"\d+(?:\.\d+)?", text or "")
     return float(match[0]) if match else None
 
@@ -101,7 +101,7 @@ def whole(text: str | None) -> int | None:
 
 
 def read_apple(run: Run = run_tool, system: str = sys.platform) -> MonitorReading | None:
-    """The GPUs of a Mac, which share its memory; None on another system. Never raises."""
+    """Return the GPUs of a Mac, which share its memory; None on another system. Never raises."""
     if system != "darwin":
         return None
     try:
@@ -116,6 +116,6 @@ def read_apple(run: Run = run_tool, system: str = sys.platform) -> MonitorReadin
 
 @lru_cache(maxsize=1)
 def apple_names(run: Run) -> tuple[str, ...]:
-    """The names of a Mac's GPUs, asked for once: it takes a second."""
+    """Return the names of a Mac's GPUs, asked for once: it takes a second."""
     displays = orjson.loads(run(PROFILER))["SPDisplaysDataType"]
     return tuple(str(display.get("sppci_model") or display["_name"]) for display in displays)

@@ -230,7 +230,7 @@ def skip_adverbs(reading: Reading, index: int) -> tuple[int, bool]:
 
 
 def cut(text: str) -> str:
-    """A phrase up to its first comma, dash, colon or bracket outside of code."""
+    """Return a phrase up to its first comma, dash, colon or bracket outside of code."""
     parts = re.split(r"(`[^`]*`)", text)
     for index, part in enumerate(parts):
         if index % 2 == 0 and (match := re.search(r"[,;:(]|\s[–—-]\s|\.\s", part)):

@@ -79,7 +79,7 @@ EMPHASIS = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 
 
 def tidy_text(text: str) -> str:
-    """The text without anchors, footnote marks and soft hyphens, with single spaces."""
+    """Return the text without anchors, footnote marks and soft hyphens, with single spaces."""
     parts = CODE_SPAN.split(text.replace("\u00ad", "").replace("\u200b", ""))
     for index, part in enumerate(parts[::2]):
         text = SHORTCODE.sub(lambda match: match[1] or "", EMPHASIS.sub(r"\1", part))
@@ -114,14 +114,14 @@ def only_refers(text: str) -> bool:
 
 
 def without_label(text: str) -> str:
-    """A paragraph without the label before its first sentence: "Note: Close the lid." gives "Close the lid."."""
+    """Return a paragraph without the label before its first sentence: "Note: Close the lid." gives "Close the lid."."""
     text = NOTE.sub("", text)
     label = LABEL.match(text)
     return text[label.end() :] if label and not text[label.end()].islower() else text
 
 
 def join_line_ends(text: str) -> str:
-    """The text of a printed page with the words joined that a line end cut in two.
+    """Return the text of a printed page with the words joined that a line end cut in two.
 
     A hyphen stays if the page has the word with one in the middle of a line, or if the next line begins with a capital.
     """

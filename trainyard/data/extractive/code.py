@@ -31,7 +31,7 @@ Symbol = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def parse_python(text: str) -> ast.Module | None:
-    """The syntax tree, or None when the text is not Python that this interpreter reads."""
+    """Return the syntax tree, or None when the text is not Python that this interpreter reads."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -39,7 +39,7 @@ def parse_python(text: str) -> ast.Module | None:
 
 
 def docstring_facts(text: str, title: str) -> Iterator[Fact]:
-    """What each public symbol does, from the first paragraph of its docstring or the comment above it."""
+    """Yield what each public symbol does, from the first paragraph of its docstring or the comment above it."""
     tree = parse_python(text)
     if tree is None:
         yield from comment_facts(text, title)
@@ -93,7 +93,7 @@ def body_facts(text: str, title: str) -> Iterator[Fact]:
 
 
 def snippet_facts(sections: list[Section], title: str) -> Iterator[Fact]:
-    """The paragraph before a code block against the block."""
+    """Yield the paragraph before a code block against the block."""
     language = language_of(sections)
     for section in sections:
         for before, code in section.code:
@@ -110,7 +110,7 @@ def commit_parts(text: str) -> tuple[str, str]:
 
 
 def commit_facts(text: str, title: str) -> Iterator[Fact]:
-    """What a commit did, from the first paragraph of its message."""
+    """Yield what a commit did, from the first paragraph of its message."""
     message, diff = commit_parts(text)
     paths = CHANGED.findall(diff)
     subject, _, rest = message.partition("\n\n")

@@ -51,12 +51,12 @@ class Ask(NamedTuple):
 
 
 def content_words(text: str) -> list[str]:
-    """The words of a text in small letters without stop words."""
+    """Return the words of a text in small letters without stop words."""
     return [word for word in re.findall(r"[\w'’-]+", text.lower()) if word not in STOP_WORDS]
 
 
 def ask_with(word: str, clause: Clause, *tail: str) -> Ask:
-    """A question with its clause form: "How often do we meet?" and "how often we meet"."""
+    """Return a question with its clause form: "How often do we meet?" and "how often we meet"."""
     question = join(word, clause.auxiliary, clause.subject, clause.verb, *tail)
     if word == "What" and clause.reading.tokens[0].tag in ("NN1", "AJ0", "UNC"):
         return Ask("named", f"{question}?")  # "what license of the plugin must be" would read as "which license"

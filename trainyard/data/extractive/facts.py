@@ -74,7 +74,7 @@ class Fact:
 
 
 def title_of(sections: list[Section], fallback: str) -> str:
-    """The only top heading, if the document begins with it; else the given title."""
+    """Return the only top heading, if the document begins with it; else the given title."""
     headings = [section for section in sections if section.heading]
     alone = [section.level for section in headings].count(1) == 1
     usable = alone and headings[0].level == 1 and not TEMPLATE_TAG.search(headings[0].heading)
@@ -82,7 +82,7 @@ def title_of(sections: list[Section], fallback: str) -> str:
 
 
 def language_of(sections: list[Section]) -> str:
-    """The language of the sections' prose; code spans count for nothing."""
+    """Return the language of the sections' prose; code spans count for nothing."""
     texts: list[str] = []
     for section in sections:
         texts += [section.heading, *section.paragraphs, *(item.text for item in section.items)]
@@ -317,7 +317,7 @@ def is_name(key: str) -> bool:
 
 
 def unquoted(term: str) -> str:
-    """A term that is wholly code or quotation, without its marks."""
+    """Return a term that is wholly code or quotation, without its marks."""
     return term[1:-1] if len(term) > 2 and term[0] == term[-1] in '`"' and term.count(term[0]) == 2 else term
 
 

@@ -55,7 +55,7 @@ def read_front(sentence: str, vocabulary: Collection[str]) -> Front:
 
 
 def without_adverbs(text: str) -> str:
-    """A sentence without "However," and "Note that" in front."""
+    """Return a sentence without "However," and "Note that" in front."""
     while (match := ADVERBIAL.match(text)) or (match := adverb(text)):
         text = text[match.end() :]
         text = text[:1].upper() + text[1:]
@@ -63,7 +63,7 @@ def without_adverbs(text: str) -> str:
 
 
 def plain(sentence: str) -> str:
-    """A sentence without its full stop, its remarks in brackets and "for example"."""
+    """Return a sentence without its full stop, its remarks in brackets and "for example"."""
     text = sentence.strip().rstrip(".!。").strip()
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [re.sub(r"\s+\([^()]*\)|,? for (?:example|instance)\b,?", "", part) for part in parts[::2]]

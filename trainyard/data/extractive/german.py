@@ -51,7 +51,7 @@ LONGEST_QUESTION = 24
 
 
 def content_words(text: str) -> list[str]:
-    """The words of a text in small letters without stop words."""
+    """Return the words of a text in small letters without stop words."""
     return [word for word in re.findall(r"[\w’-]+", text.lower()) if word not in STOP_WORDS]
 
 

@@ -46,7 +46,7 @@ class Constituent(NamedTuple):
 
     @property
     def head(self) -> Token | None:
-        """The first noun."""
+        """Return the first noun."""
         return next((token for token in self.tokens if token.tag in NOUNS), None)
 
 
@@ -81,7 +81,7 @@ class MainClause(NamedTuple):
 
     @property
     def pronoun(self) -> Token | None:
-        """The pronoun that is the subject."""
+        """Return the pronoun that is the subject."""
         if self.kind == "PRON":
             return self.front[0]
         first = self.middle[0] if self.middle else None

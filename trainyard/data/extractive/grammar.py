@@ -116,7 +116,7 @@ COLONS = {FRENCH: " : ", CHINESE: "：", JAPANESE: "："}
 
 
 def as_question(heading: str, language: str) -> str | None:
-    """The question that a heading is, with its mark; None for a heading that is none."""
+    """Return the question that a heading is, with its mark; None for a heading that is none."""
     if heading[-1:] in "?？؟" and len(heading) > 1:
         return heading
     if language == ENGLISH and (how := re.fullmatch(r"How to ([a-z].*)", heading)):

@@ -79,7 +79,7 @@ class Section:
 
 
 def outline(kind: str, text: str) -> list[Section]:
-    """The sections of a document of this kind (`DocumentRow.kind`)."""
+    """Return the sections of a document of this kind (`DocumentRow.kind`)."""
     if kind == "rst":
         return rst_outline(text)
     if kind in MARKED or re.search(r"^#{1,6} \S", text, re.M):
@@ -154,7 +154,7 @@ def inline_text(token: Token) -> str:
 
 
 def inline_label(token: Token) -> str:
-    """The emphasised or code text that an item begins with, else an empty string."""
+    """Return the emphasised or code text that an item begins with, else an empty string."""
     children = [child for child in token.children or () if child.type != "text" or child.content]
     if children and children[0].type == "code_inline":
         return f"`{children[0].content}`"

@@ -35,7 +35,7 @@ class Pair:
 
 
 def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
-    """The facts of a document for a template, the most worthwhile first, otherwise in document order."""
+    """Return the facts of a document for a template, the most worthwhile first, otherwise in document order."""
     as_code = template is GenerationTemplate.CODE
     facts: Iterable[Fact]
     if document.kind == "commit":
@@ -53,7 +53,7 @@ def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
 
 
 def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int) -> list[Pair]:
-    """The pairs of a document, without repeated questions, best first.
+    """Return the pairs of a document, without repeated questions, best first.
 
     `wordings` (1 to 8) applies to the qa template; an instruction, a piece of code and a preference have one each.
     """

@@ -178,6 +178,6 @@ def says_what(phrase: NounPhrase, language: str) -> bool:
 
 
 def stemmed(text: str) -> str:
-    """The words of a text in small letters, without the article before them and the plural of the last one."""
+    """Return the words of a text in small letters, without the article before them and the plural of the last one."""
     words = " ".join(re.findall(r"\w+", text.lower()))
     return re.sub(r"^(?:the|an?|your) |(?<=\w\w\w)(?:es|s)$", "", words)

@@ -72,13 +72,13 @@ def questions(
 
 
 def instruction(rule: str, topic: str, title: str, language: str = ENGLISH) -> str:
-    """The fact's question as an instruction to write."""
+    """Return the fact's question as an instruction to write."""
     texts = INSTRUCTIONS[language]
     return (texts.get(rule) or texts[SAME_RULE[rule]]).format(topic=topic, title=title)
 
 
 def subordinate(question: str, name: str) -> str:
-    """An English question as a clause: "How long does the pump run?" gives "how long the pump runs".
+    """Return an English question as a clause: "How long does the pump run?" gives "how long the pump runs".
 
     The subject has to be a pronoun or contain `name`, because only there it is certain where it ends. Returns an empty
     string for any other question.
@@ -107,7 +107,7 @@ def subordinate(question: str, name: str) -> str:
 
 
 def third_person(verb: str) -> str:
-    """The form of a verb that follows "it"."""
+    """Return the form of a verb that follows "it"."""
     if verb in IRREGULAR:
         return IRREGULAR[verb]
     if re.search(r"(?:s|x|z|ch|sh|o)$", verb):

@@ -78,7 +78,7 @@ REMAINS = re.compile(
 
 
 def num_words(text: str) -> int:
-    """The words of a text; where a script has no spaces between them, by the number of characters."""
+    """Return the words of a text; where a script has no spaces between them, by the number of characters."""
     unspaced = len(UNSPACED.findall(text))
     spaced = UNSPACED.sub(" ", text).split() if unspaced else text.split()
     return sum(any(map(str.isalnum, word)) for word in spaced) + round(unspaced / CHARACTERS_PER_WORD)
@@ -106,7 +106,7 @@ def ends_here(before: str, mark: str, after: str) -> bool:
 
 
 def short_answer(text: str, most_sentences: int = 1) -> str | None:
-    """The first sentence of a paragraph; None when it is too long, says too little or needs its neighbours.
+    """Return the first sentence of a paragraph; None when it is too long, says too little or needs its neighbours.
 
     `most_sentences` above 1 adds the next ones while the answer has at most 40 words.
     """
@@ -142,5 +142,5 @@ def complete(answer: str) -> bool:
 
 
 def outside_code(text: str, replacement: str = "x") -> str:
-    """The text with `replacement` in place of each code span."""
+    """Return the text with `replacement` in place of each code span."""
     return re.sub(r"`[^`]*`", replacement, text)

@@ -230,7 +230,7 @@ class Reader:
         return [candidate.wording for candidate in topics]
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
-        """A further paragraph of a labelled list item."""
+        """Yield a further paragraph of a labelled list item."""
         label = block.label.strip("`")
         if value := labelled_value(block.text):
             term, _ = value
@@ -402,7 +402,7 @@ class Reader:
             yield Statement("listing", name, answer, 1, sentences=len(texts))
 
     def read_item(self, block: TextBlock, topic: str, *, instructs: bool) -> Iterator[Statement]:
-        """A list item: a sentence like any other, a labelled one, or a step of a numbered list."""
+        """Yield a list item: a sentence like any other, a labelled one, or a step of a numbered list."""
         text = block.text
         value = labelled_value(text)
         if value is not None:
@@ -493,7 +493,7 @@ def acceptable_part(text: str) -> bool:
 
 
 def ended(text: str) -> str:
-    """The text with a full stop at its end."""
+    """Return the text with a full stop at its end."""
     text = text.rstrip(" ;,:")
     return text if text[-1:] in ".!?。" else f"{text}."
 

@@ -20,7 +20,7 @@ ANSWER_COLUMNS = frozenset({"chosen", "rejected"})
 
 
 def text_columns(names: Collection[str]) -> frozenset[str]:
-    """The columns of a table that are texts in every row; in Alpaca's shape these are its three."""
+    """Return the columns of a table that are texts in every row; in Alpaca's shape these are its three."""
     return TEXT_COLUMNS | ALPACA_TEXTS if {"instruction", "output"} <= set(names) else TEXT_COLUMNS
 
 
@@ -41,7 +41,7 @@ def cell_value(name: str, text: str, texts: Collection[str]) -> Any:
 
 
 def row_values(row: Mapping[str, object], texts: Collection[str]) -> dict[str, object]:
-    """The row of a query as JSON has it, without its nulls."""
+    """Return the row of a query as JSON has it, without its nulls."""
     values = {key: plain(value) for key, value in row.items() if value is not None}
     return {key: cell_value(key, value, texts) if isinstance(value, str) else value for key, value in values.items()}
 
@@ -51,7 +51,7 @@ def is_turn(value: object) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: a decimal is a number, a date or another type its text."""
+    """Return a value as JSON has it: a decimal is a number, a date or another type its text."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -36,7 +36,7 @@ class RowConverter:
     function: Callable[[JsonObject], Any]
 
     def __call__(self, record: object) -> object:
-        """What the function makes of a record. Raises `BadRow` with what it raised."""
+        """Return what the function makes of a record. Raises `BadRow` with what it raised."""
         if isinstance(record, BadRow) or not isinstance(record, Mapping):
             return record
         try:
@@ -46,7 +46,7 @@ class RowConverter:
             raise BadRow("converter", f"the converter {self.name} raised {words}") from error
 
     def of_sample(self, records: Sequence[object]) -> list[object]:
-        """The converted rows of a sample, without those that it refuses."""
+        """Return the converted rows of a sample, without those that it refuses."""
         rows = []
         for record in records:
             try:

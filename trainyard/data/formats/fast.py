@@ -36,10 +36,10 @@ class Turn(Message, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     more: None = None
 
 
-class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename={"who": "from", "content": "value"}):
+class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename={"role": "from", "content": "value"}):
     """A ShareGPT turn of text."""
 
-    who: Literal["human", "gpt", "system", "observation", "user", "assistant"]
+    role: Literal["human", "gpt", "system", "observation", "user", "assistant"]
     content: str
 
 
@@ -53,7 +53,7 @@ class FastDecoder:
     """Raises `BadRow`."""
 
     def decode(self, line: bytes, bound: int) -> Any:
-        """The value of a line with at most `bound` keys; None where it is not proved to be the whole line."""
+        """Return the value of a line with at most `bound` keys; None where it is not proved to be the whole line."""
         try:
             value = self.decoder.decode(line)
         except FAST_ERRORS:
@@ -62,7 +62,7 @@ class FastDecoder:
 
 
 def fast_decoder(normalise: Normaliser, keys: frozenset[str]) -> FastDecoder | None:
-    """The decoder for rows that have these keys, which the first row of the file showed.
+    """Return the decoder for rows that have these keys, which the first row of the file showed.
 
     None for rows with keys of media, each of which has to be looked into, for chats with keys that their parser reads,
     and for keys that are escaped in JSON: the decoder cannot name them.
@@ -107,7 +107,7 @@ def chat_decoder(normalise: Normaliser, kind: Kind, keys: frozenset[str]) -> Fas
         return num_own + 2 * len(value.messages)
 
     def read(value: Any) -> tuple[Row, Kind]:
-        spelled = value.messages if openai else [Message(ROLES[turn.who], turn.content) for turn in value.messages]
+        spelled = value.messages if openai else [Message(ROLES[turn.role], turn.content) for turn in value.messages]
         row = SftRow(check_answered(spelled, "the conversation"))
         if not ignored:
             return row, kind
@@ -123,7 +123,7 @@ def is_blank_json(raw: bytes) -> bool:
 
 
 def read_keys(kind: Kind, name: str) -> set[str]:
-    """The keys of a chat that its parser reads, seen on a chat of two plain turns."""
+    """Return the keys of a chat that its parser reads, seen on a chat of two plain turns."""
     record = Record({name: [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
     kind.shape.parse(record)
     return record.read | {*SYSTEM_KEYS, "tools", "functions"}

@@ -50,7 +50,7 @@ SYSTEM_KEYS = ("system", "system_prompt")
 
 
 def text_of(value: Any, field: str) -> str:
-    """A string that can be stored: no NUL, no half of a surrogate pair. Raises `BadRow`."""
+    """Return a string that can be stored: no NUL, no half of a surrogate pair. Raises `BadRow`."""
     if not isinstance(value, str):
         raise BadRow("wrong_type", f"{field} is {kind_of(value)}, expected a string")
     if "\0" in value:
@@ -68,7 +68,7 @@ def lone_surrogate(error: UnicodeEncodeError, field: str) -> BadRow:
 
 
 def kind_of(value: object) -> str:
-    """The JSON name of a value's type, for messages."""
+    """Return the JSON name of a value's type, for messages."""
     if value is None:
         return "null"
     names = {bool: "a boolean", str: "a string", list: "a list", dict: "an object", int: "a number", float: "a number"}
@@ -76,7 +76,7 @@ def kind_of(value: object) -> str:
 
 
 def require_text(value: object, field: str) -> str:
-    """A string with something in it. Raises `BadRow`."""
+    """Return a string with something in it. Raises `BadRow`."""
     text = text_of(value, field)
     if not text or text.isspace():
         raise BadRow("empty", f"{field} is empty")
@@ -89,14 +89,14 @@ def optional_text(record: Record, field: str) -> str:
 
 
 def spelling(turn: Mapping[str, object]) -> tuple[str, str, str | None]:
-    """The keys of a turn's role and content, and its role; None for one that is not known."""
+    """Return the keys of a turn's role and content, and its role; None for one that is not known."""
     keys = ("from", "value") if "from" in turn else ("role", "content")
     spelled = turn.get(keys[0])
     return *keys, ROLES.get(spelled) if isinstance(spelled, str) else None
 
 
 def read_message(turn: Any, field: str, row: Record) -> Message:
-    """One turn, which becomes a part of the row. Raises `BadRow` naming the field."""
+    """Return one turn, which becomes a part of the row. Raises `BadRow` naming the field."""
     if not isinstance(turn, Mapping):
         raise BadRow("wrong_type", f"{field} is {kind_of(turn)}, expected an object")
     role_key, content_key, role = spelling(turn)
@@ -126,7 +126,7 @@ def refuse_media(record: Mapping[str, object], keys: frozenset[str], where: str 
 
 
 def more_of(turn: Record, role: str, thoughts: str, field: str) -> str | None:
-    """What a turn has in addition to its text and calls, as the JSON text of `Message.more`; None if nothing."""
+    """Return what a turn has in addition to its text and calls, as the JSON text of `Message.more`; None if nothing."""
     if not thoughts and turn.keys().isdisjoint(TURN_KEYS) and turn.keys().isdisjoint(SPEECH_KEYS):
         return None
     fields: dict[str, object] = {}
@@ -166,7 +166,7 @@ def is_learned(turn: Record, role: str, field: str) -> bool:
 
 
 def content_of(turn: Record, key: str, field: str, *, optional: bool) -> tuple[str, str]:
-    """A turn's text and its reasoning: of a string, of a list of parts, or nothing but tool calls."""
+    """Return a turn's text and its reasoning: of a string, of a list of parts, or nothing but tool calls."""
     value = turn.get(key)
     if value is None and (optional or isinstance(turn.look("refusal"), str)):
         return text_of(turn.get("refusal") or "", f"{field}.refusal"), ""
@@ -195,7 +195,7 @@ def part_text(part: Record, field: str) -> str:
 
 
 def openai_calls(turn: Record, field: str) -> str | None:
-    """The JSON text of `tool_calls`, or of the older `function_call`, in OpenAI's shape; None without calls."""
+    """Return the JSON text of `tool_calls`, or of the older `function_call`, in OpenAI's shape; None without calls."""
     calls = turn.get("tool_calls")
     if not calls and turn.shows("function_call"):
         calls = [{"type": "function", "function": turn["function_call"]}]
@@ -243,7 +243,7 @@ def sharegpt_calls(turn: Record, key: str, field: str) -> str:
 
 
 def parsed(value: Any, field: str, reason: str) -> Any:
-    """A value given as JSON text or as itself."""
+    """Return a value given as JSON text or as itself."""
     if not isinstance(value, str):
         return value
     try:
@@ -278,7 +278,7 @@ def tools_of(record: Record) -> str | None:
 
 
 def read_messages(value: object, field: str, row: Record) -> list[Message]:
-    """A list of turns, or its JSON text, not yet judged as a whole. Raises `BadRow`."""
+    """Return a list of turns, or its JSON text, not yet judged as a whole. Raises `BadRow`."""
     if isinstance(value, str) and value.lstrip()[:1] == "[":
         value = turns_of_text(value, field)
     if not isinstance(value, list):
@@ -289,7 +289,7 @@ def read_messages(value: object, field: str, row: Record) -> list[Message]:
 
 
 def turns_of_text(text: str, field: str) -> object:
-    """The value of a text that begins like a list: a column of a table may contain JSON."""
+    """Return the value of a text that begins like a list: a column of a table may contain JSON."""
     try:
         return strict_text(text)
     except BadRow as fault:
@@ -301,7 +301,7 @@ def is_blank(message: Message) -> bool:
 
 
 def check_answered(messages: list[Message], field: str) -> list[Message]:
-    """A conversation that can be learned: a prompt, then at its end an assistant turn that says something."""
+    """Return a conversation that can be learned: a prompt, then at its end an assistant turn that says something."""
     roles = [message.role for message in messages]
     if not roles or roles[-1] != "assistant":
         raise BadRow("no_answer", f"{field} ends with the turn of {roles[-1] if roles else 'nobody'}, not of assistant")

@@ -71,7 +71,7 @@ def preference(record: Record) -> PreferenceRow:
 
 
 def with_named_prompt(record: Record, shared: list[Message]) -> list[Message]:
-    """The turns with which two whole conversations begin, with those before them that the row's prompt adds.
+    """Return the turns with which two whole conversations begin, with those before them that the row's prompt adds.
 
     A prompt that repeats these turns, or the last of them, is read; one that says something else counts as ignored.
     """

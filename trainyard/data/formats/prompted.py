@@ -34,7 +34,7 @@ def prompt_row(record: Record) -> PromptRow:
 
 
 def read_answer(record: Record) -> str:
-    """The text that rewards compare with; empty where the row has none."""
+    """Return the text that rewards compare with; empty where the row has none."""
     verifier = record.look("reward_model")
     if isinstance(verifier, dict) and "ground_truth" in verifier:
         return answer_text(record.part(record["reward_model"], "reward_model")["ground_truth"], "ground_truth")
@@ -43,7 +43,7 @@ def read_answer(record: Record) -> str:
 
 
 def answer_text(value: Any, key: str) -> str:
-    """A text or a number as text. Raises `BadRow`."""
+    """Return a text or a number as text. Raises `BadRow`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if value is not None and not isinstance(value, str):

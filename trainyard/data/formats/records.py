@@ -40,7 +40,7 @@ class Record(dict[str, Any]):
         return dict.get(self, key, default)
 
     def look(self, key: str) -> object:
-        """The value of a key, or None, without reading it."""
+        """Return the value of a key, or None, without reading it."""
         return dict.get(self, key)
 
     def shows(self, key: str) -> bool:
@@ -48,7 +48,7 @@ class Record(dict[str, Any]):
         return not is_empty(dict.get(self, key))
 
     def part(self, values: JsonMapping, where: str) -> Record:
-        """An object inside of this one, whose keys count with those of the row."""
+        """Return an object inside of this one, whose keys count with those of the row."""
         inner = Record(values, where)
         self.parts.append(inner)
         return inner

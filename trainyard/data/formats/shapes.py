@@ -8,8 +8,9 @@ rows, and a test; for a new format, a row in `spec/axes/data.py` too.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,7 +40,7 @@ COLUMN_NAMES = frozenset(
 
 
 def allowed_shapes(format: DataFormat) -> tuple[RowShape, ...]:
-    """The shapes that the rows of a format may have."""
+    """Return the shapes that the rows of a format may have."""
     return (
         SHAPES if format is DataFormat.AUTO else tuple(shape for shape in BY_NAME.values() if format in shape.formats)
     )
@@ -51,7 +52,7 @@ def shape_of(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> Row
 
 
 def shape_of_record(record: Mapping[str, object], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
-    """The shape of a row, in which a key with null counts as absent where the row has a shape without it."""
+    """Return the shape of a row, in which a key with null counts as absent where the row has a shape without it."""
     shape = shape_of(record, allowed)
     if shape is None or None not in record.values():
         return shape
@@ -92,20 +93,26 @@ def detect(sample: Iterable[object], data_format: DataFormat, where: str) -> Det
 
 
 def no_format(records: list[Mapping[str, object]], data_format: DataFormat, where: str) -> InvalidInput:
-    keys = sorted({key for record in records for key in record})
+    keys = list(dict.fromkeys(str(key) for record in records for key in record))
     named = ", ".join(key[:40] for key in keys[:12]) or "none (the rows are not objects)"
     likely = Counter(shape.formats[0].value for record in records if (shape := shape_of(record)))
     if data_format is DataFormat.AUTO:
         message = f"The format of {where} is not known."
-        do = (
-            "Say what each column is with columns, such as columns: {prompt: question, completion: answer}, or name "
-            "them as one of the formats does (docs/formats.md)."
-        )
+        do = f"{example_of_columns(keys)}, or name them as one of the formats does (docs/formats.md)."
     else:
         message = f"{where} is not in the format {data_format.value}."
         other = likely.most_common(1)[0][0] if likely else "auto"
         do = f"Give format: {other}." if likely else "Correct the file or the format; docs/formats.md shows each."
     return InvalidInput(message, why=f"The first rows have the keys: {named}.", do=do, code="E-DATA-FORMAT")
+
+
+def example_of_columns(keys: Sequence[str]) -> str:
+    """Return how to say what each column is, with the first two columns of the data as the example."""
+    prompt, completion = keys[:2] if len(keys) > 1 else ("question", "answer")
+    spelled = f"dataset.columns.prompt={prompt[:40]}"
+    columns = f"{{prompt: {prompt[:40]}, completion: {completion[:40]}}}"
+    option = f"`-p {shlex.quote(spelled)}` of a job, `--column` of a preview"
+    return f"Say what each column is with columns, such as columns: {columns} ({option})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +145,7 @@ class Normaliser:
         return self.read(record, self.kind_of_record(record))
 
     def read(self, record: JsonMapping, kind: Kind) -> tuple[Row, Kind]:
-        """The row of a record whose kind is known by its keys. Raises `BadRow`."""
+        """Return the row of a record whose kind is known by its keys. Raises `BadRow`."""
         if kind.media:
             refuse_media(record, kind.media)
         parts = Record(record)
@@ -147,7 +154,7 @@ class Normaliser:
         return row, self.with_ignored(kind, ignored) if ignored else kind
 
     def kind_of_record(self, record: Mapping[str, object]) -> Kind:
-        """The kind of a row, whose keys decide unless what its shape needs is null. Raises `BadRow`."""
+        """Return the kind of a row, whose keys decide unless what its shape needs is null. Raises `BadRow`."""
         keys, detected = frozenset(record), self.detected
         if None in record.values():
             shape = shape_of_record(record, detected.allowed)
@@ -157,7 +164,7 @@ class Normaliser:
         return self.kind(keys)
 
     def find_kind(self, keys: Keys) -> Kind:
-        """How a row with these keys is read. Raises `BadRow`."""
+        """Return how a row with these keys is read. Raises `BadRow`."""
         shape = shape_of(keys, self.detected.allowed)
         if shape is not None and shape.port is self.detected.shape.port:
             return Kind(shape, media=keys & MEDIA_KEYS)
@@ -169,5 +176,5 @@ class Normaliser:
 
 
 def with_ignored(kind: Kind, ignored: Keys) -> Kind:
-    """The kind of a row that has keys which nothing read."""
+    """Return the kind of a row that has keys which nothing read."""
     return Kind(kind.shape, ignored, kind.media)

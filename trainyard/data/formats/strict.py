@@ -34,7 +34,7 @@ def strict_text(text: str) -> object:
 
 
 def explain_fault(text: str) -> str:
-    """What people usually did where a line is not JSON; empty if nothing is recognised."""
+    """Return what people usually did where a line is not JSON; empty if nothing is recognised."""
     line = text.strip()
     if line in ("{", "["):
         return "the value continues in the next line; name a file of values over many lines .json"

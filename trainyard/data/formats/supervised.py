@@ -75,7 +75,7 @@ def chat(record: Record) -> SftRow:
 
 
 def read_prompt(record: Record, key: str, *, strict: bool = False) -> list[Message]:
-    """The turns of a prompt: system text, history, then the text under `key` with what belongs to it.
+    """Return the turns of a prompt: system text, history, then the text under `key` with what belongs to it.
 
     `strict` is Alpaca's rule: `input` is a text and `history` a list, or the row is bad. In other shapes such a value
     under these names is something else, and counts as ignored.
@@ -102,7 +102,7 @@ def added(record: Record, key: str, *, strict: bool = False) -> list[str]:
 
 
 def read_history(record: Record, *, strict: bool) -> list[Message]:
-    """The turns of `history`: pairs of a question and its answer, or turns."""
+    """Return the turns of `history`: pairs of a question and its answer, or turns."""
     if not record.shows("history"):
         return []
     history = record.look("history")
@@ -150,7 +150,7 @@ def pair_of(keys: Any) -> tuple[str, str] | None:
 
 
 def as_turns(record: Record, key: str, role: str) -> list[Message]:
-    """A string as one turn of `role`, an object as one turn, a list as turns."""
+    """Return a string as one turn of `role`, an object as one turn, a list as turns."""
     value = record[key]
     if isinstance(value, dict):
         return [messages.read_message(value, key, record)]
@@ -168,7 +168,7 @@ def prompt_completion(record: Record) -> SftRow:
 
 
 def with_steps(record: Record, answer: list[Message]) -> list[Message]:
-    """The answer with the row's `steps` as the reasoning of its last turn, one a line."""
+    """Return the answer with the row's `steps` as the reasoning of its last turn, one a line."""
     steps = record.get("steps")
     if isinstance(steps, str) and steps.lstrip()[:1] == "[":
         steps = messages.turns_of_text(steps, "steps")
@@ -189,7 +189,7 @@ def plain_text(record: Record) -> TextRow:
 
 
 def document(record: Record) -> DocumentRow:
-    """A row of a documents file: `text`, and `title` if it has one."""
+    """Return a row of a documents file: `text`, and `title` if it has one."""
     text = require_text(record["text"], "text")
     title = messages.optional_text(record, "title") or text.strip().splitlines()[0].lstrip("# ")
     return DocumentRow("", "", "text", title[:200], text)

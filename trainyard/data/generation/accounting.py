@@ -102,7 +102,7 @@ class Books:
         return sum((Counter(account.rejected) for account in self.accounts), Counter[str]())
 
     def balance(self) -> JsonObject:
-        """The totals; asserts that every document's rows and their sum add up."""
+        """Return the totals; asserts that every document's rows and their sum add up."""
         for account in self.accounts:
             assert account.asked == account.kept + sum(account.rejected.values()), account
         rejected = dict(sorted(self.rejected.items()))

@@ -85,7 +85,7 @@ def pairs_per_request(config: AiGeneratorConfig) -> int:
 
 
 def requests(config: AiGeneratorConfig, documents: Path, books: Books) -> Iterator[PairRequest]:
-    """Every request of a run, in document order. Opens the accounts of the documents as it comes to them."""
+    """Yield every request of a run, in document order. Opens the accounts of the documents as it comes to them."""
     lengths = [len(row.text.strip()) for row in read_documents(documents)]
     wordings = wordings_of(config)
     shares = spread_by_weight(-(-config.count // wordings), lengths)
@@ -125,7 +125,7 @@ class Line:
         return reply
 
     async def ask_more(self, messages: Messages, schema: JsonObject, seed: int) -> str | BadPair:
-        """The same for a reply without which no row is lost: its failure does not count."""
+        """Return the same for a reply without which no row is lost: its failure does not count."""
         if self.cut:
             return BadPair("not_asked", f"The server was given up after {self.in_a_row} failures in a row.")
         self.num_requests += 1
@@ -235,7 +235,7 @@ def questions_of(reply: str | BadPair, config: AiGeneratorConfig, most: int) -> 
 
 
 def pairs_of(reply: str | BadPair) -> list[Any]:
-    """The list of pairs of a reply. Raises `BadPair` when there is none, or when it is not JSON of that form."""
+    """Return the list of pairs of a reply. Raises `BadPair` when there is none, or when it is not JSON of that form."""
     if isinstance(reply, BadPair):
         raise reply
     fenced = FENCE.match(reply)
@@ -281,7 +281,7 @@ class ReplyReader:
         self.books.surplus += max(0, len(items) - len(request.rows))
 
     def rows(self, request: PairRequest, rows: int, item: Any) -> list[SftRow] | list[PreferenceRow]:
-        """The rows of a pair. Raises `BadPair` for one that cannot be used."""
+        """Return the rows of a pair. Raises `BadPair` for one that cannot be used."""
         if fault := next(self.validator.iter_errors(item), None):
             raise BadPair("wrong_form", fault.message)
         is_qa = self.template is GenerationTemplate.QA
@@ -316,8 +316,8 @@ def check_answered(line: Line, books: Books) -> None:
     counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted(rejected.items()))
     if line.last is not None and lost > (1 - LEAST_ANSWERED) * books.rows_requested:
         raise Unavailable(
-            f"The model server failed for {lost:,} of {books.rows_requested:,} rows ({counts}); "
-            f"{books.rows_kept:,} were kept.",
+            f"The model server failed for {lost:,} of {books.rows_requested:,} rows ({counts}); {books.rows_kept:,} "
+            "were kept.",
             why=f"{line.last.what} {line.last.why}".strip(),
             do=f"{line.last.do} At least half of the rows have to be answered; then run the chain again.".strip(),
             code=line.last.code,

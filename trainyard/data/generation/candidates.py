@@ -99,7 +99,7 @@ class CandidateBook:
 
 
 def read_candidates(path: Path) -> Iterator[Candidates]:
-    """The candidates in the order in which they were kept."""
+    """Yield the candidates in the order in which they were kept."""
     with path.open("rb") as lines:
         for line in lines:
             yield msgspec.json.decode(line, type=Candidates)
@@ -110,7 +110,7 @@ Scored = Sequence[float | None]
 
 
 def best_of(scores: Scored) -> int:
-    """The place of the highest score, of equal ones the first; the first where none has a score."""
+    """Return the place of the highest score, of equal ones the first; the first where none has a score."""
     ranked = [(score, -index) for index, score in enumerate(scores) if score is not None]
     return -max(ranked)[1] if ranked else 0
 

@@ -90,7 +90,7 @@ def generate(
 
 
 def report_rarely(report: Report) -> Report:
-    """The same report, at most twice a second."""
+    """Return the same report, at most twice a second."""
     last = 0.0
 
     def report_now_and_then(fraction: float, text: str) -> None:

@@ -13,7 +13,7 @@ from trainyard.spec.nodes import AiGeneratorConfig
 
 
 def read_documents(folder: Path) -> Iterator[DocumentRow]:
-    """The rows of a documents port."""
+    """Return the rows of a documents port."""
     return cast(Iterator[DocumentRow], read_rows(folder / ROWS_FILE, Port.DOCUMENTS))
 
 
@@ -23,7 +23,7 @@ def wordings_of(config: AiGeneratorConfig) -> int:
 
 
 def with_heldout(config: AiGeneratorConfig, documents: int) -> AiGeneratorConfig:
-    """The config with all rows that are to be written as its `count`: those to train on, and what is held out.
+    """Return the config with all rows that are to be written as its `count`: those to train on, and what is held out.
 
     `documents` is how many can give rows.
     """

@@ -64,7 +64,7 @@ class Batch:
     limits: Limits
 
     def replies(self) -> Iterator[DocumentReply]:
-        """One reply for each document, in order."""
+        """Yield one reply for each document, in order."""
         done = 0
         while done < len(self.sizes):
             for reply in self.child_replies(done):
@@ -72,7 +72,7 @@ class Batch:
                 yield reply
 
     def child_replies(self, first: int) -> Iterator[DocumentReply]:
-        """The replies of one child; the last one reports its breach, if there was one."""
+        """Yield the replies of one child; the last one reports its breach, if there was one."""
         last = min(len(self.sizes), first + self.limits.documents_per_child)
         receive, send = os.pipe()
         child = os.fork()

@@ -38,7 +38,7 @@ def sent_error(error: TrainyardError) -> SentError:
 
 
 def received_error(sent: SentError) -> TrainyardError:
-    """The error itself, of the same class."""
+    """Return the error itself, of the same class."""
     return Refused(sent.reasons, sent.what) if sent.reasons else from_fields(msgspec.structs.asdict(sent))
 
 
@@ -58,7 +58,7 @@ class TooLong(Exception):
 
 
 def read_frames(descriptor: int, most_bytes: int, wait_s: float | None = None) -> Iterator[bytes]:
-    """The messages until the other side closes. Raises `Silence` after `wait_s` without a byte, and `TooLong`.
+    """Yield the messages until the other side closes. Raises `Silence` after `wait_s` without a byte, and `TooLong`.
 
     A message that the sender did not finish is left out.
     """

@@ -15,7 +15,7 @@ from trainyard.spec.load.text import parse_text
 
 
 def parse_item(item: ParseItem) -> ParsedItem:
-    """What is in the item, or why it cannot be read."""
+    """Return what is in the item, or why it cannot be read."""
     try:
         return PARSERS[item.parser](item)
     except Refused as refused:
@@ -29,13 +29,13 @@ def parse_document(item: ParseItem) -> ParsedItem:
 
 
 def parse_values(item: ParseItem) -> ParsedItem:
-    """A document of YAML or JSON: it has to be valid, and is read as text."""
+    """Return a document of YAML or JSON: it has to be valid, and is read as text."""
     parse_text(item.data, max_bytes=len(item.data))
     return parse_document(item)
 
 
 def parse_line(item: ParseItem, method: str) -> ParsedItem:
-    """A line of a corpus in the one spelling of its tuple."""
+    """Return a line of a corpus in the one spelling of its tuple."""
     try:
         value = orjson.loads(item.data)
     except orjson.JSONDecodeError as error:

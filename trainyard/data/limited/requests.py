@@ -62,7 +62,7 @@ class SetRequest(SetPlace):
 
     @property
     def label(self) -> str:
-        """What a message calls the request."""
+        """Return what a message calls the request."""
         return self.name or self.path.name
 
 

@@ -58,7 +58,7 @@ def carry_out_limited(payload: bytes, out: int) -> None:
 
 
 def answer_to(request: Request, out: int) -> Answer:
-    """The result, or the error in its fields."""
+    """Return the result, or the error in its fields."""
 
     def report(fraction: float, text: str) -> None:
         send(out, Answer(fraction=fraction, text=text))

@@ -127,7 +127,7 @@ class ReadingService(PipedChild):
 
 
 def outcome(request: Request, result: Result | None, error: TrainyardError | None, status: int) -> Result:
-    """The result of a request whose process has ended. Raises the error that it met, or that of its limit."""
+    """Return the result of a request whose process has ended. Raises the error that it met, or that of its limit."""
     if error is not None:
         raise error
     ended = describe_end(status)
@@ -199,7 +199,7 @@ def parse_limited(items: Sequence[ParseItem]) -> list[ParsedItem]:
 
 
 def batches(items: Sequence[ParseItem]) -> Iterator[list[ParseItem]]:
-    """The items in their order, in lists that fit into a request."""
+    """Yield the items in their order, in lists that fit into a request."""
     batch: list[ParseItem] = []
     size = 0
     for item in items:

@@ -59,7 +59,7 @@ class Turns:
         return Turns(roles, contents, calls, more, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
     def joined(self, texts: pa.Array, mask: np.ndarray | None = None, separator: str = "\n") -> pa.Array:
-        """One text a row: those of its (wanted) messages in order."""
+        """Return one text a row: those of its (wanted) messages in order."""
         counts = self.offsets
         if mask is not None:
             counts = np.concatenate([[0], np.cumsum(mask)])[self.offsets]
@@ -107,7 +107,7 @@ class Block:
 
     @cached_property
     def question(self) -> pa.Array:
-        """What the model is shown, system messages apart; empty for text rows."""
+        """Return what the model is shown, system messages apart; empty for text rows."""
         if self.port is Port.TEXT:
             return pa.array([""] * len(self), pa.string())
         turns = self.turns(MESSAGE_COLUMNS[self.port][0])
@@ -151,12 +151,12 @@ class Block:
 
 
 def values(array: pa.Array) -> np.ndarray:
-    """An Arrow array without nulls as NumPy, copied where its layout differs (booleans)."""
+    """Return an Arrow array without nulls as NumPy, copied where its layout differs (booleans)."""
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def read_blocks(path: Path, port: Port) -> Iterator[Block]:
-    """The rows of an Arrow IPC file in blocks of at most 10,000 rows and 64 MiB.
+    """Yield the rows of an Arrow IPC file in blocks of at most 10,000 rows and 64 MiB.
 
     Read, not memory-mapped: mapped pages count as resident, and the run has to stay small on a set of many GB.
     """
@@ -187,7 +187,7 @@ class RowLedger:
     """Reason -> where its first row is and why, for messages."""
 
     def drop(self, block: Block, mask: np.ndarray, reason: str, detail: Detail) -> Block:
-        """The block without the masked rows, which are counted under `reason` and written to quarantine.
+        """Return the block without the masked rows, which are counted under `reason` and written to quarantine.
 
         `detail` is a sentence, or a function from a row's index in the block to one.
         """

@@ -59,7 +59,7 @@ class HeldOutIndex:
         self.questions.append(question_keys)
 
     def sealed(self) -> Sealed:
-        """The set, sorted for look-up; a run that is in several documents is marked so."""
+        """Return the set, sorted for look-up; a run that is in several documents is marked so."""
         question_keys = np.unique(concatenated(self.questions))
         question_keys = question_keys[question_keys != 0]
         runs, documents = concatenated(self.runs), concatenated(self.documents)
@@ -211,7 +211,7 @@ def decode(text: bytes, path: Path, number: int) -> Any:
 
 
 def task_texts(task: Any) -> tuple[list[str], list[str]]:
-    """The questions of a task (by the names that task files use) and all its texts."""
+    """Return the questions of a task (by the names that task files use) and all its texts."""
     questions, texts, open_ = [], [], [("", task)]
     while open_:
         key, value = open_.pop()

@@ -23,7 +23,7 @@ from trainyard.spec.nodes import SensitiveRules
 
 
 def load_vocabulary(documents: Path | None, masks: SensitiveRules) -> Vocabulary:
-    """The words of every document of a documents folder: 8 bytes for each different word of each document.
+    """Return the words of every document of a documents folder: 8 bytes for each different word of each document.
 
     Documents are masked as their rows are: an answer that names `[EMAIL]` is then grounded.
 

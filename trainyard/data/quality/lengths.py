@@ -55,7 +55,7 @@ class TokenizerCounter:
 
 
 def parts(item: Item) -> list[str]:
-    """The texts of an item that are counted: a call of a tool counts as its JSON text, reasoning as it is."""
+    """Return the texts of an item that are counted: a call of a tool counts as its JSON text, reasoning as it is."""
     if isinstance(item, str):
         return [item]
     thoughts = (message.extras.get("reasoning_content", "") if message.more else "" for message in item)
@@ -65,7 +65,7 @@ def parts(item: Item) -> list[str]:
 
 
 def load_token_counter(model_folder: Path) -> TokenCounter:
-    """A counter for the model in a folder, from its `tokenizer.json`.
+    """Return a counter for the model in a folder, from its `tokenizer.json`.
 
     Raises `NotFound` (`E-TOKENIZER`) or `InvalidInput` (`E-TOKENIZER`).
     """
@@ -123,7 +123,7 @@ def count_tokens(block: Block, tokens: TokenCounter) -> np.ndarray:
 
 
 def conversations(block: Block) -> list[list[Item]]:
-    """What is counted: one list of items, or one a side of a preference row."""
+    """Return what is counted: one list of items, or one a side of a preference row."""
     if block.port is Port.TEXT:
         return [block.column("text").to_pylist()]
     turns, *sides = (messages(block, name) for name in MESSAGE_COLUMNS[block.port])
@@ -131,7 +131,7 @@ def conversations(block: Block) -> list[list[Item]]:
 
 
 def messages(block: Block, column: str) -> list[Any]:
-    """The message lists of a column as `Message` objects."""
+    """Return the message lists of a column as `Message` objects."""
     turns = block.turns(column)
     columns = (part.to_pylist() for part in (turns.roles, turns.contents, turns.calls, turns.more))
     flat = [Message(role, text, calls or None, more or None) for role, text, calls, more in zip(*columns, strict=True)]
@@ -198,7 +198,7 @@ def longest_fit(
 
 
 def whole_words(text: str, size: int) -> str:
-    """The first `size` characters, back to the last space if it is in their second half."""
+    """Return the first `size` characters, back to the last space if it is in their second half."""
     if size == len(text) or text[size].isspace():
         return text[:size].rstrip() or text[:size]
     space = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))

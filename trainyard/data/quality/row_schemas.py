@@ -67,7 +67,7 @@ class RowSchema(LineChild):
             raise unknown_reference(reply["unknown"])
 
     def judge(self, rows: Sequence[Any]) -> list[RowReply]:
-        """One reply for each row. Raises `InvalidInput` (`E-DATA-FORMAT`), `LimitExceeded` (`E-DATA-LIMIT`)."""
+        """Return one reply for each row. Raises `InvalidInput` (`E-DATA-FORMAT`), `LimitExceeded` (`E-DATA-LIMIT`)."""
         texts, replies = [orjson.dumps(row) for row in rows], list[RowReply]()
         while len(replies) < len(texts):
             for reply in self.ask(next_block(texts, len(replies))):
@@ -110,7 +110,7 @@ class RowSchema(LineChild):
 
 
 def next_block(rows: Sequence[bytes], first: int) -> Sequence[bytes]:
-    """The rows from one on that are sent at a time."""
+    """Return the rows from one on that are sent at a time."""
     size, last = 0, first
     while last < len(rows) and (last == first or size + len(rows[last]) <= BLOCK_BYTES):
         size, last = size + len(rows[last]), last + 1

@@ -105,7 +105,7 @@ def masked_texts(texts: pa.Array, config: SensitiveRules) -> pa.Array:
 
 
 def rewritten(block: Block, looked: Mapping[str, list[FlaggedText]], aside: np.ndarray) -> pa.RecordBatch:
-    """The block's rows with their findings masked: all of them in a quarantined row, else the masked kinds."""
+    """Return the block's rows with their findings masked: all of them in a quarantined row, else the masked kinds."""
     batch = block.batch
     for name, parts in looked.items():
         if parts:
@@ -123,7 +123,7 @@ def rewritten(block: Block, looked: Mapping[str, list[FlaggedText]], aside: np.n
 
 
 def texts_with(texts: pa.Array, parts: list[FlaggedText], aside: np.ndarray) -> pa.Array:
-    """The texts of one field with those of `parts` replaced."""
+    """Return the texts of one field with those of `parts` replaced."""
     if not parts:
         return texts
     mask = np.zeros(len(texts), bool)
@@ -146,7 +146,7 @@ class FlaggedText:
 
 
 def look_at(block: Block, name: str, rules: Rules) -> list[FlaggedText]:
-    """The findings in one column: a text, a list of tool schemas, or a list of messages."""
+    """Return the findings in one column: a text, a list of tool schemas, or a list of messages."""
     column = block.column(name)
     owners = np.arange(len(block))
     if column.type != MESSAGES:
@@ -179,7 +179,7 @@ def parts_of(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read
 
 
 def whole_text(text: str, rules: Rules, names: Collection[str]) -> Looked:
-    """Every place of the text, each under the first of the rules that finds it."""
+    """Return every place of the text, each under the first of the rules that finds it."""
     spans: list[tuple[int, int, str]] = []
     for name in names:
         earlier = sorted(spans)
@@ -216,7 +216,7 @@ def outermost(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
 
 
 def json_text(text: str, rules: Rules, names: Collection[str], *, free: bool = False) -> Looked:
-    """The strings of a JSON text; a text that is none is looked at as it is."""
+    """Return the strings of a JSON text; a text that is none is looked at as it is."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -255,7 +255,7 @@ def walk(value: object, rules: Rules, counts: Counter[str], *, free: bool) -> tu
 
 
 def unused(key: str, existing: Mapping[str, object]) -> str:
-    """The key, with a number if two keys became the same by being masked."""
+    """Return the key, with a number if two keys became the same by being masked."""
     number, name = 2, key
     while name in existing:
         name, number = f"{key}_{number}", number + 1
@@ -280,7 +280,7 @@ OUTCOMES = {"count": "left as they are", "mask": "masked", "quarantine": "quaran
 
 
 def sensitive_sentences(facts: Mapping[str, JsonMapping]) -> list[str]:
-    """One sentence for each kind that was found."""
+    """Return one sentence for each kind that was found."""
     names = {kind: row.name for kind, row in detectors(()).items()}
     return [
         f"{fact['found']:,} {names[kind]} in {fact['rows']:,} rows, {OUTCOMES[fact['action']]}."

@@ -95,7 +95,7 @@ class KeptRows:
         return np.asarray(self.fates == fate)
 
     def blocks(self) -> Iterator[tuple[Block, np.ndarray]]:
-        """The working file again: blocks with their lines in the incoming set, and the entries of their rows."""
+        """Yield the working file again: blocks with their lines in the incoming set, and the entries of their rows."""
         for block in read_blocks(self.path, self.port):
             entries = block.numbers - 1
             rows = block.batch.select(SCHEMAS[self.port].names)
@@ -116,7 +116,7 @@ def work_schema(port: Port) -> pa.Schema:
 
 
 def with_words(block: Block) -> pa.RecordBatch:
-    """A block's rows for the working file."""
+    """Return a block's rows for the working file."""
     table = block.row_words
     column = pa.ListArray.from_arrays(pa.array(table.offsets, pa.int32()), pa.array(table.hashes))
     sizes = pa.array(np.diff(block.words.offsets)[::2])
@@ -215,7 +215,7 @@ def near_duplicates(survivors: KeptRows, sieve: RowFilter) -> None:
 
 
 def holdout_order(doc_id: str) -> int:
-    """The place of a document in the order: the first 8 bytes of its SHA-256, as a number."""
+    """Return the place of a document in the order: the first 8 bytes of its SHA-256, as a number."""
     return order_of(b"holdout:" + doc_id.encode())
 
 
@@ -232,7 +232,7 @@ def row_order(row: Row, seed: int) -> int:
 
 
 def first_rows(orders: Iterable[int], share: float, most: int) -> set[int]:
-    """The places that are held out: the first ones, up to a share of the rows and `most` of them.
+    """Return the places that are held out: the first ones, up to a share of the rows and `most` of them.
 
     At least one is taken and at least one is left for training; empty where there is only one.
     """
@@ -243,7 +243,7 @@ def first_rows(orders: Iterable[int], share: float, most: int) -> set[int]:
 
 
 def documents_needed(rows: np.ndarray, fraction: float, min_rows: int) -> int:
-    """How many of the first documents are held out, from the rows of each in the documents' order."""
+    """Return how many of the first documents are held out, from the rows of each in the documents' order."""
     if fraction <= 0:
         return 0
     # 0.1 x 30 is 3.0000000000000004 in binary: without the small number, four documents would be taken.
@@ -328,7 +328,7 @@ def decontamination(survivors: KeptRows, sieve: RowFilter) -> None:
 
 
 def too_few(survivors: KeptRows, config: ValidatorConfig) -> list[str]:
-    """A sentence for each held-out set that is smaller than asked."""
+    """Return a sentence for each held-out set that is smaller than asked."""
     rules, sentences = config.holdout, []
     held_out = int(survivors.are(RowStatus.UNSEEN_DOCUMENTS).sum())
     if rules.documents > 0 and held_out < rules.min_rows:

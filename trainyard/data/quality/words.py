@@ -46,7 +46,7 @@ class WordTable:
         return self.hashes[self.offsets[index] : self.offsets[index + 1]]
 
     def keep(self, mask: np.ndarray) -> WordTable:
-        """The words of the masked texts."""
+        """Return the words of the masked texts."""
         sizes = np.diff(self.offsets)
         return WordTable(self.hashes[np.repeat(mask, sizes)], np.concatenate([[0], np.cumsum(sizes[mask])]))
 
@@ -79,14 +79,14 @@ class WordTable:
 
 
 def scramble(values: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    """Return the finaliser of splitmix64: every input bit reaches every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(values ^ (values >> np.uint64(31)))
 
 
 def words(texts: pa.Array) -> WordTable:
-    """The words of each text of a string array without nulls.
+    """Return the words of each text of a string array without nulls.
 
     A word is hashed 8 bytes at a time, all words at once; of a word over 64 bytes the first 64 and its length count.
     """
@@ -132,7 +132,7 @@ def buffer_of(texts: pa.Array) -> tuple[bytes, np.ndarray]:
 
 
 def spaced(texts: pa.Array) -> pa.Array:
-    """The texts in lower case with everything that is not part of a word turned into spaces."""
+    """Return the texts in lower case with everything that is not part of a word turned into spaces."""
     data, offsets = buffer_of(texts)
     lowered = data.translate(_LOWER)
     plain = pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets.tobytes()), pa.py_buffer(lowered))

@@ -69,7 +69,7 @@ def arrow_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[
 
 
 def arrow_parts(reader: Any) -> Iterator[pa.RecordBatch]:
-    """The batches of a reader, checked, at most 1,000 rows each."""
+    """Yield the batches of a reader, checked, at most 1,000 rows each."""
     if isinstance(reader, ipc.RecordBatchFileReader):
         batches = map(reader.get_batch, range(reader.num_record_batches))
     else:
@@ -83,7 +83,7 @@ def arrow_parts(reader: Any) -> Iterator[pa.RecordBatch]:
 def rows_of(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, name: str, file_bytes: int, limits: Limits
 ) -> Iterator[list[JsonObject]]:
-    """The rows of batches, as long as they are in proportion to the `file_bytes` bytes of the file."""
+    """Yield the rows of batches, as long as they are in proportion to the `file_bytes` bytes of the file."""
     target = pa.schema([field.with_type(readable(field.type)) for field in schema])
     restore = restorers(target)
     expanded = 0
@@ -101,7 +101,7 @@ def rows_of(
 
 
 def cast_columns(rows: pa.Table, target: pa.Schema) -> pa.Table:
-    """The rows with every column in the type of the target where Arrow can cast it; else it is read as it is."""
+    """Return the rows with every column in the type of the target where Arrow can cast it; else it is read as it is."""
     columns = []
     for column, field in zip(rows.columns, target, strict=True):
         try:
@@ -121,7 +121,7 @@ def restored(row: dict[str, object], restore: dict[str, Restore]) -> dict[str, o
 
 
 def readable(kind: pa.DataType) -> pa.DataType:
-    """A type of the same values that Arrow can cast to: no dictionaries, views or types of extensions."""
+    """Return a type of the same values that Arrow can cast to: no dictionaries, views or types of extensions."""
     inner = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     if pa.types.is_dictionary(inner):
         inner = inner.value_type
@@ -143,7 +143,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def restorer(kind: pa.DataType) -> Restore | None:
-    """The function that gives a value of this type the form that JSON has; None where Python's is the same."""
+    """Return the function that gives a value of this type the form that JSON has; None where Python's is the same."""
     if pa.types.is_struct(kind):
         return struct_restorer(kind)
     if pa.types.is_map(kind):
@@ -159,7 +159,7 @@ def restorer(kind: pa.DataType) -> Restore | None:
 
 
 def restorers(fields: Iterable[pa.Field]) -> dict[str, Restore]:
-    """The functions of the columns, or of the fields of a struct, whose values JSON has in another form."""
+    """Return the functions of the columns, or of the fields of a struct, whose values JSON has in another form."""
     return {field.name: function for field in fields if (function := restorer(field.type)) is not None}
 
 

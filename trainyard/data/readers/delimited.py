@@ -60,7 +60,7 @@ class Dialect:
         return csv.reader(texts, delimiter=self.delimiter, skipinitialspace=self.spaces, strict=True)
 
     def count_good(self, lines: Sequence[str]) -> tuple[int, int]:
-        """How many of the first records have as many fields as the header, and how many records there are."""
+        """Return how many of the first records have as many fields as the header, and how many records there are."""
         good = total = 0
         reader = self.reader(iter(lines))
         while total < SAMPLE_RECORDS:
@@ -77,7 +77,7 @@ class Dialect:
 
 
 def unescape(line: str) -> str:
-    """A line whose escaped quotes are doubled; other backslashes stay."""
+    """Return a line whose escaped quotes are doubled; other backslashes stay."""
     return ESCAPED_SIGN.sub(lambda match: '""' if match[1] == '"' else "\\", line) if "\\" in line else line
 
 
@@ -143,7 +143,7 @@ def read_header(line: str, delimiter: str, name: str) -> tuple[str, ...]:
 
 
 def split(line: str, delimiter: str) -> tuple[str, ...]:
-    """The fields of a header by another delimiter; none if it cannot be read."""
+    """Return the fields of a header by another delimiter; none if it cannot be read."""
     try:
         return tuple(next(csv.reader([line], delimiter=delimiter), []))
     except csv.Error:

@@ -56,7 +56,7 @@ def read_markdown(data: bytes, name: str) -> tuple[str, str]:
 
 
 def first_heading(text: str) -> str:
-    """The first heading of Markdown, `# …` or underlined, outside of fenced code."""
+    """Return the first heading of Markdown, `# …` or underlined, outside of fenced code."""
     lines = text.split("\n")
     fence, last_fence, above = "", None, ""
     for number, line in enumerate(lines):
@@ -76,7 +76,7 @@ def first_heading(text: str) -> str:
 
 
 def marked_heading(line: str) -> str:
-    """The words of a line `## words ##`, or an empty string."""
+    """Return the words of a line `## words ##`, or an empty string."""
     words = line.lstrip("#")
     if not 1 <= len(line) - len(words) <= 6 or not words[:1].isspace():
         return ""
@@ -178,7 +178,7 @@ TYPES: dict[str, tuple[str, Callable[[], Read]]] = {
 
 
 def type_of(name: str) -> tuple[str, Callable[[], Read]]:
-    """The row of a file's type; a file of unknown type is plain text."""
+    """Return the row of a file's type; a file of unknown type is plain text."""
     return TYPES.get(PurePosixPath(name).suffix.lower(), ("text", lambda: read_plain))
 
 
@@ -189,7 +189,7 @@ def load_readers(names: Iterable[str]) -> None:
 
 
 def read_document(data: bytes, name: str) -> DocumentRow:
-    """The document of a file's bytes. Raises `BadRow`. Without limits: sets are read through `data/limited`."""
+    """Return the document of a file's bytes. Raises `BadRow`. Without limits: sets are read through `data/limited`."""
     kind, load_reader = type_of(name)
     if kind != "pdf" and not data.strip():
         raise BadRow("empty", "the file is empty")

@@ -25,7 +25,7 @@ FAST_LINES = 1000
 
 
 def sample(block: LineBlock, most_lines: int | None = None) -> list[Any]:
-    """The first values of a file that can be parsed, to detect its format."""
+    """Return the first values of a file that can be parsed, to detect its format."""
     lines = itertools.islice(block.lines, most_lines)
     parsed = (value for value in map(parsed_or_bad, lines) if not isinstance(value, BadRow))
     return list(itertools.islice(parsed, SAMPLE_ROWS))

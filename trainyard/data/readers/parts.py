@@ -27,7 +27,7 @@ class Boundary(NamedTuple):
 
 
 def split_document(text: str, most: int, overlap: int = 0) -> tuple[str, ...]:
-    """The parts of a text, each of at most `most` characters; a part of blank lines alone is left out."""
+    """Return the parts of a text, each of at most `most` characters; a part of blank lines alone is left out."""
     return tuple(text[start:end] for start, end in find_parts(text, most, overlap))
 
 
@@ -66,7 +66,7 @@ def extend_back(text: str, starts: list[int], start: int, overlap: int) -> int:
 
 
 def find_boundaries(text: str) -> list[Boundary]:
-    """The beginning of every line, ranked: headings by level, then paragraphs, then lines by indentation."""
+    """Return the beginning of every line, ranked: headings by level, then paragraphs, then lines by indentation."""
     lines = text.splitlines(keepends=True)
     boundaries: list[Boundary] = []
     position, fence, blank = 0, "", True

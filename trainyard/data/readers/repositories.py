@@ -161,7 +161,7 @@ def linked_places(store: Path) -> Iterator[Path]:
 
 
 def borrowed_stores(repository: Repository, objects: Path) -> Iterator[Path]:
-    """The folders of objects that a folder of objects names in `info/alternates`, read as git reads the file."""
+    """Yield the folders of objects that a folder of objects names in `info/alternates`, read as git reads the file."""
     borrowed = objects / "info" / "alternates"
     if not borrowed.is_file():
         return
@@ -209,7 +209,7 @@ def batch(repository: Repository, ids: Sequence[str]) -> Iterator[bytes | None]:
 
 
 def diffs(repository: Repository, commits: Sequence[str]) -> Iterator[bytes | None]:
-    """The patch of each commit against its first parent, in order; empty for merges, None over the cap."""
+    """Yield the patch of each commit against its first parent, in order; empty for merges, None over the cap."""
     with git_output(
         repository, commits, "diff-tree", "--stdin", "--root", "--patch", "--always", "--no-ext-diff", "--no-textconv",
         "--no-color", "--no-renames", "--submodule=short", "--unified=3",
@@ -246,7 +246,7 @@ def patches(output: IO[bytes], commits: Sequence[str], name_filter: NameFilter |
 
 
 def changed_file(header: bytes) -> str:
-    """The path in `diff --git a/PATH b/PATH`, which has the same length twice: renames are switched off.
+    """Return the path in `diff --git a/PATH b/PATH`, which has the same length twice: renames are switched off.
 
     Git puts a path with control characters or quotes between quotes, with C's escapes.
     """
@@ -258,7 +258,7 @@ def changed_file(header: bytes) -> str:
 
 
 def commit_documents(repository: Repository) -> Iterator[DocumentRow]:
-    """One document per commit that changes text: title = subject, text = message, an empty line, diff."""
+    """Yield one document per commit that changes text: title = subject, text = message, an empty line, diff."""
     ids = repository.commits()
     for name, raw, diff in zip(ids, batch(repository, ids), diffs(repository, ids), strict=False):
         if raw is None or diff is None:

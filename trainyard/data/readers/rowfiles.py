@@ -127,7 +127,7 @@ class FirstRows:
 
 
 def read_first_rows(readers: Iterable[RowFile]) -> FirstRows:
-    """The sample of the first file that has one; else one without rows and the first fault of all files."""
+    """Return the sample of the first file that has one; else one without rows and the first fault of all files."""
     fault: Fault | None = None
     for reader in readers:
         sample = reader.sample()
@@ -138,7 +138,7 @@ def read_first_rows(readers: Iterable[RowFile]) -> FirstRows:
 
 
 def no_row(fault: Fault) -> InvalidInput:
-    """The error for a file of whose first rows none can be parsed: the fault of the first, and its text."""
+    """Return the error for a file of whose first rows none can be parsed: the fault of the first, and its text."""
     return InvalidInput(
         f"No row of {fault.name} can be read.",
         why=f"Line {fault.line} is bad ({fault.reason.reason}): {fault.reason.detail}. It is {fault.text[:100]!r}.",
@@ -175,7 +175,7 @@ class RowFile:
         return "jsonl", text
 
     def sample(self) -> FirstRows:
-        """The first rows, unjudged, to detect the format."""
+        """Return the first rows, unjudged, to detect the format."""
         with open_inside(self.path, self.roots) as stream:
             parser, text = self.parser(stream)
             if text is None:
@@ -189,7 +189,7 @@ class RowFile:
         return FirstRows(good, bad and Fault(self.name, bad[0], bad[2], bad[3]))
 
     def sample_lines(self, text: TextStream) -> FirstRows:
-        """The first values of a file of lines that can be parsed, however late they come."""
+        """Return the first values of a file of lines that can be parsed, however late they come."""
         fault: Fault | None = None
         for block in line_blocks(text.blocks, self.limits):
             if not block.too_long and (records := jsonl.sample(block)):

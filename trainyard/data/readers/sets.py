@@ -90,7 +90,7 @@ def open_folder(
     *,
     convert: RowConverter | None = None,
 ) -> OpenedSet:
-    """A folder of documents, or of row files if a format of rows is named."""
+    """Return a folder of documents, or of row files if a format of rows is named."""
     files = walk(folder, selection)
     as_rows = convert is not None or data_format not in (DataFormat.AUTO, DataFormat.DOCUMENTS)
     paths = [path for path in files if (suffix_of(path.name) in ROW_SUFFIXES) is as_rows]
@@ -142,7 +142,7 @@ def empty_folder(skipped: Counter[str], as_rows: bool) -> str:
 def document_set(
     paths: Sequence[Path], folder: Path, label: str, *, roots: Sequence[Path], limits: Limits, alone: str = ""
 ) -> OpenedSet:
-    """Each file as one document. `alone` names the only file; if it is binary, that is an error of its own."""
+    """Return each file as one document. `alone` names the only file; if it is binary, that is an error of its own."""
     sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
     names = [alone or path.relative_to(folder).as_posix() for path in paths]
     done = [0]
@@ -179,7 +179,7 @@ def document_chunk(name: str, reply: DocumentReply) -> Chunk:
 
 
 def document_bytes(stream: BinaryIO, name: str, limits: Limits) -> bytes:
-    """The whole file, expanded if it is gzip. Raises `BadRow` over the cap."""
+    """Return the whole file, expanded if it is gzip. Raises `BadRow` over the cap."""
     first, blocks = peek(raw_blocks(stream))
     parts, size = [], 0
     for part in gunzip(blocks, name, limits) if first.startswith(GZIP_MAGIC) else blocks:

@@ -103,17 +103,17 @@ class LineBlock:
 
     @cached_property
     def lines(self) -> list[bytes]:
-        """The lines without their newlines."""
+        """Return the lines without their newlines."""
         return self.data.split(b"\n", len(self.newlines))[:-1]
 
     @property
     def text(self) -> np.ndarray:
-        """The bytes of the whole lines."""
+        """Return the bytes of the whole lines."""
         return np.frombuffer(self.data, np.uint8, self.end)
 
 
 def peek(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """The first block, and all of them."""
+    """Return the first block, and all of them."""
     first = next(blocks, b"")
     return first, itertools.chain([first], blocks)
 
@@ -124,7 +124,7 @@ def raw_blocks(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[byt
 
 
 def open_text(stream: BinaryIO, name: str, limits: Limits, *, of_windows: bool = False) -> TextStream:
-    """The text of a file, with `of_windows` also one in the code page of Windows that is recognised as such.
+    """Return the text of a file, with `of_windows` also one in the code page of Windows that is recognised as such.
 
     Raises `InvalidInput` (`E-DATA-UNREADABLE`); reading `blocks` may raise as `gunzip`.
     """

@@ -123,7 +123,7 @@ class CheckedNetwork(httpcore.NetworkBackend):
         self._network = httpcore.SyncBackend()
 
     def addresses(self, host: str, port: int) -> list[str]:
-        """The host's addresses, all judged. Raises `Refused` (`R-URL`) and `Unavailable`."""
+        """Return the host's addresses, all judged. Raises `Refused` (`R-URL`) and `Unavailable`."""
         try:
             addresses = list(dict.fromkeys(entry[4][0] for entry in self._resolve(host, port, type=socket.SOCK_STREAM)))
         except (OSError, UnicodeError) as error:

@@ -159,7 +159,7 @@ class BucketPlace:
         ]
 
     def system(self) -> Any:
-        """The client of fsspec. It keeps no listing, which would hide a change."""
+        """Return the client of fsspec. It keeps no listing, which would hide a change."""
         missing = BUCKETS[self.scheme].missing(is_here)
         if missing:
             raise Unavailable(
@@ -180,7 +180,7 @@ def hidden(name: str) -> bool:
 
 
 def version_of(info: Any) -> str:
-    """What changes with the bytes of a file."""
+    """Return what changes with the bytes of a file."""
     version = next((info[key] for key in VERSION_KEYS if info.get(key) not in (None, "", "null")), "")
     return f"{info.get('size')}:{str(version).strip(chr(34))}"
 

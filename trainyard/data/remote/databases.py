@@ -49,7 +49,7 @@ def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
 
 
 def database_url(name: str, settings: Settings) -> str:
-    """The URL of a database that the operator has named. Raises `InvalidInput` (`E-DATA-UNREADABLE`)."""
+    """Return the URL of a database that the operator has named. Raises `InvalidInput` (`E-DATA-UNREADABLE`)."""
     names = ", ".join(sorted(settings.databases)) or "none"
     if name not in settings.databases:
         raise InvalidInput(

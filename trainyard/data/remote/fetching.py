@@ -33,7 +33,7 @@ class FetchJob:
 
     @property
     def selection(self) -> FileSelection:
-        """The files and rows of the set that the config selects."""
+        """Return the files and rows of the set that the config selects."""
         return FileSelection(self.source.include, self.source.exclude, self.source.max_rows)
 
 

@@ -69,7 +69,7 @@ def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
 
 
 def sent(url: str) -> str:
-    """A checked address as it is asked for: other letters than ASCII in escapes (RFC 3986), no fragment."""
+    """Return a checked address as it is asked for: other letters than ASCII in escapes (RFC 3986), no fragment."""
     parts = urlsplit(url)
     safe = "/%:@!$&'()*+,;=~?-._"
     path, query = (quote(part, safe=safe, errors="replace") for part in (parts.path or "/", parts.query))
@@ -126,7 +126,7 @@ def fetch(
 def follow(
     pool: httpcore.ConnectionPool, url: str, folder: Path, spend: Callable[[str, int, int], None]
 ) -> Fetched | str:
-    """One request: the file, or the address of a redirect. `spend` is called with bytes so far and in all."""
+    """Return one request: the file, or the address of a redirect. `spend` is called with bytes so far and in all."""
     timeouts = {"connect": CONNECT_TIMEOUT_S, "read": READ_TIMEOUT_S, "write": READ_TIMEOUT_S, "pool": READ_TIMEOUT_S}
     headers: Mapping[bytes | str, bytes | str] = {
         "Host": urlsplit(url).netloc,

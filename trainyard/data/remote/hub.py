@@ -55,7 +55,7 @@ class HubPlace:
         """Do nothing: the Hub itself decides what an account may read."""
 
     def look_up(self) -> tuple[str, Sequence[RemoteFile]]:
-        """The commit, and the files of the split in their order.
+        """Return the commit, and the files of the split in their order.
 
         Raises `NotFound` (`E-DATA-NOT-FOUND`), `InvalidInput` (`E-DATA-UNREADABLE`), `Unavailable` (`E-URL`).
         """
@@ -82,7 +82,7 @@ class HubPlace:
         return commit, [RemoteFile(name) for name in names]
 
     def fetch(self, pin: Pin, file: RemoteFile, folder: Path) -> tuple[Path, Path]:
-        """The file in the Hub's cache, downloaded if it is not there."""
+        """Return the file in the Hub's cache, downloaded if it is not there."""
         hub = load("huggingface_hub")
         with asking(self.hub_set):
             file_name = hub.hf_hub_download(self.hub_set.name, file.name, repo_type="dataset", revision=pin.revision)

@@ -44,7 +44,7 @@ class RemotePlace(Protocol):
 
     @property
     def address(self) -> str:
-        """What a person calls it; has no secrets."""
+        """Return what a person calls it; has no secrets."""
 
     @property
     def lasting(self) -> bool:

@@ -61,7 +61,7 @@ def open_query(
     roots: Sequence[Path],
     convert: RowConverter | None = None,
 ) -> OpenedSet:
-    """The rows of a query. Column names are keys of rows, so `AS` maps a column to a field of a format.
+    """Return the rows of a query. Column names are keys of rows, so `AS` maps a column to a field of a format.
 
     Raises `InvalidInput` (`E-DATA-UNREADABLE`), `LimitExceeded` (`E-DATA-LIMIT`), `Unavailable` (`E-PACKAGE-MISSING`).
     """

@@ -62,7 +62,7 @@ def choose_template(name: str, base_template: str | None = None, *, roots: Seque
 
 
 def named(name: str) -> RendererSpec:
-    """A row of the table. Raises `NotFound` (`E-CHAT-TEMPLATE`)."""
+    """Return a row of the table. Raises `NotFound` (`E-CHAT-TEMPLATE`)."""
     if name in RENDERERS:
         return RENDERERS[name]
     near = difflib.get_close_matches(name, RENDERERS, n=1)
@@ -75,7 +75,7 @@ def named(name: str) -> RendererSpec:
 
 
 def read(path: Path) -> str:
-    """The text of a template file. Raises `InvalidInput` (`E-CHAT-TEMPLATE`)."""
+    """Return the text of a template file. Raises `InvalidInput` (`E-CHAT-TEMPLATE`)."""
     if not path.is_file() or path.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
         raise unreadable(path, "It is not a file, or far too long.")
     try:
@@ -95,12 +95,12 @@ def unreadable(path: Path, why: str) -> InvalidInput:
 
 
 def recognise_template(text: str) -> RendererSpec:
-    """The row of a template's text; the default renderer if no row knows it."""
+    """Return the row of a template's text; the default renderer if no row knows it."""
     return by_digest().get(digest(text)) or by_digest().get(digest(without_start(text)), DEFAULT)
 
 
 def without_start(text: str) -> str:
-    """A template's text without the first expression that writes the tokenizer's first tokens."""
+    """Return a template's text without the first expression that writes the tokenizer's first tokens."""
     match = START.match(text)
     return text[match.end() :] if match else text
 
@@ -116,7 +116,7 @@ def by_digest() -> dict[str, RendererSpec]:
 
 
 def template_text(spec: RendererSpec, name: str) -> str:
-    """The text of one of a row's templates. Raises `NotFound` (`E-CHAT-TEMPLATE`) if TRL does not ship it."""
+    """Return the text of one of a row's templates. Raises `NotFound` (`E-CHAT-TEMPLATE`) if TRL does not ship it."""
     if name in spec.own_templates:
         return spec.own_templates[name]
     path = list_shipped().get(name)

@@ -50,7 +50,7 @@ def known_digests() -> frozenset[str]:
 
 
 def open_limited(template: str) -> LimitedTemplate:
-    """The child's side of a template, shared by all who have it now; the child ends with the last of them."""
+    """Return the child's side of a template, shared by all who have it now; the child ends with the last of them."""
     child = RUNNING.get(template)
     if child is None:
         child = RUNNING[template] = LimitedTemplate(template)

@@ -110,7 +110,7 @@ LONG_FLAVOURS = frozenset({Flavour.PLAIN, Flavour.TOOLS})
 
 
 def hidden_by(renderer: TemplateText, flavour: Flavour) -> str:
-    """What a conversation of many exchanges does not show; empty if it shows all that a short one does.
+    """Return what a conversation of many exchanges does not show; empty if it shows all that a short one does.
 
     Judged by the texts that each message is alone in having.
     """

@@ -74,7 +74,7 @@ class Renderer(TemplateText):
         return self.ended(self.ids(text, start=start))
 
     def ended(self, ids: list[int]) -> list[int]:
-        """An assistant's turn with an end, if it has none."""
+        """Return an assistant's turn with an end, if it has none."""
         eos = self.tokenizer.eos_token_id
         if ids and ids[-1] not in self.end_ids and ids[-1] not in self.stop_ids and eos is not None:
             ids.append(eos)
@@ -91,7 +91,7 @@ class Renderer(TemplateText):
     def render(
         self, turns: list[Turn], tools: Tools | str | None = None, *, add_generation_prompt: bool = False
     ) -> Rendered:
-        """The conversation as `apply_chat_template` tokenises it, with weights and message indices.
+        """Return the conversation as `apply_chat_template` tokenises it, with weights and message indices.
 
         A token that reaches into an assistant's turn counts as learned. Raises what the template raises.
         """
@@ -118,7 +118,7 @@ class Renderer(TemplateText):
         return ids, spans
 
     def pieces(self, messages: Sequence[Message | Turn], tools: Tools | str | None = None) -> list[Piece]:
-        """The whole conversation, cut where the learner changes. What follows the last stop token is left out.
+        """Return the whole conversation, cut where the learner changes. What follows the last stop token is left out.
 
         A turn of the assistant whose weight is 0 is shown, not learned.
         """
@@ -127,7 +127,7 @@ class Renderer(TemplateText):
         return self.split(whole, self.learned(turns, tools, whole), messages, turns)
 
     def split(self, text: str, spans: list[Span], messages: Sequence[Message | Turn], turns: list[Turn]) -> list[Piece]:
-        """The pieces of a text with these spans of the assistant."""
+        """Return the pieces of a text with these spans of the assistant."""
         pieces: list[Piece] = []
         position = 0
         for span in spans:
@@ -201,7 +201,7 @@ class Renderer(TemplateText):
 
     @cached_property
     def visibility(self) -> Visibility:
-        """What the template shows of a row."""
+        """Return what the template shows of a row."""
         return Visibility(self)
 
     def answered(
@@ -218,7 +218,7 @@ class Renderer(TemplateText):
     def answer_texts(
         self, turns: list[Turn], answers: Sequence[list[Turn]], tools: Tools | str | None
     ) -> tuple[list[str], int]:
-        """The conversation with each answer, and where the answers start in all of them."""
+        """Return the conversation with each answer, and where the answers start in all of them."""
         texts = [self.text([*turns, *answer], tools) for answer in answers]
         starts = [self.answer_start(turns, tools, text) for text in texts]
         borders = [start for start in starts if start is not None]
@@ -281,7 +281,7 @@ class Renderer(TemplateText):
     # Back to a message, and on from it
 
     def parse(self, ids: Sequence[int], *, opened: str = "") -> Parsed:
-        """A sampled turn as a message.
+        """Return a sampled turn as a message.
 
         Args:
             ids: what the model sampled, from the end of the prompt on; what follows a stop token is ignored.
@@ -304,7 +304,7 @@ class Renderer(TemplateText):
         return Parsed(whole, Termination.LENGTH if stopped is None else Termination.STOP)
 
     def opening(self, prompt: str) -> str:
-        """What a prompt's text has already written of the answer's first field, such as `<think>`."""
+        """Return what a prompt's text has already written of the answer's first field, such as `<think>`."""
         opens = (str(part.get("open", "")) for part in self.spec.grammar.values())
         return next((text for text in opens if text and prompt.rstrip().endswith(text)), "")
 
@@ -363,7 +363,7 @@ def has_texts(turn: Turn) -> bool:
 
 
 def turn_of(message: Message | Turn) -> Turn:
-    """A message as chat templates expect it."""
+    """Return a message as chat templates expect it."""
     if not isinstance(message, Message):
         return message
     turn: Turn = {"role": message.role, "content": message.content}

@@ -67,7 +67,7 @@ class Control:
         """Whether a text is encoded alike at the start and elsewhere; SentencePiece may put a space before a start."""
 
     def marked(self, turns: list[Turn]) -> list[Turn]:
-        """The turns with control tokens marked; roles are not data and stay as they are."""
+        """Return the turns with control tokens marked; roles are not data and stay as they are."""
         return [
             {
                 key: value if key == "role" else self.text(value, assistant=turn.get("role") == "assistant")
@@ -77,7 +77,7 @@ class Control:
         ]
 
     def text(self, value: Any, *, assistant: bool = False) -> Any:
-        """A text, list or mapping with control tokens marked."""
+        """Return a text, list or mapping with control tokens marked."""
         return mark_control_tokens(value, self.special if assistant else self.anyone)
 
     def ids(self, text: str, *, start: bool = True) -> list[int]:
@@ -107,7 +107,7 @@ class Control:
 
 
 def pattern(tokens: set[str]) -> re.Pattern[str]:
-    """A pattern that matches any of the tokens, the longest first; none never matches."""
+    """Return a pattern that matches any of the tokens, the longest first; none never matches."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=lambda token: (-len(token), token)))) or "(?!)")
 
 
@@ -130,7 +130,7 @@ class TemplateText:
         """Whether the template runs here; any other is rendered in a child under limits, every time."""
 
     def text(self, turns: list[Turn], tools: Tools | str | None = None, *, ask: bool = False) -> str:
-        """The template's text; `ask` ends it where the assistant begins. `tools` is a list, or its JSON text.
+        """Return the template's text; `ask` ends it where the assistant begins. `tools` is a list, or its JSON text.
 
         Raises `TemplateRefusal`, whatever the template raised, and `TemplateLimit` for one that took too much.
         """
@@ -156,7 +156,7 @@ class TemplateText:
 
     @cached_property
     def variables(self) -> str:
-        """A template that writes, as JSON, all that transformers would show to the real one."""
+        """Return a template that writes, as JSON, all that transformers would show to the real one."""
         names = ["messages", "tools", "documents", "add_generation_prompt", *self.tokenizer.special_tokens_map]
         return "{{ {" + ", ".join(f"'{name}': {name}" for name in names) + "} | tojson }}"
 
@@ -185,7 +185,7 @@ class TemplateText:
         return results == [False, True]
 
     def attempt(self, turns: list[Turn], *, ask: bool) -> str:
-        """The text for turns in this form; empty if the template does not take them."""
+        """Return the text for turns in this form; empty if the template does not take them."""
         try:
             return self.written(turns, None, ask=ask)
         except REFUSALS:
@@ -206,7 +206,7 @@ class TemplateText:
 
     @cached_property
     def separator(self) -> str | None:
-        """The token that the template writes between an answer and the next question, if there is one."""
+        """Return the token that the template writes between an answer and the next question, if there is one."""
         return self.after_answer([ASKED, ANSWERED, ASKED])
 
     def after_answer(self, turns: list[Turn]) -> str | None:
@@ -301,7 +301,7 @@ class TemplateText:
         return tail.start() + first.end() if tail and first else len(upto.rstrip())
 
     def with_stop(self, whole: str, end: int) -> int:
-        """The end of a turn, moved past a stop token that only the next turn writes."""
+        """Return the end of a turn, moved past a stop token that only the next turn writes."""
         if any(whole.endswith(stop, 0, end) for stop in self.stops):
             return end
         return next((end + len(stop) for stop in self.stops if whole.startswith(stop, end)), end)

@@ -44,5 +44,5 @@ PLAIN_TEMPLATE = (
 
 
 def read_template(name: str) -> str:
-    """The text of a `.jinja` file of this folder."""
+    """Return the text of a `.jinja` file of this folder."""
     return Path(__file__).with_name(f"{name}.jinja").read_text(encoding="utf-8").removesuffix("\n")

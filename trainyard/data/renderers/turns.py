@@ -19,12 +19,12 @@ SHOWN_CHARS = 80
 
 
 def as_blocks(turns: list[Turn]) -> list[Turn]:
-    """The turns with their contents as lists of one text block."""
+    """Return the turns with their contents as lists of one text block."""
     return [{**turn, "content": [{"type": "text", "text": turn.get("content") or ""}]} for turn in turns]
 
 
 def in_order(turns: list[Turn]) -> list[Turn]:
-    """The turns with the results of a turn's calls in the order of the calls.
+    """Return the turns with the results of a turn's calls in the order of the calls.
 
     Most templates write no ids, so a model distinguishes results by their order. A run of results stays as it is unless
     each has the id of another call.
@@ -45,7 +45,7 @@ def in_order(turns: list[Turn]) -> list[Turn]:
 
 
 def with_arguments(turn: Turn, *, as_text: bool) -> Turn:
-    """A turn with the arguments of its calls as objects, or as the JSON text of objects.
+    """Return a turn with the arguments of its calls as objects, or as the JSON text of objects.
 
     Raises `TemplateRefusal` for arguments that are not an object.
     """

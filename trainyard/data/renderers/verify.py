@@ -95,7 +95,7 @@ def verify_file(path: Path) -> Verified:
 
 
 def verify_template(spec: RendererSpec, name: str, template: str) -> Verified:
-    """One template: probed, its parity checked, an answer parsed back."""
+    """Return one template: probed, its parity checked, an answer parsed back."""
     renderer = Renderer(toy_tokenizer(template, spec), spec, template)
     probe = measure(renderer)
     claim = spec.templates.get(name, probe.extends_in)
@@ -122,7 +122,7 @@ def relation_word(relations: Relations | None) -> str:
 
 
 def parity_problem(renderer: Renderer, turns: list[Turn], tools: Tools | None = None) -> str:
-    """How a rendering differs from `apply_chat_template`; empty if it does not, or if the template refuses both.
+    """Return how a rendering differs from `apply_chat_template`; empty if it does not, or if the template refuses both.
 
     An unknown template is not compared: `apply_chat_template` would run it in this process without limits.
     """

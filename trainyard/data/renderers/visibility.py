@@ -45,7 +45,7 @@ class Rendering(Protocol):
     """A template that renders conversations."""
 
     def text(self, turns: list[Turn], tools: Tools | str | None = None, *, ask: bool = False) -> str:
-        """The text of a conversation."""
+        """Return the text of a conversation."""
 
 
 class Visibility:
@@ -121,12 +121,12 @@ def shows_words(rendering: str, text: str) -> bool:
 
 
 def escape_ascii(text: str) -> str:
-    """A text with its characters beyond ASCII as JSON escapes, which some templates write."""
+    """Return a text with its characters beyond ASCII as JSON escapes, which some templates write."""
     return text.encode("ascii", "backslashreplace").decode().translate(ESCAPED)
 
 
 def name_turns(turns: list[Turn]) -> list[Turn]:
-    """The turns without the names of results that are those of the row's calls: the call shows them."""
+    """Return the turns without the names of results that are those of the row's calls: the call shows them."""
     names = {name for turn in turns for name in names_of_calls(turn)}
     return [
         {key: value for key, value in turn.items() if key != NAME}
@@ -137,19 +137,19 @@ def name_turns(turns: list[Turn]) -> list[Turn]:
 
 
 def functions_of(turn: Turn) -> list[Mapping[str, object]]:
-    """The functions of the calls of a turn: {name, arguments}."""
+    """Return the functions of the calls of a turn: {name, arguments}."""
     calls = turn.get("tool_calls") or ()
     listed = [call.get("function", call) for call in calls if isinstance(call, Mapping)]
     return [function for function in listed if isinstance(function, Mapping)]
 
 
 def names_of_calls(turn: Turn) -> list[str]:
-    """The functions that a turn calls."""
+    """Return the functions that a turn calls."""
     return [str(function["name"]) for function in functions_of(turn) if function.get("name")]
 
 
 def list_parts(turn: Turn) -> Iterator[Part]:
-    """The texts of a turn, by kind."""
+    """Yield the texts of a turn, by kind."""
     role = turn.get("role")
     fields = {CONTENT_KINDS.get(str(role), TURN): turn.get("content"), REASONING: turn.get(REASONING)}
     for kind, value in {**fields, NAME: turn.get(NAME)}.items():
@@ -181,7 +181,7 @@ def list_tool_parts(tools: Sequence[object]) -> Iterator[Part]:
 
 
 def list_texts(value: object) -> Iterator[str]:
-    """The keys and strings of a JSON value that are not blank."""
+    """Yield the keys and strings of a JSON value that are not blank."""
     if isinstance(value, str):
         if text := value.strip():
             yield text
@@ -195,7 +195,7 @@ def list_texts(value: object) -> Iterator[str]:
 
 
 def structure_of(turn: Turn) -> tuple[Any, ...]:
-    """What a turn has, without its texts."""
+    """Return what a turn has, without its texts."""
     content = turn.get("content")
     return (
         turn.get("role"),
@@ -207,7 +207,7 @@ def structure_of(turn: Turn) -> tuple[Any, ...]:
 
 
 def mark_turn(turn: Turn, number: int) -> Turn:
-    """A copy of a turn with a mark in place of each text; no mark is part of another."""
+    """Return a copy of a turn with a mark in place of each text; no mark is part of another."""
     marked = dict(turn)
     for field, letter in (("content", "c"), (REASONING, "r"), (NAME, "n")):
         if isinstance(turn.get(field), str) and turn[field].strip():

@@ -1,6 +1,11 @@
-"""Generated answers against the accepted ones: exact match and word overlap, with the SQuAD normalisation.
+"""Generated answers against the accepted ones: exact match and word overlap, and final answers after reasoning.
 
-Source: Rajpurkar et al. 2016, arXiv 1606.05250, section 6.1: lower case, no punctuation, no articles, single spaces.
+Source of the normalisation: Rajpurkar et al. 2016, arXiv 1606.05250, section 6.1: lower case, no punctuation, no
+articles, single spaces.
+
+A final answer is what follows the last `####` (GSM8K), or the last line (steps in words, then the answer). Tokens are
+the positions that a model computed after the prompt: thoughts and pauses count as much as words, so that latent and
+written reasoning can be compared. Seconds are those of one answer at a time on this machine.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from trainyard.evals.cases import Case, ScoredModel, Value
+from trainyard.evals.cases import Case, ScoredModel, TimedModel, Value
 
 MAX_ANSWER_TOKENS = 64
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -49,3 +54,31 @@ quotes = best_match(lambda answer, gold: float(f" {normalise(gold)} " in f" {nor
 """1.0 when the greedy answer contains an accepted one word for word (after normalisation), else 0.0."""
 f1 = best_match(word_f1)
 """Word overlap F1 with the best accepted answer, between 0 and 1."""
+
+
+MARK = "####"
+MOST_TOKENS = 512
+
+
+def final_answer_of(text: str) -> str:
+    """The last answer in a text, normalised as `exact_match` does."""
+    last = text.rpartition(MARK)[2] if MARK in text else next(reversed(text.strip().splitlines()), "")
+    return normalise(last)
+
+
+def final_answer(model: TimedModel, cases: Sequence[Case]) -> list[Value]:
+    """1.0 when the final answer equals that of an accepted answer, else 0.0."""
+    answers = model.timed(cases, MOST_TOKENS)
+    return [
+        None if answer is None else float(final_answer_of(answer.text) in {final_answer_of(gold) for gold in case.gold})
+        for answer, case in zip(answers, cases, strict=True)
+    ]
+
+
+def answer_tokens(model: TimedModel, cases: Sequence[Case]) -> list[Value]:
+    """Tokens and thoughts of each answer."""
+    return [None if answer is None else float(answer.tokens) for answer in model.timed(cases, MOST_TOKENS)]
+
+
+def answer_seconds(model: TimedModel, cases: Sequence[Case]) -> list[Value]:
+    return [None if answer is None else answer.seconds for answer in model.timed(cases, MOST_TOKENS)]

@@ -28,7 +28,7 @@ class HarnessModel(ScoredModel, Protocol):
 
 
 def task(name: str) -> Callable[[Any, Sequence[Case]], list[Value]]:
-    """A benchmark's score function for one task of the harness."""
+    """Return a benchmark's score function for one task of the harness."""
 
     def score(model: HarnessModel, cases: Sequence[Case]) -> list[Value]:
         evaluate, wrapper = load()
@@ -46,12 +46,12 @@ def task(name: str) -> Callable[[Any, Sequence[Case]], list[Value]]:
 
 
 def load() -> tuple[Any, Any]:
-    """The harness's entry point and its wrapper for transformers models."""
+    """Return the harness's entry point and its wrapper for transformers models."""
     return import_module("lm_eval").simple_evaluate, import_module("lm_eval.models.huggingface").HFLM
 
 
 def sample_values(name: str, samples: Sequence[JsonMapping]) -> list[Value]:
-    """One value per sample, in the task's own order, of the first metric that we can pair."""
+    """Return one value per sample, in the task's own order, of the first metric that we can pair."""
     metric = next((metric for metric in METRICS if samples and metric in samples[0]), None)
     if metric is None:
         raise InvalidInput(

@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 
 
 def object_schema(**properties: object) -> dict[str, object]:
-    """The JSON Schema of an object that has all of these properties and no other."""
+    """Return the JSON Schema of an object that has all of these properties and no other."""
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
@@ -56,21 +56,21 @@ class BadReply(Exception):
 
 
 def pair_messages(case: Case, first: str, second: str) -> list[dict[str, str]]:
-    """What the judge is asked about two answers."""
+    """Return what the judge is asked about two answers."""
     task = (
         "Compare two answers to the same prompt. Judge whether they are right, helpful and clear; neither their "
-        f"length nor their order counts. {DATA_ONLY} "
-        'Reply with JSON {"reason": "one sentence", "winner": "A" | "B" | "tie"}.'
+        f'length nor their order counts. {DATA_ONLY} Reply with JSON {{"reason": "one sentence", "winner": "A" | "B" '
+        f'| "tie"}}.'
     )
     answers = f'<answer name="A">\n{escape_tags(first)}\n</answer>\n<answer name="B">\n{escape_tags(second)}\n</answer>'
     return [{"role": "system", "content": task}, {"role": "user", "content": f"{prompt_text(case)}\n{answers}"}]
 
 
 def rubric_messages(case: Case, answer: str, rubric: str) -> list[dict[str, str]]:
-    """What the judge is asked about one answer."""
+    """Return what the judge is asked about one answer."""
     task = (
         f"Score an answer from {LEAST_SCORE} (worst) to {BEST_SCORE} (best) by this rubric:\n{rubric}\n{DATA_ONLY} "
-        'Reply with JSON {"reason": "one sentence", "score": 1 to 5}.'
+        f'Reply with JSON {{"reason": "one sentence", "score": 1 to 5}}.'
     )
     question = f"{prompt_text(case)}\n<answer>\n{escape_tags(answer)}\n</answer>"
     return [{"role": "system", "content": task}, {"role": "user", "content": question}]
@@ -82,12 +82,12 @@ def prompt_text(case: Case) -> str:
 
 
 def escape_tags(text: str) -> str:
-    """A text that cannot close the tags around it."""
+    """Return a text that cannot close the tags around it."""
     return text[:MOST_CHARS].replace("</", "<\\/")
 
 
 def read_reply(text: str, schema: Mapping[str, object]) -> object:
-    """The JSON of a reply, with or without a code fence. Raises `BadReply`."""
+    """Return the JSON of a reply, with or without a code fence. Raises `BadReply`."""
     fenced = FENCE.match(text)
     try:
         value = orjson.loads(fenced["inside"] if fenced else text)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from trainyard.errors import NotFound, Unavailable
-from trainyard.evals.benchmarks import choice, forgetting, generated, harness, likelihood, preference, reasoning, reward
+from trainyard.evals.benchmarks import generated, harness, likelihood, preference
 from trainyard.evals.cases import Case, Value
 
 Score = Callable[[Any, Sequence[Case]], list[Value]]
@@ -38,14 +38,16 @@ BENCHMARKS: dict[str, Benchmark] = {
     "exact_match": Benchmark(generated.exact_match, "share of answers", True, "gold", 0.0),
     "quotes": Benchmark(generated.quotes, "share of answers that quote the right one", True, "gold", 0.0),
     "f1": Benchmark(generated.f1, "word overlap F1", True, "gold", 0.0),
-    "final_answer": Benchmark(reasoning.final_answer, "share of final answers", True, "gold", 0.0),
-    "answer_tokens": Benchmark(reasoning.answer_tokens, "tokens and thoughts of an answer", False, "gold", 0.0),
-    "answer_seconds": Benchmark(reasoning.answer_seconds, "seconds of an answer", False, "gold", 0.0),
-    "multiple_choice": Benchmark(choice.multiple_choice, "share of questions", True, "choices", 0.0),
+    "final_answer": Benchmark(generated.final_answer, "share of final answers", True, "gold", 0.0),
+    "answer_tokens": Benchmark(generated.answer_tokens, "tokens and thoughts of an answer", False, "gold", 0.0),
+    "answer_seconds": Benchmark(generated.answer_seconds, "seconds of an answer", False, "gold", 0.0),
+    "multiple_choice": Benchmark(likelihood.multiple_choice, "share of questions", True, "choices", 0.0),
     "pairwise_reward_accuracy": Benchmark(preference.pairwise_reward_accuracy, "share of pairs", True, "rejected", 0.0),
-    "reward_accuracy": Benchmark(reward.reward_accuracy, "share of pairs in the right order", True, "rejected", 0.0),
-    "mean_reward": Benchmark(reward.mean_reward, "score of the chosen answers", True, "rejected", 0.0),
-    "forgetting": Benchmark(forgetting.general_loss, "nats per token of general text", False, "", 0.0, 0.1),
+    "reward_accuracy": Benchmark(
+        preference.reward_accuracy, "share of pairs in the right order", True, "rejected", 0.0
+    ),
+    "mean_reward": Benchmark(preference.mean_reward, "score of the chosen answers", True, "rejected", 0.0),
+    "forgetting": Benchmark(likelihood.general_loss, "nats per token of general text", False, "", 0.0, 0.1),
     "judge": Benchmark(None, "share of judged pairs won against the baseline", True, "prompt", 0.0),
     "judge_rubric": Benchmark(None, "rubric score from 1 to 5", True, "prompt", 0.0),
 }
@@ -54,7 +56,7 @@ INSTALL_LM_EVAL = "pip install 'trainyard[eval]'"
 
 
 def benchmark(name: str) -> Benchmark:
-    """The row of a name, or of `lm_eval:<task>`.
+    """Return the row of a name, or of `lm_eval:<task>`.
 
     Raises `NotFound` (`E-BENCHMARK`) for an unknown name, `Unavailable` (`R-PACKAGE-MISSING`) when a task of the
     lm-evaluation-harness is asked for and the extra is not installed.

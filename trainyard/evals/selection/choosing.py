@@ -52,7 +52,7 @@ def choose_best(
     desired_state: Callable[[], DesiredState] = always_run,
     on_event: Callable[[JsonObject], None] = ignore,
 ) -> Produced:
-    """The generator's result in `folder` with the best answer to each question in the place of the first one.
+    """Return the generator's result in `folder` with the best answer to each question in the place of the first one.
 
     Raises what the child's `error.json` says, and `Conflict` (`E-STOPPED`) when it was asked to stop.
     """
@@ -83,14 +83,14 @@ def choose_best(
 
 
 def read_scores(path: Path) -> Iterator[Scored]:
-    """What each candidate is worth, question by question."""
+    """Yield what each candidate is worth, question by question."""
     with path.open("rb") as lines:
         for line in lines:
             yield orjson.loads(line)
 
 
 def with_facts(produced: Produced, part: Path, port: Port, selection: Mapping[str, object]) -> Produced:
-    """The result whose facts and whose accounting say what was chosen."""
+    """Return the result whose facts and whose accounting say what was chosen."""
     facts: Facts = {**produced.facts, "candidates": {**produced.facts["candidates"], **selection}}
     path = part / ACCOUNTING_FILE
     account = {**json.loads(path.read_text(encoding="utf-8")), "candidates": facts["candidates"]}

@@ -87,7 +87,7 @@ class AnswerJudge:
     scored: int = 0
 
     def score(self, questions: Sequence[Candidates]) -> list[list[float | None]]:
-        """A number for each answer to each question. Raises `TrainyardError` (`E-NON-FINITE`)."""
+        """Return a number for each answer to each question. Raises `TrainyardError` (`E-NON-FINITE`)."""
         rows = [self.row(question.prompt, answer) for question in questions for answer in question.answers]
         fitting = [row for row in rows if row is not None]
         self.scored += len(fitting)
@@ -117,7 +117,7 @@ class AnswerJudge:
 
 
 def load_judge(job: SelectionJob) -> AnswerJudge:
-    """The reward model of a job, on its device."""
+    """Return the reward model of a job, on its device."""
     record = training_record(job.reward_model)
     source = source_of(job.reward_model, str(record.get("base_path", "")), str(record.get("base_sha256", "")))
     tokenizer = own_tokenizer(source)

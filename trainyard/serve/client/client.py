@@ -230,7 +230,7 @@ class ChatClient:
         await self._http.close()
 
     def usage(self) -> dict[str, int]:
-        """What the server was asked so far; tokens as the server counts them."""
+        """Return what the server was asked so far; tokens as the server counts them."""
         return {
             "requests": self.requests,
             "attempts": self.attempts,
@@ -247,7 +247,7 @@ class ChatClient:
         max_tokens: int | None = None,
         temperature: float | None = None,
     ) -> Completion:
-        """One chat completion. `schema` (JSON Schema) constrains the reply's text.
+        """Return one chat completion. `schema` (JSON Schema) constrains the reply's text.
 
         Raises `ServerUnreachable`, `ServerTimeout`, `InvalidServerResponse` or `ServerRefused`, and `Refused`
         (`R-URL`) for a name that may not lead where it leads.
@@ -313,7 +313,7 @@ class ChatClient:
         return chat
 
     async def _send(self, content: bytes) -> bytes:
-        """One attempt: the body of a 200 answer, or `_Failure`."""
+        """Return one attempt: the body of a 200 answer, or `_Failure`."""
         try:
             async with (
                 self._slots,
@@ -338,7 +338,7 @@ class ChatClient:
         )
 
     async def _read(self, stream: aiohttp.StreamReader) -> bytes:
-        """A body as it is after decompression, or `_Failure` once it is longer than `MOST_BODY_BYTES`."""
+        """Return a body as it is after decompression, or `_Failure` once it is longer than `MOST_BODY_BYTES`."""
         body = bytearray()
         async for piece in stream.iter_any():
             body += piece
@@ -347,7 +347,7 @@ class ChatClient:
         return bytes(body)
 
     def _server_message(self, body: bytes) -> str:
-        """What an error body says: OpenAI's error object, vLLM's older one, or its beginning."""
+        """Return what an error body says: OpenAI's error object, vLLM's older one, or its beginning."""
         try:
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -357,7 +357,7 @@ class ChatClient:
         return self._quote(str(message or value))
 
     def _quote(self, content: bytes | str) -> str:
-        """The beginning of what was said, printable, in one line and without our key."""
+        """Return the beginning of what was said, printable, in one line and without our key."""
         text = content if isinstance(content, str) else content[: 8 * QUOTE_CHARS].decode("utf-8", "replace")
         if self._api_key:
             text = text.replace(self._api_key, "***")
@@ -365,7 +365,7 @@ class ChatClient:
         return " ".join(printable.split()) or "(empty)"
 
     def _error(self, failure: _Failure, attempts: int) -> ServerError:
-        """The typed error after the last attempt: server, attempts, what happened, what to do."""
+        """Return the typed error after the last attempt: server, attempts, what happened, what to do."""
         tried = f"{attempts} attempt{'s' if attempts > 1 else ''}"
         message = {
             ServerUnreachable: f"The model server at {self.api} could not be reached ({tried}).",
@@ -393,7 +393,7 @@ STATUS_ADVICE = {
 
 
 def advice(kind: type[ServerError], status: int | None) -> str:
-    """What a person can do about a failure."""
+    """Return what a person can do about a failure."""
     if status is not None and status >= 500:
         return "Look into the server's log, then run again."
     return STATUS_ADVICE.get(status or 0, ADVICE[kind])

@@ -33,7 +33,7 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """What the product of the two matrices is multiplied by."""
+        """Return what the product of the two matrices is multiplied by."""
         divisor = math.sqrt(self.rank) if self.config.get("use_rslora") else self.rank
         return float(self.config["lora_alpha"]) / divisor
 
@@ -43,7 +43,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """A PEFT adapter that the other layouts have words for.
+    """Return a PEFT adapter that the other layouts have words for.
 
     Raises `NotFound` (`E-ADAPTER-NOT-FOUND`), `Corrupt` (`E-CORRUPT`), `InvalidInput` (`E-ADAPTER-INVALID`).
     """

@@ -63,7 +63,7 @@ LAYOUTS: dict[Layout, Ways] = {
 
 
 def layout_of(source: Path) -> Layout:
-    """The layout of an adapter, seen from its files. Raises `NotFound` (`E-ADAPTER-NOT-FOUND`)."""
+    """Return the layout of an adapter, seen from its files. Raises `NotFound` (`E-ADAPTER-NOT-FOUND`)."""
     if source.is_file() and source.suffix == GGUF_ENDING:
         return Layout.GGUF
     for layout, weights in ((Layout.PEFT, WEIGHTS_FILE), (Layout.MLX, MLX_FILE)):

@@ -24,7 +24,7 @@ def tools_of(environment: Path) -> Path:
 
 
 def base_gguf(folder: Path, settings: Settings, environment: Path) -> Path:
-    """The GGUF file of a model folder, made if it is not there yet.
+    """Return the GGUF file of a model folder, made if it is not there yet.
 
     Raises `Unavailable` (`E-CONVERT`) with the converter's last words.
     """

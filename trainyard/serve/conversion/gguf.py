@@ -100,7 +100,7 @@ def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
 
 
 def adapter_of(source: Path, shape: Base, base: str) -> Adapter:
-    """The adapter in a GGUF file, with the rows as transformers has them."""
+    """Return the adapter in a GGUF file, with the rows as transformers has them."""
     from trainyard.serve.conversion.gguf_files import WholeFileReader  # its base class is from gguf, which is optional
 
     gguf, reader = load("gguf"), WholeFileReader(str(source))

@@ -83,7 +83,7 @@ def is_attendance(label: str) -> bool:
 
 
 def sections(document: str) -> Iterator[list[str]]:
-    """The lines of each list of people that has a heading or a label of its own."""
+    """Yield the lines of each list of people that has a heading or a label of its own."""
     lines = document.splitlines()
     index = 0
     while index < len(lines):
@@ -120,7 +120,7 @@ def next_heading(lines: list[str], start: int, level: int) -> int:
 
 
 def end_of_list(lines: list[str], start: int) -> int:
-    """The end of a list without a heading: the first blank line that no item follows, or the next label."""
+    """Return the end of a list without a heading: the first blank line that no item follows, or the next label."""
     for index in range(start, len(lines)):
         line = lines[index]
         if HEADING.match(line) or (index > start and UNDERLINE.match(line)) or begins_another(line):
@@ -139,7 +139,7 @@ def begins_another(line: str) -> bool:
 
 
 def people_of(lines: list[str]) -> list[Attendee]:
-    """The people of a list's lines: items, plain lines, or names in a row."""
+    """Return the people of a list's lines: items, plain lines, or names in a row."""
     people: list[Attendee] = []
     plain: list[str] = []
     for entry in map(clean, joined(lines)):
@@ -159,7 +159,7 @@ def is_group(label: str, people: str) -> bool:
 
 
 def joined(lines: list[str]) -> list[str]:
-    """The items without their marks; a line that a comma ends continues in the next one.
+    """Return the items without their marks; a line that a comma ends continues in the next one.
 
     A plain line counts until the first item: what follows a list is text.
     """
@@ -179,14 +179,14 @@ def joined(lines: list[str]) -> list[str]:
 
 
 def clean(entry: str) -> str:
-    """An entry without links, addresses, handles and emphasis."""
+    """Return an entry without links, addresses, handles and emphasis."""
     text = NOISE.sub(" ", LINK.sub(lambda match: match["text"], entry))
     text = re.sub(r"(?<=[^\W\d_])_(?=[^\W\d_])", " ", text)
     return " ".join(text.split()).strip(" ,;*_")
 
 
 def separate(entries: list[str]) -> list[str]:
-    """One entry for each person, with what the list says of that person."""
+    """Return one entry for each person, with what the list says of that person."""
     rows = [re.split(rf"\s*;\s*{OUTER}" if ";" in entry else rf"\s*,\s*{OUTER}", entry) for entry in entries]
     divided = [";" in entry for entry in entries]
     described = are_described([row for row, semicolons in zip(rows, divided, strict=True) if not semicolons])
@@ -225,7 +225,7 @@ def pair(entry: str) -> list[str]:
 
 
 def named(entries: list[str]) -> list[Attendee]:
-    """The people of entries of one person each. Initials in parentheses are known by the whole list."""
+    """Return the people of entries of one person each. Initials in parentheses are known by the whole list."""
     matches = [match for entry in entries if (match := ENTRY.match(entry.strip())) and names.is_person(match["name"])]
     insides = [[bracket["inside"].strip() for bracket in BRACKETS.finditer(match["rest"] or "")] for match in matches]
     initials = initials_of([(match["name"], inside) for match, inside in zip(matches, insides, strict=True)])
@@ -252,7 +252,7 @@ def initials_of(entries: list[tuple[str, list[str]]]) -> frozenset[str]:
 
 
 def affiliation(name: str, insides: list[str], rest: str, initials: frozenset[str]) -> str:
-    """The first organisation of what follows a name."""
+    """Return the first organisation of what follows a name."""
     outside = BRACKETS.sub(" ", rest).strip()
     separated = re.match(r"^(?:[,:/|–—\-]|from\b|of\b|at\b)\s*(?P<text>.*)$", outside)
     after = re.split(r"\s*[,;]\s*|\s+[/|–—\-]\s+", separated["text"] if separated else "")
@@ -266,7 +266,7 @@ def affiliation(name: str, insides: list[str], rest: str, initials: frozenset[st
 
 
 def tables(document: str) -> Iterator[list[list[str]]]:
-    """The tables in pipes: rows of cells, the first one the header; without a header's rule it is not a table."""
+    """Yield the tables in pipes: rows of cells, the first one the header; without a header's rule it is not a table."""
     rows: list[list[str]] = []
     for line in [*document.splitlines(), ""]:
         if match := ROW.match(line):

@@ -128,7 +128,7 @@ class Thinking:
 
 
 def window_chars(context_tokens: int, thinking: Thinking | None = None) -> int:
-    """How many characters of a document fit a context next to the instructions and the answer.
+    """Return how many characters of a document fit a context next to the instructions and the answer.
 
     Raises `InvalidInput` (`E-PROFILE`) where no useful part of one does.
     """
@@ -147,13 +147,13 @@ def window_chars(context_tokens: int, thinking: Thinking | None = None) -> int:
 
 
 def version(model: str, thinking: Thinking | None = None) -> str:
-    """The version that the ledger remembers: prompt, schema and rules of this release, and the model."""
+    """Return the version that the ledger remembers: prompt, schema and rules of this release, and the model."""
     reader = f"{model}-{RULES_VERSION}" if model == RULES else model
     return f"{VERSION}{'-thinking' if (thinking or Thinking()).on else ''}:{reader}"
 
 
 def prompt(document: str, stream: str, thinking: Thinking | None = None) -> Messages:
-    """The messages for one document: what is the same for all of them first, the document last.
+    """Return the messages for one document: what is the same for all of them first, the document last.
 
     Raises `InvalidInput` (`E-DATA-UNREADABLE`) for a document that is empty, too long or contains NUL.
     """
@@ -180,7 +180,7 @@ def document_of(messages: Messages) -> tuple[str, str]:
 
 
 def parse(answer: str) -> Extraction:
-    """The entities and relations of an answer, checked against `SCHEMA`.
+    """Return the entities and relations of an answer, checked against `SCHEMA`.
 
     A thinking model's reasoning and a fence around the JSON are taken off first. Raises `InvalidInput`
     (`E-EXTRACTION`) with the reason, which quotes nothing long from the answer.
@@ -223,7 +223,7 @@ def settled(entities: tuple[facts.Entity, ...], relations: tuple[facts.Relation,
 
 
 def described(error: ValidationError) -> str:
-    """A schema error in a line: where, and what is allowed there; of the value only its beginning."""
+    """Return a schema error in a line: where, and what is allowed there; of the value only its beginning."""
     path = "/".join(str(part) for part in error.absolute_path) or "the answer"
     return f"{path}: {error.validator} {str(error.validator_value)[:120]} fails for {str(error.instance)[:60]!r}"
 

@@ -56,7 +56,7 @@ ABBREVIATION = re.compile(rf"[{UPPER}](?:\.?[{UPPER}0-9]){{1,3}}\.?")
 
 
 def common_words(document: str) -> frozenset[str]:
-    """The words that a document writes in lower case."""
+    """Return the words that a document writes in lower case."""
     return frozenset(word for word in LOWER.findall(document) if word.islower())
 
 

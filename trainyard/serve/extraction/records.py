@@ -38,7 +38,7 @@ def first_and_last(value: JsonObject) -> str:
 
 
 def with_whole_names(document: str) -> list[str]:
-    """The lines of a text with `first:` and `last:` of one person as one line `name: First Last`."""
+    """Return the lines of a text with `first:` and `last:` of one person as one line `name: First Last`."""
     lines = [IN_BRACES.sub(braces_to_name, line) for line in document.splitlines()]
     whole_lines: list[str] = []
     index = 0

@@ -104,7 +104,7 @@ class Mentions:
         return {"kind": kind, "name": entity["name"]}
 
     def whole_name(self, name: str) -> str:
-        """The name of a person who is known already, also by a part of it; else the name itself."""
+        """Return the name of a person who is known already, also by a part of it; else the name itself."""
         plain = normalise_name("person", name)
         for kind, entity_name in self.entities:
             if kind == "person" and f" {plain} " in f" {entity_name} ":
@@ -138,7 +138,7 @@ class Mentions:
 
 
 def extract(document: str) -> JsonObject:
-    """The answer for one document, as `SCHEMA` has it."""
+    """Return the answer for one document, as `SCHEMA` has it."""
     mentions = Mentions(names.common_words(document), frozenset(SPEAKING.findall(document)))
     records, text = read_data(document, VOCABULARY)
     for record in records or ():
@@ -204,7 +204,7 @@ def is_sentence(text: str) -> bool:
 
 
 def read_people(values: list[str], attributes: dict[str, str], mentions: Mentions) -> list[dict[str, str]]:
-    """The people of a field's values; returned are those whose organisation only their record may know."""
+    """Return the people of a field's values; returned are those whose organisation only their record may know."""
     ends = []
     for attendee in attendance.people_of(values):
         end = mentions.add_attendee(attendee)

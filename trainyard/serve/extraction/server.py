@@ -96,7 +96,7 @@ async def refuse(_request: Request, error: Exception) -> Response:
 
 
 def reply_to(messages: list[dict[str, str]]) -> str:
-    """The answer; a prompt without a document (a warm-up) gets the empty one."""
+    """Return the answer; a prompt without a document (a warm-up) gets the empty one."""
     if messages[-1]["content"].strip() == WARM_UP:
         return '{"entities":[],"relations":[]}'
     try:

@@ -14,9 +14,8 @@ from pydantic import ValidationError
 
 from trainyard.compute.services import HOST
 from trainyard.errors import InvalidInput, NotFound, Unavailable
-from trainyard.serve import vllm
 from trainyard.serve.extraction.extraction import RULES
-from trainyard.serve.inference_server import profiles
+from trainyard.serve.inference_server import profiles, vllm
 from trainyard.serve.inference_server.profiles import Release, ServerProfile
 from trainyard.settings import Settings
 
@@ -25,7 +24,7 @@ WEIGHTS_ROOM = 1.5
 
 
 def read_profile(path: Path) -> ServerProfile:
-    """A profile file. Raises `NotFound` (`E-PROFILE`) or `InvalidInput` (`E-PROFILE`)."""
+    """Return a profile file. Raises `NotFound` (`E-PROFILE`) or `InvalidInput` (`E-PROFILE`)."""
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml"))) or "none"
         raise NotFound(
@@ -118,12 +117,12 @@ RUNNING_GAUGES = {
 
 
 def command(profile: ServerProfile, port: int, settings: Settings) -> list[str]:
-    """The server's argv. Raises `Unavailable` or `NotFound` when its program or file is not here."""
+    """Return the server's argv. Raises `Unavailable` or `NotFound` when its program or file is not here."""
     return COMMANDS[profile.engine.type](profile.engine, port, profile, settings)
 
 
 def variables(profile: ServerProfile, argv: list[str]) -> Mapping[str, str]:
-    """The server's own environment variables."""
+    """Return the server's own environment variables."""
     if profile.engine.type != "vllm":
         return {"OMP_WAIT_POLICY": "passive"}
     # The endpoints that put it to sleep exist only in its development mode; it listens on loopback alone.

@@ -18,7 +18,7 @@ TIMEOUT_S = 120.0
 
 
 def http_client(target: Target, url: str, settings: Settings | None = None) -> httpx.Client:
-    """A client of a server's root address; `url` may end with `/v1`.
+    """Return a client of a server's root address; `url` may end with `/v1`.
 
     A key is sent only for a target that names an endpoint of the settings, and only to that endpoint's own address.
     Raises `InvalidInput`: `E-ENDPOINT` for an endpoint that is not there, `E-API-KEY` when its variable is not set.
@@ -55,7 +55,7 @@ def call(site: TargetDeployment, method: str, path: str, body: Any = None) -> An
 
 
 def send(site: TargetDeployment, method: str, path: str, **content: Any) -> httpx.Response:
-    """The server's answer of whatever status. Raises `Unavailable` (`E-SERVER-UNREACHABLE`)."""
+    """Return the server's answer of whatever status. Raises `Unavailable` (`E-SERVER-UNREACHABLE`)."""
     assert site.http is not None, "only servers are called"
     try:
         return site.http.request(method, path, **content)
@@ -69,7 +69,7 @@ def send(site: TargetDeployment, method: str, path: str, **content: Any) -> http
 
 
 def make_refusal(site: TargetDeployment, path: str, response: httpx.Response) -> TrainyardError:
-    """The error of an answer of 400 or more."""
+    """Return the error of an answer of 400 or more."""
     message = server_message(response)
     if response.status_code in (401, 403):
         return Unavailable(
@@ -94,7 +94,7 @@ def make_refusal(site: TargetDeployment, path: str, response: httpx.Response) ->
 
 
 def server_message(response: httpx.Response) -> str:
-    """The message inside an error answer: OpenAI's, FastAPI's or plain text, at most 500 characters."""
+    """Return the message inside an error answer: OpenAI's, FastAPI's or plain text, at most 500 characters."""
     try:
         value = response.json()
     except ValueError:

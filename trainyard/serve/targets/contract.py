@@ -32,7 +32,7 @@ class AdapterCandidate:
 
     @property
     def rank(self) -> int:
-        """The largest rank of any layer."""
+        """Return the largest rank of any layer."""
         return max(
             [int(self.adapter_config.get("r") or 0), *dict(self.adapter_config.get("rank_pattern") or {}).values()]
         )

@@ -48,7 +48,7 @@ def load(site: TargetDeployment) -> None:
 
 
 def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
-    """The version as GGUF files: its base and the adapter, or the whole or merged model and None."""
+    """Return the version as GGUF files: its base and the adapter, or the whole or merged model and None."""
     environment, settings = started.tool_folder(site, BACKEND), started.settings_of(site)
     version = site.registry.path(site.new)
     if site.target.merged is not None:

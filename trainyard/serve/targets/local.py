@@ -34,7 +34,7 @@ class ServerRecipe:
     variables: dict[str, str] = field(default_factory=dict)
 
     def at(self, port: int) -> ServerRecipe:
-        """The same on another port: as an argument of its own, and at the end of an address."""
+        """Return the same on another port: as an argument of its own, and at the end of an address."""
         argv = [str(port) if word == str(self.port) else word for word in self.argv]
         tail = f":{self.port}"
         argv = [f"{word.removesuffix(tail)}:{port}" if word.endswith(tail) else word for word in argv]
@@ -71,7 +71,7 @@ def recipe_file(path: Path) -> Path:
 
 
 def recipe_of(path: Path) -> ServerRecipe | None:
-    """How the server of this ready file was started; None if none should live."""
+    """Return how the server of this ready file was started; None if none should live."""
     return services.read_fields(recipe_file(path), ServerRecipe)
 
 

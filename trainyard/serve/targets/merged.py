@@ -24,7 +24,7 @@ MERGED = "merged"
 
 
 def check(site: TargetDeployment) -> list[Reason]:
-    """What a sum needs: an adapter, the files of its base, and llama.cpp's converter for a GGUF file."""
+    """Return what a sum needs: an adapter, the files of its base, and llama.cpp's converter for a GGUF file."""
     merged_format = site.target.merged
     if merged_format is None:
         return []
@@ -55,7 +55,7 @@ def make_models(sites: Sequence[TargetDeployment], folders: list[Path]) -> None:
 
 
 def facts_of(version: AdapterVersion) -> JsonObject:
-    """What the folder of a merged model says about the version in it."""
+    """Return what the folder of a merged model says about the version in it."""
     origin = {key: version.facts.get(key) for key in ("base_model", "base_sha256")}
     return {"version": version.name, "sha256": version.sha256, **origin}
 
@@ -74,7 +74,7 @@ def gguf_of(site: TargetDeployment) -> Path:
 
 
 def shown_facts(site: TargetDeployment) -> dict[str, object]:
-    """What the facts of a deployment say about a target's merged model; empty for one that gets the adapter."""
+    """Return what the facts of a deployment say about a target's merged model; empty for one that gets the adapter."""
     if site.target.merged is None:
         return {}
     record = json.loads((model_folder(site) / MERGED_FILE).read_text(encoding="utf-8"))

@@ -84,7 +84,7 @@ def check(site: TargetDeployment) -> list[Reason]:
 
 
 def go_template(text: str) -> GoTemplate | None:
-    """The row that writes what a Jinja template writes, for every probe."""
+    """Return the row that writes what a Jinja template writes, for every probe."""
     child = open_limited(text)
     for row in TEMPLATES.values():
         if all(rendered(child, turns) == row.writes(turns) for turns in PROBES):
@@ -93,7 +93,7 @@ def go_template(text: str) -> GoTemplate | None:
 
 
 def rendered(child: LimitedTemplate, turns: Turns) -> str | None:
-    """What a chat template writes; None if it refuses the turns."""
+    """Return what a chat template writes; None if it refuses the turns."""
     context = {"messages": turns, "add_generation_prompt": True, "eos_token": "", "bos_token": "", "tools": None}
     try:
         return child.render(json.dumps(context))

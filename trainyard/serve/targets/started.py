@@ -20,7 +20,7 @@ def settings_of(site: TargetDeployment) -> Settings:
 
 
 def ready_path(site: TargetDeployment) -> Path:
-    """The ready file of this kind of server for the role."""
+    """Return the ready file of this kind of server for the role."""
     return local.ready_file(settings_of(site), site.target.type.value, site.new.tenant, site.new.role)
 
 
@@ -30,7 +30,7 @@ def convert_version(site: TargetDeployment) -> Path:
 
 
 def tool_folder(site: TargetDeployment, backend: str) -> Path:
-    """The environment that has the server's program: the operator's own, or the one that is installed here."""
+    """Return the environment that has the server's program: the operator's own, or the one that is installed here."""
     settings = settings_of(site)
     return settings.backend_envs.get(backend) or settings.home / "envs" / backend
 
@@ -58,7 +58,7 @@ def check_base_folder(site: TargetDeployment, why: str) -> list[Reason]:
 
 
 def template_file(version: Path) -> Path | None:
-    """The chat template that the version was trained with."""
+    """Return the chat template that the version was trained with."""
     files = (folder / "chat_template.jinja" for folder in (version / "tokenizer", version))
     return next((path for path in files if path.is_file()), None)
 

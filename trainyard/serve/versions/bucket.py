@@ -146,7 +146,7 @@ def fetch_published(
 
 
 def registered(registry: AdapterRegistry, name: str) -> AdapterVersion | None:
-    """The version of that name in a registry; None if it is not there."""
+    """Return the version of that name in a registry; None if it is not there."""
     try:
         return registry.show(name)
     except NotFound:

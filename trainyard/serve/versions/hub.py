@@ -29,7 +29,7 @@ from trainyard.serve.versions.publication import (
 )
 from trainyard.settings import Settings
 from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion
-from trainyard.stores.base_models.hub import load
+from trainyard.stores.model_hub import load
 from trainyard.stores.models import HUB_NAME
 from trainyard.stores.whole import MANIFEST
 
@@ -86,7 +86,7 @@ def push_to_hub(
 
 
 def open_repository(hub: ModuleType, api: Any, to: HubAddress) -> Any:
-    """What the Hub says of the repository at the revision; both are made if they are not there."""
+    """Return what the Hub says of the repository at the revision; both are made if they are not there."""
     try:
         head = api.model_info(to.name, revision=to.revision)
     except hub.errors.RepositoryNotFoundError:
@@ -109,7 +109,7 @@ def open_repository(hub: ModuleType, api: Any, to: HubAddress) -> Any:
 
 
 def owner_of(api: Any, to: HubAddress, head: Any, work: Path) -> str:
-    """The role whose version a repository contains; empty if Trainyard has not published it."""
+    """Return the role whose version a repository contains; empty if Trainyard has not published it."""
     if MANIFEST not in {sibling.rfilename for sibling in head.siblings or ()}:
         return ""
     path = api.hf_hub_download(to.name, MANIFEST, revision=head.sha, local_dir=work / "there")
@@ -170,7 +170,7 @@ def pull_from_hub(source: HubAddress, settings: Settings, alias: str | None = No
 
 
 def open_client(hub: ModuleType, token: str | None) -> Any:
-    """A client of the Hub, or of the server that HF_ENDPOINT names."""
+    """Return a client of the Hub, or of the server that HF_ENDPOINT names."""
     return hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token)
 
 
@@ -184,7 +184,7 @@ def require_name(name: str) -> None:
 
 
 def require_token(variable: str) -> str:
-    """The token with which something is written. Raises `InvalidInput` (`E-API-KEY`)."""
+    """Return the token with which something is written. Raises `InvalidInput` (`E-API-KEY`)."""
     token = os.environ.get(variable, "").strip()
     if not token and variable == TOKEN_VARIABLE:
         token = load().get_token() or ""

@@ -56,7 +56,7 @@ def merge_adapter(
 
 
 def require_base_folder(adapter: Reference, name: str, settings: Settings) -> Path:
-    """The folder of the base, whose files are those of the training."""
+    """Return the folder of the base, whose files are those of the training."""
     if adapter.kind is not Port.ADAPTER:
         raise InvalidInput(
             f"{name} is a whole model.",

@@ -25,7 +25,7 @@ from trainyard.stores.artifacts import Reference
 
 
 def newest(registry: AdapterRegistry, name: str) -> AdapterVersion:
-    """The version of a name; of `<tenant>/<role>` the one with the highest number, live or not."""
+    """Return the version of a name; of `<tenant>/<role>` the one with the highest number, live or not."""
     versions = [version for version in registry.list() if version.alias == name]
     return versions[-1] if versions else registry.show(name)
 
@@ -57,7 +57,7 @@ def roll_out_version(
 
 
 def config_of(version: AdapterVersion, registry: AdapterRegistry, targets: Sequence[Target]) -> DeployerConfig:
-    """The deployer's config with which a version is made live."""
+    """Return the deployer's config with which a version is made live."""
     deployment = deployment_of(version)
     if deployment is None and not targets:
         raise InvalidInput(
@@ -80,7 +80,7 @@ def targets_of_live(version: AdapterVersion, registry: AdapterRegistry) -> tuple
 
 
 def deployment_of(version: AdapterVersion) -> JsonObject | None:
-    """What a version remembers of its deployer: targets and canary; None if nothing."""
+    """Return what a version remembers of its deployer: targets and canary; None if nothing."""
     deployment: JsonObject | None = version.facts.get("deployment")
     return deployment
 

@@ -218,7 +218,7 @@ def require_same(publication: Publication, folder: Path, source: str) -> None:
 
 
 def new_version(settings: Settings, alias: str | None = None) -> Destination:
-    """The destination of a pull by hand: the next number in this home's registry, with a base that fits."""
+    """Return the destination of a pull by hand: the next number in this home's registry, with a base that fits."""
     check = partial(require_base, settings=settings)
     registry = AdapterRegistry(settings.adapters)
     return Destination(

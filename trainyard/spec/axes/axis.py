@@ -15,6 +15,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar, Union
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic_core import PydanticKnownError
 
+MainInt = Annotated[int, Field(json_schema_extra={"main": True})]
+MainFloat = Annotated[float, Field(json_schema_extra={"main": True})]
+"""A field that a form shows at once, while it folds the others of its group away."""
+
 
 class Strict(BaseModel):
     """A misspelt key is an error here, never a silent default."""

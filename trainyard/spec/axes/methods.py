@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, MainInt, Variant, build_variants, left_out, union_of
 
 ADAPTER_PROFILES: dict[str, dict[str, object]] = {
     "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
@@ -63,7 +63,7 @@ class LowRankSettings(AdapterSettings):
     projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
     """
 
-    rank: int | None = Field(None, ge=1, le=256, description="Width of the two matrices.")
+    rank: MainInt | None = Field(None, ge=1, le=256, description="Width of the two matrices.")
     alpha: float | None = Field(None, gt=0, le=4096, description="Scale; default: twice the rank.")
     rslora: bool = Field(False, description="Scale by alpha / sqrt(rank), arXiv 2312.03732.")
     init: str = left_out(
@@ -114,7 +114,7 @@ class AutoSettings(MethodSettings):
         None, gt=0, le=100_000, description="GiB of each device to choose for; default: those of this machine's."
     )
     min_length: int = Field(256, ge=8, le=1_048_576, description="Tokens below which rows are not cut to fit.")
-    rank: int = Field(32, ge=1, le=256, description="Width of the adapter, where one is chosen; alpha is twice it.")
+    rank: MainInt = Field(32, ge=1, le=256, description="Width of the adapter, where one is chosen; alpha is twice it.")
 
 
 def adapter_settings(method: MethodSettings) -> AdapterSettings:

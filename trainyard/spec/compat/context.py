@@ -131,20 +131,6 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -> list[Reason]:
-    by_type: dict[str, list[Row]] = {}
-    reasons: list[Reason] = []
-    for node in view.chain.nodes:
-        if node.type not in by_type:
-            by_type[node.type] = [row for row in rows if row.scope == scope and row.on in (node.type, "*")]
-        located = NodeView(node, view)
-        for row in by_type[node.type]:
-            for arguments in () if row.chained and node.id in unclear else answers(row.when(node.config, located)):
-                filled = {"config": node.config, **arguments}
-                reasons.append(fill(row, filled, node.id, row.field.format(**filled)))
-    return reasons
-
-
 def answers(hits: Match) -> Sequence[MessageArgs]:
     """The words of each hit; empty for a no."""
     if not hits:

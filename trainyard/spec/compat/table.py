@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from trainyard.errors import Reason
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.compat.adapters import ADAPTER_BASE_ROWS
 from trainyard.spec.compat.backends import BACKEND_ROWS
-from trainyard.spec.compat.context import Row, RunFacts, View, apply_rows
+from trainyard.spec.compat.context import NodeView, Row, RunFacts, View, answers, fill
 from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
 from trainyard.spec.compat.engine import ENGINE_ROWS, LAUNCH_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
@@ -41,3 +41,18 @@ def run_reasons(chain: ResolvedChain, facts: RunFacts) -> list[Reason]:
 def session_reasons(chain: ResolvedChain) -> list[Reason]:
     """Every reason why no session can have the settings of these trainers."""
     return apply_rows(ROWS, "session", View(chain, Wiring()), frozenset())
+
+
+def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -> list[Reason]:
+    """Return the reason of each row of a scope that a node matches; `unclear` nodes are spared those of chains."""
+    by_type: dict[str, list[Row]] = {}
+    reasons: list[Reason] = []
+    for node in view.chain.nodes:
+        if node.type not in by_type:
+            by_type[node.type] = [row for row in rows if row.scope == scope and row.on in (node.type, "*")]
+        located = NodeView(node, view)
+        for row in by_type[node.type]:
+            for arguments in () if row.chained and node.id in unclear else answers(row.when(node.config, located)):
+                filled = {"config": node.config, **arguments}
+                reasons.append(fill(row, filled, node.id, row.field.format(**filled)))
+    return reasons

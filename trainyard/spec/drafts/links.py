@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from trainyard.errors import Reason
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode, Source
-from trainyard.spec.compat.context import View, apply_rows
+from trainyard.spec.compat.context import View
 from trainyard.spec.compat.data import DATA_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
+from trainyard.spec.compat.table import apply_rows
 from trainyard.spec.drafts.reading import DraftNode, DraftWiring, wire_draft
 from trainyard.spec.graph import MAX_CYCLE_SHOWN, complete_config, describe_cycle
 from trainyard.spec.ports import (

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.axis import Strict
+from trainyard.spec.changes import drop_defaults
 from trainyard.spec.drafts.palette import starting_config
 from trainyard.spec.graph import in_order, place_nodes
-from trainyard.spec.load.changes import drop_defaults
 from trainyard.spec.load.parse import ParsedNode, number, parse_nodes
 from trainyard.spec.nodes import NODE_CONFIGS, NODE_MODELS
 from trainyard.spec.ports import PortNode, Wiring, wire

@@ -184,7 +184,7 @@ def estimate_time(
         tokens = count_tokens(round(same_data.steps_per_epoch * same_data.rows_per_step), mean)
         steps = hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * same_data.steps_per_epoch))
     if steps is None:
-        return TimeEstimate(None, None, tokens, "time: not timings without the rows")
+        return TimeEstimate(None, None, tokens, "time: not known without the rows")
     if not timings.measured:
         return TimeEstimate(None, steps, tokens, join(NOT_MEASURED, timings.note))
     sequences = config.stage.facts.sequences_with_graph

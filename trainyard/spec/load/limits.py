@@ -12,6 +12,5 @@ MAX_KEYS = 1_000
 """Keys of one mapping; the largest that means something is the list of properties in a JSON schema."""
 MAX_REASONS = 100
 """Reasons that are listed one by one; the others are counted."""
-MAX_NODES = 10_000
 MAX_INTEGER_DIGITS = 100
 """Longer numbers are a mistake or an attack: converting digits to an integer is quadratic."""

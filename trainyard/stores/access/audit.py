@@ -143,7 +143,7 @@ class AuditLog:
             os.close(descriptor)
 
     def lines(self, *, newest_first: bool = False) -> Iterator[JsonObject]:
-        """Every line that can be read; those that were cut off by a power cut are left out."""
+        """Yield every line that can be read; those that were cut off by a power cut are left out."""
         files = log_files(self.folder)
         for path in reversed(files) if newest_first else files:
             lines = while_caller_waits(path.read_bytes().splitlines())
@@ -160,12 +160,12 @@ def number_of(path: Path) -> int:
 
 
 def log_files(folder: Path) -> list[Path]:
-    """The files of a log, the oldest first."""
+    """Return the files of a log, the oldest first."""
     return sorted(folder.glob("audit-[0-9]*.jsonl"), key=number_of)
 
 
 def sealed(entry: Mapping[str, object]) -> tuple[bytes, str]:
-    """A line with its hash, and the hash: the canonical form without it, into which it is put at its place.
+    """Return a line with its hash, and the hash: the canonical form without it, into which it is put at its place.
 
     A value of bytes is in canonical form already: an entry may have eight kilobytes of fields, and two lines.
     """
@@ -182,7 +182,7 @@ CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii
 
 
 def canonical(value: Any) -> bytes:
-    """A value as its hash is computed: sorted keys, no spaces, ASCII."""
+    """Return a value as its hash is computed: sorted keys, no spaces, ASCII."""
     if type(value) is str:  # as the encoder does, which takes long to begin
         return encode_basestring_ascii(value).encode()
     if type(value) is int or (type(value) is float and math.isfinite(value)):
@@ -191,7 +191,7 @@ def canonical(value: Any) -> bytes:
 
 
 def parsed(data: bytes) -> JsonObject | None:
-    """A line as it was written; None for what is not a whole one."""
+    """Return a line as it was written; None for what is not a whole one."""
     try:
         value = json.loads(data)
     except ValueError:

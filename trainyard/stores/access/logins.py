@@ -49,13 +49,13 @@ class LoginFile:
         self.file = SecretFile(logins_file(home), unpack_logins, pack_logins)
 
     def begin(self, token_id: str, now: float | None = None) -> str:
-        """A new login with a token; return its cookie."""
+        """Return a new login with a token; return its cookie."""
         cookie = new_secret("")
         self.add(cookie, {"token": token_id}, LOGIN_S, now)
         return cookie
 
     def offer_code(self, token_id: str, now: float | None = None) -> str:
-        """A new code, with which one browser logs in as with the token."""
+        """Return a new code, with which one browser logs in as with the token."""
         code = new_secret(CODE_PREFIX)
         self.add(code, {"token": token_id, "once": True}, CODE_S, now)
         return code
@@ -79,7 +79,7 @@ class LoginFile:
             records[digest_of(secret)] = {**record, "expires": now + lasts_s}
 
     def find(self, cookie: str, now: float | None = None) -> str | None:
-        """The id of the token of a login; None for one that is unknown or has ended."""
+        """Return the id of the token of a login; None for one that is unknown or has ended."""
         record = find_record(self.file.records(), cookie)
         if record is None or record.get("once") or record["expires"] <= (time.time() if now is None else now):
             return None
@@ -92,5 +92,5 @@ class LoginFile:
 
 
 def forgery_token(cookie: str) -> str:
-    """What a page of this server sends with its login's cookie; a page of another origin cannot know it."""
+    """Return what a page of this server sends with its login's cookie; a page of another origin cannot know it."""
     return hmac.new(cookie.encode(), b"trainyard forgery token", hashlib.sha256).hexdigest()

@@ -29,7 +29,7 @@ Records = dict[str, dict[str, Any]]
 
 
 def new_secret(prefix: str) -> str:
-    """A new secret: the prefix, and 256 random bits in the letters of URLs."""
+    """Return a new secret: the prefix, and 256 random bits in the letters of URLs."""
     return prefix + secrets.token_urlsafe(SECRET_BYTES)
 
 
@@ -39,7 +39,7 @@ def digest_of(secret: str) -> str:
 
 
 def find_record(records: Mapping[str, JsonObject], secret: str) -> JsonObject | None:
-    """The record of a secret; all records are compared, so that the time says nothing about them."""
+    """Return the record of a secret; all records are compared, so that the time says nothing about them."""
     digest, match = digest_of(secret), None
     for key, record in records.items():
         if hmac.compare_digest(key, digest):
@@ -59,7 +59,7 @@ class SecretFile:
         self._records: Records = {}
 
     def records(self) -> Records:
-        """What the file has now; empty without one. Raises `Corrupt`, `Conflict` (`E-SCHEMA`)."""
+        """Return what the file has now; empty without one. Raises `Corrupt`, `Conflict` (`E-SCHEMA`)."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError:

@@ -87,7 +87,7 @@ class TokenFile:
         return token
 
     def find(self, token: str, now: float | None = None) -> TokenRecord | None:
-        """What a token allows; None for one that is unknown, revoked or expired."""
+        """Return what a token allows; None for one that is unknown, revoked or expired."""
         record = find_record(self.file.records(), token)
         entry = TokenRecord(**record, id=digest_of(token)) if record is not None else None
         return entry if entry and entry.is_valid(time.time() if now is None else now) else None
@@ -99,7 +99,7 @@ class TokenFile:
         return entry if entry and entry.is_valid(time.time() if now is None else now) else None
 
     def list(self) -> list[TokenRecord]:
-        """Every token, by name; those that have expired included, until another is made."""
+        """Return every token, by name; those that have expired included, until another is made."""
         records = self.file.records().items()
         return sorted(
             (TokenRecord(**record, id=token_id) for token_id, record in records), key=lambda record: record.name

@@ -12,7 +12,7 @@ from trainyard.stores.graph.remote import HttpGraph, check_url
 
 
 def graph_file(settings: Settings) -> Path:
-    """The database of this home."""
+    """Return the database of this home."""
     return settings.home / "graph" / "knowledge.lbug"
 
 

@@ -75,7 +75,7 @@ class AskedGraph(Graph):
 
     @abstractmethod
     def ask(self, verb: str, **fields: Any) -> Any:
-        """The answer to a question, as JSON values. Raises what the other process raised."""
+        """Return the answer to a question, as JSON values. Raises what the other process raised."""
 
     def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
         batch = [check_mutation(mutation) for mutation in mutations]

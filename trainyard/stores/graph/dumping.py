@@ -14,7 +14,7 @@ from trainyard.stores.graph.state import GraphDocument
 
 
 def line(kind: str, fields: JsonObject) -> str:
-    """One line; the kind comes first, so that sorting groups by it."""
+    """Return one line; the kind comes first, so that sorting groups by it."""
     return orjson.dumps({"a": kind, **fields}, option=orjson.OPT_SORT_KEYS).decode()
 
 

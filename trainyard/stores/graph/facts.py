@@ -100,12 +100,12 @@ class Mutation:
 
     @cached_property
     def document(self) -> str:
-        """The idempotency key."""
+        """Return the idempotency key."""
         return document_key(self.tenant, self.stream, self.content_sha256, self.version)
 
     @cached_property
     def contents(self) -> Contents:
-        """The same by keys."""
+        """Return the same by keys."""
         tenant = self.tenant
         mentions = {entity_key(tenant, entity.kind, entity.name): entity for entity in self.entities}
         relations = {}
@@ -135,7 +135,7 @@ def document_key(tenant: str, stream: str, content_sha256: str, version: str) ->
 
 @lru_cache(65_536)
 def entity_key(tenant: str, kind: str, name: str) -> str:
-    """The key of an entity: equal for all spellings of one name (case, spaces, width, titles, legal forms)."""
+    """Return the key of an entity: equal for all spellings of one name (case, spaces, width, titles, legal forms)."""
     return digest("entity", tenant, kind, normalise_name(kind, name))
 
 
@@ -146,7 +146,7 @@ def digest(*parts: str) -> str:
 
 @lru_cache(65_536)
 def normalise_name(kind: str, name: str) -> str:
-    """A name as it is compared: NFKC, folded case, single spaces, no outer punctuation."""
+    """Return a name as it is compared: NFKC, folded case, single spaces, no outer punctuation."""
     words = [word.strip(".,;:!?\"'()[]“”‘’") for word in unicodedata.normalize("NFKC", name).casefold().split()]
     words = [word for word in words if word]
     if kind == "company":
@@ -159,12 +159,12 @@ def normalise_name(kind: str, name: str) -> str:
 
 
 def parse_mutation(fields: Mapping[str, object]) -> Mutation:
-    """A mutation from JSON, checked. Raises `InvalidInput` (`E-GRAPH-QUERY`) naming the field."""
+    """Return a mutation from JSON, checked. Raises `InvalidInput` (`E-GRAPH-QUERY`) naming the field."""
     return check_mutation(to_mutation(fields))
 
 
 def to_mutation(fields: JsonMapping) -> Mutation:
-    """A mutation from JSON that was checked before it became JSON."""
+    """Return a mutation from JSON that was checked before it became JSON."""
     try:
         entities = tuple(Entity(**entity) for entity in fields.get("entities", ()))
         relations = tuple(
@@ -178,7 +178,7 @@ def to_mutation(fields: JsonMapping) -> Mutation:
 
 
 def check_mutation(mutation: Mutation) -> Mutation:
-    """The mutation with cleaned names and each relation's ends among its entities.
+    """Return the mutation with cleaned names and each relation's ends among its entities.
 
     Raises `InvalidInput` (`E-GRAPH-QUERY`) for a kind that does not exist, a relation between kinds that it does not
     join, a name that is empty or too long, or more than the caps allow.

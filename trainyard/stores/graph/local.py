@@ -45,7 +45,7 @@ class LadybugGraph(AskedGraph):
         return self.path.with_name(f"{self.path.name}.log")
 
     def ask(self, verb: str, **fields: Any) -> Any:
-        """One request to the writer. Raises what it raised; `Unavailable` (`E-GRAPH-STORE`) if it died of it."""
+        """Return one request to the writer. Raises what it raised; `Unavailable` (`E-GRAPH-STORE`) if it died of it."""
         line = orjson.dumps({"do": verb, **fields}, default=dict, option=orjson.OPT_APPEND_NEWLINE)
         self.waiting += 1
         with self.lock:
@@ -121,7 +121,7 @@ class LadybugGraph(AskedGraph):
             raise
 
     def died(self) -> Unavailable:
-        """The error for a writer that is gone; it is cleared away, and the next call starts another one."""
+        """Return the error for a writer that is gone; it is cleared away, and the next call starts another one."""
         code = self.end(0.5)
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return Unavailable(

@@ -100,7 +100,7 @@ def refusal(reply: httpx.Response) -> TrainyardError | None:
 
 
 def check_url(address: str) -> str:
-    """An http(s) address without a password. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
+    """Return an http(s) address without a password. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
     try:
         url = httpx.URL(address)
         good = url.scheme in ("http", "https") and bool(url.host) and not url.userinfo

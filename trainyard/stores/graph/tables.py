@@ -74,7 +74,7 @@ class Tables:
     # what is known
 
     def read_keys(self) -> State:
-        """A state with all documents and all keys, and nothing else."""
+        """Return a state with all documents and all keys, and nothing else."""
         state = State()
         for key, tenant, stream, content, version, names in self.rows(
             "MATCH (d:Document) RETURN d.key, d.tenant, d.stream, d.content_sha256, d.version, d.names"
@@ -132,7 +132,7 @@ class Tables:
     # writing
 
     def mutate(self, batch: Sequence[Mutation]) -> list[MutateResult]:
-        """All mutations, which the caller has checked, in one transaction; see `contract.Graph`."""
+        """Return all mutations, which the caller has checked, in one transaction; see `contract.Graph`."""
         results = list[MutateResult]()
         fresh = any(
             self.state.slots.get((mutation.tenant, mutation.stream, mutation.name)) != mutation.document

@@ -141,7 +141,7 @@ class CurveStore:
             return TrainingProgress(**read_facts(database).get("progress", {}))
 
     def pace(self) -> StepPace | None:
-        """The mean pace of the newest steps since the last start; None before the second of them."""
+        """Return the mean pace of the newest steps since the last start; None before the second of them."""
         text = "select step, time from points where time >= ? order by step desc limit ?"
         with self.opened() as database:
             steps = database.execute(text, (read_facts(database).get("begun", 0.0), PACE_STEPS)).fetchall()
@@ -153,7 +153,7 @@ class CurveStore:
     def read(
         self, max_points: int | None = None, since_step: int | None = None, until_step: int | None = None
     ) -> Resolution:
-        """The curve from one step to another, in at most so many points."""
+        """Return the curve from one step to another, in at most so many points."""
         since = -MOST_STEPS if since_step is None else min(max(since_step, -MOST_STEPS), MOST_STEPS)
         until = MOST_STEPS if until_step is None else max(min(until_step, MOST_STEPS), -MOST_STEPS)
         with self.opened() as database:
@@ -170,7 +170,7 @@ class CurveStore:
 
 @lru_cache(maxsize=64)
 def open_curve(path: Path) -> CurveStore:
-    """The curve of a file, open in this process as long as it is among the last that were read."""
+    """Return the curve of a file, open in this process as long as it is among the last that were read."""
     return CurveStore(path)
 
 
@@ -288,7 +288,7 @@ class Extension:
 
 
 def numbers(column: Sequence[Any]) -> Sequence[float | None]:
-    """The numbers of a column, None for anything else."""
+    """Return the numbers of a column, None for anything else."""
     return column if set(map(type, column)) <= {float, NoneType} else tuple(map(number, column))
 
 

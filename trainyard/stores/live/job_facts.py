@@ -35,7 +35,7 @@ def read_facts(tags: Iterable[str], parameters: JsonMapping) -> dict[str, str]:
 
 
 def trainer_facts(config: JsonMapping) -> dict[str, str]:
-    """The four words of a trainer's settings, in any of their spellings; unset ones as their defaults."""
+    """Return the four words of a trainer's settings, in any of their spellings; unset ones as their defaults."""
     try:
         settings = spell_out(job_words(config))
     except (ValueError, TypeError):  # settings of another version: nobody can read them, and a list shows the job
@@ -45,14 +45,14 @@ def trainer_facts(config: JsonMapping) -> dict[str, str]:
 
 
 def word_of(value: object) -> str:
-    """The word of a value on an axis: itself, or the `type` of its settings."""
+    """Return the word of a value on an axis: itself, or the `type` of its settings."""
     if isinstance(value, Mapping):
         return str(value.get("type", ""))
     return str(getattr(value, "type", value)) if isinstance(value, Strict) else str(getattr(value, "value", value))
 
 
 def chain_facts(chain: JsonMapping) -> dict[str, str]:
-    """The four words of a chain's last trainer; empty without one."""
+    """Return the four words of a chain's last trainer; empty without one."""
     nodes = chain.get("nodes")
     trainers = [node for node in nodes if isinstance(node, Mapping) and node.get("type") == "trainer"] if nodes else []
     return trainer_facts(trainers[-1].get("config") or {}) if trainers else dict.fromkeys(WORDS, "")

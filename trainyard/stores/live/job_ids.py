@@ -35,34 +35,34 @@ REVISION_TAG = re.compile(r"revision-([1-9][0-9]{0,8})")
 
 
 def draw_job_id() -> str:
-    """A new id; two are the same once in 2^48 pairs."""
+    """Return a new id; two are the same once in 2^48 pairs."""
     return f"job-{secrets.token_hex(ID_BYTES)}"
 
 
 def derive_job_id(run_id: str) -> str:
-    """The id of a run that was created without one: the end of its own."""
+    """Return the id of a run that was created without one: the end of its own."""
     return f"job-{run_id.replace('-', '').lower()[-2 * ID_BYTES :]}"
 
 
 def job_id_of(run_id: str, tags: Iterable[str]) -> str:
-    """The id of a job by its run's tags; derived where they have none."""
+    """Return the id of a job by its run's tags; derived where they have none."""
     return next((tag for tag in sorted(tags) if JOB_ID.fullmatch(tag)), "") or derive_job_id(run_id)
 
 
 def name_run(run_id: str, tags: Iterable[str]) -> str:
-    """What a user types to name a run: the job's id, or the run's own where no trainer is part of it."""
+    """Return what a user types to name a run: the job's id, or the run's own where no trainer is part of it."""
     tags = set(tags)
     return job_id_of(run_id, tags) if JOB_TAG in tags else run_id
 
 
 def job_tags(run_id: str, tags: Iterable[str]) -> set[str]:
-    """The tags of a run that was found to have a trainer: what it has, and those of a job."""
+    """Return the tags of a run that was found to have a trainer: what it has, and those of a job."""
     tags = set(tags)
     return tags | {JOB_TAG, job_id_of(run_id, tags)}
 
 
 def continued_run(tags: Iterable[str]) -> str:
-    """The run whose work a retried job continues; empty for any other."""
+    """Return the run whose work a retried job continues; empty for any other."""
     return next((tag.removeprefix(CONTINUES_TAG) for tag in sorted(tags) if tag.startswith(CONTINUES_TAG)), "")
 
 
@@ -72,7 +72,7 @@ def tenant_of(tags: Iterable[str]) -> str:
 
 
 def group_of(tags: Iterable[str]) -> str:
-    """The group of a run by its tags: the one that a user named, else its sweep; empty for a run of none."""
+    """Return the group of a run by its tags: the one that a user named, else its sweep; empty for a run of none."""
     tags = sorted(tags)
     named = (tag.removeprefix(prefix) for prefix in (GROUP_TAG, SWEEP_TAG) for tag in tags if tag.startswith(prefix))
     return next(named, "")

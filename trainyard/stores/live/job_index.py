@@ -59,8 +59,8 @@ ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELED})
 NAMED = "name glob ? or name glob ? or name glob ?"
 """A condition for the patterns of `name_patterns`."""
 IN_GROUP = (
-    "(instr(text || char(10), ?) > 0 or "
-    f"(instr(text || char(10), ?) > 0 and instr(text, char(10) || '{GROUP_TAG}') = 0))"
+    f"(instr(text || char(10), ?) > 0 or (instr(text || char(10), ?) > 0 and instr(text, char(10) || '{GROUP_TAG}') "
+    "= 0))"
 )
 """A condition for the tag of a group, and for that of a sweep: the tags are lines of `text`."""
 TEXTS = ("id", "run_id", "name", "base_model", "message")
@@ -112,7 +112,7 @@ class JobPage(NamedTuple):
 
 
 def page_of(rows: Sequence[Row], limit: int) -> JobPage:
-    """The first `limit` of some more rows."""
+    """Return the first `limit` of some more rows."""
     more = len(rows) > limit
     return JobPage(list(rows[:limit]), write_cursor(place_of(rows[limit - 1])) if more else "")
 
@@ -127,7 +127,7 @@ def write_cursor(position: tuple[float, str]) -> str:
 
 
 def read_cursor(cursor: str) -> tuple[float, str]:
-    """The place that a cursor names. Raises `InvalidInput` (`E-PARAMETER`)."""
+    """Return the place that a cursor names. Raises `InvalidInput` (`E-PARAMETER`)."""
     try:
         created, run_id = orjson.loads(
             base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
@@ -195,7 +195,7 @@ class IndexReaders(threading.local):
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What differs for another file, for one that something else has written over, and in a forked process.
+    """Return what differs for another file, for one that something else has written over, and in a forked process.
 
     In SQLite's write-ahead mode the file itself changes only when its log is copied into it.
     """
@@ -223,25 +223,25 @@ class JobIndex:
         return self.freshness().is_kept(now)
 
     def freshness(self) -> Freshness:
-        """How new its rows are."""
+        """Return how new its rows are."""
         facts = self.facts()
         return Freshness(facts.get(SYNCED), facts.get(TRIED, 0.0))
 
     def changes(self) -> int:
-        """How often a row has changed: equal numbers mean equal rows."""
+        """Return how often a row has changed: equal numbers mean equal rows."""
         return int(self.facts().get(CHANGES, 0))
 
     def facts(self) -> dict[str, float]:
         return dict(self.query("select name, value from facts"))
 
     def select(self, query: JobQuery) -> JobPage:
-        """The jobs of a query, the newest first."""
+        """Return the jobs of a query, the newest first."""
         where, values = conditions(query)
         text = f"select row from jobs {where} order by created desc, run_id desc limit ?"
         return page_of([read_row(blob) for (blob,) in self.query(text, *values, query.limit + 1)], query.limit)
 
     def count_by_state(self) -> dict[str, int]:
-        """How many jobs are in each state that any is in."""
+        """Return how many jobs are in each state that any is in."""
         return dict(self.query("select state, count(*) from jobs group by state"))
 
     def oldest_created(self, state: JobState) -> float | None:
@@ -250,7 +250,7 @@ class JobIndex:
         return rows[0][0] if rows else None
 
     def find(self, word: str, tenant: str = "") -> list[Row]:
-        """The jobs that a word names: an id, the beginning of one, a name, or else the beginning of a name.
+        """Return the jobs that a word names: an id, the beginning of one, a name, or else the beginning of a name.
 
         At most `MOST_MATCHES`.
         """
@@ -258,15 +258,15 @@ class JobIndex:
             return []
         first, last = word.lower(), word.lower() + LAST_CHARACTER
         text = (
-            "select row from jobs where run_id in (select run_id from jobs where run_id between ? and ? "
-            f"union select run_id from jobs where id between ? and ? union select run_id from jobs where {NAMED}) "
-            "and (? = '' or tenant = ?) order by created desc, run_id desc limit ?"
+            "select row from jobs where run_id in (select run_id from jobs where run_id between ? and ? union "
+            f"select run_id from jobs where id between ? and ? union select run_id from jobs where {NAMED}) and (? = "
+            "'' or tenant = ?) order by created desc, run_id desc limit ?"
         )
         rows = self.query(text, first, last, first, last, *name_patterns(word), tenant, tenant, MOST_MATCHES)
         if not rows:
             text = (
-                "select row from jobs where name between ? and ? and (? = '' or tenant = ?) "
-                "order by created desc, run_id desc limit ?"
+                "select row from jobs where name between ? and ? and (? = '' or tenant = ?) order by created desc, "
+                "run_id desc limit ?"
             )
             rows = self.query(text, word, word + LAST_CHARACTER, tenant, tenant, MOST_MATCHES)
         return [read_row(blob) for (blob,) in rows]
@@ -291,7 +291,7 @@ class JobIndex:
         return sum(number for (number,) in self.query("select count(*) from jobs"))
 
     def query(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows of a statement; none without a file that can be read, which a synchroniser makes again."""
+        """Return the rows of a statement; none without a file that can be read, which a synchroniser makes again."""
         try:
             return READERS.connection(self.path).execute(text, values).fetchall()
         except FileNotFoundError:
@@ -327,7 +327,7 @@ class JobIndex:
             database.execute("insert or replace into facts values (?, ?)", (name, value))
 
     def keep_open(self) -> sqlite3.Connection:
-        """A connection that keeps the file's log open; its caller closes it."""
+        """Return a connection that keeps the file's log open; its caller closes it."""
         database = connect(self.path, make=True)
         database.execute("select count(*) from facts").fetchone()
         return database
@@ -411,7 +411,7 @@ def count_change(database: sqlite3.Connection) -> None:
 
 
 def conditions(query: JobQuery) -> tuple[str, list[object]]:
-    """The `where` of a query and its values."""
+    """Return the `where` of a query and its values."""
     names = ("tenant", "state", "backend", "stage")
     exact = [(f"{name} = ?", getattr(query, name)) for name in names if getattr(query, name)]
     if query.text:

@@ -118,7 +118,7 @@ class LocalMarkers(records.LeasedMarkers):
         return record
 
     def _records(self, names: list[str], state: MarkerState) -> Iterator[MarkerRecord]:
-        """What could be read in this state: another worker may have moved some on since they were listed."""
+        """Yield what could be read in this state: another worker may have moved some on since they were listed."""
         for name in names:
             try:
                 yield self._read(name, state)

@@ -156,7 +156,7 @@ class MarkerStore(Protocol):
         """Return the unclaimed, unfinished markers, oldest name first."""
 
     def expired(self) -> list[Claim]:
-        """The claims whose owner is gone or silent: `claim` of such a marker takes it over."""
+        """Return the claims whose owner is gone or silent: `claim` of such a marker takes it over."""
 
     def claim(self, marker: Marker, owner: Owner) -> Claim | None:
         """Claim a pending or expired marker; None if another owner has it or it is finished."""
@@ -236,7 +236,7 @@ def check_same(there: Marker, marker: Marker) -> None:
 
 
 def renew_claim(record: MarkerRecord, clock: Clock, lease_s: float) -> MarkerRecord:
-    """The same claim with a whole lease before it."""
+    """Return the same claim with a whole lease before it."""
     return replace(
         record,
         state=MarkerState.CLAIMED,
@@ -270,7 +270,7 @@ def owner_alive(owner: Owner) -> bool | None:
 
 
 def this_owner() -> Owner:
-    """The calling process."""
+    """Return the calling process."""
     return Owner(socket.gethostname(), os.getpid(), process_start(), boot_id())
 
 

@@ -67,7 +67,7 @@ class ObjectMarkers(records.LeasedMarkers):
         return [record.marker for record in self._all().values() if record.state is MarkerState.PENDING]
 
     def expired(self) -> list[Claim]:
-        """The claims whose owner is gone. Completes on the way what a crash left of an ended marker."""
+        """Return the claims whose owner is gone. Completes on the way what a crash left of an ended marker."""
         claimed = (record for record in self._all(complete=True).values() if record.state is MarkerState.CLAIMED)
         return [record.claim() for record in claimed if self._stale(record)]
 

@@ -1,12 +1,16 @@
-"""Open the store at an address: `file:///folder` or `gs://bucket/prefix`."""
+"""The store at an address: a folder (`file:///srv/weights`) or a bucket (`gs://bucket/prefix`)."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from trainyard.errors import Unavailable
-from trainyard.stores.objects.store import BUCKET_NAME, ObjectSettings, ObjectStore, checked_name, wrong_address
+from trainyard.errors import InvalidInput, Unavailable
+from trainyard.stores.objects.local import FolderStore
+from trainyard.stores.objects.store import ObjectSettings, ObjectStore, checked_name
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 def open_store(address: str, settings: ObjectSettings | None = None) -> ObjectStore:
@@ -19,10 +23,8 @@ def open_store(address: str, settings: ObjectSettings | None = None) -> ObjectSt
     if parts.query or parts.fragment:
         raise wrong_address(address, "An address has neither a query nor a fragment.")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and prefix and ".." not in prefix.split("/"):
-        from trainyard.stores.objects.local import FolderStore  # it imports this module
-
         return FolderStore(Path("/") / prefix)
-    if parts.scheme == "gs" and BUCKET_NAME.fullmatch(parts.netloc):
+    if parts.scheme == "gs" and _BUCKET.fullmatch(parts.netloc):
         if prefix:
             checked_name(prefix)
         return open_bucket(parts.netloc, prefix, settings or ObjectSettings())
@@ -33,7 +35,7 @@ def open_bucket(bucket: str, prefix: str, settings: ObjectSettings) -> ObjectSto
     """Return the store of a bucket. Raises `Unavailable` (`E-PACKAGE-MISSING`) without the gcs extra."""
     try:
         # Imported here: the client of a bucket is an extra and takes a second to import.
-        from trainyard.stores.objects.gcs import GcsStore  # an extra; takes a second to import
+        from trainyard.stores.objects.gcs import GcsStore
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("google"):
             raise
@@ -44,3 +46,12 @@ def open_bucket(bucket: str, prefix: str, settings: ObjectSettings) -> ObjectSto
             code="E-PACKAGE-MISSING",
         ) from error
     return GcsStore(bucket, prefix, settings)
+
+
+def wrong_address(address: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{address!r} is not a valid address of an object store.",
+        why=why,
+        do="Write file:///srv/weights or gs://bucket/prefix.",
+        code="E-OBJECT-STORE",
+    )

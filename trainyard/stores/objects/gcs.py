@@ -66,7 +66,7 @@ class Patience:
         return True
 
     def arguments(self) -> JsonObject:
-        """What every call of the client takes."""
+        """Return what every call of the client takes."""
         silence = min(self.settings.request_timeout_s, self.settings.deadline_s)
         retry = Retry(
             predicate=self.again,
@@ -219,8 +219,8 @@ def forbidden(address: str, why: str) -> Unavailable:
     return Unavailable(
         f"{address} does not let us in.",
         why=why,
-        do="Check the bucket's name, the credentials (`gcloud auth application-default login`) and the role "
-        "Storage Object Admin on it.",
+        do="Check the bucket's name, the credentials (`gcloud auth application-default login`) and the role Storage "
+        "Object Admin on it.",
         code="E-OBJECT-STORE",
     )
 

@@ -37,7 +37,6 @@ MOST_NAME_BYTES = 1024
 MOST_SEGMENT_BYTES = 200
 """Of one part between slashes: file systems allow 255, and a temporary name needs some."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
-BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,10 @@ class ObjectStore(Protocol):
         """Write the object to a file that appears whole or not at all."""
 
     def head(self, name: str) -> ObjectInfo | None:
-        """What is known about it without its bytes; None if there is none."""
+        """Return what is known about it without its bytes; None if there is none."""
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """All whose name starts with `prefix`, sorted by name."""
+        """Return all whose name starts with `prefix`, sorted by name."""
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         """False if there was none. Raises `Conflict` (`E-OBJECT-CHANGED`)."""
@@ -123,15 +122,6 @@ def checked_name(name: str) -> str:
             code="E-NAME",
         )
     return name
-
-
-def wrong_address(address: str, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"{address!r} is not a valid address of an object store.",
-        why=why,
-        do="Write file:///srv/weights or gs://bucket/prefix.",
-        code="E-OBJECT-STORE",
-    )
 
 
 def precondition_failed(name: str, generation: int, there: ObjectInfo | None) -> Conflict:

@@ -37,7 +37,7 @@ def pointer(tenant: str, role: str) -> str:
 
 
 def published_number(objects: ObjectStore, tenant: str, role: str) -> int | None:
-    """The number of the version that is live in the object store; None if none is."""
+    """Return the number of the version that is live in the object store; None if none is."""
     name = pointer(tenant, role)
     return int(orjson.loads(objects.get(name))["version"]) if objects.head(name) is not None else None
 

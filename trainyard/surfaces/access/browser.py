@@ -22,8 +22,7 @@ from trainyard.json_types import JsonObject
 from trainyard.stores.access.logins import CODE_PREFIX, LOGIN_S, forgery_token
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.entrance import LOGIN, caller_of_request
-from trainyard.surfaces.rest.bodies import read_request
-from trainyard.surfaces.rest.routes import trace_of
+from trainyard.surfaces.bodies import read_request, trace_of
 
 LOGOUT = "/api/v1/logout"
 

@@ -49,7 +49,7 @@ SMALL_BYTES = 64 << 10
 MOST_SMALL_OF_CALLER, MOST_SMALL = 12, 16
 """The same for a request of at most `SMALL_BYTES`, as an editor sends with each change: it costs one thread."""
 PRELOADED = (
-    "trainyard.surfaces.access.confined_calls", "trainyard.app.chains.check", "trainyard.app.chains.plan",
+    "trainyard.surfaces.access.confined_calls", "trainyard.app.plan.check", "trainyard.app.plan.plan",
     "trainyard.app.chains.drafts", "trainyard.app.scripts", "trainyard.app.reach",
     "trainyard.app.secrets",
     "pyarrow", "transformers", "trainyard.app.plan.samples", "trainyard.app.plan.row_fit",

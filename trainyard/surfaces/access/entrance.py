@@ -31,17 +31,14 @@ from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
-from trainyard.surfaces.rest.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE
-from trainyard.surfaces.rest.problems import MEDIA_TYPE, answer_problem
-from trainyard.surfaces.rest.routes import trace_of
+from trainyard.surfaces.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE, trace_of
+from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
 
 LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
 SESSIONS = "/api/v1/sessions/"
 UPLOADS = "/api/v1/data/uploads/"
 PAGES = "/dashboard"
-ASSETS = "/dashboard/assets/"
-"""Files whose names contain a hash of their content."""
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health"), ("POST", LOGIN)})
 """What needs no caller: whether the service lives, and how to become one."""
 CALLER = "trainyard.caller"
@@ -82,7 +79,7 @@ class Entrance:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         if is_page(scope["path"]):
-            send = with_policy(send, PAGE_POLICY, is_hashed=scope["path"].startswith(ASSETS))
+            send = with_policy(send, PAGE_POLICY)
         with ExitStack() as exit_stack:
             try:
                 limit = self.admit(scope)
@@ -185,13 +182,13 @@ def capped(receive: Receive, limit: int) -> Receive:
     return receiving
 
 
-def with_policy(send: Send, policy: bytes, *, is_hashed: bool = False) -> Send:
-    """Add the policy of pages. A browser asks for a page again each time, and never for what has a hash in its name."""
+def with_policy(send: Send, policy: bytes) -> Send:
+    """Add the policy of pages. A browser asks each time whether a file has changed: the names of the files stay."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            keep = b"public, max-age=31536000, immutable" if is_hashed and message["status"] == 200 else b"no-cache"
-            rows = [*message.get("headers", ()), (b"content-security-policy", policy), (b"cache-control", keep)]
+            caching = (b"cache-control", b"no-cache")
+            rows = [*message.get("headers", ()), (b"content-security-policy", policy), caching]
             message = {**message, "headers": rows}
         await send(message)
 
@@ -210,11 +207,7 @@ def as_problem(refusal: Refusal) -> RefusalBody:
 
 
 def protect(
-    app: ASGIApp,
-    authenticator: Authenticator,
-    *,
-    names: Iterable[str] = (),
-    origins: Iterable[str] = (),
+    app: ASGIApp, authenticator: Authenticator, *, names: Iterable[str] = (), origins: Iterable[str] = ()
 ) -> Guard:
     """The application behind guard and entrance. `names` are what clients call this server, besides loopback."""
     settings = authenticator.settings

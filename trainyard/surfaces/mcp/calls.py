@@ -19,8 +19,7 @@ import anyio.to_thread
 from mcp import types
 from pydantic import BaseModel
 
-from trainyard.app.context import Caller, Context
-from trainyard.app.departures import ConfinedCalls
+from trainyard.app.context import Caller, ConfinedCalls, Context
 from trainyard.app.responses import Blob
 from trainyard.app.tenant_view import error_for
 from trainyard.compute.events import Event

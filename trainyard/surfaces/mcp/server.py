@@ -20,17 +20,16 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 import trainyard
-from trainyard.app.context import Caller
-from trainyard.app.departures import ConfinedCalls
+from trainyard.app.context import Caller, ConfinedCalls
 from trainyard.errors import NotFound, TrainyardError
 from trainyard.settings import Settings
 from trainyard.surfaces.access.strangers import whole_body
 from trainyard.surfaces.mcp.calls import MAX_CALLS, call_tool
 from trainyard.surfaces.mcp.pages import list_resources, read_resource
 from trainyard.surfaces.mcp.tools import list_tools
-from trainyard.surfaces.rest.problems import answer_problem
-from trainyard.surfaces.rest.spool import received_body
-from trainyard.surfaces.rest.structure import USUAL, require_structure
+from trainyard.surfaces.problems import answer_problem
+from trainyard.surfaces.spool import received_body
+from trainyard.surfaces.structure import USUAL, require_structure
 from trainyard.tracing import is_traceparent
 
 INSTRUCTIONS = """Trainyard trains, evaluates and serves language models as chains of nodes on Prefect.

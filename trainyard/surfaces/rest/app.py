@@ -14,26 +14,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import trainyard
-from trainyard.app.departures import ConfinedCalls
+from trainyard.app.context import ConfinedCalls
 from trainyard.app.live.workers import WorkerWatch
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.operations.table import API
 from trainyard.settings import Settings
+from trainyard.surfaces.bodies import trace_of
 from trainyard.surfaces.mcp.server import HttpApp
+from trainyard.surfaces.problems import answer_problem
 from trainyard.surfaces.rest.gauges import read_gpus, read_jobs, read_trainings
 from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests
 from trainyard.surfaces.rest.openapi import openapi_document
 from trainyard.surfaces.rest.pages import add_pages
-from trainyard.surfaces.rest.problems import answer_problem
 from trainyard.surfaces.rest.replays import Replays
-from trainyard.surfaces.rest.routes import (
-    PLAIN_PATHS,
-    ApiParts,
-    Authenticate,
-    add_operations,
-    answer_refusal,
-    trace_of,
-)
+from trainyard.surfaces.rest.routes import PLAIN_PATHS, ApiParts, Authenticate, add_operations, answer_refusal
 
 LOG = logging.getLogger("trainyard.rest")
 

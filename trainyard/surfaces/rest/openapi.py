@@ -18,9 +18,9 @@ from trainyard.loading import load
 from trainyard.operations.table import OPERATIONS, Operation, Scope, group_lines, route_of
 from trainyard.surfaces.access.browser import LOGOUT, LoginInput
 from trainyard.surfaces.access.entrance import LOGIN
+from trainyard.surfaces.bodies import FILE_TYPE, IF_MATCH, JSON_TYPE, TENSORS, TENSORS_TYPE
 from trainyard.surfaces.invocation import implementation_of
-from trainyard.surfaces.rest.bodies import FILE_TYPE, IF_MATCH, JSON_TYPE, TENSORS, TENSORS_TYPE
-from trainyard.surfaces.rest.problems import MEDIA_TYPE, ProblemDocument
+from trainyard.surfaces.problems import MEDIA_TYPE, ProblemDocument
 from trainyard.surfaces.rest.routes import EVENTS_TYPE, operation_id
 
 REFERENCE = "#/components/schemas/{model}"

@@ -21,8 +21,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from trainyard.app.context import Caller, Context
-from trainyard.app.departures import ConfinedCalls
+from trainyard.app.context import Caller, ConfinedCalls, Context
 from trainyard.app.responses import Blob
 from trainyard.app.tenant_view import error_for, hide_places_in_json, is_stranger
 from trainyard.callbacks import call_now, ignore
@@ -31,19 +30,27 @@ from trainyard.errors import TrainyardError
 from trainyard.loading import load
 from trainyard.operations.table import OPERATIONS, Operation, route_of
 from trainyard.settings import Settings
+from trainyard.surfaces.bodies import (
+    FILE_TYPE,
+    TRACEPARENT,
+    InvalidFields,
+    media_type,
+    read_request,
+    read_upload,
+    trace_of,
+)
 from trainyard.surfaces.invocation import carry_out, refuse_early, require_allowed
-from trainyard.surfaces.rest.bodies import FILE_TYPE, InvalidFields, media_type, read_request, read_upload
+from trainyard.surfaces.problems import answer_problem
 from trainyard.surfaces.rest.measured import OPERATION
-from trainyard.surfaces.rest.problems import answer_problem
 from trainyard.surfaces.rest.replays import Replays, read_key
-from trainyard.surfaces.rest.spool import INLINE_BYTES
-from trainyard.surfaces.rest.structure import BATCHES, USUAL
-from trainyard.tracing import new_traceparent, span, trace_id
+from trainyard.surfaces.spool import INLINE_BYTES
+from trainyard.surfaces.structure import BATCHES, USUAL
+from trainyard.tracing import span
 
 Answer = Callable[[Request], Awaitable[Response]]
 Authenticate = Callable[[Request], Caller]
-TRACE_HEADER, TRACEPARENT = "x-trace-id", "trainyard.traceparent"
-"""The header with the correlation id of an answer, and where a request's traceparent is kept."""
+TRACE_HEADER = "x-trace-id"
+"""The header with the correlation id of an answer."""
 EVENTS_TYPE = "text/event-stream"
 LEAVING_S = 0.2
 """A client is not watched while it waits less than this."""
@@ -66,14 +73,6 @@ class ApiParts:
     confined: ConfinedCalls | None = None
     threads: CapacityLimiter = field(default_factory=partial(CapacityLimiter, MAX_WORKING))
     """Of operations alone: pages and `/health` answer when all of them are busy."""
-
-
-def trace_of(request: Request) -> str:
-    """The correlation id of a request: the trace id of its `traceparent` (W3C Trace Context), or a new one."""
-    responses: str | None = request.scope.get(TRACEPARENT)
-    if responses is None:
-        responses = request.scope[TRACEPARENT] = new_traceparent(request.headers.get("traceparent", ""))
-    return trace_id(responses)
 
 
 def add_operations(app: FastAPI, service: ApiParts) -> None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainyard.app.access.guard import Guard
 from trainyard.app.access.listeners import BehindProxy, bind_exposed, run_servers
-from trainyard.app.departures import ConfinedCalls
+from trainyard.app.context import ConfinedCalls
 from trainyard.app.exposure import Exposure, in_host, names_for, require_safe, warn_of_expiry
 from trainyard.app.live.service_threads import keep_live
 from trainyard.app.secrets import redact_logs

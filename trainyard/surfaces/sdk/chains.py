@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from trainyard.app.chains.check import FileCheck
-from trainyard.app.plan.resolve import ChainPlan, accepted, asked
+from trainyard.app.plan.check import FileCheck
+from trainyard.app.plan.parse import parse_chain, parse_request
+from trainyard.app.plan.plan import ChainPlan
 from trainyard.app.run_records import RunResult
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
@@ -118,13 +119,13 @@ class Chain:
         """The chain of a file, of a template with parameters, or of a mapping. Raises `NotFound`, `Refused`."""
         target = str(source) if isinstance(source, Path) else source
         chain = cls((), on=on)
-        chain.given = asked(target, parameters).spec.model_dump(mode="json", exclude_unset=True)
+        chain.given = parse_request(target, parameters).spec.model_dump(mode="json", exclude_unset=True)
         return chain
 
     @property
     def spec(self) -> ChainSpec:
         """The typed chain. Raises `Refused` with every reason."""
-        return accepted(self.given)
+        return parse_chain(self.given)
 
     def check(self) -> FileCheck:
         """Whether it would run, with all reasons at once."""

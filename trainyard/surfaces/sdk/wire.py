@@ -25,7 +25,7 @@ from pydantic import BaseModel, TypeAdapter
 from tenacity import RetryCallState, stop_after_attempt
 
 from trainyard.app.jobs.jobs import Job
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.parse import deep_merge, find_file
 from trainyard.app.run_records import RunResult
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
@@ -300,10 +300,10 @@ def lay_over(below: str) -> Callable[[dict[str, object]], dict[str, object]]:
         if fields.get("file") is None:
             return fields
         rest = {key: value for key, value in fields.items() if key != "file"}
-        value = load_value(planning.existing(str(fields["file"])))
+        value = load_value(find_file(str(fields["file"])))
         if not isinstance(value, Mapping):
             raise InvalidInput(f"{fields['file']} is not a mapping.", do="Correct the file.", code="E-SPEC-FILE")
-        return {**rest, below: planning.merged(value, rest.get(below) or {})}
+        return {**rest, below: deep_merge(value, rest.get(below) or {})}
 
     return read
 
@@ -321,7 +321,7 @@ READ_HERE: dict[str, Callable[[dict[str, object]], dict[str, object]]] = {
 def read_here(target: object) -> object:
     """The content of a file of this machine; a template, a run's id and a mapping stay as they are."""
     is_file = isinstance(target, Path) or (isinstance(target, str) and Path(target).is_file())
-    return load_value(planning.existing(str(target))) if is_file else target
+    return load_value(find_file(str(target))) if is_file else target
 
 
 # Runs
@@ -333,7 +333,7 @@ def start_run(fields: JsonObject) -> Talk:
     if not isinstance(target, Mapping):
         return (yield from ask("run", {**fields, "target": target}))
     if "template" in target and "nodes" not in target:
-        parameters = planning.merged(target.get("parameters") or {}, fields.get("parameters") or {})
+        parameters = deep_merge(target.get("parameters") or {}, fields.get("parameters") or {})
         return (yield from ask("run", {**fields, "target": target["template"], "parameters": parameters}))
     if fields.get("parameters") or fields.get("preset"):
         raise InvalidInput(

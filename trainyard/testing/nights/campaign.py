@@ -348,7 +348,7 @@ class NightCampaign:
                 self.disk.fsync(path)
 
     def draw_faults(self) -> tuple[list[Fault], set[str]]:
-        """What goes wrong in the next attempt."""
+        """Return what goes wrong in the next attempt."""
         chance, faults = self.random, list[Fault]()
         trouble: set[str] = set()
         point = chance.choice(FAULT_POINTS)
@@ -400,17 +400,17 @@ class NightCampaign:
         return Intents(self.world(doubles.Process(0))).unsettled()
 
     def digests(self, file: str) -> list[str]:
-        """What the parts of a document contain now."""
+        """Return what the parts of a document contain now."""
         return [content_sha256(part.encode()) for part in parts_of(self.contents[file])]
 
     def digest(self, name: str) -> str:
-        """What a document, or a part of one, contains now."""
+        """Return what a document, or a part of one, contains now."""
         file, part = file_of(name)
         digests = self.digests(file)
         return digests[part - 1] if part <= len(digests) else GONE
 
     def night_of(self, process: doubles.Process, trouble: set[str] | None = None) -> NightReport | None:
-        """One attempt by one process; None if it died."""
+        """Return one attempt by one process; None if it died."""
         self.acting.append(process)
         try:
             report = run_night(self.config, self.world(process, trouble))
@@ -483,7 +483,7 @@ class NightCampaign:
 
 
 def parts_of(text: str) -> tuple[str, ...]:
-    """The parts in which a night reads a document."""
+    """Return the parts in which a night reads a document."""
     return split_document(text, MAX_DOCUMENT_CHARS, overlap_of(MAX_DOCUMENT_CHARS))
 
 

@@ -213,7 +213,7 @@ def parse_here(items: Sequence[ParseItem]) -> list[ParsedItem]:
 
 
 def answer_of(text: str) -> str:
-    """What a model that reads `kind name` lines under headings answers; a line `nonsense` spoils the answer."""
+    """Return what a model that reads `kind name` lines under headings answers; a line `nonsense` spoils the answer."""
     if "nonsense" in text:
         return "I would rather not."
     text = json.loads(text) if text.startswith('"') else text

@@ -98,7 +98,7 @@ PUT = remote.ObjectMarkers._put
 
 
 def today(world: NightDeps, marker: Any) -> list[CorpusTuple]:
-    """The bucket as it is now, not the snapshot."""
+    """Return the bucket as it is now, not the snapshot."""
     return list(world.stores.corpora.read(marker.bucket, marker.method).tuples)
 
 
@@ -121,7 +121,7 @@ def overwrites(files: Any, objects: Any, path: Path, name: str, _sha256: str) ->
 
 
 def adds_up(self: Any, mutations: Any) -> Any:
-    """An edited document adds to what its earlier content stated."""
+    """Return an edited document adds to what its earlier content stated."""
     renamed = [
         extracting.Mutation(**{**vars(mutation), "name": f"{mutation.name}#{mutation.content_sha256}"})
         for mutation in mutations

@@ -248,7 +248,7 @@ def everything_read(campaign: NightCampaign) -> None:
 def half_written(
     campaign: NightCampaign, entries: dict[tuple[str, str], Entry]
 ) -> dict[tuple[str, str], tuple[str, str]]:
-    """What the graph has of documents that nobody can read any more: their last readable content, also when the
+    """Return what the graph has of documents that nobody can read any more: their last readable content, also when the
     crash came before the ledger knew it. An edit that nobody can read takes nothing away."""
     contents: dict[tuple[str, str], tuple[str, str]] = {}
     for line in map(json.loads, campaign.graph.dump()):

@@ -18,7 +18,7 @@ DATES, QUIET_DATES = 6, 3
 
 
 def campaign_of(seed: int) -> NightCampaign:
-    """One campaign, carried out."""
+    """Return one campaign, carried out."""
     campaign = NightCampaign(seed)
     for date in range(DATES + QUIET_DATES):
         quiet = campaign.quiet = date >= DATES

@@ -94,7 +94,7 @@ class StoreCampaign:
         return HOME / "runs" / "work" / "checkpoints"
 
     def time(self) -> float:
-        """A clock whose readings, and so the bytes of every record, depend on the seed alone."""
+        """Return a clock whose readings, and so the bytes of every record, depend on the seed alone."""
         self.seconds += 1.0
         return self.seconds
 
@@ -252,7 +252,7 @@ class StoreCampaign:
 
 
 def campaign_of(seed: int) -> StoreCampaign:
-    """One campaign, carried out; it ends at the first violation."""
+    """Return one campaign, carried out; it ends at the first violation."""
     campaign = StoreCampaign(seed)
     acts = (campaign.make_artifact, campaign.make_checkpoint, campaign.write_job, campaign.register_adapter)
     for number in range(STEPS):

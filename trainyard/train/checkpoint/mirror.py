@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders
-from trainyard.stores.objects.addresses import open_store as open_object_store
+from trainyard.stores.objects import addresses
 from trainyard.stores.whole import MANIFEST, flush_tree, move_folder, new_file, whole_or_nothing
 from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, damage_of, newest_valid, quarantine
 from trainyard.train.checkpoint.retention import Best, list_prunable, metric_of
@@ -89,7 +89,7 @@ class BucketMirror:
     """A bucket, below the prefix of the address."""
 
     def __init__(self, address: str) -> None:
-        self.objects = open_object_store(address)
+        self.objects = addresses.open_store(address)
 
     def put(self, name: str, path: Path) -> None:
         self.objects.put(name, path)

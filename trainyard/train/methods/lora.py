@@ -1,4 +1,5 @@
-"""Low-rank adapters: LoRA (arXiv 2106.09685), DoRA (2402.09353), LoRA+ (2402.12354) and rsLoRA (2312.03732).
+"""Low-rank adapters: LoRA (arXiv 2106.09685), DoRA (2402.09353), LoRA+ (2402.12354), rsLoRA (2312.03732), and QLoRA
+(2305.14314), whose frozen base is quantized to 4 or 8 bits.
 
 PEFT makes the layers. What is written here is their shape, from the resolved settings, and the rates of LoRA+.
 """
@@ -22,7 +23,9 @@ from trainyard.spec.axes.methods import (
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.contract import Groups, Head, PolicyRequest
 from trainyard.train.methods.full import make_group
+from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.targets import Targets, targets
+from trainyard.train.quantization.formats import align_train_eval, convert, load_config, stored_config
 
 TASKS: dict[Head, TaskType] = {"causal": TaskType.CAUSAL_LM, "reward": TaskType.SEQ_CLS}
 EMBEDDING_RATE = 1e-6
@@ -97,3 +100,22 @@ def lora_plus_kind(name: str, parameter: torch.nn.Parameter) -> str:
     if "lora_embedding_" in name:
         return "embedding"
     return "B" if "lora_B" in name or parameter.ndim == 1 else "A"
+
+
+def load_quantised(request: PolicyRequest, folder: str) -> Any:
+    """Return the base in the requested quantization format (default nf4, double quantization) on the request's device.
+
+    Norms, embeddings and the output layer keep the dtype that they are loaded in, which they have in serving, too. The
+    paper's code makes norms float32: their states are then cast back for each layer that reads them.
+    """
+    format, precision = request.config.base_format, request.config.hyperparameters.precision
+    assert format is not None, "the method qlora"
+    # accelerate, below TRL, compares the number of the GPU and takes a `cuda` without one for another device
+    place = torch.cuda.current_device() if request.device == "cuda" else request.device
+    quantization = load_config(format, request.device, stored_config(folder), precision)
+    # transformers lets a `None` replace the base's own config: its packed weights would be left out, for random ones
+    given = {} if quantization is None else {"quantization_config": quantization}
+    model = load_base(request, folder, **given, device_map={"": place})
+    convert(model, format, request.device, precision)
+    align_train_eval(model)
+    return model

@@ -17,9 +17,8 @@ from trainyard.train.methods.contract import Groups, MethodSpec, Policy, PolicyR
 from trainyard.train.methods.freeze import chosen_blocks, rotation_of
 from trainyard.train.methods.full import all_weights, plain_groups
 from trainyard.train.methods.loading import load_base
-from trainyard.train.methods.lora import lora_config, lora_plus_groups
+from trainyard.train.methods.lora import load_quantised, lora_config, lora_plus_groups
 from trainyard.train.methods.oft import oft_config
-from trainyard.train.methods.qlora import load_quantised
 from trainyard.train.methods.reloading import require_reloaded
 from trainyard.train.methods.sums import adapted_layers, write_difference, write_sum
 

@@ -26,7 +26,7 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.rewards import EnvironmentSettings
-from trainyard.train.rl.python_checker import BLOCK, last_block, run_python
+from trainyard.train.rl.rewards import BLOCK, last_block, run_python
 
 Step = Callable[[Sequence[Turn], str], tuple[list[Turn], float, bool]]
 CALL = re.compile(r"calc\(([^\n]{1,200}?)\)(?=\s|$)")

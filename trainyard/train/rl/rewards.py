@@ -3,11 +3,12 @@
 To add one: its settings in `spec/axes/rewards.py`, a function and a row here, a line in docs/training.md. Rewards are
 data: no code of a user runs here. A pattern of `regex` takes time linear in the completion; the patterns, references
 and comparisons of a JSON Schema may take any time, so they have `SCHEMA_S` in a process of the sandbox. What a
-completion itself contains runs there, too (`python_checker`).
+completion itself contains runs there, too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +20,7 @@ from pydantic_core import SchemaValidator
 
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
-from trainyard.sandbox.service import check_schema, open_sandboxes
+from trainyard.sandbox.service import check_schema, open_sandboxes, run_code
 from trainyard.spec.axes.rewards import (
     ContainsReward,
     EnvironmentReward,
@@ -30,7 +31,6 @@ from trainyard.spec.axes.rewards import (
     RegexReward,
     compiled,
 )
-from trainyard.train.rl.python_checker import last_block, passes_assertions
 
 SCHEMA_S, SCHEMA_MB = 2, 1024
 """Processor seconds and memory of one completion's check by a schema; one over them is worth 0."""
@@ -194,3 +194,29 @@ def folded(text: str, ignore_case: bool) -> str:
 @lru_cache(maxsize=64)
 def automaton(pattern: str, full: bool) -> SchemaValidator:
     return compiled(pattern, full=full)
+
+
+# Code that a model has written runs in `sandbox`, which the operating system confines, in another process than the
+# assertions: about 10 ms for a completion, and 0.1 s for the first of a batch.
+
+BLOCK = re.compile(r"```[a-zA-Z0-9_-]*[ \t]*\n(.*?)```", re.DOTALL)
+
+
+def last_block(text: str) -> str:
+    """The last fenced block of a text, or the text itself where it has none."""
+    blocks: list[str] = BLOCK.findall(text)
+    return blocks[-1] if blocks else text
+
+
+def passes_assertions(code: str, assertions: str, *, timeout_s: int, memory_mb: int) -> bool:
+    """Whether the code runs to its end, and then the assertions about what it defines, inside the limits.
+
+    Raises `Unavailable` (`E-SANDBOX`) where the system confines no code.
+    """
+    return run_code(code, assertions, timeout_s=timeout_s, memory_mb=memory_mb).passed
+
+
+def run_python(code: str, *, timeout_s: int, memory_mb: int) -> tuple[bool, str]:
+    """Return whether it ran to its end, and what it printed (the last 4,096 characters)."""
+    outcome = run_code(code, "", timeout_s=timeout_s, memory_mb=memory_mb)
+    return outcome.passed, outcome.printed

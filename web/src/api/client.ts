@@ -20,13 +20,13 @@ export class Problem extends Error {
   constructor(
     readonly status: number,
     readonly code: string,
-    readonly what: string,
+    readonly summary: string,
     readonly why = "",
     readonly remedy = "",
     readonly errors: ProblemReason[] = [],
     readonly trace = "",
   ) {
-    super([what, why].filter(Boolean).join(" "));
+    super([summary, why].filter(Boolean).join(" "));
     this.name = "Problem";
   }
 
@@ -71,15 +71,23 @@ export async function fetchOrThrow(input: Request): Promise<Response> {
 
 async function problemOf(answer: Response): Promise<Problem> {
   try {
-    const found = await answer.json();
-    return new Problem(answer.status, found.code, found.detail, found.why, found.do, found.errors, found.trace);
+    const problem = await answer.json();
+    return new Problem(
+      answer.status,
+      problem.code,
+      problem.detail,
+      problem.why,
+      problem.do,
+      problem.errors,
+      problem.trace,
+    );
   } catch {
     return new Problem(answer.status, "", `The service answered ${answer.status} ${answer.statusText}.`);
   }
 }
 
 /** The client: `await client.GET("/api/v1/jobs", { params: { query: { limit: 50 } } })` gives `{ data }`, or throws. */
-export const client = createClient<paths>({ baseUrl: window.location.origin, fetch: fetchOrThrow });
+export const client = createClient<paths>({ baseUrl: globalThis.location?.origin, fetch: fetchOrThrow });
 
 type Answered<T> = { data?: T; error?: unknown };
 
@@ -92,9 +100,9 @@ export async function dataOf<T>(answer: Promise<Answered<T>>): Promise<Exclude<T
 /** Send a local file, and say how much of it has arrived. Refusals and failures are thrown as `Problem`. */
 export function uploadFile(
   file: File,
-  given: { name?: string; folder?: string; signal?: AbortSignal; onProgress?: (bytes: number) => void },
+  options: { name?: string; folder?: string; signal?: AbortSignal; onProgress?: (bytes: number) => void },
 ): Promise<UploadedFile> {
-  const { name = file.name, folder = "", signal, onProgress } = given;
+  const { name = file.name, folder = "", signal, onProgress } = options;
   const query = folder ? `?folder=${encodeURIComponent(folder)}` : "";
   // fetch() says nothing of how much of a body was sent.
   const request = new XMLHttpRequest();

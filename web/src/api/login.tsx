@@ -74,8 +74,8 @@ export function useLogOut() {
   });
 }
 
-function post(what: string, body?: object): Request {
-  return new Request(`${API}/${what}`, {
+function post(path: string, body?: object): Request {
+  return new Request(`${API}/${path}`, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify(body ?? {}),

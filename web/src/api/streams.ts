@@ -1,12 +1,12 @@
 // Server-sent events of the API. The browser reconnects by itself and sends the last id, so that nothing is missed.
 
-import { useEffect, useRef, useState } from "react";
+import { useEffect, useEffectEvent, useState } from "react";
 import { API, fetchOrThrow } from "./client";
 
 /** `live` while events come, `reconnecting` after the connection broke, `ended` after the stream's `end`. */
 export type StreamState = "connecting" | "live" | "reconnecting" | "ended";
 
-type Handlers = Record<string, (data: any, id: string) => void>;
+type Handlers = Record<string, (data: never, id: string) => void>;
 
 const RETRY_MS = 2000;
 
@@ -16,41 +16,41 @@ const RETRY_MS = 2000;
  * continues what was received; without it a new connection begins where `path` does.
  */
 export function useEventStream(path: string, handlers: Handlers, continued?: () => string): StreamState {
-  const [state, setState] = useState<StreamState>("connecting");
-  const latest = useRef(handlers);
-  latest.current = handlers;
-  const place = useRef(continued);
-  place.current = continued;
+  const [connection, setConnection] = useState<{ path: string; state: StreamState }>({ path, state: "connecting" });
+  const handle = useEffectEvent((name: string, event: MessageEvent<string>) =>
+    handlers[name]?.(JSON.parse(event.data) as never, event.lastEventId),
+  );
+  const address = useEffectEvent(() => continued?.() ?? path);
   const names = Object.keys(handlers).join(" ");
   useEffect(() => {
     if (!path) return;
     let source: EventSource | null = null;
     let retry: number | undefined;
+    const setState = (state: StreamState) => setConnection({ path, state });
     const connect = () => {
-      source = new EventSource(`${API}${place.current?.() ?? path}`);
+      source = new EventSource(`${API}${address()}`);
       source.onopen = () => setState("live");
       source.onerror = () => {
         setState("reconnecting");
         // A browser gives up after an answer that is not a stream, such as the 502 of a proxy during a restart.
         if (source?.readyState === EventSource.CLOSED) retry = window.setTimeout(connect, RETRY_MS);
       };
-      for (const name of names.split(" ").filter((one) => one && one !== "end")) {
-        source.addEventListener(name, (event) => latest.current[name]?.(JSON.parse(event.data), event.lastEventId));
+      for (const name of names.split(" ").filter((event) => event && event !== "end")) {
+        source.addEventListener(name, (event) => handle(name, event));
       }
       source.addEventListener("end", (event) => {
         source?.close();
         setState("ended");
-        latest.current["end"]?.(JSON.parse(event.data), event.lastEventId);
+        handle("end", event);
       });
     };
-    setState("connecting");
     connect();
     return () => {
       window.clearTimeout(retry);
       source?.close();
     };
   }, [path, names]);
-  return state;
+  return connection.path === path ? connection.state : "connecting";
 }
 
 /**
@@ -71,7 +71,7 @@ export async function postForEvents(path: string, body: unknown, handlers: Handl
       const fields = event.split("\n").map((line) => line.split(/: (.*)/s, 2));
       const name = fields.find(([field]) => field === "event")?.[1] ?? "message";
       const data = fields.filter(([field]) => field === "data").map(([, text]) => text ?? "");
-      if (data.length > 0) handlers[name]?.(JSON.parse(data.join("\n")), "");
+      if (data.length > 0) handlers[name]?.(JSON.parse(data.join("\n")) as never, "");
     }
   }
 }

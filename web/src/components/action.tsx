@@ -3,6 +3,7 @@
 import type { UseMutationResult } from "@tanstack/react-query";
 import { useRef, type ReactNode } from "react";
 import { ProblemNote } from "./notes";
+import { questionsOf, type Question } from "./question";
 
 interface ActionProps<T, V> {
   mutation: UseMutationResult<T, Error, V>;
@@ -16,10 +17,12 @@ interface ActionProps<T, V> {
   busy?: string;
   /** Ends the waiting for the answer of an action that only reads. */
   onCancel?: () => void;
+  /** What has to be allowed first; the page shows it. */
+  question?: Question;
 }
 
 export function ActionButton<T, V>(props: ActionProps<T, V>) {
-  const { mutation, variables, children, confirm, danger, disabled, busy, onCancel } = props;
+  const { mutation, variables, children, confirm, danger, disabled, busy, onCancel, question } = props;
   const dialog = useRef<HTMLDialogElement>(null);
   const start = () => mutation.mutate(variables);
   return (
@@ -27,7 +30,7 @@ export function ActionButton<T, V>(props: ActionProps<T, V>) {
       <button
         type="button"
         className={danger ? "danger" : undefined}
-        disabled={disabled || mutation.isPending}
+        disabled={disabled || question?.isOpen || mutation.isPending}
         aria-busy={mutation.isPending}
         onClick={() => (confirm ? dialog.current?.showModal() : start())}
       >
@@ -61,7 +64,9 @@ export function ActionButton<T, V>(props: ActionProps<T, V>) {
           </form>
         </dialog>
       )}
-      {mutation.error && <ProblemNote error={mutation.error} />}
+      {mutation.error && !(question && questionsOf(mutation.error).length > 0) && (
+        <ProblemNote error={mutation.error} />
+      )}
     </>
   );
 }

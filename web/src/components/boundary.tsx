@@ -8,8 +8,8 @@ const KEY = "trainyard.reloaded";
 const AGAIN_MS = 30_000;
 
 /**
- * After an update of the service the parts of a page that is open have other names: load the page again, once. While the
- * service is away there is nothing to load, and the page says so.
+ * After an update of the service a part of a page that is open may be gone, or need what the loaded parts do not have: load
+ * the page again, once. While the service is away there is nothing to load, and the page says so.
  */
 export function reloadAfterUpdate(): void {
   window.addEventListener("vite:preloadError", () => {

@@ -6,12 +6,12 @@ import { useRef } from "react";
 export type Cancelable<T, V> = UseMutationResult<T, Error, V> & { cancel: () => void };
 
 /** Such an action only reads: what the service has begun ends with its answer, which nobody gets. */
-export function useCancelable<T, V>(ask: (given: V, signal: AbortSignal) => Promise<T>): Cancelable<T, V> {
+export function useCancelable<T, V>(ask: (variables: V, signal: AbortSignal) => Promise<T>): Cancelable<T, V> {
   const control = useRef(new AbortController());
   const mutation = useMutation({
-    mutationFn: (given: V) => {
+    mutationFn: (variables: V) => {
       control.current = new AbortController();
-      return ask(given, control.current.signal);
+      return ask(variables, control.current.signal);
     },
   });
   const cancel = () => {

@@ -40,15 +40,15 @@ function useFolder(text: string) {
  */
 export function useChoices(paths: Readonly<Record<string, unknown>>, models: readonly string[]) {
   const known = useModels();
-  const written = Object.values(paths).find((one) => typeof one === "string" && one.includes("/"));
+  const written = Object.values(paths).find((path) => typeof path === "string" && path.includes("/"));
   const folder = useFolder(typeof written === "string" ? written : "");
-  const entries = folder.data?.entries.map((one) => ({
-    value: one.path,
-    label: one.kind === "folder" ? "folder" : formatBytes(one.bytes),
+  const entries = folder.data?.entries.map((entry) => ({
+    value: entry.path,
+    label: entry.kind === "folder" ? "folder" : formatBytes(entry.bytes),
   }));
-  const names = known.data?.models.map((one) => ({
-    value: one.name,
-    label: [one.place, formatBytes(one.bytes)].filter(Boolean).join(", "),
+  const names = known.data?.models.map((model) => ({
+    value: model.name,
+    label: [model.place, formatBytes(model.bytes)].filter(Boolean).join(", "),
   }));
   const choices: Choices = {
     ...Object.fromEntries(Object.keys(paths).map((path) => [path, entries])),

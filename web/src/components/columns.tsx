@@ -43,15 +43,15 @@ export function ColumnMap({
 }) {
   const { data, error, isPlaceholderData } = useColumns(path);
   const mapping = (value ?? {}) as Mapping;
-  const given = Object.keys(mapping);
-  if (!path || (!data?.columns.length && given.length === 0)) return null;
+  const mapped = Object.keys(mapping);
+  if (!path || (!data?.columns.length && mapped.length === 0)) return null;
   const columns = data?.columns ?? [];
   const isRead = error !== null || (data !== undefined && !isPlaceholderData);
-  const names = new Set(columns.map((one) => one.name));
-  const fields = data?.fields ?? given;
+  const names = new Set(columns.map((column) => column.name));
+  const fields = data?.fields ?? mapped;
   const matching = fields.filter((field) => names.has(field));
   const used = new Set(Object.values(mapping));
-  const ignored = columns.filter((one) => !used.has(one.name) && !matching.includes(one.name));
+  const ignored = columns.filter((column) => !used.has(column.name) && !matching.includes(column.name));
   const set = (field: string, column: string) => {
     const { [field]: _, ...rest } = mapping;
     const next = column ? { ...rest, [field]: column } : rest;
@@ -64,19 +64,19 @@ export function ColumnMap({
       value={mapping[field]}
       columns={columns}
       isRead={isRead}
-      set={(one) => set(field, one)}
+      set={(name) => set(field, name)}
     />
   );
   const usual = fields.filter((field) => USUAL.includes(field) || field in mapping);
   const rest = fields.filter((field) => !usual.includes(field));
   return (
-    <details className="field wide" open={given.length > 0 || (columns.length > 0 && matching.length === 0)}>
+    <details className="field wide" open={mapped.length > 0 || (columns.length > 0 && matching.length === 0)}>
       <summary>
-        {title} {given.length > 0 && <span className="quiet">({given.length} set)</span>}
+        {title} {mapped.length > 0 && <span className="quiet">({mapped.length} set)</span>}
       </summary>
       <p className="help">
         {isRead
-          ? `The file has ${columns.map((one) => one.name).join(", ") || "no columns"}. Columns that are called like a field need no choice.`
+          ? `The file has ${columns.map((column) => column.name).join(", ") || "no columns"}. Columns that are called like a field need no choice.`
           : "Reading the columns of the file …"}
       </p>
       <div className="column-map">{usual.map(select)}</div>
@@ -86,8 +86,8 @@ export function ColumnMap({
           <div className="column-map">{rest.map(select)}</div>
         </details>
       )}
-      {given.length > 0 && ignored.length > 0 && (
-        <p className="help">Not read: {ignored.map((one) => one.name).join(", ")}.</p>
+      {mapped.length > 0 && ignored.length > 0 && (
+        <p className="help">Not read: {ignored.map((column) => column.name).join(", ")}.</p>
       )}
     </details>
   );
@@ -104,8 +104,8 @@ function ColumnSelect(props: {
   const { field, columns, isRead, set } = props;
   const id = useId();
   const value = typeof props.value === "string" ? props.value : "";
-  const example = columns.find((one) => one.name === value)?.example ?? "";
-  const isKnown = value === "" || columns.some((one) => one.name === value);
+  const example = columns.find((column) => column.name === value)?.example ?? "";
+  const isKnown = value === "" || columns.some((column) => column.name === value);
   return (
     <div>
       <label htmlFor={id}>{labelOf(field)}</label>
@@ -115,10 +115,10 @@ function ColumnSelect(props: {
         onChange={(event) => set(event.target.value)}
         aria-invalid={(isRead && !isKnown) || undefined}
       >
-        <option value="">{columns.some((one) => one.name === field) ? `${field} (same name)` : "none"}</option>
-        {columns.map((one) => (
-          <option key={one.name} value={one.name}>
-            {one.name}
+        <option value="">{columns.some((column) => column.name === field) ? `${field} (same name)` : "none"}</option>
+        {columns.map((column) => (
+          <option key={column.name} value={column.name}>
+            {column.name}
           </option>
         ))}
         {!isKnown && <option value={value}>{isRead ? `${value}: not in the file` : value}</option>}

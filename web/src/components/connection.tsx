@@ -3,7 +3,9 @@
 
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useRef } from "react";
+import { useLocation } from "wouter";
 import { client, dataOf, fetchOrThrow, Problem } from "../api/client";
+import type { ServiceHealth } from "../api/schema";
 import { formatTime } from "./format";
 
 const LOOK_MS = 3000;
@@ -40,7 +42,7 @@ export function ConnectionNote() {
 function useOutage(): Outage | null {
   const health = useQuery({
     queryKey: ["health"],
-    queryFn: async () => (await fetchOrThrow(new Request("/health"))).json(),
+    queryFn: async (): Promise<ServiceHealth> => (await fetchOrThrow(new Request("/health"))).json(),
     refetchInterval: LOOK_MS,
     refetchIntervalInBackground: true,
     retry: false,
@@ -53,6 +55,7 @@ function useOutage(): Outage | null {
     retry: false,
     enabled: !health.isError,
   });
+  useReloadAfterUpdate(health.data?.version);
   if (health.isError) {
     return {
       what: "The service does not answer.",
@@ -67,6 +70,22 @@ function useOutage(): Outage | null {
   // Without an index nobody knows the jobs while Prefect is away.
   if (index.data?.problem) return { what: index.data.problem, since: index.data.at, remedy };
   return null;
+}
+
+/**
+ * Load the whole page again when its reader goes to another one after an update of the service: files keep their names,
+ * so that parts of two versions could meet. The page that is open stays: it may be a form that is half filled in.
+ */
+function useReloadAfterUpdate(version: string | undefined): void {
+  const [location] = useLocation();
+  const loaded = useRef({ version, location });
+  useEffect(() => {
+    const before = loaded.current;
+    loaded.current = { version: before.version ?? version, location };
+    if (before.location !== location && before.version && version && before.version !== version) {
+      window.location.reload();
+    }
+  }, [version, location]);
 }
 
 const INDEX = ["health", "jobs"];
@@ -88,6 +107,6 @@ async function askIndex(before: IndexAnswer | undefined): Promise<IndexAnswer> {
     return { as_of, problem: "", at };
   } catch (error) {
     if (!(error instanceof Problem) || error.status !== 503) throw error;
-    return { as_of: null, problem: error.what, at: before?.at ?? at };
+    return { as_of: null, problem: error.summary, at: before?.at ?? at };
   }
 }

@@ -1,6 +1,6 @@
 // Curves over a common axis: hover shows values, dragging or the keys zoom, a double click shows everything again.
 
-import { useEffect, useMemo, useRef, useState } from "react";
+import { useEffect, useEffectEvent, useMemo, useRef, useState } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import "./curve.css";
@@ -60,47 +60,57 @@ export function Curve(props: CurveProps) {
   const plot = useRef<uPlot | null>(null);
   const zoom = useRef<readonly [number, number] | null>(null);
   const [isZoomed, setIsZoomed] = useState(false);
-  const zoomed = useRef(onZoom);
-  zoomed.current = onZoom;
-  const marked = useRef(marks);
-  marked.current = marks;
   const theme = useTheme();
   const data = useMemo(() => alignSeries(series, log, smoothing), [series, log, smoothing]);
   // A new plot only when its lines change; a new point is only new data.
-  const shape = JSON.stringify([series.map((one) => [one.name, Boolean(one.low)]), xLabel, yLabel, log, height, theme]);
+  const shape = JSON.stringify([
+    series.map((curve) => [curve.name, Boolean(curve.low)]),
+    xLabel,
+    yLabel,
+    log,
+    height,
+    theme,
+  ]);
 
   const show = (range: readonly [number, number] | null) => {
     zoom.current = range;
     setIsZoomed(range !== null);
     if (range) plot.current?.setScale("x", { min: range[0], max: range[1] });
     else if (plot.current) plot.current.setData(plot.current.data);
-    zoomed.current?.(range);
+    onZoom?.(range);
   };
 
-  useEffect(() => {
-    const element = frame.current!;
-    const made = new uPlot(
-      optionsOf(series, { xLabel, yLabel, log, height, marks: () => marked.current }, element.clientWidth, show),
+  const readMarks = useEffectEvent(() => marks);
+  const zoomTo = useEffectEvent(show);
+  const draw = useEffectEvent((element: HTMLElement) => {
+    const style = { xLabel, yLabel, log, height, marks: () => readMarks() };
+    return new uPlot(
+      optionsOf(series, style, element.clientWidth, (range) => zoomTo(range)),
       data,
       element,
     );
-    plot.current = made;
-    if (zoom.current) made.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
-    const observer = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
+  });
+
+  useEffect(() => {
+    const element = frame.current!;
+    const chart = draw(element);
+    plot.current = chart;
+    if (zoom.current) chart.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
+    const observer = new ResizeObserver(() => chart.setSize({ width: element.clientWidth, height }));
     observer.observe(element);
     return () => {
       observer.disconnect();
-      made.destroy();
+      chart.destroy();
       plot.current = null;
     };
-  }, [shape]);
+  }, [shape, height]);
 
   useEffect(() => {
-    const made = plot.current;
-    if (!made || made.data === data) return;
-    made.batch(() => {
-      made.setData(data, zoom.current === null);
-      if (zoom.current) made.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
+    const chart = plot.current;
+    if (!chart || chart.data === data) return;
+    chart.batch(() => {
+      chart.setData(data, zoom.current === null);
+      if (zoom.current) chart.setScale("x", { min: zoom.current[0], max: zoom.current[1] });
     });
   }, [data]);
 
@@ -122,16 +132,16 @@ export function Curve(props: CurveProps) {
     show(ranges[event.key] ?? null);
   };
 
-  const numPoints = series.reduce((most, one) => Math.max(most, one.x.length), 0);
+  const numPoints = series.reduce((most, curve) => Math.max(most, curve.x.length), 0);
   return (
     <figure className="curve" data-points={numPoints} aria-label={yLabel}>
       <figcaption>
         <span>
           <strong>{yLabel}</strong>{" "}
           {series.length === 1 && <span className="quiet">{formatNumber(lastOf(series[0]!).y)}</span>}{" "}
-          {marks.map((one) => (
-            <span key={one.label} className="quiet">
-              {one.label}
+          {marks.map((mark) => (
+            <span key={mark.label} className="quiet">
+              {mark.label}
             </span>
           ))}
         </span>
@@ -193,14 +203,14 @@ function LastValues({ series, xLabel, yLabel }: Pick<CurveProps, "series" | "xLa
           </tr>
         </thead>
         <tbody>
-          {series.map((one) => {
-            const last = lastOf(one);
+          {series.map((curve) => {
+            const last = lastOf(curve);
             return (
-              <tr key={one.name}>
-                <th scope="row">{one.name}</th>
+              <tr key={curve.name}>
+                <th scope="row">{curve.name}</th>
                 <td>{last.x}</td>
                 <td>{formatNumber(last.y)}</td>
-                <td>{one.x.length}</td>
+                <td>{curve.x.length}</td>
               </tr>
             );
           })}
@@ -212,12 +222,12 @@ function LastValues({ series, xLabel, yLabel }: Pick<CurveProps, "series" | "xLa
 
 /** One axis for all series: x, then for each its line, and its band where it has one. */
 function alignSeries(series: readonly CurveSeries[], log: boolean, smoothing: number): uPlot.AlignedData {
-  const shown = (values: readonly (number | null)[]) =>
+  const toValues = (values: readonly (number | null)[]) =>
     (log ? values.map((value) => (value != null && value > 0 ? value : null)) : values) as (number | null)[];
-  const tables = series.map((one) => {
-    const line = shown(smoothing > 0 ? smooth(one.y, smoothing) : one.y);
-    const band = one.low && one.high ? [shown(one.low), shown(one.high)] : [];
-    return [one.x as number[], line, ...band] as uPlot.AlignedData;
+  const tables = series.map((curve) => {
+    const line = toValues(smoothing > 0 ? smooth(curve.y, smoothing) : curve.y);
+    const band = curve.low && curve.high ? [toValues(curve.low), toValues(curve.high)] : [];
+    return [curve.x as number[], line, ...band] as uPlot.AlignedData;
   });
   if (tables.length === 0) return [[]];
   return tables.length === 1 ? tables[0]! : uPlot.join(tables);
@@ -243,21 +253,21 @@ function optionsOf(
   const lines: uPlot.Series[] = [{ label: xLabel, value: (_, value) => formatNumber(value) }];
   const bands: uPlot.Band[] = [];
   const number = (_: uPlot, value: number | null) => (value == null ? "" : formatNumber(value));
-  series.forEach((one, index) => {
+  series.forEach((curve, index) => {
     const stroke = colour(COLOURS[index % COLOURS.length]!);
     lines.push({
-      label: one.name,
+      label: curve.name,
       stroke,
       width: 1.5,
       dash: dashOf(index),
       spanGaps: true,
-      points: { show: one.x.length < 40 },
+      points: { show: curve.x.length < 40 },
       value: number,
     });
-    if (!one.low || !one.high) return;
+    if (!curve.low || !curve.high) return;
     bands.push({ series: [lines.length + 1, lines.length], fill: fade(stroke) });
-    lines.push({ label: `${one.name}, lowest`, spanGaps: true, points: { show: false }, value: number });
-    lines.push({ label: `${one.name}, highest`, spanGaps: true, points: { show: false }, value: number });
+    lines.push({ label: `${curve.name}, lowest`, spanGaps: true, points: { show: false }, value: number });
+    lines.push({ label: `${curve.name}, highest`, spanGaps: true, points: { show: false }, value: number });
   });
   const axis = {
     stroke: colour("--quiet"),
@@ -284,12 +294,12 @@ function optionsOf(
       },
     },
     hooks: {
-      draw: [(made) => marks().forEach((one) => drawMark(made, one.x, colour("--good")))],
+      draw: [(chart) => marks().forEach((mark) => drawMark(chart, mark.x, colour("--good")))],
       setSelect: [
-        (made) => {
-          if (made.select.width < 4) return;
-          show([made.posToVal(made.select.left, "x"), made.posToVal(made.select.left + made.select.width, "x")]);
-          made.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        (chart) => {
+          if (chart.select.width < 4) return;
+          show([chart.posToVal(chart.select.left, "x"), chart.posToVal(chart.select.left + chart.select.width, "x")]);
+          chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
         },
       ],
     },
@@ -305,9 +315,9 @@ function resolveColour(text: string): string {
   const probe = document.createElement("span");
   probe.style.color = text;
   document.body.append(probe);
-  const found = getComputedStyle(probe).color;
+  const resolved = getComputedStyle(probe).color;
   probe.remove();
-  return found;
+  return resolved;
 }
 
 const fade = (colour: string) => colour.replace(/^rgb\((.*)\)$/, "rgba($1, 0.15)");

@@ -52,11 +52,8 @@ export function SchemaForm(props: SchemaFormProps) {
 }
 
 /** Settings that most people change: they are not folded away with the others of their group. */
-const MAIN = ["epochs", "max_steps", "learning_rate", "batch_size", "gradient_accumulation", "max_length", "rank"];
-
-/** Those of a group that says how something is trained; none of another group. */
-const mainOf = (properties: object | undefined): readonly string[] =>
-  properties && "learning_rate" in properties ? MAIN.filter((name) => name in properties) : [];
+const mainOf = (properties: JsonSchema["properties"] = {}, root: JsonSchema): readonly string[] =>
+  Object.keys(properties).filter((name) => resolveSchema(properties[name]!, root).main);
 
 const join = (path: string, name: string | number) => (path ? `${path}.${name}` : String(name));
 const isObject = (value: unknown): value is Values =>
@@ -69,12 +66,14 @@ function Fields(
   const { form, schema, path, only, onChange } = props;
   const value = isObject(props.value) ? props.value : {};
   const names = only?.filter((name) => schema.properties?.[name]) ?? Object.keys(schema.properties ?? {});
-  const offered = names.filter((name) => value[name] !== undefined || !isRefused(schema.properties![name]!));
-  return offered.map((name) => (
+  // A setting that the service has for later is shown only where it is set, with the refusal.
+  const fields = names.map((name) => [name, resolveSchema(schema.properties![name]!, form.root)] as const);
+  const offered = fields.filter(([name, field]) => value[name] !== undefined || field.widget !== "hidden");
+  return offered.map(([name, field]) => (
     <Field
       key={name}
       form={form}
-      schema={resolveSchema(schema.properties![name]!, form.root)}
+      schema={field}
       name={name}
       path={join(path, name)}
       required={schema.required?.includes(name)}
@@ -83,9 +82,6 @@ function Fields(
     />
   ));
 }
-
-/** A setting that the service has for later and refuses in every value: only one that was given is shown. */
-const isRefused = (schema: JsonSchema) => /always refused/i.test(schema.description ?? "");
 
 function withValue(value: Values, name: string, next: unknown): Values {
   const { [name]: _, ...rest } = value;
@@ -120,7 +116,7 @@ function Labelled({
 }) {
   const { schema, form, path, name, required, value } = field;
   const id = useId();
-  const reasons = form.problems.filter((one) => one.field === path);
+  const reasons = form.problems.filter((problem) => problem.field === path);
   const isMissing = required && value === undefined && schema.default === undefined;
   const label = (
     <>
@@ -138,9 +134,9 @@ function Labelled({
       {form.extras[path]}
       <div id={`${id}-help`}>
         {invalid && <p className="invalid">{invalid}</p>}
-        {reasons.map((one, index) => (
+        {reasons.map((reason, index) => (
           <p className="invalid" key={index}>
-            <Prose text={one.because} /> <Prose text={one.instead} /> {one.code && <code>{one.code}</code>}
+            <Prose text={reason.because} /> <Prose text={reason.instead} /> {reason.code && <code>{reason.code}</code>}
           </p>
         ))}
         <p className="help">
@@ -157,8 +153,10 @@ function Labelled({
 
 /** What a run takes for a field that is left out, where its schema does not say it. */
 function describeDefault({ form, path, schema, value }: FieldProps): string {
-  const known = form.defaults[path];
-  return value === undefined && known != null && schema.default == null ? `Left out: ${shownDefault(known)}.` : "";
+  const fallback = form.defaults[path];
+  return value === undefined && fallback != null && schema.default == null
+    ? `Left out: ${shownDefault(fallback)}.`
+    : "";
 }
 
 /** A text, a number, a word of several, yes or no. */
@@ -177,7 +175,7 @@ function PlainField(props: FieldProps) {
 function ChoiceField(props: FieldProps) {
   const { schema, value, onChange, required } = props;
   const fallback = defaultOf(props);
-  const choices = schema.enum!.filter((one) => one === value || one !== fallback);
+  const choices = schema.enum!.filter((choice) => choice === value || choice !== fallback);
   return (
     <Labelled
       field={props}
@@ -187,12 +185,12 @@ function ChoiceField(props: FieldProps) {
         <select
           {...ids}
           value={value === undefined ? "" : textOf(value)}
-          onChange={(event) => onChange(choices.find((one) => textOf(one) === event.target.value))}
+          onChange={(event) => onChange(choices.find((choice) => textOf(choice) === event.target.value))}
         >
           <option value="">{fallback != null ? `${textOf(fallback)} (default)` : required ? "choose" : "none"}</option>
-          {choices.map((one) => (
-            <option key={textOf(one)} value={textOf(one)}>
-              {textOf(one)}
+          {choices.map((choice) => (
+            <option key={textOf(choice)} value={textOf(choice)}>
+              {textOf(choice)}
             </option>
           ))}
         </select>
@@ -220,36 +218,36 @@ function YesNoField(props: FieldProps) {
 
 /** `lora`, or `{type: lora, rank: 8}`: the word alone while none of its settings is given. */
 function WordField(props: FieldProps) {
-  const { form, schema, value, onChange, path, name, required } = props;
-  const words = wordsOf(schema, form.root)!;
+  const { form, schema, value, onChange, path, required } = props;
+  const variants = wordsOf(schema, form.root)!;
   const alone = isWordAlone(schema);
   const word = isObject(value) ? textOf(value.type) : textOf(value);
   const { type: _, ...settings } = isObject(value) ? value : {};
   const current = word || textOf(schema.default);
   const set = (next: string, given: Values) =>
     onChange(Object.keys(given).length > 0 || (next && !alone) ? { type: next, ...given } : next || undefined);
-  const fields = words[current]?.properties ?? {};
-  const main = name === "method" && fields.rank ? ["rank"] : [];
-  const rest = Object.keys(fields).filter((one) => !main.includes(one));
+  const fields = variants[current]?.properties ?? {};
+  const main = mainOf(fields, form.root);
+  const rest = Object.keys(fields).filter((name) => !main.includes(name));
   const shared = {
     form,
-    schema: words[current]!,
+    schema: variants[current]!,
     value: settings,
     path,
     onChange: (next: Values) => set(current, next),
   };
   return (
     <>
-      <Labelled field={props} invalid={word && !words[word] ? "Choose one of the list." : ""}>
+      <Labelled field={props} invalid={word && !variants[word] ? "Choose one of the list." : ""}>
         {(ids) => (
           <select {...ids} value={word} onChange={(event) => set(event.target.value, {})}>
             <option value="">
               {schema.default != null ? `${textOf(schema.default)} (default)` : required ? "choose" : "none"}
             </option>
-            {Object.keys(words)
-              .filter((one) => one === word || one !== schema.default)
-              .map((one) => (
-                <option key={one}>{one}</option>
+            {Object.keys(variants)
+              .filter((name) => name === word || name !== schema.default)
+              .map((name) => (
+                <option key={name}>{name}</option>
               ))}
           </select>
         )}
@@ -274,8 +272,8 @@ function WordField(props: FieldProps) {
 function UnionField(props: FieldProps) {
   const { form, schema, value, onChange, name } = props;
   const id = useId();
-  const kinds = schema.anyOf!.map((one) => resolveSchema(one, form.root));
-  const fitting = kinds.findIndex((one) => fits(value, one));
+  const kinds = schema.anyOf!.map((option) => resolveSchema(option, form.root));
+  const fitting = kinds.findIndex((option) => fits(value, option));
   const [chosen, setChosen] = useState(Math.max(0, fitting));
   const index = value === undefined || fitting < 0 ? chosen : fitting;
   const { anyOf: _, ...beside } = schema;
@@ -293,9 +291,9 @@ function UnionField(props: FieldProps) {
           onChange(undefined);
         }}
       >
-        {kinds.map((one, at) => (
+        {kinds.map((option, at) => (
           <option key={at} value={at}>
-            {kindOf(one)}
+            {kindOf(option)}
           </option>
         ))}
       </select>
@@ -324,9 +322,9 @@ function Group(props: FieldProps) {
   const { form, schema, value, onChange, path, name, required } = props;
   const set = (next: Values) => onChange(Object.keys(next).length || required ? next : undefined);
   const shared = { form, schema, value, path, onChange: set };
-  const main = mainOf(schema.properties);
+  const main = mainOf(schema.properties, form.root);
   if (main.length > 0) {
-    const rest = Object.keys(schema.properties!).filter((one) => !main.includes(one));
+    const rest = Object.keys(schema.properties!).filter((option) => !main.includes(option));
     return (
       <fieldset>
         <legend>{labelOf(name)}</legend>
@@ -373,9 +371,9 @@ function Details(props: {
   children: ReactNode;
 }) {
   const num = isObject(props.given) ? Object.keys(props.given).length : 0;
-  const places = props.names?.map((name) => join(props.path, name)) ?? [props.path];
-  const isWrong = props.problems.some((one) =>
-    places.some((place) => one.field === place || one.field.startsWith(`${place}.`)),
+  const paths = props.names?.map((name) => join(props.path, name)) ?? [props.path];
+  const isWrong = props.problems.some((problem) =>
+    paths.some((fieldPath) => problem.field === fieldPath || problem.field.startsWith(`${fieldPath}.`)),
   );
   const [isOpen, setIsOpen] = useState(num > 0);
   return (
@@ -408,14 +406,16 @@ function ListField(props: FieldProps) {
     return (
       <Labelled field={props} isGroup>
         {() =>
-          choices.map((one) => (
-            <label key={textOf(one)}>
+          choices.map((choice) => (
+            <label key={textOf(choice)}>
               <input
                 type="checkbox"
-                checked={items.includes(one)}
-                onChange={(event) => set(event.target.checked ? [...items, one] : items.filter((item) => item !== one))}
+                checked={items.includes(choice)}
+                onChange={(event) =>
+                  set(event.target.checked ? [...items, choice] : items.filter((item) => item !== choice))
+                }
               />{" "}
-              {textOf(one)}
+              {textOf(choice)}
             </label>
           ))
         }
@@ -434,7 +434,7 @@ function ListField(props: FieldProps) {
                 path={join(path, index)}
                 required
                 value={item ?? undefined}
-                onChange={(next) => set(items.map((one, at) => (at === index ? (next ?? null) : one)))}
+                onChange={(next) => set(items.map((option, at) => (at === index ? (next ?? null) : option)))}
               />
               <button
                 type="button"
@@ -466,7 +466,7 @@ function emptyOf(schema: JsonSchema, root: JsonSchema): unknown {
 function MapField(props: FieldProps) {
   const { form, schema, value, onChange, path, name } = props;
   const [added, setAdded] = useState("");
-  const given = isObject(value) ? value : {};
+  const settings = isObject(value) ? value : {};
   const any = typeof schema.additionalProperties === "object" ? schema.additionalProperties : {};
   const item = resolveSchema(Object.values(schema.patternProperties ?? {})[0] ?? any, form.root);
   const set = (next: Values) => onChange(Object.keys(next).length ? next : undefined);
@@ -476,10 +476,10 @@ function MapField(props: FieldProps) {
     <Labelled field={props} isGroup wide>
       {() => (
         <>
-          {Object.entries(given).map(([key, one]) => (
+          {Object.entries(settings).map(([key, one]) => (
             <div className="item" key={key}>
               {isFree ? (
-                <JsonField name={key} value={one} onChange={(next) => set(withValue(given, key, next))} />
+                <JsonField name={key} value={one} onChange={(next) => set(withValue(settings, key, next))} />
               ) : (
                 <Field
                   form={form}
@@ -487,10 +487,14 @@ function MapField(props: FieldProps) {
                   name={key}
                   path={join(path, key)}
                   value={one ?? undefined}
-                  onChange={(next) => set({ ...given, [key]: next ?? null })}
+                  onChange={(next) => set({ ...settings, [key]: next ?? null })}
                 />
               )}
-              <button type="button" aria-label={`Remove ${key}`} onClick={() => set(withValue(given, key, undefined))}>
+              <button
+                type="button"
+                aria-label={`Remove ${key}`}
+                onClick={() => set(withValue(settings, key, undefined))}
+              >
                 ✕
               </button>
             </div>
@@ -504,9 +508,9 @@ function MapField(props: FieldProps) {
               >
                 <option value="">choose</option>
                 {names
-                  .filter((one) => !(one in given))
-                  .map((one) => (
-                    <option key={one}>{one}</option>
+                  .filter((option) => !(option in settings))
+                  .map((option) => (
+                    <option key={option}>{option}</option>
                   ))}
               </select>
             ) : (
@@ -520,9 +524,9 @@ function MapField(props: FieldProps) {
             )}
             <button
               type="button"
-              disabled={!added || added in given}
+              disabled={!added || added in settings}
               onClick={() => {
-                set({ ...given, [added]: isFree ? "" : emptyOf(item, form.root) });
+                set({ ...settings, [added]: isFree ? "" : emptyOf(item, form.root) });
                 setAdded("");
               }}
             >

@@ -18,17 +18,21 @@ export const formatShortTime = (seconds: number | null | undefined): string =>
       });
 
 /** A result as a list names it: its template or chain, when it ended, and its node. */
-export const titleOfResult = (one: { run_name: string; ended: number; node?: string }): string =>
-  [one.run_name || "run", formatShortTime(one.ended), one.node].filter(Boolean).join(", ");
+export const titleOfResult = (result: { run_name: string; ended: number; node?: string }): string =>
+  [result.run_name || "run", formatShortTime(result.ended), result.node].filter(Boolean).join(", ");
 
-/** `73` is `1 min 13 s`. */
+/** `73` is `1 min 13 s`; `3600` is `1 h`. */
 export function formatDuration(seconds: number | null | undefined): string {
   if (seconds == null) return "";
+  if (seconds > 0 && seconds < 0.05) return "< 0.1 s";
   const whole = Math.round(seconds); // before it is divided: 119.7 s is 2 min, never 1 min 60 s
-  if (whole < 60) return `${seconds < 9.95 ? seconds.toFixed(1) : whole} s`;
+  if (whole < 60) return `${seconds > 0 && seconds < 9.95 ? seconds.toFixed(1) : whole} s`;
   const minutes = Math.floor(whole / 60);
-  if (minutes < 60) return `${minutes} min ${whole % 60} s`;
-  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  const [large, small] =
+    minutes < 60
+      ? [`${minutes} min`, whole % 60 && `${whole % 60} s`]
+      : [`${Math.floor(minutes / 60)} h`, minutes % 60 && `${minutes % 60} min`];
+  return small ? `${large} ${small}` : large!;
 }
 
 /** `1536` is `1.5 KiB`. */
@@ -57,6 +61,6 @@ export const formatPercent = (share: number | null | undefined): string =>
 
 /** `learning_rate` is `Learning rate`. */
 export function labelOf(name: string): string {
-  const words = name.replaceAll("_", " ");
-  return words.charAt(0).toUpperCase() + words.slice(1);
+  const text = name.replaceAll("_", " ");
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }

@@ -17,26 +17,28 @@ export const useGpus = (everyMs: number, enabled = true) =>
   });
 
 /** `12.1 GiB of 80 GiB on GPU 0` for each GPU that a job uses; empty for one that uses none. */
-export const memoryOf = (job: string, found: GpuList | undefined): string =>
-  (found?.gpus ?? [])
+export const memoryOf = (job: string, machineState: GpuList | undefined): string =>
+  (machineState?.gpus ?? [])
     .flatMap((gpu) =>
       gpu.processes
-        .filter((one) => one.job === job)
-        .map((one) => {
-          const used = one.memory_mb == null ? "an unknown part" : formatBytes(one.memory_mb * MIB);
+        .filter((process) => process.job === job)
+        .map((process) => {
+          const used = process.memory_mb == null ? "an unknown part" : formatBytes(process.memory_mb * MIB);
           return `${used} of ${formatBytes(gpu.memory_total_mb * MIB)} on GPU ${gpu.index}`;
         }),
     )
     .join(", ");
 
 /** `1.2 GiB of 16 GiB, 3 processes` of the machine's own memory; empty for a job that does not run here. */
-export function residentOf(job: string, found: GpuList | undefined): string {
-  const machine = found?.machine;
-  const own = machine?.jobs?.find((one) => one.job === job);
-  if (!machine || !own) return "";
-  return `${formatBytes(own.memory_mb * MIB)} of ${formatBytes(machine.memory_total_mb * MIB)}`;
+export function residentOf(job: string, machineState: GpuList | undefined): string {
+  const machine = machineState?.machine;
+  const usage = machine?.jobs?.find((entry) => entry.job === job);
+  if (!machine || !usage) return "";
+  return `${formatBytes(usage.memory_mb * MIB)} of ${formatBytes(machine.memory_total_mb * MIB)}`;
 }
 
 /** `load 2.1 of 2 processors`. */
-export const loadOf = (found: GpuList | undefined): string =>
-  found?.machine ? `${formatNumber(found.machine.load_1)} on ${formatNumber(found.machine.processors)} processors` : "";
+export const loadOf = (machineState: GpuList | undefined): string =>
+  machineState?.machine
+    ? `${formatNumber(machineState.machine.load_1)} on ${formatNumber(machineState.machine.processors)} processors`
+    : "";

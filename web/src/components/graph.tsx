@@ -76,7 +76,7 @@ export const heightOf = (node: { takes: number; makes: number }) =>
 function NodeView({ id, data, selected }: NodeProps<FlowNode>) {
   const rows = Math.max(1, data.takes.length, data.makes.length);
   const measure = useUpdateNodeInternals();
-  const ports = `${data.takes.map((one) => one.id).join()}>${data.makes.map((one) => one.id).join()}`;
+  const ports = `${data.takes.map((port) => port.id).join()}>${data.makes.map((port) => port.id).join()}`;
   useEffect(() => measure(id), [measure, id, ports]); // xyflow knows no port that came after the first measure
   return (
     <div
@@ -156,8 +156,8 @@ const isNamedByType = (id: string, type: string) => id.startsWith(type.replaceAl
 export const NODE_TYPES = { chain: memo(NodeView) };
 
 export function dataOf(node: GraphNode, groups: PortGroups): NodeData {
-  const taken = [...(node.takes ?? []), ...Object.keys(node.inputs)];
-  const handles = new Map(taken.map((port) => [handleOf(groups, port), groupOf(groups, port)]));
+  const inputs = [...(node.takes ?? []), ...Object.keys(node.inputs)];
+  const handles = new Map(inputs.map((port) => [handleOf(groups, port), groupOf(groups, port)]));
   return {
     type: node.type,
     summary: node.summary ?? "",
@@ -179,19 +179,19 @@ export const labelOf = (node: GraphNode): string =>
 /** Each port that a node takes with the port that gives it, once. */
 function linksInto(node: GraphNode): { from: string; makes: string; takes: string }[] {
   const links = Object.entries(node.inputs).flatMap(([takes, sources]) =>
-    sources.map((one) => ({ from: one.node_id, makes: one.port, takes })),
+    sources.map((source) => ({ from: source.node_id, makes: source.port, takes })),
   );
-  return [...new Map(links.map((one) => [`${one.from}:${one.makes}:${one.takes}`, one])).values()];
+  return [...new Map(links.map((link) => [`${link.from}:${link.makes}:${link.takes}`, link])).values()];
 }
 
 /** One line for each port that a node takes from one before it; a grey one where a link only orders the two. */
 export function edgesOf(nodes: readonly GraphNode[], groups: PortGroups, editable: boolean): Edge[] {
-  const known = new Map(nodes.map((node) => [node.id, node]));
+  const byId = new Map(nodes.map((node) => [node.id, node]));
   const edges: Edge[] = [];
   for (const node of nodes) {
     const direct = new Set<string>();
     for (const link of linksInto(node)) {
-      if (!known.get(link.from)?.makes.includes(link.makes)) continue;
+      if (!byId.get(link.from)?.makes.includes(link.makes)) continue;
       const linked = node.needs.includes(link.from);
       if (linked) direct.add(link.from);
       const isSame = link.makes === link.takes;
@@ -209,7 +209,7 @@ export function edgesOf(nodes: readonly GraphNode[], groups: PortGroups, editabl
       });
     }
     for (const need of node.needs) {
-      if (!known.has(need) || direct.has(need)) continue;
+      if (!byId.has(need) || direct.has(need)) continue;
       edges.push({
         id: `${need}->${node.id}`,
         source: need,
@@ -234,10 +234,10 @@ export function layOut(
   const graph = new dagre.graphlib.Graph();
   graph.setGraph({ rankdir: "LR", nodesep: 32, ranksep: 32 });
   graph.setDefaultEdgeLabel(() => ({}));
-  const known = new Set(nodes.map((node) => node.id));
+  const byId = new Set(nodes.map((node) => node.id));
   for (const node of nodes) graph.setNode(node.id, { width: NODE_WIDTH, height: heightOf(node) });
   for (const node of nodes) {
-    for (const need of node.needs) if (known.has(need)) graph.setEdge(need, node.id);
+    for (const need of node.needs) if (byId.has(need)) graph.setEdge(need, node.id);
   }
   dagre.layout(graph);
   return Object.fromEntries(
@@ -260,9 +260,9 @@ export function ChainGraph(props: ChainGraphProps) {
   const palette = usePalette();
   return (
     <Queried query={palette}>
-      {(found) => (
+      {(data) => (
         <ReactFlowProvider>
-          <Graph {...props} palette={found} />
+          <Graph {...props} palette={data} />
         </ReactFlowProvider>
       )}
     </Queried>
@@ -273,7 +273,7 @@ function Graph({ nodes, selected, onSelect, label, palette }: ChainGraphProps & 
   const groups = useMemo(() => portGroups(palette), [palette]);
   const flow = useReactFlow();
   const shape = nodes.map((node) => `${node.id}<${node.needs.join()}`).join(";");
-  const places = useMemo(() => {
+  const positions = useMemo(() => {
     const sized = nodes.map((node) => {
       const data = dataOf(node, groups);
       return { id: node.id, needs: node.needs, takes: data.takes.length, makes: data.makes.length };
@@ -285,10 +285,10 @@ function Graph({ nodes, selected, onSelect, label, palette }: ChainGraphProps & 
     const handle = window.setTimeout(() => void flow.fitView({ padding: 0.05, maxZoom: 1 }), 50);
     return () => window.clearTimeout(handle);
   }, [flow, shape]);
-  const shown: FlowNode[] = nodes.map((node) => ({
+  const flowNodes: FlowNode[] = nodes.map((node) => ({
     id: node.id,
     type: "chain",
-    position: places[node.id] ?? { x: 0, y: 0 },
+    position: positions[node.id] ?? { x: 0, y: 0 },
     data: dataOf(node, groups),
     selected: node.id === selected,
     ariaLabel: labelOf(node),
@@ -296,7 +296,7 @@ function Graph({ nodes, selected, onSelect, label, palette }: ChainGraphProps & 
   return (
     <div className="graph-frame" role="region" aria-label={label}>
       <ReactFlow
-        nodes={shown}
+        nodes={flowNodes}
         edges={edgesOf(nodes, groups, false)}
         nodeTypes={NODE_TYPES}
         nodesDraggable={false}

@@ -60,16 +60,16 @@ export function NumberInput({ schema, form, path, value, onChange, ids }: WithId
       value={text ?? textOf(value)}
       placeholder={shownDefault(defaultOf({ form, path, schema }))}
       onChange={(event) => {
-        const given = event.target.value;
-        setText(given);
-        onChange(given.trim() === "" ? undefined : Number.isFinite(Number(given)) ? Number(given) : given);
+        const input = event.target.value;
+        setText(input);
+        onChange(input.trim() === "" ? undefined : Number.isFinite(Number(input)) ? Number(input) : input);
       }}
       onBlur={() => setText(null)}
     />
   );
 }
 
-export function TextInput({ schema, form, path, name, value, onChange, ids }: WithIds) {
+export function TextInput({ schema, form, path, value, onChange, ids }: WithIds) {
   const list = useId();
   const choices = form.choices[path];
   const shared = {
@@ -79,7 +79,7 @@ export function TextInput({ schema, form, path, name, value, onChange, ids }: Wi
     onChange: (event: { target: { value: string } }) =>
       onChange(event.target.value === "" ? undefined : event.target.value),
   };
-  const isLong = textOf(value).includes("\n") || /prompt|template|instruction|script|query/.test(name);
+  const isLong = schema.widget === "textarea" || textOf(value).includes("\n");
   return isLong ? (
     <textarea {...shared} rows={4} />
   ) : (
@@ -87,8 +87,8 @@ export function TextInput({ schema, form, path, name, value, onChange, ids }: Wi
       <input {...shared} type="text" autoComplete="off" spellCheck={false} list={choices && list} />
       {choices && (
         <datalist id={list}>
-          {choices.map((one) => (
-            <option key={one.value} value={one.value} label={one.label} />
+          {choices.map((choice) => (
+            <option key={choice.value} value={choice.value} label={choice.label} />
           ))}
         </datalist>
       )}

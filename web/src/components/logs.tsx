@@ -37,11 +37,11 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
   const [paused, setPaused] = useState<readonly LogLine[] | null>(null);
   const [top, setTop] = useState(0);
   const before = useRef(0);
-  const shown = paused ?? lines;
-  const found = useMemo(() => {
-    const wanted = search.toLowerCase();
-    return wanted ? shown.filter((line) => line.text.toLowerCase().includes(wanted)) : shown;
-  }, [shown, search]);
+  const source = paused ?? lines;
+  const matches = useMemo(() => {
+    const needle = search.toLowerCase();
+    return needle ? source.filter((line) => line.text.toLowerCase().includes(needle)) : source;
+  }, [source, search]);
 
   // What is put before the first line leaves the lines where they are on the screen.
   const below = useRef<number | null>(null);
@@ -58,7 +58,7 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
 
   useEffect(() => {
     if (follows && frame.current) frame.current.scrollTop = frame.current.scrollHeight;
-  }, [found, follows]);
+  }, [matches, follows]);
 
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = frame.current!;
@@ -69,7 +69,7 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
     before.current = scrollTop;
   };
   const first = Math.max(0, Math.floor(top / LINE_PX) - AROUND);
-  const visible = found.slice(first, first + 2 * AROUND + 60);
+  const visible = matches.slice(first, first + 2 * AROUND + 60);
   return (
     <div>
       <div className="actions">
@@ -94,7 +94,7 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
           Download
         </button>
         <span className="quiet" role="status">
-          {search ? `${found.length} of ${shown.length} lines` : `${shown.length} lines`}
+          {search ? `${matches.length} of ${source.length} lines` : `${source.length} lines`}
           {state && `, ${state}`}
         </span>
       </div>
@@ -111,7 +111,7 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
         </p>
       )}
       <div ref={frame} className="log" tabIndex={0} role="log" aria-live="off" aria-label="Log" onScroll={onScroll}>
-        <div className="log-lines" style={{ height: found.length * LINE_PX }}>
+        <div className="log-lines" style={{ height: matches.length * LINE_PX }}>
           {visible.map((line, index) => (
             <div key={first + index} className={`log-line ${classOf(line)}`} style={{ top: (first + index) * LINE_PX }}>
               {line.source && <span className="source">{line.source} </span>}

@@ -29,8 +29,8 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
 
 /** Reasons of a refusal, each once: of those that a form shows at their field, only the field is named. */
 export function ReasonList({ reasons, fieldOf }: { reasons: readonly ProblemReason[]; fieldOf?: FieldOf }) {
-  const marked = [...new Set(reasons.flatMap((one) => fieldOf?.(one) || []))];
-  const others = reasons.filter((one) => !fieldOf?.(one));
+  const marked = [...new Set(reasons.flatMap((reason) => fieldOf?.(reason) || []))];
+  const unmarked = reasons.filter((reason) => !fieldOf?.(reason));
   return (
     <ul>
       {marked.length > 0 && (
@@ -44,10 +44,11 @@ export function ReasonList({ reasons, fieldOf }: { reasons: readonly ProblemReas
           ))}
         </li>
       )}
-      {others.map((one, index) => (
+      {unmarked.map((reason, index) => (
         <li key={index}>
-          {[one.node, one.field].filter(Boolean).join(": ")} <Prose text={one.because} /> <Prose text={one.instead} />{" "}
-          {one.code && <code>{one.code}</code>}
+          {reason.node && `${reason.node}: `}
+          {reason.field && <code>{reason.field}</code>} <Prose text={reason.because} /> <Prose text={reason.instead} />{" "}
+          {reason.code && <code>{reason.code}</code>}
         </li>
       ))}
     </ul>
@@ -67,13 +68,13 @@ interface ProblemNoteProps {
 export function ProblemNote({ error, onRetry, fieldOf }: ProblemNoteProps) {
   const problem = error instanceof Problem ? error : new Problem(0, "", String((error as Error)?.message ?? error));
   // The reasons say the same, each with its field.
-  const isListed = problem.errors.length > 0 && problem.errors.every((one) => problem.why.includes(one.because));
-  const isRemedyListed = problem.errors.some((one) => one.instead === problem.remedy);
+  const isListed = problem.errors.length > 0 && problem.errors.every((reason) => problem.why.includes(reason.because));
+  const isRemedyListed = problem.errors.some((reason) => reason.instead === problem.remedy);
   return (
     <div className="problem" role="alert">
       <p>
         <strong>
-          <Prose text={problem.what} />
+          <Prose text={problem.summary} />
         </strong>{" "}
         {!isListed && <Prose text={problem.why} />}
       </p>

@@ -23,7 +23,7 @@ const PAGE_ROWS = 20;
 const WHOLE_CHARS = 4_000_000;
 
 /** `near_duplicate` is `near duplicate`. */
-export const words = (name: string): string => name.replaceAll("_", " ");
+export const toWords = (name: string): string => name.replaceAll("_", " ");
 
 /** A part of a result with its pages, a search and the choice of a reason. */
 export function RowsBrowser({
@@ -62,8 +62,8 @@ export function RowsBrowser({
           <RowsFilter
             reasons={page.reasons}
             reason={reason}
-            onReason={(chosen) => begin(() => (setReason(chosen), onReason?.(chosen)))}
-            onText={(wanted) => begin(() => setText(wanted))}
+            onReason={(next) => begin(() => (setReason(next), onReason?.(next)))}
+            onText={(next) => begin(() => setText(next))}
           />
           {page.rows.length === 0 && page.next_offset == null ? (
             <Empty title={reason || text ? "No row matches" : "No rows"}>
@@ -126,7 +126,7 @@ function RowsFilter({ reasons, reason, onReason, onText }: FilterProps) {
             <option value="">all reasons</option>
             {Object.entries(reasons).map(([name, count]) => (
               <option key={name} value={name}>
-                {words(name)} ({formatNumber(count)})
+                {toWords(name)} ({formatNumber(count)})
               </option>
             ))}
           </select>
@@ -152,7 +152,7 @@ interface RowsTableProps {
 /** Rows as a table; a column without any value is left out. */
 export function RowsTable({ rows, columns, place, part }: RowsTableProps) {
   const names = columns ?? [...new Set(rows.flatMap((row) => Object.keys(row.values)))];
-  const shown = names.filter((name) => rows.some((row) => !isEmpty(row.values[name])));
+  const visible = names.filter((name) => rows.some((row) => !isEmpty(row.values[name])));
   return (
     <Table
       caption="Rows"
@@ -169,7 +169,10 @@ export function RowsTable({ rows, columns, place, part }: RowsTableProps) {
             </>
           ),
         },
-        ...shown.map((name) => ({ title: words(name), cell: (row: StoredRow) => <Value value={row.values[name]} /> })),
+        ...visible.map((name) => ({
+          title: toWords(name),
+          cell: (row: StoredRow) => <Value value={row.values[name]} />,
+        })),
       ]}
     />
   );
@@ -259,7 +262,7 @@ function WholeRow({ row, place, part }: { row: StoredRow; place: Place; part: st
             .filter(([, value]) => !isEmpty(value))
             .map(([name, value]) => (
               <div key={name}>
-                <dt>{words(name)}</dt>
+                <dt>{toWords(name)}</dt>
                 <dd>
                   <Value value={value} />
                 </dd>

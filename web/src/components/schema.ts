@@ -3,6 +3,10 @@
 import { Validator } from "@cfworker/json-schema";
 import { formatNumber } from "./format";
 
+/** Values of `widget` that the service gives: how a form shows a field. */
+export const WIDGETS = ["hidden", "textarea", "model", "columns", "documents", "rows", "repository"] as const;
+export type Widget = (typeof WIDGETS)[number];
+
 export interface JsonSchema {
   $ref?: string;
   $defs?: Record<string, JsonSchema>;
@@ -28,6 +32,10 @@ export interface JsonSchema {
   minLength?: number;
   maxLength?: number;
   pattern?: string;
+  /** How a form shows the field (`WIDGETS`), as the service says it; without one by its type. */
+  widget?: Widget;
+  /** Whether the field is not folded away with the others of its group. */
+  main?: boolean;
   [key: string]: unknown;
 }
 
@@ -35,12 +43,12 @@ export interface JsonSchema {
 export function resolveSchema(schema: JsonSchema, root: JsonSchema): JsonSchema {
   if (schema.$ref) {
     const { $ref, ...beside } = schema;
-    const found = root.$defs?.[$ref.split("/").at(-1)!] ?? {};
-    return resolveSchema({ ...found, ...beside, title: beside.title ?? found.title }, root);
+    const target = root.$defs?.[$ref.split("/").at(-1)!] ?? {};
+    return resolveSchema({ ...target, ...beside, title: beside.title ?? target.title }, root);
   }
-  if (schema.anyOf?.some((one) => one.type === "null")) {
+  if (schema.anyOf?.some((kind) => kind.type === "null")) {
     const { anyOf, ...beside } = schema;
-    const kinds = anyOf.filter((one) => one.type !== "null");
+    const kinds = anyOf.filter((kind) => kind.type !== "null");
     const rest = { ...beside, default: beside.default ?? undefined };
     return kinds.length === 1
       ? resolveSchema({ ...kinds[0], ...rest, description: rest.description ?? kinds[0]!.description }, root)
@@ -49,29 +57,43 @@ export function resolveSchema(schema: JsonSchema, root: JsonSchema): JsonSchema 
   return schema;
 }
 
+/** Path and schema of every field, those of groups too. */
+export function listFields(schema: JsonSchema, root: JsonSchema, prefix: string): [path: string, schema: JsonSchema][] {
+  return Object.entries(schema.properties ?? {}).flatMap(([name, property]) => {
+    const field = resolveSchema(property, root);
+    const path = prefix ? `${prefix}.${name}` : name;
+    // A widget shows its group as a whole.
+    return field.properties && !field.widget ? listFields(field, root, path) : [[path, field] as [string, JsonSchema]];
+  });
+}
+
+/** The path of the first field with this widget; empty for none. */
+export const pathWith = (widget: Widget, schema: JsonSchema, prefix = ""): string =>
+  listFields(schema, schema, prefix).find(([, field]) => field.widget === widget)?.[0] ?? "";
+
 /** The schema of a word that may have settings (`lora`, or `{type: lora, rank: 8}`): word -> the schema of its settings. */
 export function wordsOf(schema: JsonSchema, root: JsonSchema): Record<string, JsonSchema> | null {
-  const union = schema.oneOf ? schema : schema.anyOf?.find((one) => one.oneOf);
+  const union = schema.oneOf ? schema : schema.anyOf?.find((kind) => kind.oneOf);
   const { propertyName, mapping } = union?.discriminator ?? {};
   if (!propertyName || !mapping) return null;
   return Object.fromEntries(
     Object.entries(mapping).map(([word, reference]) => {
       const { [propertyName]: _, ...properties } = resolveSchema({ $ref: reference }, root).properties ?? {};
-      const found = resolveSchema({ $ref: reference }, root);
-      return [word, { ...found, properties, required: found.required?.filter((name) => name !== propertyName) }];
+      const target = resolveSchema({ $ref: reference }, root);
+      return [word, { ...target, properties, required: target.required?.filter((name) => name !== propertyName) }];
     }),
   );
 }
 
 /** Whether a form of this schema has a field with this path, which shows what is wrong with it. */
 export function hasField(schema: JsonSchema, root: JsonSchema, path: readonly string[]): boolean {
-  const found = resolveSchema(schema, root);
-  const words = wordsOf(found, root);
+  const target = resolveSchema(schema, root);
+  const variants = wordsOf(target, root);
   const [name, ...rest] = path;
-  if (name === undefined) return words !== null || found.properties === undefined;
-  const kinds = [...Object.values(words ?? {}), ...(words ? [] : (found.anyOf ?? []))];
-  if (kinds.some((one) => hasField(one, root, path))) return true;
-  const inner = found.properties?.[name] ?? found.prefixItems?.[Number(name)] ?? found.items;
+  if (name === undefined) return variants !== null || target.properties === undefined;
+  const kinds = [...Object.values(variants ?? {}), ...(variants ? [] : (target.anyOf ?? []))];
+  if (kinds.some((kind) => hasField(kind, root, path))) return true;
+  const inner = target.properties?.[name] ?? target.prefixItems?.[Number(name)] ?? target.items;
   return inner !== undefined && hasField(inner, root, rest);
 }
 

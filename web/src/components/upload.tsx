@@ -19,9 +19,9 @@ interface Sent {
 
 /** A name for the folder of several files: that of the folder they are in, else the day and the time. */
 function folderOf(files: readonly File[]): string {
-  const own = files[0]!.webkitRelativePath.split("/")[0] ?? "";
+  const folder = files[0]!.webkitRelativePath.split("/")[0] ?? "";
   const time = new Date().toISOString().slice(0, 19).replaceAll(":", "").replace("T", "-");
-  return `${own.replace(/^\.+/, "") || "documents"}-${time}`;
+  return `${folder.replace(/^\.+/, "") || "documents"}-${time}`;
 }
 
 /** A file of a folder below the chosen one keeps the folder's name in its own. */
@@ -44,7 +44,7 @@ export function Upload({
   const { allows } = useLogin();
   const queries = useQueryClient();
   const id = useId();
-  const chosen = useRef<HTMLInputElement>(null);
+  const fileInput = useRef<HTMLInputElement>(null);
   const folder = useRef<HTMLInputElement>(null);
   const stop = useRef<AbortController | null>(null);
   const [sent, setSent] = useState<Sent | null>(null);
@@ -57,8 +57,8 @@ export function Upload({
     retry: false,
   });
   const most = limits.data?.upload_bytes ?? Infinity;
-  const send = async (given: readonly File[]) => {
-    const files = given.filter(isReadable);
+  const send = async (selection: readonly File[]) => {
+    const files = selection.filter(isReadable);
     if (files.length === 0) return;
     setProblem(null);
     setDone("");
@@ -80,14 +80,14 @@ export function Upload({
       for (const file of files) {
         const progress = (bytes: number) => setSent({ name: file.name, bytes: before + bytes, total });
         progress(0);
-        const kept = await uploadFile(file, {
+        const stored = await uploadFile(file, {
           name: nameOf(file),
           folder: into,
           signal: stop.current.signal,
           onProgress: progress,
         });
         before += file.size;
-        path = kept.folder_path || kept.path;
+        path = stored.folder_path || stored.path;
       }
       setDone(path);
       onUploaded(path);
@@ -99,7 +99,7 @@ export function Upload({
     }
   };
   if (!allows("run")) return null;
-  const input = (reference: typeof chosen, words: object, label: string) => (
+  const input = (reference: typeof fileInput, attributes: object, label: string) => (
     <input
       ref={reference}
       type="file"
@@ -110,16 +110,16 @@ export function Upload({
         void send([...(event.target.files ?? [])]);
         event.target.value = ""; // the same file may be chosen again
       }}
-      {...words}
+      {...attributes}
     />
   );
   const accept = (documents ? [...DOCUMENTS, ...ROWS] : [...ROWS, ...DOCUMENTS]).join(",");
   return (
     <div className="upload">
-      {input(chosen, { accept, multiple: documents }, `File to upload for ${what}`)}
+      {input(fileInput, { accept, multiple: documents }, `File to upload for ${what}`)}
       {documents && input(folder, { webkitdirectory: "" }, `Folder to upload for ${what}`)}
       <div className="actions">
-        <button type="button" disabled={sent !== null} onClick={() => chosen.current?.click()}>
+        <button type="button" disabled={sent !== null} onClick={() => fileInput.current?.click()}>
           Upload {what}
         </button>
         {documents && (

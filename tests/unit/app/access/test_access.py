@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from tests.unit.app.stack.test_stack import record
+from trainyard.app import services as stack
 from trainyard.app.access import access
 from trainyard.app.stack import doctor
-from trainyard.app.stack import services as stack
 from trainyard.app.stack.stack import EnvOutput
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.operations.stack import env_text

@@ -187,6 +187,14 @@ def test_the_next_commands_have_the_name_that_a_user_gave(yard: Yard) -> None:
     assert with_next(read(yard, "desk"), yard.context).next[0] == "trainyard chat desk-1f2e3d4c"
 
 
+def test_the_next_commands_have_no_template_for_a_name(yard: Yard) -> None:
+    """The next run of the template has it, too."""
+    yard.job("desk")
+    keep_index(yard, "qa-pipeline-1f2e3d4c")
+    result = read(yard, "desk").model_copy(update={"name": "qa-pipeline-1f2e3d4c", "chain": "qa-pipeline"})
+    assert with_next(result, yard.context).next[0] == "trainyard chat qa-pipeline-1f2e3d4c"
+
+
 def keep_index(yard: Yard, *names: str) -> None:
     """An index in step, with a row for each name; the first one is that of `desk`."""
     ids = [RUNS["desk"], *(f"cccc{number:04}-0000-4000-8000-00000000000{number}" for number in range(9))]

@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.app.chains.check import FileCheck, check
-from trainyard.app.chains.plan import plan
 from trainyard.app.chains.run import run
 from trainyard.app.context import Context
 from trainyard.app.jobs.jobs import create_job
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan import machine
+from trainyard.app.plan.check import FileCheck, check
+from trainyard.app.plan.locate import locate_request
+from trainyard.app.plan.machine import read_machine_facts
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.plan import plan
+from trainyard.app.plan.refusals import list_refusals
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.compute.gpus import devices_here
 from trainyard.errors import Refused, Unavailable
 from trainyard.operations.chains import CheckInput, PlanInput, RunInput
@@ -175,15 +180,15 @@ def test_the_line_that_a_refused_path_prints_allows_it(
 def test_a_relative_model_reaches_the_worker_with_its_whole_path(here: Settings, work: Path, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, work / "models" / "mine")
     whole = str(work / "models" / "mine")
-    template = planning.located(planning.asked("code-tuning", {"base_model": "models/mine", "count": 3}), here)
+    template = locate_request(parse_request("code-tuning", {"base_model": "models/mine", "count": 3}), here)
     assert template.parameters == {"base_model": whole, "count": 3}
-    job = planning.located(
-        planning.asked("training-job", {"dataset": {"path": "rows.jsonl"}, "base_model": "models/mine"}), here
+    job = locate_request(
+        parse_request("training-job", {"dataset": {"path": "rows.jsonl"}, "base_model": "models/mine"}), here
     )
     assert job.parameters["job"] == {"dataset": {"path": "rows.jsonl"}, "base_model": whole}
     deployer = {"type": "deployer", "config": {"unevaluated": True, "targets": [{"base_model": "models/mine"}]}}
     nodes = source(), {"type": "validator", "config": {"tokenizer": "models/mine"}}, trainer(base_model="models/mine")
-    asked = planning.located(planning.asked(str(written(work, *nodes, deployer))), here)
+    asked = locate_request(parse_request(str(written(work, *nodes, deployer))), here)
     configs = [node["config"] for node in asked.parameters["spec"]["nodes"]]
     assert [configs[1]["tokenizer"], configs[2]["base_model"], configs[3]["targets"][0]["base_model"]] == [whole] * 3
     assert load_chain(yaml.safe_dump(asked.parameters["spec"])) == asked.spec
@@ -193,25 +198,25 @@ def test_a_relative_model_in_a_form_starts_at_the_folder_of_its_deployment(
     here: Settings, work: Path, tiny_model: Path
 ) -> None:
     shutil.copytree(tiny_model, work / "mine")
-    given = planning.asked("training-job", {"dataset": {"path": "rows.jsonl"}, "base_model": "mine"})
-    chain = planning.resolved(given.spec, here)
+    given = parse_request("training-job", {"dataset": {"path": "rows.jsonl"}, "base_model": "mine"})
+    chain = resolve_chain(given.spec, here)
     assert chain.node("trainer").config.base_model == str(work / "mine")
-    assert planning.examine(chain, here) == []
+    assert list_refusals(chain, here) == []
     elsewhere = here.model_copy(update={"working_folder": work.parent})
-    reasons = planning.examine(planning.resolved(given.spec, elsewhere), elsewhere)
+    reasons = list_refusals(resolve_chain(given.spec, elsewhere), elsewhere)
     assert [reason.code for reason in reasons] == ["E-DATA-NOT-FOUND", "E-MODEL-NOT-FOUND"]
     assert all(str(work.parent) in reason.because for reason in reasons)
 
 
 @pytest.mark.parametrize("name", ["starter", "org/model", "/absolute/folder", "gone"])
 def test_any_other_name_of_a_model_stays_as_it_is(here: Settings, name: str) -> None:
-    given = planning.asked("code-tuning", {"base_model": name})
-    assert planning.located(given, here).parameters == {"base_model": name}
+    given = parse_request("code-tuning", {"base_model": name})
+    assert locate_request(given, here).parameters == {"base_model": name}
 
 
 def test_a_job_in_the_words_of_another_tool_is_sent_in_ours() -> None:
     body = {"dataset": {"path": "rows.jsonl"}, "method": "dpo", "hyperparams": {"epochs": 1}, "device": "cuda:0"}
-    assert planning.asked("training-job", body).parameters["job"] == {
+    assert parse_request("training-job", body).parameters["job"] == {
         "dataset": {"path": "rows.jsonl"}, "stage": {"type": "dpo"}, "method": {"type": "lora"},
         "hyperparameters": {"epochs": 1.0}, "device": "cuda",
     }  # fmt: skip
@@ -312,7 +317,7 @@ def test_a_git_address_and_a_bucket_without_its_client_are_refused(
         nodes = {"type": "data_source", "config": {"repository": address}}, {"type": "ai_generator"}, trainer()
         assert "repository-url" in [reason["row"] for reason in checked(context, written(work, *nodes)).reasons]
     path = written(work, source(), trainer(engine={"mirror": "gs://bucket/checkpoints"}))
-    monkeypatch.setattr(planning, "has_module", lambda name: not name.startswith("google"))
+    monkeypatch.setattr(machine, "has_module", lambda name: not name.startswith("google"))
     unlisted, line = lines(context, path)
     assert unlisted.startswith("R-MIRROR trainer.config.engine.mirror: ")
     assert line == (
@@ -325,7 +330,7 @@ def test_a_tracker_that_is_not_installed_is_refused(
     context: Context, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(work, source(), trainer(engine={"trackers": ["tensorboard", "mlflow"]}))
-    monkeypatch.setattr(planning, "has_module", lambda name: name != "mlflow")
+    monkeypatch.setattr(machine, "has_module", lambda name: name != "mlflow")
     assert lines(context, path) == [
         "R-PACKAGE-MISSING trainer.config.engine.trackers: mlflow needs mlflow, which is not installed here. "
         "Instead: Run `pip install 'mlflow'`."
@@ -333,6 +338,6 @@ def test_a_tracker_that_is_not_installed_is_refused(
 
 
 def test_every_part_asks_the_same_function_for_the_devices(here: Settings, work: Path) -> None:
-    chain = planning.resolved(planning.asked(str(written(work, source(), trainer(device="wgpu")))).spec, here)
-    assert planning.run_facts(chain, here).devices == frozenset(devices_here())
+    chain = resolve_chain(parse_request(str(written(work, source(), trainer(device="wgpu")))).spec, here)
+    assert read_machine_facts(chain, here).devices == frozenset(devices_here())
     assert chain.node("trainer").config.device is Device.AUTO

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from trainyard.app.chains.check import check
-from trainyard.app.chains.missing_backend import refuse_or_wait
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.check import check
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.plan import plan_chain
+from trainyard.app.plan.refusals import check_chain, list_refusals, refuse_or_wait
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.backends.job import job_for
 from trainyard.backends.rows import rows_of
 from trainyard.data.limited.service import kept_service
@@ -95,8 +97,8 @@ def chain_of(source: dict[str, Any], stage: Any) -> dict[str, Any]:
 def verdict_of_check(chain: dict[str, Any], here: Settings) -> list[str]:
     """The codes of the reasons; empty for a chain that would run."""
     try:
-        resolved = planning.resolved(planning.asked(chain).spec, here)
-        return [reason.code for reason in planning.examine(resolved, here)]
+        resolved = resolve_chain(parse_request(chain).spec, here)
+        return [reason.code for reason in list_refusals(resolved, here)]
     except TrainyardError as error:
         return [error.code]
 
@@ -104,7 +106,7 @@ def verdict_of_check(chain: dict[str, Any], here: Settings) -> list[str]:
 def begin_run(chain: dict[str, Any], here: Settings, folder: Path) -> str:
     """Read and encode as the nodes of a run do; the code of what it raises."""
     try:
-        resolved = planning.resolved(planning.asked(chain).spec, here)
+        resolved = resolve_chain(parse_request(chain).spec, here)
         source, trainer = (node for node in resolved.nodes)
         assert isinstance(source.config, DataSourceConfig)
         assert isinstance(trainer.config, TrainerConfig)
@@ -139,8 +141,8 @@ def test_check_and_run_agree(name: str, stage: str, here: Settings, tmp_path: Pa
 
 def test_rows_of_another_stage_are_refused(here: Settings) -> None:
     (here.working_folder / "rows.jsonl").write_text(SETS["chats"][0])
-    resolved = planning.resolved(planning.asked(chain_of({"path": "rows.jsonl"}, "dpo")).spec, here)
-    (reason,) = planning.examine(resolved, here)
+    resolved = resolve_chain(parse_request(chain_of({"path": "rows.jsonl"}, "dpo")).spec, here)
+    (reason,) = list_refusals(resolved, here)
     assert (reason.code, reason.node) == ("R-PORT", "trainer")
     assert "learns from preference, and what was read is sft rows" in reason.because
 
@@ -148,7 +150,7 @@ def test_rows_of_another_stage_are_refused(here: Settings) -> None:
 def test_a_plan_counts_the_rows_that_fit(here: Settings) -> None:
     rows = SETS["completions"][0] + SETS["too long"][0]
     (here.working_folder / "rows.jsonl").write_text(rows)
-    plan = planning.plan(planning.asked(chain_of({"path": "rows.jsonl"}, "sft")).spec, here)
+    plan = plan_chain(parse_request(chain_of({"path": "rows.jsonl"}, "sft")).spec, here)
     trainer = plan.nodes[-1].estimate
     assert (trainer.rows, trainer.steps) == (12, 9)  # 12 of 24 rows, 4 a step, 3 epochs
     assert trainer.tokens is not None
@@ -159,7 +161,7 @@ def test_reading_stops_at_its_limit(here: Settings, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("trainyard.app.plan.samples.FIRST_ROWS", 100)
     monkeypatch.setattr("trainyard.app.plan.samples.MOST_ROWS", 100)
     (here.working_folder / "rows.jsonl").write_text(lines({"prompt": "A valve?", "completion": "It opens."}, count=500))
-    plan = planning.plan(planning.asked(chain_of({"path": "rows.jsonl"}, "sft")).spec, here)
+    plan = plan_chain(parse_request(chain_of({"path": "rows.jsonl"}, "sft")).spec, here)
     source, trainer = (node.estimate for node in plan.nodes)
     assert "first 100 rows read, extrapolated to 500" in source.basis[0]
     assert (source.rows, trainer.rows) == (500, 500)
@@ -168,8 +170,8 @@ def test_reading_stops_at_its_limit(here: Settings, monkeypatch: pytest.MonkeyPa
 def test_an_unknown_column_is_refused_with_the_columns_there(here: Settings) -> None:
     (here.working_folder / "rows.jsonl").write_text(SETS["mapped"][0])
     source = {"path": "rows.jsonl", "columns": {"prompt": "fragen", "completion": "antwort"}}
-    resolved = planning.resolved(planning.asked(chain_of(source, "sft")).spec, here)
-    (reason,) = planning.examine(resolved, here)
+    resolved = resolve_chain(parse_request(chain_of(source, "sft")).spec, here)
+    (reason,) = list_refusals(resolved, here)
     assert reason.code == "E-DATA-FORMAT"
     assert "frage, antwort" in reason.because
     assert "Did you mean 'frage'" in reason.instead
@@ -194,8 +196,8 @@ def test_too_few_rows_need_to_be_allowed(deployer: dict[str, Any], codes: set[st
     for number in range(6):
         text = f"# Kettle {number}\n\nThe kettle {number} is a vessel that boils {number + 2} litres of water.\n"
         (folder / f"{number}.md").write_text(text)
-    resolved = planning.resolved(planning.asked(rule_chain(3000, **deployer)).spec, here)
-    examined = planning.examine_data(resolved, here)
+    resolved = resolve_chain(parse_request(rule_chain(3000, **deployer)).spec, here)
+    examined = check_chain(resolved, here)
     assert examined.reasons == []
     assert {reason.code for reason in examined.shortages} == codes
     assert any("few rows" in note for note in examined.nodes["ai-generator"].notes)

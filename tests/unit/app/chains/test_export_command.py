@@ -13,7 +13,7 @@ from trainyard.app.context import Context
 from trainyard.errors import Conflict, Refused
 from trainyard.operations.chains import ExportConfigInput
 from trainyard.settings import settings
-from trainyard.spec.exports.tables import EXPORTERS, export_trainer
+from trainyard.spec.exporters import EXPORTERS, export_trainer
 from trainyard.spec.imports.conversion import import_config
 from trainyard.spec.imports.tools import TOOLS
 from trainyard.spec.nodes import DataSourceConfig, TrainerNode

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainyard.app.chains.check import check_file
 from trainyard.app.chains.imports import ImportOutput, chain_name, import_configs
 from trainyard.app.context import Context
+from trainyard.app.plan.check import check_file
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
 from trainyard.operations.chains import ImportInput, import_text
 from trainyard.settings import settings

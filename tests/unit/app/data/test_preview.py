@@ -13,7 +13,7 @@ from starlette.datastructures import QueryParams
 from transformers import AutoTokenizer
 
 from trainyard.app.context import Caller, Context
-from trainyard.app.data.columns import show_columns
+from trainyard.app.data.listing import show_columns
 from trainyard.app.data.preview import DataPreview, RawRows, preview
 from trainyard.data.limited.service import ReadingService
 from trainyard.data.rows import ROWS_FILE, read_rows
@@ -24,7 +24,7 @@ from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.timing import NOT_MEASURED
 from trainyard.spec.nodes import DataSourceConfig
-from trainyard.surfaces.rest.bodies import read_query
+from trainyard.surfaces.bodies import read_query
 from trainyard.surfaces.sdk.wire import exchange_of
 from trainyard.train.rows.lengths import NO_LIMIT
 from trainyard.train.rows.tokens import encode_sft

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.app.chains.check import FileCheck, check
 from trainyard.app.context import Context
 from trainyard.app.data.renderers import verify_renderers
+from trainyard.app.plan.check import FileCheck, check
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations.backends import RenderersInput
 from trainyard.operations.chains import CheckInput

@@ -13,7 +13,7 @@ import pytest
 
 from trainyard.app.live import workers
 from trainyard.app.live.workers import WorkerState, WorkerWatch, find_worker
-from trainyard.app.stack.services import worker_name
+from trainyard.app.services import worker_name
 from trainyard.settings import settings
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import trainyard
-from trainyard.app.chains.check import check as check_files
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
 from trainyard.app.plan.auto_method import MethodDecision
+from trainyard.app.plan.check import check as check_files
+from trainyard.app.plan.plan import plan_chain
+from trainyard.app.plan.resolve import resolve_chain, resolve_with_decisions
 from trainyard.backends.timings.records import add_timing, timing_key
 from trainyard.compute.gpus import device_memory
 from trainyard.errors import Refused
@@ -53,7 +54,7 @@ def chain_of(method: Any, **config: Any) -> ChainSpec:
 
 def decide(here: Settings, memory_gb: float, **config: Any) -> tuple[TrainerConfig, MethodDecision]:
     method = {"type": "auto", "memory_gb": memory_gb, **config.pop("method", {})}
-    chain, (decision,) = planning.decided(chain_of(method, **config), here)
+    chain, (decision,) = resolve_with_decisions(chain_of(method, **config), here)
     found = chain.node("trainer").config
     assert isinstance(found, TrainerConfig)
     return found, decision
@@ -115,7 +116,7 @@ def test_what_a_backend_or_the_chain_refuses_is_left_out_with_its_reason(here: S
     spec = ChainSpec.model_validate(
         {"nodes": [source, {"type": "validator"}, trainer, {"type": "evaluator"}, deployer]}
     )
-    (decision,) = planning.decided(spec, here)[1]
+    (decision,) = resolve_with_decisions(spec, here)[1]
     full, lora = decision.rungs
     assert "is left out: " in full.why
     assert (full.needed_bytes, lora.method, lora.fits) == (None, Method.LORA, True)
@@ -131,19 +132,19 @@ def test_a_measured_lack_of_memory_counts(here: Settings) -> None:
 
 
 def test_the_digest_is_that_of_the_chosen_method(here: Settings) -> None:
-    chosen = planning.resolved(chain_of({"type": "auto", "memory_gb": 9}), here)
-    assert chosen.digest == planning.resolved(chain_of("full"), here).digest
+    chosen = resolve_chain(chain_of({"type": "auto", "memory_gb": 9}), here)
+    assert chosen.digest == resolve_chain(chain_of("full"), here).digest
     again = ResolvedChain.model_validate_json(chosen.model_dump_json())
-    assert planning.resolved(chain_of("auto"), here, again).digest == chosen.digest
+    assert resolve_chain(chain_of("auto"), here, again).digest == chosen.digest
 
 
 def test_a_continued_run_keeps_its_method_whatever_was_measured_since(here: Settings) -> None:
     spec = chain_of({"type": "auto", "memory_gb": 9})
-    first = planning.resolved(spec, here)
+    first = resolve_chain(spec, here)
     key = timing_key(decide(here, 9)[0], Path(here.default_base_model), Device.CPU, here)
     add_timing(key, Problem(time=1.0, max_length=512, rows_per_batch=4, why="ten steps ran out of memory"), here)
-    assert planning.resolved(spec, here).digest != first.digest
-    assert planning.resolved(spec, here, first).digest == first.digest
+    assert resolve_chain(spec, here).digest != first.digest
+    assert resolve_chain(spec, here, first).digest == first.digest
 
 
 def test_a_rank_belongs_to_the_adapter(here: Settings) -> None:
@@ -158,7 +159,7 @@ def test_an_unknown_model_or_memory_is_refused(here: Settings, tmp_path: Path) -
     with pytest.raises(Refused, match=r"E-MODEL-INVALID trainer.config.base_model"):
         decide(here, 10)
     with pytest.raises(Refused, match=r"memory of cuda, which is not known on this machine|has no device cuda"):
-        planning.decided(chain_of("auto", device="cuda"), here)
+        resolve_with_decisions(chain_of("auto", device="cuda"), here)
     assert device_memory(Device.CPU)
 
 
@@ -176,7 +177,7 @@ def test_check_and_plan_print_the_decision(here: Settings, tmp_path: Path) -> No
     assert not found.reasons
     assert found.notes[0].startswith("trainer: method auto is full here, by 9.00 GiB of cpu (method.memory_gb)")
     assert found.notes[0].endswith("the machine that runs it decides")
-    printed = render("plan", planning.plan(spec, here))
+    printed = render("plan", plan_chain(spec, here))
     assert "trainer: full: needs" in printed
 
 
@@ -184,4 +185,4 @@ def test_a_chain_with_its_defaults_written_out_is_accepted_as_well(here: Setting
     """A run is given the chain so, and rows may be shorter than the default of `min_length`."""
     spec = chain_of({"type": "auto", "memory_gb": 9}, hyperparameters={"max_length": 64})
     written = ChainSpec.model_validate(spec.model_dump(mode="json"))
-    assert planning.resolved(written, here).digest == planning.resolved(spec, here).digest
+    assert resolve_chain(written, here).digest == resolve_chain(spec, here).digest

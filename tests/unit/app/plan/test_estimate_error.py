@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.plan import plan_chain
 from trainyard.settings import Settings
 from trainyard.surfaces.invocation import carry_out, request_of
 
@@ -41,7 +42,7 @@ def here(tmp_path: Path, tiny_model: Path) -> Settings:
 
 
 def estimates_of(here: Settings, template: str, **parameters: Any) -> dict[str, Any]:
-    plan = planning.plan(planning.asked(template, parameters).spec, here)
+    plan = plan_chain(parse_request(template, parameters).spec, here)
     return {node.id: node.estimate for node in plan.nodes}
 
 

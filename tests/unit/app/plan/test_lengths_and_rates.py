@@ -12,9 +12,11 @@ import yaml
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, Ran, conversation, train_here
-from trainyard.app.chains.check import FileCheck, check
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.check import FileCheck, check
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.plan import plan_chain
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.data.rows import write_rows
 from trainyard.errors import Refused
 from trainyard.operations.chains import CheckInput
@@ -81,16 +83,16 @@ def test_a_warm_up_longer_than_the_run_is_refused(here: Settings, bases: dict[st
 
 def test_the_default_length_is_that_of_a_base_with_fewer_positions(here: Settings, bases: dict[str, Path]) -> None:
     """A run is given the chain with every default written out, and resolves it in the same way."""
-    spec = planning.asked(chain_of(bases["gpt2"], hyperparameters={"max_steps": 2})).spec
-    chain = planning.resolved(spec, here)
+    spec = parse_request(chain_of(bases["gpt2"], hyperparameters={"max_steps": 2})).spec
+    chain = resolve_chain(spec, here)
     assert chain.node("trainer").config.hyperparameters.max_length == POSITIONS
     written = type(spec).model_validate(spec.model_dump(mode="json"))
-    assert planning.resolved(written, here).digest == chain.digest
+    assert resolve_chain(written, here).digest == chain.digest
     line = "max_length is 64: the base has 64 positions."
     assert f"trainer: {line}" in checked(here, chain_of(bases["gpt2"])).notes
-    assert line in planning.plan(spec, here).nodes[1].advice
+    assert line in plan_chain(spec, here).nodes[1].advice
     grpo = {"type": "grpo", "rewards": [{"type": "exact_match"}], "max_completion_length": 24}
-    drawn = planning.resolved(planning.asked(chain_of(bases["gpt2"], stage=grpo)).spec, here)
+    drawn = resolve_chain(parse_request(chain_of(bases["gpt2"], stage=grpo)).spec, here)
     assert drawn.node("trainer").config.hyperparameters.max_length == POSITIONS - 24
 
 
@@ -150,7 +152,7 @@ def test_the_context_of_a_base_is_read_from_its_config(config: dict[str, Any], e
 
 def test_the_defaults_of_grpo_agree(here: Settings, bases: dict[str, Path]) -> None:
     stage = {"type": "grpo", "rewards": [{"type": "exact_match"}]}
-    chain = planning.resolved(planning.asked(chain_of(bases["llama"], stage=stage)).spec, here)
+    chain = resolve_chain(parse_request(chain_of(bases["llama"], stage=stage)).spec, here)
     assert chain.node("trainer").config.hyperparameters.batch_size == 8
     found = checked(here, chain_of(bases["llama"], stage=stage, hyperparameters={"batch_size": 6}))
     assert [reason["code"] for reason in found.reasons] == ["R-BATCH"]

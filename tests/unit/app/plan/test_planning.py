@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from trainyard.app.chains.missing_backend import refuse_or_wait
-from trainyard.app.keys import dependencies, needed_models
-from trainyard.app.plan import resolve as planning
-from trainyard.app.plan.machine import teacher_reasons
+from trainyard.app.plan.keys import dependencies, needed_models
+from trainyard.app.plan.machine import probe_backends
+from trainyard.app.plan.parse import deep_merge, parse_request
+from trainyard.app.plan.plan import ChainPlan, plan_chain
+from trainyard.app.plan.refusals import check_teachers, list_refusals, refuse_or_wait
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.data import Port
+from trainyard.spec.chain import ChainSpec, ResolvedChain
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.surfaces.cli.command import render
 
@@ -28,19 +31,19 @@ def here(tmp_path: Path, tiny_model: Path) -> Settings:
     return Settings(home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model))
 
 
-def plan_of(here: Settings, **parameters: Any) -> planning.ChainPlan:
-    return planning.plan(planning.asked("qa-pipeline", {"documents": "docs", **parameters}).spec, here)
+def plan_of(here: Settings, **parameters: Any) -> ChainPlan:
+    return plan_chain(parse_request("qa-pipeline", {"documents": "docs", **parameters}).spec, here)
 
 
 def test_a_template_s_name_is_its_chain_and_its_deployment() -> None:
-    found = planning.asked("rag-tuning", {"documents": "docs", "count": 7})
+    found = parse_request("rag-tuning", {"documents": "docs", "count": 7})
     assert found.deployment == "rag-tuning/local"
     assert found.parameters == {"documents": "docs", "count": 7}
     assert found.spec.name == "rag-tuning"
 
 
 def test_a_job_s_parameters_are_the_body_of_a_job() -> None:
-    found = planning.asked("training-job", {"dataset": {"path": "a.jsonl"}, "stage": "dpo"})
+    found = parse_request("training-job", {"dataset": {"path": "a.jsonl"}, "stage": "dpo"})
     assert found.deployment == "training-job/local"
     assert [node.type for node in found.spec.nodes] == ["data_source", "trainer"]
 
@@ -48,7 +51,7 @@ def test_a_job_s_parameters_are_the_body_of_a_job() -> None:
 def test_a_chain_file_runs_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("name: mine\nnodes: [{type: data_source, config: {path: docs}}]")
-    found = planning.asked(str(path))
+    found = parse_request(str(path))
     assert found.deployment == "chain/adhoc"
     assert found.parameters["spec"]["name"] == "mine"
 
@@ -56,37 +59,37 @@ def test_a_chain_file_runs_as_it_is(tmp_path: Path) -> None:
 def test_a_file_that_calls_a_template_runs_as_that_template(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("template: qa-pipeline\nparameters: {documents: d, count: 5, training: {epochs: 2, rank: 4}}")
-    found = planning.asked(str(path), {"training": {"epochs": 9}})
+    found = parse_request(str(path), {"training": {"epochs": 9}})
     assert found.deployment == "qa-pipeline/local"
     assert found.parameters == {"documents": "d", "count": 5, "training": {"epochs": 9, "rank": 4}}
 
 
 def test_a_preset_lies_below_the_parameters() -> None:
-    found = planning.asked("qa-pipeline", {"count": 11}, preset="quick")
+    found = parse_request("qa-pipeline", {"count": 11}, preset="quick")
     assert found.parameters["count"] == 11
     assert found.parameters["training"]["epochs"] == 2
 
 
 def test_an_unknown_preset_names_the_known_ones() -> None:
     with pytest.raises(NotFound, match=r"E-PARAMETER: qa-pipeline has no preset 'nope'\. Why: It has: control, quick"):
-        planning.asked("qa-pipeline", preset="nope")
+        parse_request("qa-pipeline", preset="nope")
 
 
 def test_neither_template_nor_file() -> None:
     with pytest.raises(NotFound, match=r"E-PARAMETER: There is neither a template nor a file 'qa'\. Why: Templates"):
-        planning.asked("qa")
+        parse_request("qa")
 
 
 def test_a_whole_chain_takes_no_parameters(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("nodes: [{type: data_source, config: {path: docs}}]")
     with pytest.raises(InvalidInput, match=r"E-PARAMETER: .* is a whole chain and takes no parameters"):
-        planning.asked(str(path), {"count": 1})
+        parse_request(str(path), {"count": 1})
 
 
 def test_a_misspelt_parameter_is_refused_with_a_hint() -> None:
     with pytest.raises(Refused, match=r"E-SPEC-KEY parameters\.countt: .*Did you mean 'count'"):
-        planning.asked("qa-pipeline", {"countt": 1})
+        parse_request("qa-pipeline", {"countt": 1})
 
 
 def test_a_plan_lists_the_nodes_in_order_with_their_complete_config(here: Settings) -> None:
@@ -134,8 +137,8 @@ def test_a_plan_lists_what_this_machine_refuses(here: Settings) -> None:
 
 def test_a_chain_whose_backend_is_not_here_is_refused_and_a_job_waits(here: Settings) -> None:
     (here.working_folder / "docs" / "a.jsonl").write_text(ROW)
-    asked = planning.asked("training-job", {"dataset": {"path": "docs/a.jsonl"}, "backend": "unsloth"})
-    chain = planning.resolved(asked.spec, here)
+    asked = parse_request("training-job", {"dataset": {"path": "docs/a.jsonl"}, "backend": "unsloth"})
+    chain = resolve_chain(asked.spec, here)
     with pytest.raises(Refused, match="R-BACKEND-MISSING"):
         refuse_or_wait(chain, here, is_job=False)
     why = refuse_or_wait(chain, here, is_job=True)
@@ -144,17 +147,17 @@ def test_a_chain_whose_backend_is_not_here_is_refused_and_a_job_waits(here: Sett
 
 
 def test_a_job_with_another_problem_is_refused_with_all_reasons(here: Settings) -> None:
-    asked = planning.asked("training-job", {"dataset": {"path": "../a.jsonl"}, "backend": "unsloth"})
+    asked = parse_request("training-job", {"dataset": {"path": "../a.jsonl"}, "backend": "unsloth"})
     with pytest.raises(Refused) as refused:
-        refuse_or_wait(planning.resolved(asked.spec, here), here, is_job=True)
+        refuse_or_wait(resolve_chain(asked.spec, here), here, is_job=True)
     assert {reason.code for reason in refused.value.reasons} == {"R-BACKEND-MISSING", "R-PATH-ROOT"}
 
 
 def test_a_data_worker_is_refused_before_anything_is_planned(here: Settings) -> None:
     dataset = {"path": "a.jsonl", "data_worker": "http://worker:9000", "format": "openai"}
-    asked = planning.asked("training-job", {"dataset": dataset})
+    asked = parse_request("training-job", {"dataset": dataset})
     with pytest.raises(Refused, match=r"R-DATA-WORKER .*The data worker"):
-        planning.resolved(asked.spec, here)
+        resolve_chain(asked.spec, here)
 
 
 @pytest.mark.parametrize(
@@ -177,39 +180,39 @@ def test_a_base_that_no_stage_can_train_is_refused_by_the_plan(
     assert [refusal["row"] for refusal in found.refusals] == ([row] if row else [])
 
 
-def distillation(here: Settings, teacher: str, **trainer: Any) -> planning.ResolvedChain:
+def distillation(here: Settings, teacher: str, **trainer: Any) -> ResolvedChain:
     (here.working_folder / "a.jsonl").write_text(ROW)
     stage = {"type": "distill", "teacher": teacher}
     job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "stage": stage, **trainer}
-    return planning.resolved(planning.asked("training-job", job).spec, here)
+    return resolve_chain(parse_request("training-job", job).spec, here)
 
 
 def test_a_teacher_is_looked_for_digested_and_estimated(here: Settings, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, here.working_folder / "larger")
     chain = distillation(here, "larger")
-    assert planning.examine(chain, here) == []
+    assert list_refusals(chain, here) == []
     trainer = chain.nodes[-1]
     assert trainer.config.stage.teacher_model == str(here.working_folder / "larger")
     assert {one.name for one in dependencies(trainer, here, "")} == {"base", "teacher"}
     assert needed_models(trainer, here) == [str(tiny_model), str(here.working_folder / "larger")]
-    (line,) = [one for one in planning.plan(chain_spec(chain), here).nodes if one.type == "trainer"]
+    (line,) = [one for one in plan_chain(chain_spec(chain), here).nodes if one.type == "trainer"]
     assert any(", teacher 0.0" in text for text in line.estimate.basis), line.estimate.basis
 
 
-def chain_spec(chain: planning.ResolvedChain) -> planning.ChainSpec:
+def chain_spec(chain: ResolvedChain) -> ChainSpec:
     """A resolved chain as it was asked for."""
     given = [{"type": node.type, "config": node.config.model_dump(mode="json")} for node in chain.nodes]
-    return planning.ChainSpec.model_validate({"name": chain.name, "nodes": given})
+    return ChainSpec.model_validate({"name": chain.name, "nodes": given})
 
 
 def test_a_teacher_that_is_not_here_is_refused(here: Settings) -> None:
-    (reason,) = planning.examine(distillation(here, "./nowhere"), here)
+    (reason,) = list_refusals(distillation(here, "./nowhere"), here)
     assert (reason.code, reason.field) == ("E-MODEL-NOT-FOUND", "config.stage.teacher")
 
 
 def test_a_teacher_that_no_memory_here_can_take_is_refused(here: Settings, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, here.working_folder / "larger")
-    (reason,) = teacher_reasons(distillation(here, "larger"), here, lambda: 1000)
+    (reason,) = check_teachers(distillation(here, "larger"), here, lambda: 1000)
     assert (reason.code, reason.field) == ("E-MEMORY-FIT", "config.stage.teacher")
     assert "this machine has 0.0 GiB" in reason.because
 
@@ -218,7 +221,7 @@ def test_the_plan_says_that_paged_states_are_not_paged_on_a_cpu(here: Settings) 
     (here.working_folder / "a.jsonl").write_text(ROW)
     hyper = {"optimizer": "paged_adamw_8bit", "precision": "fp32"}
     job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "hyperparameters": hyper}
-    found = planning.plan(planning.asked("training-job", job).spec, here)
+    found = plan_chain(parse_request("training-job", job).spec, here)
     assert "Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit." in found.nodes[-1].advice
 
 
@@ -228,13 +231,13 @@ def test_the_embedded_server_is_asked_for_only_where_a_target_wants_it(here: Set
 
 
 def test_merging_goes_group_by_group() -> None:
-    assert planning.merged({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}, "e": 4}) == {
+    assert deep_merge({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}, "e": 4}) == {
         "a": 1, "b": {"c": 1, "d": 3}, "e": 4,
     }  # fmt: skip
 
 
 def test_the_backends_say_why_they_are_not_here() -> None:
-    found = planning.backends(settings())
+    found = probe_backends(settings())
     assert found["native"] is None  # type: ignore[index]
     assert found["trl"] is None  # type: ignore[index]
     assert "trainyard backends install unsloth" in str(found["unsloth"])  # type: ignore[index]

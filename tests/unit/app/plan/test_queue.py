@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.app.plan.queue import queue_seconds
+from trainyard.app.plan.estimate import estimate_queue_s
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventWriter
 from trainyard.compute.lease import claim_devices
@@ -48,36 +48,36 @@ def put_job(here: Settings, work: Path) -> None:
 
 
 def test_a_free_device_has_no_queue(here: Settings) -> None:
-    assert queue_seconds(here) == 0.0
+    assert estimate_queue_s(here) == 0.0
 
 
 def test_the_training_on_the_device_says_how_long(here: Settings, tmp_path: Path) -> None:
     write_progress(tmp_path / "work", steps=10, total=40, seconds_per_step=20.0)
     put_job(here, tmp_path / "work")
     with claim_devices(here, run="one"):
-        assert queue_seconds(here) == pytest.approx(30 * 20.0, abs=30)
-    assert queue_seconds(here) == 0.0
+        assert estimate_queue_s(here) == pytest.approx(30 * 20.0, abs=30)
+    assert estimate_queue_s(here) == 0.0
 
 
 def test_time_since_the_last_step_is_over(here: Settings, tmp_path: Path) -> None:
     write_progress(tmp_path / "work", steps=2, total=4, seconds_per_step=60.0, ago_s=50.0)
     put_job(here, tmp_path / "work")
     with claim_devices(here, run="one"):
-        assert queue_seconds(here) == pytest.approx(70.0, abs=15)
+        assert estimate_queue_s(here) == pytest.approx(70.0, abs=15)
     write_progress(tmp_path / "late", steps=2, total=4, seconds_per_step=60.0, ago_s=5000.0)
     put_job(here, tmp_path / "late")
     with claim_devices(here, run="one"):
-        assert queue_seconds(here) == 0.0
+        assert estimate_queue_s(here) == 0.0
 
 
 def test_a_run_says_it_by_its_training(here: Settings, tmp_path: Path) -> None:
     write_progress(tmp_path / "work", steps=5, total=10, seconds_per_step=60.0)
     write_events(here.runs / "run-1" / EVENTS_FILE, [("job", {"node": "trainer", "folder": str(tmp_path / "work")})])
     with claim_devices(here, run="run-1"):
-        assert queue_seconds(here) == pytest.approx(300.0, abs=30)
+        assert estimate_queue_s(here) == pytest.approx(300.0, abs=30)
 
 
 @pytest.mark.parametrize("run", ["", "a-night"])
 def test_other_work_on_the_device_does_not_say_it(here: Settings, run: str) -> None:
     with claim_devices(here, run=run):
-        assert queue_seconds(here) is None
+        assert estimate_queue_s(here) is None

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.plan import plan_chain
+from trainyard.app.plan.refusals import list_refusals
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.settings import Settings, settings
 
 HUB = [{"type": "data_source", "config": {"hub": "acme/rows"}}]
@@ -32,9 +35,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 def problems(here: Settings, before: list[dict[str, Any]], template: str, stage: Any = "sft", **more: Any) -> list[str]:
     trainer = {"type": "trainer", "config": {"stage": stage, "engine": {"template": template}, **more}}
     chain = {"name": "try", "nodes": [*before, trainer]}
-    spec = planning.asked(chain).spec
-    found = [reason.line() for reason in planning.examine(planning.resolved(spec, here), here)]
-    planned = planning.plan(spec, here)
+    spec = parse_request(chain).spec
+    found = [reason.line() for reason in list_refusals(resolve_chain(spec, here), here)]
+    planned = plan_chain(spec, here)
     assert [one["code"] for one in planned.refusals] == [line.split()[0] for line in found]
     return found
 

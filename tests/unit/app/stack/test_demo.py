@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainyard.app.context import Context
-from trainyard.app.plan import resolve as planning
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.refusals import list_refusals
 from trainyard.app.run_records import ClosedGate, RunResult
 from trainyard.app.stack import demo
 from trainyard.errors import TrainyardError
@@ -89,6 +90,6 @@ def test_its_parameters_are_what_the_form_accepts() -> None:
 def test_it_finds_its_handbook_from_any_folder(tmp_path: Path) -> None:
     elsewhere = Context(Settings(home=tmp_path / "home", working_folder=tmp_path))
     for context, found in ((elsewhere, False), (demo.at_checkout(elsewhere), True)):
-        chain = resolve(planning.asked(demo.TEMPLATE, demo.PARAMETERS).spec, "starter")
-        refused = {reason.code for reason in planning.examine(chain, context.settings)}
+        chain = resolve(parse_request(demo.TEMPLATE, demo.PARAMETERS).spec, "starter")
+        refused = {reason.code for reason in list_refusals(chain, context.settings)}
         assert ("E-DATA-NOT-FOUND" not in refused) is found

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import yaml
 
+from trainyard.app import services as stack
 from trainyard.app.checkout import checkout
 from trainyard.app.context import Context
-from trainyard.app.stack import services as stack
 from trainyard.app.stack.stack import env, models_served
 from trainyard.callbacks import ignore
 from trainyard.compute.services import Service, free_port, record_path, write_record

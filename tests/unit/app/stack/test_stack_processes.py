@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainyard.app.stack.services import exclusive, running, spawn, stop
+from trainyard.app.services import exclusive, running, spawn, stop
 from trainyard.compute.services import record_path
 from trainyard.settings import Settings, settings
 
@@ -92,7 +92,7 @@ def test_a_dead_service_is_not_running(here: Settings) -> None:
 
 def test_two_commands_on_one_home_wait_for_each_other(here: Settings) -> None:
     code = (
-        "import sys; from trainyard.settings import settings; from trainyard.app.stack.services import exclusive\n"
+        "import sys; from trainyard.settings import settings; from trainyard.app.services import exclusive\n"
         "with exclusive(settings()): print('inside', flush=True)"
     )
     with exclusive(here):

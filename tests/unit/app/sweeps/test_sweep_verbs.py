@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trainyard.app.chains.check import check
 from trainyard.app.chains.stored import create_chain
 from trainyard.app.context import Context
+from trainyard.app.plan.check import check
 from trainyard.app.sweeps.build import build_sweep
 from trainyard.app.sweeps.show import list_sweeps, show_sweep
 from trainyard.app.sweeps.start import find_asked, sweep

@@ -25,7 +25,7 @@ from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.auth_string import keep_auth
 from trainyard.surfaces.access.authentication import FORGERY_HEADER, Authenticator
 from trainyard.surfaces.access.entrance import MAX_HEADER_BYTES
-from trainyard.surfaces.rest.bodies import MAX_BODY_BYTES
+from trainyard.surfaces.bodies import MAX_BODY_BYTES
 from trainyard.surfaces.rest.service import guarded_app
 
 OWN = "http://127.0.0.1:8898"

@@ -22,9 +22,9 @@ from trainyard.errors import Denied, InvalidInput, TrainyardError, Unavailable
 from trainyard.operations.table import OPERATIONS, Scope, route_of
 from trainyard.settings import settings
 from trainyard.stores.auth_string import keep_auth
+from trainyard.surfaces.problems import MEDIA_TYPE, STATUS, status_of
 from trainyard.surfaces.rest.app import build_app
 from trainyard.surfaces.rest.openapi import SERVICE_ROUTES, openapi_document
-from trainyard.surfaces.rest.problems import MEDIA_TYPE, STATUS, status_of
 from trainyard.surfaces.rest.routes import operation_id, path_order
 from trainyard.surfaces.rest.service import guarded_app
 

@@ -33,10 +33,10 @@ from trainyard import (
     plan,
     run,
 )
-from trainyard.app.plan import resolve as planning
 from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import settings
+from trainyard.spec.templates import TEMPLATES
 from trainyard.surfaces.sdk import asynchronous, surface
 from trainyard.surfaces.sdk.surface import Surface, attribute_of
 
@@ -143,7 +143,7 @@ def test_check_plan_run_jobs_and_adapters_are_those_of_here(tmp_path: Path) -> N
 
 def test_an_operation_answers_what_the_command_prints() -> None:
     assert here.adapters.list().rows == ()
-    assert [row.name for row in here.templates().templates] == list(planning.TEMPLATES)
+    assert [row.name for row in here.templates().templates] == list(TEMPLATES)
 
 
 def test_what_is_not_there_or_not_taken_is_said() -> None:

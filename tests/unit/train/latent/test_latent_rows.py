@@ -17,7 +17,7 @@ from trainyard.data.formats.supervised import prompt_completion
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
-from trainyard.evals.benchmarks.reasoning import final_answer_of
+from trainyard.evals.benchmarks.generated import final_answer_of
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Encoded
 from trainyard.train.latent.rows import steps_of

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.small_jobs import Jobs, train_here, write_data
+from tests.small_jobs import Jobs, train_here
 from trainyard.evals.model import load_network
 from trainyard.serve.inference import Generation, ModelRunner
 from trainyard.spec.axes.data import Port
@@ -45,11 +45,6 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[Products]:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     with Products() as seen:
         yield seen
-
-
-@pytest.fixture(scope="module")
-def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tiny_model, write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("locks"))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from trainyard.compute.child import Events
 from trainyard.errors import Unavailable
-from trainyard.spec.load.changes import flatten_settings
+from trainyard.spec.changes import flatten_settings
 from trainyard.train.reporting.bar import ProgressBar, summary
 from trainyard.train.reporting.feed import TrackerFeed, numbers
 from trainyard.train.reporting.reporting import memory_bytes, reporting

@@ -10,7 +10,7 @@ import pytest
 
 from trainyard.inherited import UMASK
 from trainyard.sandbox.service import Confinement, open_sandboxes
-from trainyard.train.rl.python_checker import last_block, passes_assertions, run_python
+from trainyard.train.rl.rewards import last_block, passes_assertions, run_python
 
 ADD = "def add(a, b):\n    return a + b\n"
 HONEST = {

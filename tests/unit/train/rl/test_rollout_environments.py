@@ -22,7 +22,7 @@ from benchmarks.rl.calculator import (
 )
 from benchmarks.rl.toy import Toy, toy_config, toy_policy
 from tests.unit.data.renderers.toys import toy
-from trainyard.app.keys import dependencies
+from trainyard.app.plan.keys import dependencies
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.rewards import EnvironmentReward, EnvironmentSettings

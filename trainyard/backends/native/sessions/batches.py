@@ -141,7 +141,7 @@ class Encoder:
             raise invalid(f"has a {name} that is not a list of numbers: {error}") from error
 
     def checked(self, batch: Batch, lists: JsonMapping = NO_LISTS) -> Batch:
-        """The batch, if the model can take it. `lists` are what its tensors were made of."""
+        """Return the batch, if the model can take it. `lists` are what its tensors were made of."""
         if IDS not in batch:
             raise invalid(f"has no {IDS}")
         shape = batch[IDS].shape
@@ -201,7 +201,7 @@ class Encoder:
         return self.renderer.ids(self.conversation(record, ask=ask))
 
     def conversation(self, record: JsonMapping, *, ask: bool) -> str:
-        """The text of a conversation, which contains each of its fields, as the model server takes them."""
+        """Return the text of a conversation, which contains each of its fields, as the model server takes them."""
         body = {"model": "session", **{name: record[name] for name in ("messages", "tools") if name in record}}
         try:
             request = parse(ChatRequest, orjson.dumps(body))
@@ -223,7 +223,7 @@ class Encoder:
 
 
 def bounds_of(value: torch.Tensor, rows: Any, ignored: int | None) -> tuple[int, int]:
-    """The least and the largest number of a tensor, those that are ignored left out; (0, 0) without any.
+    """Return the least and the largest number of a tensor, those that are ignored left out; (0, 0) without any.
 
     Where `rows` are given, of which a small tensor was made, Python finds them in a third of the time that numpy takes.
     """
@@ -251,7 +251,7 @@ def is_ragged(values: object) -> bool:
 
 
 def read_tensors(body: bytes) -> Batch:
-    """The tensors of a safetensors file. Raises `InvalidInput` (`E-STEP`)."""
+    """Return the tensors of a safetensors file. Raises `InvalidInput` (`E-STEP`)."""
     try:
         tensors: Batch = safetensors.torch.load(body)
     except (safetensors.SafetensorError, ValueError, KeyError) as error:

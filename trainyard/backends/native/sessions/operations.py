@@ -83,7 +83,7 @@ class OperationQueue:
     # For connections
 
     def enter(self, verb: str, arguments: JsonObject, body: bytes, seq: int | None, key: str = "") -> SessionOperation:
-        """The operation of a call: a new one, or the one that this call repeats.
+        """Return the operation of a call: a new one, or the one that this call repeats.
 
         Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`) and `InvalidInput`
         (`E-PARAMETER`) for a key that came with another call.
@@ -125,7 +125,7 @@ class OperationQueue:
             )
 
     def repeated(self, seq: int, verb: str, digest: str) -> SessionOperation:
-        """The operation that has this number already."""
+        """Return the operation that has this number already."""
         if seq > self.next_seq:
             lost = f" It was resumed after operation {self.resumed_after}." if self.resumed_after is not None else ""
             raise Conflict(
@@ -151,7 +151,7 @@ class OperationQueue:
             self.last_call = time.monotonic()
 
     def find(self, seq: int) -> SessionOperation:
-        """The operation of that number. Raises `Conflict` (`E-STEP`) for one that is not known (any more)."""
+        """Return the operation of that number. Raises `Conflict` (`E-STEP`) for one that is not known (any more)."""
         with self.changed:
             self.last_call = time.monotonic()
             return self.require_kept(seq, self.by_seq.get(seq))
@@ -161,8 +161,8 @@ class OperationQueue:
             carried_out = 0 < seq <= self.done
             raise Conflict(
                 f"The reply of operation {seq} is not known.",
-                why="It was carried out, and its reply is not kept any more: the last "
-                f"{KEPT} are, and a checkpoint keeps those up to {SAVED_REPLY_BYTES >> 10} KiB."
+                why=f"It was carried out, and its reply is not kept any more: the last {KEPT} are, and a checkpoint "
+                f"keeps those up to {SAVED_REPLY_BYTES >> 10} KiB."
                 if carried_out
                 else f"There is no such operation: the next one is {self.next_seq}.",
                 do="Continue with the next operation; it is not carried out a second time.",
@@ -184,7 +184,7 @@ class OperationQueue:
     # For the main thread
 
     def take(self, timeout_s: float) -> SessionOperation | None:
-        """The next operation to carry out; None if none comes in that time, or if the session closes."""
+        """Return the next operation to carry out; None if none comes in that time, or if the session closes."""
         with self.changed:
             self.changed.wait_for(lambda: bool(self.waiting) or self.closing, timeout_s)
             if not self.waiting:
@@ -218,7 +218,7 @@ class OperationQueue:
             return 0.0 if self.waiting else time.monotonic() - self.last_call
 
     def saved(self) -> JsonObject:
-        """What a checkpoint keeps of the operations that are done."""
+        """Return what a checkpoint keeps of the operations that are done."""
         with self.changed:
             done = [operation for operation in self.by_seq.values() if operation.answer is not None]
             replies = [

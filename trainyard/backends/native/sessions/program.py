@@ -150,7 +150,7 @@ class SessionWorker:
         faultpoint(f"session.{operation.verb}")
 
     def status(self) -> JsonObject:
-        """What callers see of an open session; read by threads of connections."""
+        """Return what callers see of an open session; read by threads of connections."""
         return {
             "global_step": self.session.global_step,
             "op_seq": self.operations.done,
@@ -186,7 +186,7 @@ class SessionWorker:
 
 
 def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> tuple[Policy, Session]:
-    """The policy and its session, as a training has them before its first step."""
+    """Return the policy and its session, as a training has them before its first step."""
     tokenizer = tokenizer_of(job, events)
     policy = make_policy(job, device, events, tokenizer)
     precision = frame.decide_precision(job, device, folder)
@@ -199,7 +199,7 @@ def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> 
 
 
 def sealer_of(key: str) -> Sealer | None:
-    """What the setting `checkpoint_key` names, as a key; None without one. The variable is not kept."""
+    """Return what the setting `checkpoint_key` names, as a key; None without one. The variable is not kept."""
     if not key:
         return None
     name = key_variable(key)

@@ -95,7 +95,7 @@ def zero_grad(side: SessionSide, _arguments: Mapping[str, object], _: bytes) -> 
 
 
 def generate(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
-    """Each prompt `samples` times, next to each other; all are drawn together by one generator."""
+    """Return each prompt `samples` times, next to each other; all are drawn together by one generator."""
     samples = int(arguments.get("samples") or 1)
     prompts = side.encoder.prompts(arguments["prompts"], ask=True)
     if len(prompts) * samples > MOST_SAMPLES:
@@ -162,7 +162,7 @@ LOOKING = frozenset({"generate", "logprobs", "save"})
 
 
 def finite(value: float) -> float | None:
-    """The number, or None where JSON has no name for it."""
+    """Return the number, or None where JSON has no name for it."""
     return value if math.isfinite(value) else None
 
 

@@ -30,7 +30,7 @@ def damaged(kind: str, error: Exception) -> BadRow:
 
 
 def open_archive(data: bytes, kind: str) -> zipfile.ZipFile:
-    """The archive, if what it says of itself is within the limits. Raises `BadRow`.
+    """Return the archive, if what it says of itself is within the limits. Raises `BadRow`.
 
     `zipfile` reads no entry beyond the size that its directory gives, so that what is summed up here is a bound.
     """
@@ -56,7 +56,7 @@ def refuse_declarations(archive: zipfile.ZipFile, kind: str) -> None:
 
 
 def parse_xml(data: bytes, kind: str) -> etree._Element:
-    """The root of an XML part; no entity is expanded and nothing else is loaded."""
+    """Return the root of an XML part; no entity is expanded and nothing else is loaded."""
     if DECLARED.search(data[:DECLARATION_BYTES]):
         raise BadRow("unreadable", f"a part of the {kind} declares entities")
     return etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False))

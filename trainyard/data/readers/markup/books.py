@@ -35,7 +35,7 @@ def read_epub(data: bytes, name: str) -> tuple[str, str]:
 
 
 def named(root: etree._Element, name: str) -> list[etree._Element]:
-    """The elements of a name in any namespace."""
+    """Return the elements of a name in any namespace."""
     return list(root.iter(f"{{*}}{name}"))
 
 
@@ -62,7 +62,7 @@ def refuse_encrypted(archive: zipfile.ZipFile, pages: list[str]) -> None:
 
 
 def page_text(archive: zipfile.ZipFile, page: str) -> str:
-    """The text of one page; one without text, such as a cover, gives none."""
+    """Return the text of one page; one without text, such as a cover, gives none."""
     try:
         return read_html(archive.read(page), page)[1]
     except BadRow as bad:

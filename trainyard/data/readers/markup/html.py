@@ -85,7 +85,7 @@ def read_html(data: bytes, name: str) -> tuple[str, str]:
 
 
 def html_text(data: bytes, name: str) -> str:
-    """The characters of a page. Raises `BadRow` (`binary`, `charset`)."""
+    """Return the characters of a page. Raises `BadRow` (`binary`, `charset`)."""
     try:
         unicode = encoding_of(data[:SNIFFED_BYTES], name)
     except InvalidInput as error:
@@ -108,7 +108,7 @@ def html_text(data: bytes, name: str) -> str:
 
 
 def detected(text: bytes) -> str:
-    """The codec of bytes that are not UTF-8, or `utf-8` if none fits.
+    """Return the codec of bytes that are not UTF-8, or `utf-8` if none fits.
 
     Between Western and Central European letters the detector often has no preference; the words decide then.
     """
@@ -133,7 +133,7 @@ def codec_of(label: str) -> str | None:
 
 
 def menus_of(soup: BeautifulSoup) -> list[Tag]:
-    """The elements that lead to other pages: by their role, or by their name if most of their text is links."""
+    """Return the elements that lead to other pages: by their role, or by their name if most of their text is links."""
     roled = [element for element in soup.find_all(True) if element.get("role") in MENU_ROLES]
     return roled + [element for element in soup.find_all(is_named_menu, limit=MOST_MENUS) if is_mostly_links(element)]
 
@@ -158,7 +158,7 @@ def is_mostly_links(element: Tag) -> bool:
 
 
 def page_title(soup: BeautifulSoup, named: str) -> str:
-    """The page's own title: the top heading that `<title>` repeats, else that of the content, else `<title>`."""
+    """Return the page's own title: the top heading that `<title>` repeats, else that of the content, else `<title>`."""
     headings = [heading for heading in soup.find_all("h1", limit=MOST_TITLES) if words_of(heading)]
     inside = [heading for heading in headings if heading.find_parent(["main", "article"])]
     body = [heading for heading in headings if not heading.find_parent(["header", "footer", "aside"])]

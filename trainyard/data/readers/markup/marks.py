@@ -50,7 +50,7 @@ class Marker:
     cells: int = 0
 
     def marks_of(self, element: Tag) -> tuple[str, str]:
-        """What comes before and after the text of an element."""
+        """Return what comes before and after the text of an element."""
         name = element.name
         if self.cells and name not in ("td", "th"):
             return (" ", " ") if name in (*BLOCKS, "li", "br") else ("", "")
@@ -108,7 +108,7 @@ def first_child(element: Tag) -> PageElement | None:
 
 
 def inline_mark(element: Tag, *, preformatted: bool) -> str | None:
-    """The marked text of an element that is only text: code, or the label of a list item."""
+    """Return the marked text of an element that is only text: code, or the label of a list item."""
     if preformatted or element.name not in (*CODE, "strong", "b"):
         return None
     text = element.string
@@ -124,14 +124,14 @@ def inline_mark(element: Tag, *, preformatted: bool) -> str | None:
 
 
 def marked_text(soup: BeautifulSoup) -> str:
-    """The text of a page with Markdown's marks around the elements, so that it still shows the outline."""
+    """Return the text of a page with Markdown's marks around the elements, so that it still shows the outline."""
     tables = ((table, table.find("tr")) for table in soup.find_all("table"))
     marker = Marker({id(table): row for table, row in tables if isinstance(row, Tag)})
     return "\n".join(lines_of("".join(pieces_of(soup, marker)))).strip("\n") + "\n"
 
 
 def pieces_of(soup: BeautifulSoup, marker: Marker) -> Iterator[str]:
-    """The texts of a page with the marks before and after them."""
+    """Yield the texts of a page with the marks before and after them."""
     closing: dict[int, str] = {}
     waiting: list[PageElement | str | int] = [soup]
     while waiting:
@@ -166,7 +166,7 @@ def is_data_cell(element: Tag) -> bool:
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """The lines with the indents of their items and quotations, and with one empty line at most in a row."""
+    """Yield the lines with the indents of their items and quotations, and with one empty line at most in a row."""
     around: list[str] = []
     prefix: str | None = None
     words: list[str] = []

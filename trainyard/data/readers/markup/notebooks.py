@@ -25,7 +25,7 @@ def read_notebook(data: bytes, name: str) -> tuple[str, str]:
 
 
 def cells_of(book: Mapping[str, object]) -> list[object]:
-    """The cells; nbformat 3 has them in worksheets."""
+    """Return the cells; nbformat 3 has them in worksheets."""
     sheets = book.get("worksheets")
     lists = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)] if isinstance(sheets, list) else []
     cell_lists = [entry for entry in (book.get("cells"), *lists) if isinstance(entry, list)]
@@ -54,7 +54,7 @@ def cell_blocks(cells: Sequence[object], language: str) -> Iterator[str]:
 
 
 def heading_of(text: str) -> str:
-    """The first heading of the text outside of code, without its `#`."""
+    """Return the first heading of the text outside of code, without its `#`."""
     outside = True
     for line in text.split("\n"):
         outside ^= line.startswith("```")

@@ -71,7 +71,7 @@ class Lists:
 
 
 def value_of(element: _Element | None, name: str) -> str:
-    """The `w:val` of a child element, or an empty string."""
+    """Return the `w:val` of a child element, or an empty string."""
     child = element.find(qn(f"w:{name}")) if element is not None else None
     return (child.get(qn("w:val")) or "") if child is not None else ""
 

@@ -44,7 +44,7 @@ def read_xlsx(data: bytes, name: str) -> tuple[str, str]:
 
 
 def sheet_rows(sheet: Any, left: int) -> tuple[list[list[str]], int]:
-    """The rows of a sheet without the empty ones, and how many cells may still come."""
+    """Return the rows of a sheet without the empty ones, and how many cells may still come."""
     rows: list[list[str]] = []
     for row in sheet.iter_rows(values_only=True):
         left -= max(1, len(row))
@@ -62,7 +62,7 @@ def one_line(text: str) -> str:
 
 
 def table_text(rows: list[list[str]]) -> str:
-    """A Markdown table whose first row is the head."""
+    """Return a Markdown table whose first row is the head."""
     width = max(map(len, rows))
     if width * len(rows) * 3 + sum(len(cell) for row in rows for cell in row) > MAX_TABLE_CHARS:
         raise BadRow("too_large", f"a table has {width:,} columns in {len(rows):,} rows")
@@ -86,7 +86,7 @@ def read_pptx(data: bytes, name: str) -> tuple[str, str]:
 
 
 def slide_blocks(slide: Any, number: int) -> Iterator[str]:
-    """The title of a slide as a heading, then its shapes in their order, then the notes."""
+    """Yield the title of a slide as a heading, then its shapes in their order, then the notes."""
     title = slide.shapes.title
     heading = one_line(title.text_frame.text) if title is not None else ""
     yield f"## {heading or f'Slide {number}'}"

@@ -51,7 +51,7 @@ class PageLine:
 
 
 def read_pdf(data: bytes, name: str) -> tuple[str, str]:
-    """The text of each page; a scanned document without text is a bad row."""
+    """Return the text of each page; a scanned document without text is a bad row."""
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
@@ -71,7 +71,7 @@ def read_pdf(data: bytes, name: str) -> tuple[str, str]:
 
 
 def lines_of(page: pypdf.PageObject) -> list[PageLine]:
-    """The lines of a page in the order in which they were written; a bullet joins the words next to it."""
+    """Return the lines of a page in the order in which they were written; a bullet joins the words next to it."""
     spans: list[PageLine] = []
 
     def note(text: str, cm: list[float], tm: list[float], font: dict[str, object] | None, size: float) -> None:
@@ -112,13 +112,13 @@ def lines_of(page: pypdf.PageObject) -> list[PageLine]:
 
 
 def mark_code(text: str, tail: str) -> str:
-    """A line that began in the font of code, with marks around what came before its other words."""
+    """Return a line that began in the font of code, with marks around what came before its other words."""
     code = text.removesuffix(tail).strip()
     return f"`{code}`{tail}" if code and "`" not in code else text
 
 
 def without_repeated(pages: list[list[PageLine]]) -> list[list[PageLine]]:
-    """The pages without headers, footers and page numbers."""
+    """Return the pages without headers, footers and page numbers."""
     counts = Counter((re.sub(r"\d+", "#", line.text.strip()), round(line.y)) for page in pages for line in page)
     return [
         [line for line in page if counts[re.sub(r"\d+", "#", line.text.strip()), round(line.y)] < LEAST_REPEATED]
@@ -127,7 +127,7 @@ def without_repeated(pages: list[list[PageLine]]) -> list[list[PageLine]]:
 
 
 def blocks_of(pages: list[list[PageLine]]) -> Iterator[str]:
-    """The headings, paragraphs, items and pieces of code of all pages."""
+    """Yield the headings, paragraphs, items and pieces of code of all pages."""
     lines = [line for page in pages for line in page]
     if not lines:
         return
@@ -163,7 +163,7 @@ def begins(line: PageLine, before: PageLine, step: float, *, first: bool) -> boo
 
 
 def block_text(group: list[PageLine], body: float, sizes: list[float]) -> str:
-    """The lines of a block with its mark."""
+    """Return the lines of a block with its mark."""
     words = "\n".join(line.text.strip() for line in group)
     first = group[0]
     if all(line.fixed for line in group):

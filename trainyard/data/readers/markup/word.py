@@ -57,7 +57,7 @@ def read_docx(data: bytes, name: str) -> tuple[str, str]:
 
 
 def transitional(data: bytes) -> bytes:
-    """The file itself, or one with the names of the Transitional form in place of the Strict ones."""
+    """Return the file itself, or one with the names of the Transitional form in place of the Strict ones."""
     with open_archive(data, "DOCX") as archive:
         if not STRICT.search(archive.read("_rels/.rels")):
             return data
@@ -80,7 +80,7 @@ def fenced(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def blocks_of(element: _Element, document: Document, lists: Lists) -> Iterator[str]:
-    """The paragraphs and tables below an element; a text box follows the paragraph that it is anchored in."""
+    """Yield the paragraphs and tables below an element; a text box follows the paragraph that it is anchored in."""
     for child in element:
         if child.tag == PARAGRAPH:
             yield paragraph_text(child, document, lists)
@@ -98,7 +98,7 @@ def is_placeholder(element: _Element) -> bool:
 
 
 def outermost(element: _Element, tag: str, passed: Collection[str]) -> Iterator[_Element]:
-    """The outermost elements of a tag below an element, each once, also those inside of content controls."""
+    """Yield the outermost elements of a tag below an element, each once, also those inside of content controls."""
     for child in element:
         if child.tag == tag:
             yield child
@@ -107,7 +107,7 @@ def outermost(element: _Element, tag: str, passed: Collection[str]) -> Iterator[
 
 
 def inline_text(element: _Element) -> str:
-    """The characters of a paragraph, without those of its text boxes."""
+    """Return the characters of a paragraph, without those of its text boxes."""
     parts = []
     for child in element:
         if child.tag == qn("w:t"):
@@ -177,7 +177,7 @@ def kind_of(run: _Element) -> str:
 
 
 def table_text(table: _Element, document: Document, lists: Lists) -> str:
-    """A Markdown table. A merged cell is repeated in each column and row that it covers."""
+    """Return a Markdown table. A merged cell is repeated in each column and row that it covers."""
     rows: list[list[str]] = []
     chars = 0
     passed = {PARAGRAPH, TABLE, *PASSED}

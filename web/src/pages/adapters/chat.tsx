@@ -43,26 +43,26 @@ export default function ChatPage({ tenant, role, version }: { tenant: string; ro
     mutationFn: async (question: string) => {
       stop.current = new AbortController();
       const turns = answers
-        .filter((one) => one.error == null)
-        .map((one) => ({ question: one.question, base: one.base ?? "", adapter: one.adapter ?? "" }));
+        .filter((answer) => answer.error == null)
+        .map((answer) => ({ question: answer.question, base: answer.base ?? "", adapter: answer.adapter ?? "" }));
       const body = { adapter: name, question, turns, seed: 0, ...options };
       setWritten({});
-      let found: Answer | undefined;
+      let answer: Answer | undefined;
       await postForEvents(
         "/adapters/ask",
         body,
         {
           answer: ({ side, text }: { side: keyof Written; text: string }) =>
             setWritten((before) => ({ ...before, [side]: text })),
-          end: (given: Answer | { error: ProblemDocument }) => {
-            if ("question" in given) found = given;
-            else throw new Problem(0, given.error.code, given.error.what, given.error.why, given.error.do);
+          end: (event: Answer | { error: ProblemDocument }) => {
+            if ("question" in event) answer = event;
+            else throw new Problem(0, event.error.code, event.error.what, event.error.why, event.error.do);
           },
         },
         stop.current.signal,
       );
-      if (!found) throw new Problem(0, "", "The answer broke off.", "", "Ask again.");
-      return found;
+      if (!answer) throw new Problem(0, "", "The answer broke off.", "", "Ask again.");
+      return answer;
     },
     onSuccess: (answer) => setAnswers((before) => [...before, answer]),
   });

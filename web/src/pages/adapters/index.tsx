@@ -30,10 +30,10 @@ export const useAdapters = () =>
 export const roleOf = (name: string): string => name.replace(/\/v\d+$/, "");
 
 export default function AdaptersPage() {
-  const found = useAdapters();
+  const query = useAdapters();
   return (
     <Page title="Adapters">
-      <Queried query={found}>
+      <Queried query={query}>
         {(rows) =>
           rows.length === 0 ? (
             <Empty title="No adapters yet">

@@ -44,7 +44,7 @@ interface Version {
 
 export default function VersionPage({ tenant, role, version }: { tenant: string; role: string; version: string }) {
   const name = `${tenant}/${role}/${version}`;
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["adapter", name],
     queryFn: async () =>
       (await dataOf(client.GET("/api/v1/adapters/show", { params: { query: { name } } }))).record as unknown as Version,
@@ -52,7 +52,7 @@ export default function VersionPage({ tenant, role, version }: { tenant: string;
   });
   return (
     <Page title={name} actions={<Link href="/adapters">All adapters</Link>}>
-      <Queried query={found}>
+      <Queried query={query}>
         {(one) => (
           <>
             <State name={name} one={one} />
@@ -280,7 +280,7 @@ function Card({ name }: { name: string }) {
   });
   return (
     <Section title="Model card">
-      <Queried query={card}>{(one) => <pre className="cell-text">{one.markdown}</pre>}</Queried>
+      <Queried query={card}>{(version) => <pre className="cell-text">{version.markdown}</pre>}</Queried>
     </Section>
   );
 }

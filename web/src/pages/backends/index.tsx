@@ -26,9 +26,9 @@ export default function BackendsPage() {
       query.state.data?.rows.some((row) => row.installation?.state === "running") ? RUNNING_MS : QUIET_MS,
   });
   const imports = useCancelable(async (_: void, signal) => {
-    const found = await dataOf(client.GET("/api/v1/backends", { params: { query: { imports: true } }, signal }));
-    queries.setQueryData(["backends"], found);
-    return found;
+    const list = await dataOf(client.GET("/api/v1/backends", { params: { query: { imports: true } }, signal }));
+    queries.setQueryData(["backends"], list);
+    return list;
   });
   return (
     <Page
@@ -125,28 +125,30 @@ function Installing({ row }: { row: BackendRow }) {
   const login = useLogin();
   const refresh = () => queries.invalidateQueries({ queryKey: ["backends"] });
   const install = useMutation({
-    mutationFn: () => client.POST("/api/v1/backends/install", { body: { names: [row.name], background: true } as any }),
+    mutationFn: () =>
+      client.POST("/api/v1/backends/install", { body: { names: [row.name], background: true } as never }),
     onSuccess: refresh,
   });
   const cancel = useMutation({
     mutationFn: () => client.POST("/api/v1/backends/cancel", { body: { name: row.name } }),
     onSuccess: refresh,
   });
-  const known = row.installation;
-  const running = known?.state === "running";
+  const installation = row.installation;
+  const running = installation?.state === "running";
   const mayInstall = row.installable && login.allows("admin") && login.tenant === "";
   return (
     <>
-      {known && (
+      {installation && (
         <div aria-live="polite">
           <p>
-            Installation {known.state}
-            {running ? `, ${formatDuration(known.seconds)} so far` : ""}; started {formatTime(known.started)}
+            Installation {installation.state}
+            {running ? `, ${formatDuration(installation.seconds)} so far` : ""}; started{" "}
+            {formatTime(installation.started)}
           </p>
           {running && <progress aria-label={`Installation of ${row.name}`} />}
-          {known.lines.length > 0 && (
+          {installation.lines.length > 0 && (
             <pre className="installation" tabIndex={0} aria-label={`Last lines of the installation of ${row.name}`}>
-              {known.lines.join("\n")}
+              {installation.lines.join("\n")}
             </pre>
           )}
         </div>
@@ -174,7 +176,7 @@ function Installing({ row }: { row: BackendRow }) {
 function SmokeTest({ name }: { name: BackendRow["name"] }) {
   const login = useLogin();
   const test = useMutation({
-    mutationFn: () => dataOf(client.POST("/api/v1/backends/test", { body: { name } as any })),
+    mutationFn: () => dataOf(client.POST("/api/v1/backends/test", { body: { name } as never })),
   });
   if (!login.allows("run")) return null;
   return (

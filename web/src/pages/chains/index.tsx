@@ -66,19 +66,19 @@ export default function ChainsPage() {
                   cards
                   caption="Stored chains"
                   rows={chains}
-                  rowKey={(one) => one.id}
+                  rowKey={(chain) => chain.id}
                   columns={[
-                    { title: "Name", cell: (one) => <Link href={`/chains/${one.id}`}>{one.name}</Link> },
-                    { title: "Description", cell: (one) => one.description },
-                    { title: "Nodes", cell: (one) => one.nodes, numeric: true },
-                    { title: "Revision", cell: (one) => one.revision, numeric: true },
-                    { title: "Tenant", cell: (one) => one.tenant },
-                    { title: "Author", cell: (one) => one.author },
-                    { title: "Stored", cell: (one) => formatTime(one.created) },
+                    { title: "Name", cell: (chain) => <Link href={`/chains/${chain.id}`}>{chain.name}</Link> },
+                    { title: "Description", cell: (chain) => chain.description },
+                    { title: "Nodes", cell: (chain) => chain.nodes, numeric: true },
+                    { title: "Revision", cell: (chain) => chain.revision, numeric: true },
+                    { title: "Tenant", cell: (chain) => chain.tenant },
+                    { title: "Author", cell: (chain) => chain.author },
+                    { title: "Stored", cell: (chain) => formatTime(chain.created) },
                     {
                       title: "",
-                      cell: (one) => (
-                        <Link href={`/chains/${one.id}/edit`} aria-label={`Edit ${one.name}`}>
+                      cell: (chain) => (
+                        <Link href={`/chains/${chain.id}/edit`} aria-label={`Edit ${chain.name}`}>
                           Edit
                         </Link>
                       ),
@@ -105,14 +105,14 @@ export default function ChainsPage() {
         <Queried query={templates}>
           {({ templates }) => (
             <div className="cards">
-              {templates.map((one) => (
-                <article key={one.name} className="card" aria-label={one.name}>
-                  <h3>{one.name}</h3>
-                  <p>{one.description}</p>
-                  <p className="quiet">{one.nodes.join(" → ")}</p>
+              {templates.map((template) => (
+                <article key={template.name} className="card" aria-label={template.name}>
+                  <h3>{template.name}</h3>
+                  <p>{template.description}</p>
+                  <p className="quiet">{template.nodes.join(" → ")}</p>
                   <div className="actions">
-                    <Link href={`/chains/templates/${one.name}`} className="button">
-                      Use {one.name}
+                    <Link href={`/chains/templates/${template.name}`} className="button">
+                      Use {template.name}
                     </Link>
                   </div>
                 </article>

@@ -25,7 +25,7 @@ export function NodeResult({ run, node, isRunPage = false }: { run: string; node
   return (
     <section aria-label={`${node} in this run`}>
       <h3>In this run</h3>
-      <Queried query={detail}>{(found) => <Result run={run} found={found} isRunPage={isRunPage} />}</Queried>
+      <Queried query={detail}>{(data) => <Result run={run} found={data} isRunPage={isRunPage} />}</Queried>
     </section>
   );
 }

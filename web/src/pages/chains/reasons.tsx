@@ -6,18 +6,18 @@ import type { CheckReason } from "./editor/server";
 export function Reasons({ reasons, onSelect }: { reasons: readonly CheckReason[]; onSelect?: (node: string) => void }) {
   return (
     <ul className="reasons">
-      {reasons.map((one, index) => (
+      {reasons.map((reason, index) => (
         <li key={index} className="wrong">
-          {one.node && onSelect ? (
-            <button type="button" onClick={() => onSelect(one.node!)}>
-              {one.node}
+          {reason.node && onSelect ? (
+            <button type="button" onClick={() => onSelect(reason.node!)}>
+              {reason.node}
             </button>
           ) : (
-            one.node
+            reason.node
           )}
-          {one.node && ": "}
-          {one.field && <code>{one.field}</code>} <Prose text={one.because} /> <Prose text={one.instead} />{" "}
-          <code>{one.code}</code>
+          {reason.node && ": "}
+          {reason.field && <code>{reason.field}</code>} <Prose text={reason.because} /> <Prose text={reason.instead} />{" "}
+          <code>{reason.code}</code>
         </li>
       ))}
     </ul>

@@ -13,14 +13,14 @@ export default function RunGraph({ run }: { run: string }) {
   return (
     <Section title="Chain">
       <Queried query={nodes}>
-        {(found) =>
-          found.nodes.length === 0 ? (
+        {(data) =>
+          data.nodes.length === 0 ? (
             <Empty title="The run has not begun">
               <p>Its nodes appear here when a worker takes it.</p>
             </Empty>
           ) : (
             <>
-              <ChainGraph nodes={found.nodes} selected={selected} onSelect={setSelected} label="Nodes of the run" />
+              <ChainGraph nodes={data.nodes} selected={selected} onSelect={setSelected} label="Nodes of the run" />
               {selected && <NodeResult key={selected} run={run} node={selected} isRunPage />}
             </>
           )

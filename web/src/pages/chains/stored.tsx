@@ -12,6 +12,7 @@ import { ChainGraph, type GraphNode } from "../../components/graph";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Pager } from "../../components/pager";
+import { QuestionNote, questionsOf, useQuestion } from "../../components/question";
 import { StateBadge } from "../../components/state";
 import { Facts, Table } from "../../components/table";
 import { expand } from "./editor/server";
@@ -25,9 +26,11 @@ export default function StoredChainPage({ chain }: { chain: string }) {
     queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } } })),
   });
   const start = useMutation({
-    mutationFn: () => dataOf(client.POST("/api/v1/chains/{chain}/run", { params: { path: { chain } } })),
+    mutationFn: (yes: boolean) =>
+      dataOf(client.POST("/api/v1/chains/{chain}/run", { params: { path: { chain } }, body: { yes } as never })),
     onSuccess: (run) => navigate(`/chains/${chain}/edit?run=${(run as { id: string }).id}`),
   });
+  const question = useQuestion(questionsOf(start.error));
   const remove = useMutation({
     mutationFn: () => dataOf(client.DELETE("/api/v1/chains/{chain}", { params: { path: { chain } } })),
     onSuccess: () => {
@@ -45,7 +48,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
           </Link>
           {allows("run") && (
             <>
-              <ActionButton mutation={start} variables={undefined}>
+              <ActionButton mutation={start} variables={question.yes} question={question}>
                 Run
               </ActionButton>
               <ActionButton
@@ -61,25 +64,26 @@ export default function StoredChainPage({ chain }: { chain: string }) {
         </>
       }
     >
+      <QuestionNote question={question} />
       <Queried query={stored}>
-        {(found) => (
+        {(data) => (
           <div className="stack">
             <Section title="Newest revision">
               <Facts
                 facts={[
-                  ["Id", found.id],
-                  ["Revision", found.revision],
-                  ["Description", found.description],
-                  ["Tenant", found.tenant],
-                  ["Author", found.author],
-                  ["Stored", formatTime(found.created)],
-                  ["Digest", <code key="digest">{found.digest.slice(0, 12)}</code>],
+                  ["Id", data.id],
+                  ["Revision", data.revision],
+                  ["Description", data.description],
+                  ["Tenant", data.tenant],
+                  ["Author", data.author],
+                  ["Stored", formatTime(data.created)],
+                  ["Digest", <code key="digest">{data.digest.slice(0, 12)}</code>],
                 ]}
               />
-              <Shape stored={found} />
+              <Shape stored={data} />
             </Section>
             <Runs chain={chain} />
-            <Revisions stored={found} />
+            <Revisions stored={data} />
           </div>
         )}
       </Queried>
@@ -95,9 +99,9 @@ function Shape({ stored }: { stored: ChainDetail }) {
   return (
     <Queried query={expanded}>
       {({ nodes, spec }) => {
-        const needs = new Map((spec.nodes as { id: string; needs: string[] }[]).map((one) => [one.id, one.needs]));
-        const shown: GraphNode[] = nodes.map((one) => ({ ...one, needs: needs.get(one.id) ?? [] }));
-        return <ChainGraph nodes={shown} label={`Nodes of ${stored.name}`} />;
+        const needs = new Map((spec.nodes as { id: string; needs: string[] }[]).map((node) => [node.id, node.needs]));
+        const toText: GraphNode[] = nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
+        return <ChainGraph nodes={toText} label={`Nodes of ${stored.name}`} />;
       }}
     </Queried>
   );
@@ -127,17 +131,17 @@ function Runs({ chain }: { chain: string }) {
               <Table
                 caption="Runs of the chain"
                 rows={runs.slice(0, RUNS)}
-                rowKey={(one) => one.run_id}
+                rowKey={(run) => run.run_id}
                 columns={[
-                  { title: "Run", cell: (one) => <Link href={`/jobs/${one.id}`}>{one.name}</Link> },
-                  { title: "Revision", cell: (one) => one.revision, numeric: true },
-                  { title: "State", cell: (one) => <StateBadge state={one.state} detail={one.detail} /> },
-                  { title: "Created", cell: (one) => formatTime(one.created) },
-                  { title: "Time", cell: (one) => formatDuration(one.seconds), numeric: true },
+                  { title: "Run", cell: (run) => <Link href={`/jobs/${run.id}`}>{run.name}</Link> },
+                  { title: "Revision", cell: (run) => run.revision, numeric: true },
+                  { title: "State", cell: (run) => <StateBadge state={run.state} detail={run.detail} /> },
+                  { title: "Created", cell: (run) => formatTime(run.created) },
+                  { title: "Time", cell: (run) => formatDuration(run.seconds), numeric: true },
                   {
                     title: "",
-                    cell: (one) => (
-                      <Link href={`/chains/${chain}/edit?run=${one.id}`} aria-label={`Show ${one.name} on the canvas`}>
+                    cell: (run) => (
+                      <Link href={`/chains/${chain}/edit?run=${run.id}`} aria-label={`Show ${run.name} on the canvas`}>
                         On the canvas
                       </Link>
                     ),
@@ -176,8 +180,8 @@ function Revisions({ stored }: { stored: ChainDetail }) {
     <label>
       {label}{" "}
       <select value={value} onChange={(event) => set(Number(event.target.value))}>
-        {revisions.map((one) => (
-          <option key={one.revision}>{one.revision}</option>
+        {revisions.map((revision) => (
+          <option key={revision.revision}>{revision.revision}</option>
         ))}
       </select>
     </label>
@@ -187,12 +191,12 @@ function Revisions({ stored }: { stored: ChainDetail }) {
       <Table
         caption="Revisions"
         rows={revisions}
-        rowKey={(one) => one.revision}
+        rowKey={(revision) => revision.revision}
         columns={[
-          { title: "Revision", cell: (one) => one.revision, numeric: true },
-          { title: "Stored", cell: (one) => formatTime(one.created) },
-          { title: "Author", cell: (one) => one.author },
-          { title: "Digest", cell: (one) => <code>{one.digest.slice(0, 12)}</code> },
+          { title: "Revision", cell: (revision) => revision.revision, numeric: true },
+          { title: "Stored", cell: (revision) => formatTime(revision.created) },
+          { title: "Author", cell: (revision) => revision.author },
+          { title: "Digest", cell: (revision) => <code>{revision.digest.slice(0, 12)}</code> },
         ]}
       />
       {stored.revision > 1 && (
@@ -209,11 +213,11 @@ function Revisions({ stored }: { stored: ChainDetail }) {
                 <Table
                   caption={`Settings that differ between revision ${before} and ${after}`}
                   rows={changes}
-                  rowKey={(one) => one.name}
+                  rowKey={(change) => change.name}
                   columns={[
-                    { title: "Setting", cell: (one) => <code>{one.name}</code> },
-                    { title: `Revision ${before}`, cell: (one) => shown(one.before) },
-                    { title: `Revision ${after}`, cell: (one) => shown(one.after) },
+                    { title: "Setting", cell: (change) => <code>{change.name}</code> },
+                    { title: `Revision ${before}`, cell: (change) => toText(change.before) },
+                    { title: `Revision ${after}`, cell: (change) => toText(change.after) },
                   ]}
                 />
               )
@@ -225,5 +229,5 @@ function Revisions({ stored }: { stored: ChainDetail }) {
   );
 }
 
-const shown = (value: unknown): string =>
+const toText = (value: unknown): string =>
   value == null ? "–" : typeof value === "string" ? value : JSON.stringify(value);

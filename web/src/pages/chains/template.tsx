@@ -15,7 +15,8 @@ import { labelOf } from "../../components/format";
 import { ChainGraph, type GraphNode } from "../../components/graph";
 import { ReasonList, type FieldOf } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
-import { hasField, resolveSchema, type JsonSchema } from "../../components/schema";
+import { QuestionNote, questionsOf, useQuestion, type Question } from "../../components/question";
+import { hasField, listFields, type JsonSchema } from "../../components/schema";
 import { Upload } from "../../components/upload";
 import { PairsPreview } from "../jobs/pairs";
 import { expand, parameterDefaults, reasonsOf, type CheckReason } from "./editor/server";
@@ -27,16 +28,8 @@ const CHECK_AFTER_MS = 300;
 const PREFIX = "parameters";
 
 /** Whether a reason is only that a needed parameter is still empty: the form marks it, and it is no mistake. */
-const isEmpty = (one: CheckReason, schema: JsonSchema) =>
-  one.code === "E-SPEC-MISSING" && (schema.required ?? []).some((name) => one.field === `${PREFIX}.${name}`);
-
-/** The path of every parameter, those of groups too. */
-function pathsOf(schema: JsonSchema, root: JsonSchema, path: string): string[] {
-  return Object.entries(schema.properties ?? {}).flatMap(([name, one]) => {
-    const found = resolveSchema(one, root);
-    return found.properties ? pathsOf(found, root, `${path}.${name}`) : [`${path}.${name}`];
-  });
-}
+const isEmpty = (reason: CheckReason, schema: JsonSchema) =>
+  reason.code === "E-SPEC-MISSING" && (schema.required ?? []).some((name) => reason.field === `${PREFIX}.${name}`);
 
 export default function TemplatePage({ template }: { template: string }) {
   const schema = useQuery({
@@ -46,7 +39,7 @@ export default function TemplatePage({ template }: { template: string }) {
   });
   return (
     <Page title={`Template ${template}`}>
-      <Queried query={schema}>{(found) => <TemplateForm template={template} schema={found as JsonSchema} />}</Queried>
+      <Queried query={schema}>{(data) => <TemplateForm template={template} schema={data as JsonSchema} />}</Queried>
     </Page>
   );
 }
@@ -68,14 +61,21 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
     placeholderData: keepPreviousData,
   });
   const start = useMutation({
-    mutationFn: () => dataOf(client.POST("/api/v1/runs", { body: { target: template, parameters, group } as never })),
+    mutationFn: ({ parameters, yes }: { parameters: Values; yes: boolean }) =>
+      dataOf(client.POST("/api/v1/runs", { body: { target: template, parameters, group, yes } as never })),
     onSuccess: (run) => navigate(`/jobs/${(run as { id: string }).id}`),
   });
-  const names = Object.keys(schema.properties ?? {});
-  const folders = names.filter((name) => /a relative path starts/i.test(schema.properties![name]!.description ?? ""));
+  const questions = (expanded.data?.check.questions ?? []) as unknown as ProblemReason[];
+  const refused = start.variables?.parameters === parameters ? questionsOf(start.error) : [];
+  const question = useQuestion(questions.length > 0 ? questions : refused);
+  const fields = listFields(schema, schema, "");
+  const namesOf = (...widgets: string[]) =>
+    fields.filter(([, field]) => widgets.includes(field.widget ?? "")).map(([path]) => path);
+  const folders = namesOf("documents", "rows", "repository");
+  const [columns] = namesOf("columns");
   const { choices, start: folder } = useChoices(
     Object.fromEntries(folders.map((name) => [`${PREFIX}.${name}`, parameters[name]])),
-    names.filter((name) => name === "base_model").map((name) => `${PREFIX}.${name}`),
+    namesOf("model").map((name) => `${PREFIX}.${name}`),
   );
   const hints = Object.fromEntries(
     folder ? folders.map((name) => [`${PREFIX}.${name}`, `Here that is \`${folder}\`.`]) : [],
@@ -84,26 +84,35 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
     setParameters((before) =>
       Object.fromEntries(Object.entries({ ...before, ...change }).filter(([, value]) => value !== undefined)),
     );
-  const hasColumns = names.includes("columns");
   const extras = Object.fromEntries(
-    folders.map((name) => [
-      `${PREFIX}.${name}`,
-      <PathExtras key={name} name={name} hasColumns={hasColumns} set={set} />,
-    ]),
+    fields
+      .filter(([path]) => folders.includes(path))
+      .map(([path, field]) => [
+        `${PREFIX}.${path}`,
+        <Upload
+          key={path}
+          documents={field.widget !== "rows"}
+          what={field.title?.toLowerCase()}
+          onUploaded={(uploaded) => set({ [path]: uploaded })}
+        />,
+      ]),
   );
-  const controls = hasColumns
-    ? {
-        [`${PREFIX}.columns`]: (
-          <TemplateColumns key="columns" schema={schema} folders={folders} parameters={parameters} set={set} />
-        ),
-      }
-    : undefined;
+  const controls =
+    columns !== undefined
+      ? {
+          [`${PREFIX}.${columns}`]: (
+            <TemplateColumns key="columns" schema={schema} folders={folders} parameters={parameters} set={set} />
+          ),
+        }
+      : undefined;
   const reasons = reasonsOf(expanded.data);
-  const empty = reasons.filter((one) => isEmpty(one, schema)).map((one) => one.field.slice(PREFIX.length + 1));
-  const wrong = reasons.filter((one) => !isEmpty(one, schema));
+  const empty = reasons
+    .filter((reason) => isEmpty(reason, schema))
+    .map((reason) => reason.field.slice(PREFIX.length + 1));
+  const wrong = reasons.filter((reason) => !isEmpty(reason, schema));
   const fieldOf = ({ field }: ProblemReason) => {
     const [first, ...path] = field.split(".");
-    return first === PREFIX && path[0] !== "columns" && hasField(schema, schema, path) ? path.join(".") : "";
+    return first === PREFIX && path[0] !== columns && hasField(schema, schema, path) ? path.join(".") : "";
   };
   const edit = `/chains/new?template=${template}&parameters=${encodeURIComponent(JSON.stringify(parameters))}`;
   return (
@@ -119,11 +128,14 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           hints={hints}
           extras={extras}
           controls={controls}
-          defaults={parameterDefaults(expanded.data, pathsOf(schema, schema, PREFIX))}
+          defaults={parameterDefaults(
+            expanded.data,
+            fields.map(([path]) => `${PREFIX}.${path}`),
+          )}
         />
         <GroupField value={group} onChange={setGroup} />
       </Section>
-      {names.includes("documents") && (
+      {namesOf("documents").includes("documents") && (
         <Section title="Pairs of the documents">
           <p className="quiet">
             {parameters.model
@@ -141,7 +153,12 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
               Open in the editor
             </button>
             {allows("run") && (
-              <ActionButton mutation={start} variables={undefined} disabled={!expanded.data?.check.ok}>
+              <ActionButton
+                mutation={start}
+                variables={{ parameters, yes: question.yes }}
+                disabled={!expanded.data?.check.ok}
+                question={question}
+              >
                 Run {template}
               </ActionButton>
             )}
@@ -149,12 +166,13 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
         }
       >
         <Queried query={expanded}>
-          {(found) => (
+          {(data) => (
             <Preview
               template={template}
-              found={found}
+              found={data}
               wrong={wrong}
               empty={empty}
+              question={question}
               fieldOf={fieldOf}
               isChecked={settled === parameters && !expanded.isPlaceholderData}
             />
@@ -169,8 +187,8 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
 function withColumns(parameters: Values, folders: readonly string[], name: string, columns: unknown): Values {
   if (folders.length === 1) return { columns };
   const rest = { ...(parameters.columns as Values), [name]: columns };
-  const given = Object.fromEntries(Object.entries(rest).filter(([, value]) => value !== undefined));
-  return { columns: Object.keys(given).length > 0 ? given : undefined };
+  const mapped = Object.fromEntries(Object.entries(rest).filter(([, value]) => value !== undefined));
+  return { columns: Object.keys(mapped).length > 0 ? mapped : undefined };
 }
 
 interface ColumnsProps {
@@ -195,41 +213,37 @@ function TemplateColumns({ schema, folders, parameters, set }: ColumnsProps) {
   ));
 }
 
-/** What a field of a path has below it: an upload. */
-function PathExtras(props: { name: string; hasColumns: boolean; set: (change: Values) => void }) {
-  const { name, hasColumns, set } = props;
-  const words: Record<string, string> = { sft: "examples", preference: "preferences" };
-  return <Upload documents={!hasColumns} what={words[name] ?? name} onUploaded={(path) => set({ [name]: path })} />;
-}
-
 interface PreviewProps {
   template: string;
   found: ExpandedChain;
   wrong: readonly CheckReason[];
   empty: readonly string[];
+  question: Question;
   fieldOf: FieldOf;
   /** Whether what was found is about the parameters as they are now. */
   isChecked: boolean;
 }
 
-function statusOf({ found, wrong, empty, isChecked }: PreviewProps) {
+function statusOf({ found, wrong, empty, question, isChecked }: PreviewProps) {
   if (!isChecked) return "checking …";
+  if (found.check.ok && question.isOpen) return "○ would run here, if you allow it";
   if (found.check.ok) return "✓ would run here";
   if (wrong.length > 0 || empty.length === 0) return "These are in the way of a run:";
   return `The chain is drawn here when its parameters are given: ${empty.map(labelOf).join(", ")}.`;
 }
 
 function Preview(props: PreviewProps) {
-  const { template, found, wrong, fieldOf, isChecked } = props;
+  const { template, found, wrong, question, fieldOf, isChecked } = props;
   const listed = (found.spec.nodes ?? []) as { id: string; needs: string[] }[];
-  const needs = new Map(listed.map((one) => [one.id, one.needs]));
-  const nodes: GraphNode[] = found.nodes.map((one) => ({ ...one, needs: needs.get(one.id) ?? [] }));
+  const needs = new Map(listed.map((node) => [node.id, node.needs]));
+  const nodes: GraphNode[] = found.nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
   return (
     <>
-      <p role="status" className={found.check.ok && isChecked ? "state-completed" : undefined}>
+      <p role="status" className={found.check.ok && isChecked && !question.isOpen ? "state-completed" : undefined}>
         {statusOf(props)}
       </p>
       {wrong.length > 0 && <ReasonList reasons={wrong as unknown as ProblemReason[]} fieldOf={fieldOf} />}
+      <QuestionNote question={question} fieldOf={fieldOf} />
       <CheckNotes notes={found.check.notes} />
       {nodes.length > 0 && <ChainGraph nodes={nodes} label={`Nodes of ${template}`} />}
     </>

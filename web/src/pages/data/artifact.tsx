@@ -7,47 +7,47 @@ import { client, dataOf } from "../../api/client";
 import type { components } from "../../api/schema";
 import { formatBytes, formatNumber, formatTime, titleOfResult } from "../../components/format";
 import { Page, Queried, Section } from "../../components/page";
-import { RowsBrowser, words, type ArtifactPort, type Place } from "../../components/rows";
+import { RowsBrowser, toWords, type ArtifactPort, type Place } from "../../components/rows";
 import { Facts, Table } from "../../components/table";
 
 type Detail = components["schemas"]["ArtifactDetail"];
 
 export default function ArtifactPage({ run, node, port }: { run: string; node: string; port: ArtifactPort }) {
-  const place: Place = { run, node, port };
-  const found = useQuery({
-    queryKey: ["artifact", place],
-    queryFn: () => dataOf(client.GET("/api/v1/artifacts/{run}/{node}/{port}", { params: { path: place } })),
+  const address: Place = { run, node, port };
+  const query = useQuery({
+    queryKey: ["artifact", address],
+    queryFn: () => dataOf(client.GET("/api/v1/artifacts/{run}/{node}/{port}", { params: { path: address } })),
   });
   return (
     <Page title={`${node}: ${port}`} actions={<Link href="/data">All results</Link>}>
-      <Queried query={found}>
-        {(one) => (
+      <Queried query={query}>
+        {(artifact) => (
           <>
             <Section title="Result">
               <Facts
                 facts={[
                   [
                     "Run",
-                    <Link href={`/jobs/${one.run_id}`}>
-                      {titleOfResult({ run_name: one.run_name, ended: one.ended })}
+                    <Link href={`/jobs/${artifact.run_id}`}>
+                      {titleOfResult({ run_name: artifact.run_name, ended: artifact.ended })}
                     </Link>,
                   ],
-                  ["Node", `${one.node} (${one.node_type})`],
-                  ["Rows", formatNumber(one.rows)],
-                  ["Size", formatBytes(one.bytes)],
-                  ["Ended", `${formatTime(one.ended)}${one.reused ? ", reused" : ""}`],
-                  ["Tenant", one.tenant],
-                  ["SHA-256", <code>{one.sha256}</code>],
+                  ["Node", `${artifact.node} (${artifact.node_type})`],
+                  ["Rows", formatNumber(artifact.rows)],
+                  ["Size", formatBytes(artifact.bytes)],
+                  ["Ended", `${formatTime(artifact.ended)}${artifact.reused ? ", reused" : ""}`],
+                  ["Tenant", artifact.tenant],
+                  ["SHA-256", <code>{artifact.sha256}</code>],
                 ]}
               />
             </Section>
-            <Account facts={one.facts} />
-            {one.parts.length > 0 && <Parts one={one} place={place} />}
-            <OtherFacts facts={one.facts} />
+            <Account facts={artifact.facts} />
+            {artifact.parts.length > 0 && <Parts one={artifact} place={address} />}
+            <OtherFacts facts={artifact.facts} />
             <Section title="Files">
               <Table
                 caption="Files"
-                rows={one.files}
+                rows={artifact.files}
                 rowKey={(file) => file.name}
                 columns={[
                   { title: "File", cell: (file) => file.name },
@@ -75,9 +75,9 @@ function Account({ facts }: { facts: Record<string, unknown> }) {
   const rows: [string, number][] = [
     [facts.read === undefined ? "asked for" : "read", read],
     ...(typeof facts.kept === "number" ? [["kept", facts.kept] as [string, number]] : []),
-    ...counts(facts.heldout).map(([name, count]): [string, number] => [`held out: ${words(name)}`, count]),
+    ...counts(facts.heldout).map(([name, count]): [string, number] => [`held out: ${toWords(name)}`, count]),
     ...counts(facts.dropped ?? facts.rejected).map(([name, count]): [string, number] => [
-      `dropped: ${words(name)}`,
+      `dropped: ${toWords(name)}`,
       count,
     ]),
   ];
@@ -107,7 +107,7 @@ function OtherFacts({ facts }: { facts: Record<string, unknown> }) {
   if (flat.length === 0) return null;
   return (
     <Section title="What the node counted">
-      <Facts facts={flat.map(([name, value]) => [words(name), <FactValue value={value} />])} />
+      <Facts facts={flat.map(([name, value]) => [toWords(name), <FactValue value={value} />])} />
     </Section>
   );
 }
@@ -119,11 +119,11 @@ const isNothing = (value: unknown): boolean =>
 function FactValue({ value }: { value: unknown }) {
   if (typeof value === "number") return formatNumber(value);
   if (typeof value !== "object" || value === null) return String(value);
-  if (Array.isArray(value) && value.every((one) => typeof one === "string"))
+  if (Array.isArray(value) && value.every((artifact) => typeof artifact === "string"))
     return (
       <ul>
-        {value.map((one) => (
-          <li key={one}>{one}</li>
+        {value.map((name) => (
+          <li key={name}>{name}</li>
         ))}
       </ul>
     );
@@ -149,7 +149,7 @@ function Parts({ one, place }: { one: Detail; place: Place }) {
             aria-pressed={part.name === chosen}
             onClick={() => setChosen(part.name)}
           >
-            {TITLES[part.name] ?? `Held out: ${words(part.name)}`} ({formatNumber(part.rows)})
+            {TITLES[part.name] ?? `Held out: ${toWords(part.name)}`} ({formatNumber(part.rows)})
           </button>
         ))}
       </div>

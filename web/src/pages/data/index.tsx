@@ -25,17 +25,17 @@ const PORTS: ArtifactPort[] = [
 ];
 
 /** Where a result is shown: its rows, or the page of an evaluation. */
-export const hrefOf = (one: { run_id: string; node: string; port: string }): string =>
-  one.port === "report"
-    ? `/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`
-    : `/data/${one.run_id}/${encodeURIComponent(one.node)}/${one.port}`;
+export const hrefOf = (artifact: { run_id: string; node: string; port: string }): string =>
+  artifact.port === "report"
+    ? `/evaluations/${artifact.run_id}/${encodeURIComponent(artifact.node)}`
+    : `/data/${artifact.run_id}/${encodeURIComponent(artifact.node)}/${artifact.port}`;
 
 export default function DataPage() {
   const [search, setSearch] = useSearchParams();
-  const port = PORTS.find((one) => one === search.get("kind"));
+  const port = PORTS.find((artifact) => artifact === search.get("kind"));
   const run = search.get("run") ?? "";
   const query = { limit: 50, ...(port && { port }), ...(run && { run }) };
-  const found = useInfiniteQuery({
+  const artifacts = useInfiniteQuery({
     queryKey: ["artifacts", query],
     queryFn: ({ pageParam }) =>
       dataOf(
@@ -51,7 +51,7 @@ export default function DataPage() {
       else next.delete(name);
       return next;
     });
-  const rows = found.data?.pages.flatMap((page) => page.artifacts) ?? [];
+  const rows = artifacts.data?.pages.flatMap((page) => page.artifacts) ?? [];
   return (
     <Page title="Data">
       <OwnData />
@@ -68,8 +68,8 @@ export default function DataPage() {
             <label htmlFor="kind">Kind</label>
             <select id="kind" value={port ?? ""} onChange={(event) => choose("kind", event.target.value)}>
               <option value="">all kinds</option>
-              {PORTS.map((one) => (
-                <option key={one}>{one}</option>
+              {PORTS.map((artifact) => (
+                <option key={artifact}>{artifact}</option>
               ))}
             </select>
           </div>
@@ -79,9 +79,9 @@ export default function DataPage() {
           </div>
           <button type="submit">Show</button>
         </form>
-        {found.error && <ProblemNote error={found.error} onRetry={() => void found.refetch()} />}
-        {found.isPending && <Loading />}
-        {found.data && rows.length === 0 && !found.hasNextPage && (
+        {artifacts.error && <ProblemNote error={artifacts.error} onRetry={() => void artifacts.refetch()} />}
+        {artifacts.isPending && <Loading />}
+        {artifacts.data && rows.length === 0 && !artifacts.hasNextPage && (
           <Empty title={port || run ? "No such result" : "No results yet"}>
             <p>
               Run a chain: start from a template on <Link href="/chains">Chains</Link>. What its nodes leave is listed
@@ -90,8 +90,8 @@ export default function DataPage() {
           </Empty>
         )}
         {rows.length > 0 && <ArtifactTable rows={rows} />}
-        {found.hasNextPage && (
-          <button type="button" aria-busy={found.isFetchingNextPage} onClick={() => void found.fetchNextPage()}>
+        {artifacts.hasNextPage && (
+          <button type="button" aria-busy={artifacts.isFetchingNextPage} onClick={() => void artifacts.fetchNextPage()}>
             Older results
           </button>
         )}
@@ -106,30 +106,30 @@ export function ArtifactTable({ rows, caption = "Results of runs" }: { rows: rea
       cards
       caption={caption}
       rows={rows}
-      rowKey={(one) => `${one.run_id}/${one.node}/${one.port}`}
+      rowKey={(row) => `${row.run_id}/${row.node}/${row.port}`}
       columns={[
         {
           title: "Result",
-          cell: (one) =>
-            one.available ? <Link href={hrefOf(one)}>{`${one.node}: ${one.port}`}</Link> : `${one.node}: ${one.port}`,
+          cell: (row) =>
+            row.available ? <Link href={hrefOf(row)}>{`${row.node}: ${row.port}`}</Link> : `${row.node}: ${row.port}`,
         },
-        { title: "Rows", numeric: true, cell: (one) => formatNumber(one.rows) },
-        { title: "Size", numeric: true, cell: (one) => (one.available ? formatBytes(one.bytes) : "") },
+        { title: "Rows", numeric: true, cell: (row) => formatNumber(row.rows) },
+        { title: "Size", numeric: true, cell: (row) => (row.available ? formatBytes(row.bytes) : "") },
         {
           title: "Run",
-          cell: (one) => (
-            <Link href={`/jobs/${one.run_id}`}>{titleOfResult({ run_name: one.run_name, ended: one.ended })}</Link>
+          cell: (row) => (
+            <Link href={`/jobs/${row.run_id}`}>{titleOfResult({ run_name: row.run_name, ended: row.ended })}</Link>
           ),
         },
-        { title: "Ended", cell: (one) => formatTime(one.ended) },
+        { title: "Ended", cell: (row) => formatTime(row.ended) },
         { title: "Note", cell: noteOf },
       ]}
     />
   );
 }
 
-function noteOf(one: Artifact): string {
-  if (one.problem) return `cannot be read: ${one.problem}`;
-  if (!one.available) return "removed";
-  return one.reused ? "reused" : "";
+function noteOf(artifact: Artifact): string {
+  if (artifact.problem) return `cannot be read: ${artifact.problem}`;
+  if (!artifact.available) return "removed";
+  return artifact.reused ? "reused" : "";
 }

@@ -40,8 +40,8 @@ export function OwnData() {
             onChange={(event) => look(event.target.value)}
           />
           <datalist id="own-paths">
-            {choices.path?.map((one) => (
-              <option key={one.value} value={one.value} label={one.label} />
+            {choices.path?.map((entry) => (
+              <option key={entry.value} value={entry.value} label={entry.label} />
             ))}
           </datalist>
           {start && (
@@ -79,35 +79,40 @@ function Uploads({ onLook }: { onLook: (path: string) => void }) {
       dataOf(client.DELETE("/api/v1/data/uploads/{name}", { params: { path: { name } }, body: undefined as never })),
     onSuccess: () => queries.invalidateQueries({ queryKey: ["data"] }),
   });
-  const uploads = (listed.data?.entries ?? []).filter((one) => one.uploaded);
+  const uploads = (listed.data?.entries ?? []).filter((entry) => entry.uploaded);
   if (uploads.length === 0) return null;
-  const hrefOf = (one: DataEntry) =>
-    one.kind === "folder"
-      ? `/chains/templates/qa-pipeline?parameters=${encodeURIComponent(JSON.stringify({ documents: one.path }))}`
-      : `/jobs/new?path=${encodeURIComponent(one.path)}`;
+  const hrefOf = (entry: DataEntry) =>
+    entry.kind === "folder"
+      ? `/chains/templates/qa-pipeline?parameters=${encodeURIComponent(JSON.stringify({ documents: entry.path }))}`
+      : `/jobs/new?path=${encodeURIComponent(entry.path)}`;
   return (
     <Table
       cards
       caption="Uploads"
       rows={uploads}
-      rowKey={(one) => one.path}
+      rowKey={(upload) => upload.path}
       columns={[
-        { title: "Upload", cell: (one) => <code>{one.path}</code> },
-        { title: "Kind", cell: (one) => one.kind },
-        { title: "Size", numeric: true, cell: (one) => formatBytes(one.bytes) },
-        { title: "Uploaded", cell: (one) => formatTime(one.modified) },
+        { title: "Upload", cell: (upload) => <code>{upload.path}</code> },
+        { title: "Kind", cell: (upload) => upload.kind },
+        { title: "Size", numeric: true, cell: (upload) => formatBytes(upload.bytes) },
+        { title: "Uploaded", cell: (upload) => formatTime(upload.modified) },
         {
           title: "Actions",
-          cell: (one) => (
+          cell: (upload) => (
             <div className="actions">
-              <button type="button" onClick={() => onLook(one.path)} aria-label={`Look at ${one.uploaded}`}>
+              <button type="button" onClick={() => onLook(upload.path)} aria-label={`Look at ${upload.uploaded}`}>
                 Look
               </button>
-              <Link href={hrefOf(one)} aria-label={`Train on ${one.uploaded}`}>
+              <Link href={hrefOf(upload)} aria-label={`Train on ${upload.uploaded}`}>
                 Train
               </Link>
               {allows("run") && (
-                <ActionButton mutation={remove} variables={one.uploaded!} danger confirm={`Delete ${one.uploaded}?`}>
+                <ActionButton
+                  mutation={remove}
+                  variables={upload.uploaded!}
+                  danger
+                  confirm={`Delete ${upload.uploaded}?`}
+                >
                   Delete
                 </ActionButton>
               )}

@@ -14,19 +14,19 @@ type Evaluation = components["schemas"]["Evaluation"];
 type Benchmark = components["schemas"]["EvaluatedBenchmark"];
 
 export default function EvaluationPage({ run, node }: { run: string; node: string }) {
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["evaluation", run, node],
     queryFn: () => dataOf(client.GET("/api/v1/evaluations/{run}/{node}", { params: { path: { run, node } } })),
   });
   return (
     <Page title="Evaluation" actions={<Link href="/evaluations">All evaluations</Link>}>
-      <Queried query={found}>
-        {(one) => (
+      <Queried query={query}>
+        {(evaluation) => (
           <>
-            <Gate one={one} />
-            <Benchmarks one={one} />
-            <Samples samples={one.samples} />
-            <Training training={one.training} />
+            <Gate one={evaluation} />
+            <Benchmarks one={evaluation} />
+            <Samples samples={evaluation.samples} />
+            <Training training={evaluation.training} />
           </>
         )}
       </Queried>
@@ -99,6 +99,7 @@ function Benchmarks({ one }: { one: Evaluation }) {
         A positive improvement is better, for every metric. The bar shows the interval around zero.
       </p>
       <Table
+        cards
         caption="Benchmarks"
         rows={one.benchmarks}
         rowKey={labelOf}

@@ -15,7 +15,7 @@ export default function EvaluationsPage() {
   const [search] = useSearchParams();
   const run = search.get("run") ?? "";
   const query = { limit: 50, ...(run && { run }) };
-  const found = useInfiniteQuery({
+  const list = useInfiniteQuery({
     queryKey: ["evaluations", query],
     queryFn: ({ pageParam }) =>
       dataOf(
@@ -24,14 +24,14 @@ export default function EvaluationsPage() {
     initialPageParam: "",
     getNextPageParam: (page) => page.next || undefined,
   });
-  const pages = found.data?.pages.flatMap((page) => page.evaluations) ?? [];
-  const rows = pages.toSorted((one, other) => other.ended - one.ended); // runs that overlap end in another order
+  const pages = list.data?.pages.flatMap((page) => page.evaluations) ?? [];
+  const rows = pages.toSorted((page, other) => other.ended - page.ended); // runs that overlap end in another order
   return (
     <Page title="Evaluations">
       <Section title={run ? `Evaluations of the run ${run.slice(0, 8)}` : "Evaluations of runs"}>
-        {found.error && <ProblemNote error={found.error} onRetry={() => void found.refetch()} />}
-        {found.isPending && <Loading />}
-        {found.data && rows.length === 0 && !found.hasNextPage && (
+        {list.error && <ProblemNote error={list.error} onRetry={() => void list.refetch()} />}
+        {list.isPending && <Loading />}
+        {list.data && rows.length === 0 && !list.hasNextPage && (
           <Empty title="No evaluations yet">
             <p>
               Put an evaluator after the trainer of a chain: it compares the adapter with its base on rows that were
@@ -40,8 +40,8 @@ export default function EvaluationsPage() {
           </Empty>
         )}
         {rows.length > 0 && <EvaluationTable rows={rows} />}
-        {found.hasNextPage && (
-          <button type="button" aria-busy={found.isFetchingNextPage} onClick={() => void found.fetchNextPage()}>
+        {list.hasNextPage && (
+          <button type="button" aria-busy={list.isFetchingNextPage} onClick={() => void list.fetchNextPage()}>
             Older evaluations
           </button>
         )}
@@ -58,14 +58,14 @@ export function EvaluationTable({ rows }: { rows: readonly Line[] }) {
       cards
       caption="Evaluations"
       rows={rows}
-      rowKey={(one) => `${one.run_id}/${one.node}`}
+      rowKey={(row) => `${row.run_id}/${row.node}`}
       columns={[
         {
           title: "Evaluation",
-          cell: (one) => {
-            const title = titleOfResult(one);
-            return one.available ? (
-              <Link href={`/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`}>{title}</Link>
+          cell: (row) => {
+            const title = titleOfResult(row);
+            return row.available ? (
+              <Link href={`/evaluations/${row.run_id}/${encodeURIComponent(row.node)}`}>{title}</Link>
             ) : (
               title
             );
@@ -73,11 +73,11 @@ export function EvaluationTable({ rows }: { rows: readonly Line[] }) {
         },
         {
           title: "Verdict",
-          cell: (one) => <Verdict better={one.better} cautions={one.cautions} fewRows={one.few_rows} />,
+          cell: (row) => <Verdict better={row.better} cautions={row.cautions} fewRows={row.few_rows} />,
         },
-        { title: "Decides", cell: (one) => one.primary },
-        { title: "Improvement", cell: (one) => one.improvement && <Interval value={one.improvement} /> },
-        { title: "Ended", cell: (one) => formatTime(one.ended) },
+        { title: "Decides", cell: (row) => row.primary },
+        { title: "Improvement", cell: (row) => row.improvement && <Interval value={row.improvement} /> },
+        { title: "Ended", cell: (row) => formatTime(row.ended) },
       ]}
     />
   );

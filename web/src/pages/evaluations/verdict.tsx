@@ -29,8 +29,8 @@ export function VerdictOf({
   evaluations: EvaluationList["evaluations"];
 }) {
   const digest = String(version.sha256 ?? "");
-  const found = evaluations.find((one) => digest && one.adapter_sha256.startsWith(digest));
-  if (found) return <Verdict better={found.better} cautions={found.cautions} fewRows={found.few_rows} />;
+  const match = evaluations.find((evaluation) => digest && evaluation.adapter_sha256.startsWith(digest));
+  if (match) return <Verdict better={match.better} cautions={match.cautions} fewRows={match.few_rows} />;
   return <>{version.evaluated ? "evaluated" : "not evaluated"}</>;
 }
 

@@ -60,7 +60,7 @@ export default function GpusPage() {
 
 /** Who has each device, since when, and who waits for it. */
 function Devices({ devices }: { devices: readonly DeviceState[] }) {
-  const used = devices.filter((one) => one.holder || one.waiting.length > 0);
+  const used = devices.filter((device) => device.holder || device.waiting.length > 0);
   if (used.length === 0) return null;
   return (
     <Section title="Who has the device">
@@ -68,19 +68,19 @@ function Devices({ devices }: { devices: readonly DeviceState[] }) {
         cards
         caption="Holders of the devices"
         rows={used}
-        rowKey={(one) => one.device}
+        rowKey={(row) => row.device}
         columns={[
-          { title: "Device", cell: (one) => String(one.device) },
-          { title: "Holder", cell: (one) => (one.holder ? <HolderName holder={one.holder} /> : "nobody here") },
-          { title: "Since", cell: (one) => (one.holder?.since == null ? "" : formatTime(one.holder.since)) },
+          { title: "Device", cell: (row) => String(row.device) },
+          { title: "Holder", cell: (row) => (row.holder ? <HolderName holder={row.holder} /> : "nobody here") },
+          { title: "Since", cell: (row) => (row.holder?.since == null ? "" : formatTime(row.holder.since)) },
           {
             title: "Queue",
-            cell: (one) =>
-              one.waiting.length === 0 ? (
+            cell: (row) =>
+              row.waiting.length === 0 ? (
                 "nobody waits"
               ) : (
                 <ol className="queue">
-                  {one.waiting.map((name, index) => (
+                  {row.waiting.map((name, index) => (
                     <li key={index}>{name}</li>
                   ))}
                 </ol>
@@ -100,7 +100,7 @@ function OpenSessions() {
     refetchInterval: 5_000,
     retry: false,
   });
-  const open = (sessions.data?.sessions ?? []).filter((one) => !ENDED.includes(one.state));
+  const open = (sessions.data?.sessions ?? []).filter((session) => !ENDED.includes(session.state));
   if (open.length === 0) return null;
   return (
     <Section title="Open sessions">
@@ -108,20 +108,20 @@ function OpenSessions() {
         cards
         caption="Open sessions"
         rows={open}
-        rowKey={(one) => one.id}
+        rowKey={(row) => row.id}
         columns={[
           {
             title: "Session",
-            cell: (one) => (
+            cell: (row) => (
               <>
-                {one.name} <code className="quiet">{one.id}</code>
+                {row.name} <code className="quiet">{row.id}</code>
               </>
             ),
           },
-          { title: "State", cell: (one) => [one.state, one.detail].filter(Boolean).join(", ") },
-          { title: "Model", cell: (one) => one.base_model },
-          { title: "Open since", cell: (one) => formatTime(one.created) },
-          { title: "Ends when idle for", cell: (one) => formatDuration(one.idle_s) },
+          { title: "State", cell: (row) => [row.state, row.detail].filter(Boolean).join(", ") },
+          { title: "Model", cell: (row) => row.base_model },
+          { title: "Open since", cell: (row) => formatTime(row.created) },
+          { title: "Ends when idle for", cell: (row) => formatDuration(row.idle_s) },
         ]}
       />
     </Section>
@@ -146,11 +146,11 @@ function Processors({ machine }: { machine: MachineLoad }) {
         <Table
           caption="Memory of each running job"
           rows={jobs}
-          rowKey={(one) => one.job}
+          rowKey={(job) => job.job}
           columns={[
-            { title: "Job", cell: (one) => <Link href={`/jobs/${one.job}`}>{one.job}</Link> },
-            { title: "Memory", numeric: true, cell: (one) => formatBytes(one.memory_mb * MIB) },
-            { title: "Processes", numeric: true, cell: (one) => formatNumber(one.processes) },
+            { title: "Job", cell: (job) => <Link href={`/jobs/${job.job}`}>{job.job}</Link> },
+            { title: "Memory", numeric: true, cell: (job) => formatBytes(job.memory_mb * MIB) },
+            { title: "Processes", numeric: true, cell: (job) => formatNumber(job.processes) },
           ]}
         />
       )}
@@ -194,18 +194,19 @@ function Gpu({ gpu }: { gpu: GpuUse }) {
         <Table
           caption={`Memory of each job on GPU ${gpu.index}`}
           rows={gpu.processes}
-          rowKey={(one) => one.job ?? "none"}
+          rowKey={(process) => process.job ?? "none"}
           columns={[
             {
               title: "Job",
-              cell: (one) => (one.job ? <Link href={`/jobs/${one.job}`}>{one.job}</Link> : "outside of jobs"),
+              cell: (process) =>
+                process.job ? <Link href={`/jobs/${process.job}`}>{process.job}</Link> : "outside of jobs",
             },
             {
               title: "Memory",
               numeric: true,
-              cell: (one) => (one.memory_mb == null ? "not known" : formatBytes(one.memory_mb * MIB)),
+              cell: (process) => (process.memory_mb == null ? "not known" : formatBytes(process.memory_mb * MIB)),
             },
-            { title: "Processes", cell: (one) => one.pids.join(", ") },
+            { title: "Processes", cell: (process) => process.pids.join(", ") },
           ]}
         />
       )}

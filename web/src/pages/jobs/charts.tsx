@@ -48,7 +48,7 @@ export function useCurveStyle(
   };
   const axis = axes.includes(style.axis) ? style.axis : "step";
   const toggle = (metric: Metric, isShown: boolean) =>
-    set({ ...style, hidden: isShown ? style.hidden.filter((one) => one !== metric) : [...style.hidden, metric] });
+    set({ ...style, hidden: isShown ? style.hidden.filter((name) => name !== metric) : [...style.hidden, metric] });
   const controls = (
     <>
       {axes.length > 1 && (
@@ -59,9 +59,9 @@ export function useCurveStyle(
             value={axis}
             onChange={(event) => set({ ...style, axis: event.target.value as Axis })}
           >
-            {axes.map((one) => (
-              <option key={one} value={one}>
-                {one}
+            {axes.map((entry) => (
+              <option key={entry} value={entry}>
+                {entry}
               </option>
             ))}
           </select>
@@ -130,35 +130,36 @@ export const chartsOf = (curves: readonly NodeCurve[]): Metric[] => {
 function Chart({ job, curves, metric, style, epochs }: ChartProps) {
   const [range, setRange] = useState<readonly [number, number] | null>(null);
   const isByStep = style.axis === "step";
-  const isCoarse = isByStep && curves.some((one) => one.stepsPerPoint > 1);
+  const isCoarse = isByStep && curves.some((curve) => curve.stepsPerPoint > 1);
   const finer = useQuery({
     queryKey: ["metrics", job, range],
     queryFn: async () => {
       const query = { max_points: 2000, since_step: Math.floor(range![0]), until_step: Math.ceil(range![1]) };
-      const found = await dataOf(
+      const result = await dataOf(
         client.GET("/api/v1/jobs/{job}/metrics", { params: { path: { job }, query: query as object } }),
       );
-      return found.trainings.map(curveOf);
+      return result.trainings.map(curveOf);
     },
     enabled: range !== null && isCoarse,
   });
-  const shown = range && isCoarse && finer.data ? finer.data : curves;
+  const visible = range && isCoarse && finer.data ? finer.data : curves;
   const series = useMemo(
     () =>
-      shown.flatMap((one) => {
-        const axis = placesOn(style.axis, one, epochs[one.node] ?? null) ?? undefined;
+      visible.flatMap((entry) => {
+        const axis = placesOn(style.axis, entry, epochs[entry.node] ?? null) ?? undefined;
         return (WITH[metric] ?? [metric]).flatMap((part): CurveSeries[] => {
           const title = titleOf(part);
-          const name = shown.length > 1 ? (part === metric ? one.node : `${one.node}, ${title.toLowerCase()}`) : title;
-          const found = seriesOf(one, part, name, axis);
-          return found ? [found] : [];
+          const name =
+            visible.length > 1 ? (part === metric ? entry.node : `${entry.node}, ${title.toLowerCase()}`) : title;
+          const result = seriesOf(entry, part, name, axis);
+          return result ? [result] : [];
         });
       }),
-    [shown, metric, style.axis, epochs],
+    [visible, metric, style.axis, epochs],
   );
   const marks = useMemo(
-    () => (metric === "loss" ? shown.flatMap((one) => bestOf(one, style.axis, epochs)) : []),
-    [shown, metric, style.axis, epochs],
+    () => (metric === "loss" ? visible.flatMap((entry) => bestOf(entry, style.axis, epochs)) : []),
+    [visible, metric, style.axis, epochs],
   );
   if (series.length === 0) return null;
   return (
@@ -187,11 +188,11 @@ function bestStep(curve: NodeCurve): number | null {
 
 function bestOf(curve: NodeCurve, axis: Axis, epochs: EpochsPerStep): CurveMark[] {
   const best = bestStep(curve);
-  const places = placesOn(axis, curve, epochs[curve.node] ?? null);
-  if (best == null || !places) return [];
+  const positions = placesOn(axis, curve, epochs[curve.node] ?? null);
+  if (best == null || !positions) return [];
   const { step } = curve.points[best]!;
   const value = formatNumber(valueOf(curve.points[best]!, "eval_loss"));
-  return [{ x: places[best]!, label: `best held-out loss ${value} at step ${formatNumber(step)}` }];
+  return [{ x: positions[best]!, label: `best held-out loss ${value} at step ${formatNumber(step)}` }];
 }
 
 export function Charts({ job, curves, style, epochs }: Omit<ChartProps, "metric">) {

@@ -30,15 +30,21 @@ export function Checkpoints({ job }: { job: JobDetail }) {
             <Table
               caption="Checkpoints"
               rows={checkpoints}
-              rowKey={(one) => `${one.node}/${one.name}`}
+              rowKey={(checkpoint) => `${checkpoint.node}/${checkpoint.name}`}
               columns={[
-                { title: "Trainer", cell: (one) => one.node },
-                { title: "Step", numeric: true, cell: (one) => formatNumber(one.step) },
-                { title: "Size", numeric: true, cell: (one) => formatBytes(one.bytes) },
-                { title: "Metric", numeric: true, cell: (one) => formatNumber(one.metric) },
-                { title: "Written", cell: (one) => formatTime(one.created) },
-                { title: "SHA-256 of its manifest", cell: (one) => <code>{one.sha256 || "no manifest"}</code> },
-                { title: "Verify", cell: (one) => <Verify job={job.id} node={one.node} checkpoint={one.name} /> },
+                { title: "Trainer", cell: (checkpoint) => checkpoint.node },
+                { title: "Step", numeric: true, cell: (checkpoint) => formatNumber(checkpoint.step) },
+                { title: "Size", numeric: true, cell: (checkpoint) => formatBytes(checkpoint.bytes) },
+                { title: "Metric", numeric: true, cell: (checkpoint) => formatNumber(checkpoint.metric) },
+                { title: "Written", cell: (checkpoint) => formatTime(checkpoint.created) },
+                {
+                  title: "SHA-256 of its manifest",
+                  cell: (checkpoint) => <code>{checkpoint.sha256 || "no manifest"}</code>,
+                },
+                {
+                  title: "Verify",
+                  cell: (checkpoint) => <Verify job={job.id} node={checkpoint.node} checkpoint={checkpoint.name} />,
+                },
               ]}
             />
           )

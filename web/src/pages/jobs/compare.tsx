@@ -31,15 +31,15 @@ export default function ComparePage() {
       queryKey: ["curves", job],
       queryFn: async () => {
         const query = { max_points: POINTS };
-        const found = await dataOf(client.GET("/api/v1/jobs/{job}/metrics", { params: { path: { job }, query } }));
-        return found.trainings.map(curveOf);
+        const result = await dataOf(client.GET("/api/v1/jobs/{job}/metrics", { params: { path: { job }, query } }));
+        return result.trainings.map(curveOf);
       },
       enabled: Boolean(details[index]?.data?.trainings.length), // a job that has not trained has no curve, and 404 for it
       refetchInterval: isOver(details[index]?.data?.state) ? (false as const) : REFRESH_MS,
     })),
   });
-  const failed = details.find((one) => one.error && !one.data);
-  const jobs = details.flatMap((one) => (one.data ? [one.data] : []));
+  const failed = details.find((detail) => detail.error && !detail.data);
+  const jobs = details.flatMap((detail) => (detail.data ? [detail.data] : []));
   return (
     <Page title="Compare jobs">
       {ids.length < 2 ? (
@@ -55,7 +55,7 @@ export default function ComparePage() {
       ) : (
         <>
           <Results jobs={jobs} />
-          <Overlay jobs={jobs} curves={curves.map((one) => one.data ?? [])} />
+          <Overlay jobs={jobs} curves={curves.map((curve) => curve.data ?? [])} />
           {tenant === "" && jobs.slice(1).map((job) => <Pair key={job.id} first={jobs[0]!} second={job} jobs={jobs} />)}
           <Differences jobs={jobs} />
         </>
@@ -65,7 +65,7 @@ export default function ComparePage() {
 }
 
 const nameOf = (job: JobDetail, all: readonly JobDetail[]) =>
-  all.filter((one) => one.name === job.name).length > 1 ? `${job.name} ${job.id.slice(-4)}` : job.name;
+  all.filter((other) => other.name === job.name).length > 1 ? `${job.name} ${job.id.slice(-4)}` : job.name;
 
 function Results({ jobs }: { jobs: readonly JobDetail[] }) {
   return (
@@ -93,10 +93,10 @@ function Overlay({ jobs, curves }: { jobs: readonly JobDetail[]; curves: readonl
       metricsOf(curves.flat()).map((metric) => ({
         metric,
         series: jobs.flatMap((job, index) =>
-          curves[index]!.flatMap((one): CurveSeries[] => {
-            const own = nameOf(job, jobs);
-            const found = seriesOf(one, metric, curves[index]!.length > 1 ? `${own} ${one.node}` : own);
-            return found ? [{ name: found.name, x: found.x, y: found.y }] : [];
+          curves[index]!.flatMap((curve): CurveSeries[] => {
+            const title = nameOf(job, jobs);
+            const result = seriesOf(curve, metric, curves[index]!.length > 1 ? `${title} ${curve.node}` : title);
+            return result ? [{ name: result.name, x: result.x, y: result.y }] : [];
           }),
         ),
       })),
@@ -133,29 +133,29 @@ function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jo
     enabled: areOver,
     retry: false,
   });
-  const [one, other] = both.map((job) => nameOf(job, jobs)) as [string, string];
+  const [name, other] = both.map((job) => nameOf(job, jobs)) as [string, string];
   if (!areOver) return null;
   return (
-    <Section title={`${one} and ${other}`}>
+    <Section title={`${name} and ${other}`}>
       <Queried query={query}>
-        {(found) => (
+        {(data) => (
           <>
             <Table
-              caption={`What ${one} and ${other} trained on`}
-              rows={found.metrics}
+              caption={`What ${name} and ${other} trained on`}
+              rows={data.metrics}
               rowKey={(row) => row.name}
               columns={[
                 { title: "Result", cell: (row) => row.name.replaceAll("_", " ") },
-                { title: one, numeric: true, cell: (row) => shownOf(row.first) },
+                { title: name, numeric: true, cell: (row) => shownOf(row.first) },
                 { title: other, numeric: true, cell: (row) => shownOf(row.second) },
               ]}
             />
-            {found.benchmarks.length === 0 ? (
+            {data.benchmarks.length === 0 ? (
               <p className="quiet">They have no benchmark in common: both need an evaluator on the same rows.</p>
             ) : (
               <Table
-                caption={`Benchmarks of ${one} and ${other}`}
-                rows={found.benchmarks}
+                caption={`Benchmarks of ${name} and ${other}`}
+                rows={data.benchmarks}
                 rowKey={(row) => row.name}
                 columns={[
                   {
@@ -167,7 +167,7 @@ function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jo
                       </>
                     ),
                   },
-                  { title: one, numeric: true, cell: (row) => formatNumber(row.first) },
+                  { title: name, numeric: true, cell: (row) => formatNumber(row.first) },
                   { title: other, numeric: true, cell: (row) => formatNumber(row.second) },
                   {
                     title: `Improvement by ${other}`,
@@ -183,15 +183,15 @@ function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jo
                 ]}
               />
             )}
-            {found.samples.length > 0 && (
+            {data.samples.length > 0 && (
               <Table
-                caption={`Answers of ${one} and ${other}`}
-                rows={found.samples}
+                caption={`Answers of ${name} and ${other}`}
+                rows={data.samples}
                 rowKey={(_, index) => index}
                 columns={[
                   { title: "Prompt", cell: (row) => <span className="cell-text">{row.prompt}</span> },
                   { title: "Expected", cell: (row) => <span className="cell-text">{row.gold}</span> },
-                  { title: one, cell: (row) => <span className="cell-text">{row.first}</span> },
+                  { title: name, cell: (row) => <span className="cell-text">{row.first}</span> },
                   { title: other, cell: (row) => <span className="cell-text">{row.second}</span> },
                 ]}
               />

@@ -23,13 +23,13 @@ const NO_METRIC = ["step", "time", "epoch", "tokens"];
 
 /** Every metric that the steps of some trainers have, those with a title first. */
 export function metricsOf(curves: readonly NodeCurve[]): Metric[] {
-  const found = new Set(
-    curves.flatMap((one) =>
-      one.points.flatMap((point) => Object.keys(point).filter((name) => valueOf(point, name) != null)),
+  const names = new Set(
+    curves.flatMap((curve) =>
+      curve.points.flatMap((point) => Object.keys(point).filter((name) => valueOf(point, name) != null)),
     ),
   );
-  const titled = Object.keys(METRICS).filter((name) => found.delete(name));
-  return [...titled, ...[...found].sort()].filter((name) => !NO_METRIC.includes(name));
+  const titled = Object.keys(METRICS).filter((name) => names.delete(name));
+  return [...titled, ...[...names].sort()].filter((name) => !NO_METRIC.includes(name));
 }
 
 export const titleOf = (metric: Metric): string => (METRICS as Record<string, string>)[metric] ?? labelOf(metric);
@@ -50,7 +50,7 @@ export function placesOn(axis: Axis, curve: NodeCurve, epochsPerStep: number | n
   const { points } = curve;
   if (axis === "step") return points.map((point) => point.step);
   const written = points.map((point) => valueOf(point, axis));
-  if (axis !== "time" && written.length > 0 && written.every((one) => one != null)) return written as number[];
+  if (axis !== "time" && written.length > 0 && written.every((entry) => entry != null)) return written as number[];
   if (axis === "epoch") return epochsPerStep == null ? null : points.map((point) => point.step * epochsPerStep);
   const first = points[0]?.time ?? 0;
   if (axis === "time") return points.map((point) => ((point.time ?? first) - first) / SECONDS);
@@ -82,19 +82,19 @@ interface NewPoints {
   points: (Partial<Point> & { restarted_from?: number | null })[];
 }
 
-export const curveOf = (given: TrainingCurve): NodeCurve => ({
-  node: given.node,
-  stepsPerPoint: given.steps_per_point ?? 1,
-  points: given.points,
-  low: given.low ?? {},
-  high: given.high ?? {},
+export const curveOf = (event: TrainingCurve): NodeCurve => ({
+  node: event.node,
+  stepsPerPoint: event.steps_per_point ?? 1,
+  points: event.points,
+  low: event.low ?? {},
+  high: event.high ?? {},
 });
 
 /** The curve with new steps; a restart removes what is beyond its checkpoint. */
 function extend(curve: NodeCurve, added: NewPoints["points"]): NodeCurve {
   let points = [...curve.points];
   for (const { restarted_from: from, ...point } of added) {
-    if (from !== undefined) points = points.filter((one) => from !== null && one.step <= from);
+    if (from !== undefined) points = points.filter((entry) => from !== null && entry.step <= from);
     else {
       while (points.length > 0 && points.at(-1)!.step >= point.step!) points.pop();
       points.push(point as Point);
@@ -107,20 +107,20 @@ function extend(curve: NodeCurve, added: NewPoints["points"]): NodeCurve {
 export function useCurves(job: string, over: boolean): { curves: NodeCurve[]; state: StreamState } {
   const [curves, setCurves] = useState<Record<string, NodeCurve>>({});
   const [part, setPart] = useState(0);
-  const asked = useRef(0);
+  const requested = useRef(0);
   const path = `/jobs/${encodeURIComponent(job)}/metrics#${over ? "over" : "live"}-${part}`;
   const state = useEventStream(path, {
-    curve: (given: TrainingCurve) => setCurves((before) => ({ ...before, [given.node]: curveOf(given) })),
-    points: (given: NewPoints) =>
+    curve: (event: TrainingCurve) => setCurves((before) => ({ ...before, [event.node]: curveOf(event) })),
+    points: (event: NewPoints) =>
       setCurves((before) => {
-        const own = before[given.node];
-        if (!own) return before;
-        const next = extend(own, given.points);
-        if (next.points.length > MOST_POINTS && asked.current === part) {
-          asked.current = part + 1;
+        const current = before[event.node];
+        if (!current) return before;
+        const next = extend(current, event.points);
+        if (next.points.length > MOST_POINTS && requested.current === part) {
+          requested.current = part + 1;
           window.setTimeout(() => setPart(part + 1));
         }
-        return { ...before, [given.node]: next };
+        return { ...before, [event.node]: next };
       }),
     end: () => undefined,
   });
@@ -134,14 +134,14 @@ export function seriesOf(
   name = curve.node,
   axis: readonly number[] = curve.points.map((point) => point.step),
 ): CurveSeries | null {
-  const places = curve.points.flatMap((point, index) => (valueOf(point, metric) != null ? [index] : []));
-  if (places.length === 0) return null;
-  const pick = (values: (number | null)[] | undefined) => values && places.map((index) => values[index] ?? null);
+  const indices = curve.points.flatMap((point, index) => (valueOf(point, metric) != null ? [index] : []));
+  if (indices.length === 0) return null;
+  const pick = (values: (number | null)[] | undefined) => values && indices.map((index) => values[index] ?? null);
   const [low, high] = [pick(curve.low[metric]), pick(curve.high[metric])];
   return {
     name,
-    x: places.map((index) => axis[index]!),
-    y: places.map((index) => valueOf(curve.points[index]!, metric)),
+    x: indices.map((index) => axis[index]!),
+    y: indices.map((index) => valueOf(curve.points[index]!, metric)),
     ...(low && high ? { low, high } : {}),
   };
 }

@@ -1,7 +1,7 @@
 // One job: state and actions, curves as they grow, logs, checkpoints, samples, results, and what it was started with.
 
 import { useQueries } from "@tanstack/react-query";
-import { lazy, Suspense, useEffect, useMemo } from "react";
+import { lazy, Suspense, useMemo } from "react";
 import { Link, useLocation } from "wouter";
 import { client, dataOf } from "../../api/client";
 import type { JobDetail } from "../../api/schema";
@@ -37,31 +37,31 @@ export default function JobPage({ job }: { job: string }) {
   return (
     <Page title={query.data?.name ?? "Job"} actions={query.data && <Actions job={query.data} />}>
       <Queried query={query}>
-        {(found) => (
+        {(data) => (
           <div className="stack">
-            {found.as_of != null && (
+            {data.as_of != null && (
               <p className="stale" role="status">
-                Prefect does not answer. This is the state of {formatTime(found.as_of)}.
+                Prefect does not answer. This is the state of {formatTime(data.as_of)}.
               </p>
             )}
-            <Summary job={found} />
-            <Note job={found} />
-            <Gate job={found} />
-            <Next job={found} />
+            <Summary job={data} />
+            <Note job={data} />
+            <Gate job={data} />
+            <Next job={data} />
             <Suspense fallback={<Loading />}>
-              <RunGraph run={found.id} />
+              <RunGraph run={data.id} />
             </Suspense>
-            <Curves job={found} over={over} />
+            <Curves job={data} over={over} />
             <Section title="Log">
-              <JobLog job={found.id} nodes={found.trainings.map((one) => one.node)} over={over} />
+              <JobLog job={data.id} nodes={data.trainings.map((training) => training.node)} over={over} />
             </Section>
-            <Checkpoints job={found} />
-            <Samples job={found} />
-            {found.nodes.length > 0 && <Results job={found} />}
-            <Provenance job={found} />
+            <Checkpoints job={data} />
+            <Samples job={data} />
+            {data.nodes.length > 0 && <Results job={data} />}
+            <Provenance job={data} />
             <Section title="Parameters">
               <pre className="json" tabIndex={0} aria-label="Parameters as JSON">
-                {JSON.stringify(found.parameters, null, 2)}
+                {JSON.stringify(data.parameters, null, 2)}
               </pre>
             </Section>
           </div>
@@ -84,10 +84,7 @@ function Actions({ job }: { job: JobDetail }) {
 
 function Retry({ job }: { job: JobDetail }) {
   const [, navigate] = useLocation();
-  const retry = useRetry(job);
-  useEffect(() => {
-    if (retry.data) navigate(`/jobs/${retry.data.id}`);
-  }, [retry.data]);
+  const retry = useRetry(job, (id) => navigate(`/jobs/${id}`));
   return (
     <ActionButton mutation={retry} variables={undefined} confirm="Start a new job with the same parameters?">
       Retry
@@ -97,14 +94,14 @@ function Retry({ job }: { job: JobDetail }) {
 
 /** What speaks against the trainings in their own numbers, and what to do about it. */
 function Divergence({ job }: { job: JobDetail }) {
-  return (job.divergence ?? []).map((one) => (
-    <div key={`${one.node} ${one.kind}`} className="banner" role="alert">
+  return (job.divergence ?? []).map((warning) => (
+    <div key={`${warning.node} ${warning.kind}`} className="banner" role="alert">
       <p>
         <strong>
-          {one.node}, step {formatNumber(one.step)}: {one.because}
+          {warning.node}, step {formatNumber(warning.step)}: {warning.because}
         </strong>
       </p>
-      <p>{one.advice}</p>
+      <p>{warning.advice}</p>
     </div>
   ));
 }
@@ -121,12 +118,12 @@ function Summary({ job }: { job: JobDetail }) {
         {job.waiting ? <WaitNote wait={job.waiting} /> : job.message}
       </p>
       <Divergence job={job} />
-      {job.trainings.map((one) => (
-        <div key={one.node}>
+      {job.trainings.map((training) => (
+        <div key={training.node}>
           <span>
-            {one.node}: step {stepsOf(one)}
+            {training.node}: step {stepsOf(training)}
           </span>
-          <Progress value={one.step} max={one.total_steps} label={`Steps of ${one.node}`} />
+          <Progress value={training.step} max={training.total_steps} label={`Steps of ${training.node}`} />
         </div>
       ))}
       <Facts
@@ -142,7 +139,7 @@ function Summary({ job }: { job: JobDetail }) {
           ["Created", formatTime(job.created)],
           ["Started", formatTime(job.started)],
           ["Time", formatDuration(job.seconds)],
-          ...(job.left ?? []).map((one) => [`Time left of ${one.node}`, leftOf(one)] as const),
+          ...(job.left ?? []).map((part) => [`Time left of ${part.node}`, leftOf(part)] as const),
           ["Memory", isRunning ? residentOf(job.id, gpus.data) : ""],
           ["Load", isRunning ? loadOf(gpus.data) : ""],
           ["GPU memory", isRunning ? memoryOf(job.id, gpus.data) : ""],
@@ -175,10 +172,10 @@ function Curves({ job, over }: { job: JobDetail; over: boolean }) {
   const { curves, state } = useCurves(job.id, over);
   const epochs = useEpochs(job);
   const axes = (Object.keys(AXES) as Axis[]).filter((axis) =>
-    curves.some((one) => placesOn(axis, one, epochs[one.node] ?? null) != null),
+    curves.some((curve) => placesOn(axis, curve, epochs[curve.node] ?? null) != null),
   );
   const [style, controls] = useCurveStyle(chartsOf(curves), axes);
-  const hasPoints = curves.some((one) => one.points.length > 0);
+  const hasPoints = curves.some((curve) => curve.points.length > 0);
   return (
     <Section
       title="Curves"
@@ -210,8 +207,8 @@ function Curves({ job, over }: { job: JobDetail; over: boolean }) {
 
 /** How many epochs one step of each trainer is, where its length is given in epochs. */
 function useEpochs(job: JobDetail): EpochsPerStep {
-  const trainings = job.trainings.filter((one) => one.total_steps);
-  const names = trainings.map((one) => one.node);
+  const trainings = job.trainings.filter((training) => training.total_steps);
+  const names = trainings.map((training) => training.node);
   const details = useQueries({
     queries: names.map((node) => ({
       queryKey: ["jobs", job.id, "nodes", node, "config"],
@@ -220,12 +217,12 @@ function useEpochs(job: JobDetail): EpochsPerStep {
       retry: false,
     })),
   });
-  const found = trainings.flatMap((one, index) => {
+  const pairs = trainings.flatMap((training, index) => {
     const config = details[index]?.data?.config as { hyperparameters?: Lengths } | undefined;
     const { epochs, max_steps: limit } = config?.hyperparameters ?? {};
-    return epochs && !limit ? [[one.node, epochs / one.total_steps!] as const] : [];
+    return epochs && !limit ? [[training.node, epochs / training.total_steps!] as const] : [];
   });
-  const key = JSON.stringify(found);
+  const key = JSON.stringify(pairs);
   return useMemo(() => Object.fromEntries(JSON.parse(key) as [string, number][]), [key]);
 }
 

@@ -47,7 +47,7 @@ export function Estimate({ draft, plan, fieldOf }: { draft: Values; plan: Planni
 /** What a run would do, node by node. */
 export function PlannedNodes({ plan, fieldOf }: { plan: ChainPlan; fieldOf?: FieldOf }) {
   const refusals = plan.refusals as unknown as (ProblemReason & { line: string })[];
-  const refused = new Set(refusals.map((one) => one.line));
+  const refused = new Set(refusals.map((refusal) => refusal.line));
   return (
     <div aria-live="polite">
       {refusals.length > 0 ? (
@@ -83,21 +83,21 @@ export function PlannedNodes({ plan, fieldOf }: { plan: ChainPlan; fieldOf?: Fie
           },
         ]}
       />
-      {plan.decisions.map((one) => (
-        <section key={one.node} aria-label={`Method of ${one.node}`}>
+      {plan.decisions.map((decision) => (
+        <section key={decision.node} aria-label={`Method of ${decision.node}`}>
           <p>
-            {one.node}: method auto is {one.rungs.at(-1)?.method} here, by {formatBytes(one.memory_bytes)} of{" "}
-            {one.device} ({one.memory_from}).
+            {decision.node}: method auto is {decision.rungs.at(-1)?.method} here, by{" "}
+            {formatBytes(decision.memory_bytes)} of {decision.device} ({decision.memory_from}).
           </p>
           <ul>
-            {one.rungs.map((rung, index) => (
+            {decision.rungs.map((rung, index) => (
               <li key={index}>
                 {[rung.method, rung.knobs].filter(Boolean).join(", ")}:{" "}
                 {rung.needed_bytes != null && `needs ${formatBytes(rung.needed_bytes)}, `}
                 {rung.fits ? "fits" : rung.why}
               </li>
             ))}
-            {one.changes.map((change) => (
+            {decision.changes.map((change) => (
               <li key={change}>changed: {change}</li>
             ))}
           </ul>

@@ -98,33 +98,33 @@ export default function JobsPage() {
             <label htmlFor={name}>{name.charAt(0).toUpperCase() + name.slice(1)}</label>
             <select id={name} value={search.get(name) ?? ""} onChange={(event) => setFilter(name, event.target.value)}>
               <option value="">all</option>
-              {choices.map((one) => (
-                <option key={one}>{one}</option>
+              {choices.map((choice) => (
+                <option key={choice}>{choice}</option>
               ))}
             </select>
           </div>
         ))}
       </search>
       <Queried query={jobs}>
-        {(found) => (
+        {(data) => (
           <>
-            {found.as_of != null && (
+            {data.as_of != null && (
               <p className="stale" role="status">
-                Prefect does not answer. These are the states of {formatTime(found.as_of)}.
+                Prefect does not answer. These are the states of {formatTime(data.as_of)}.
               </p>
             )}
-            {found.jobs.length === 0 ? (
+            {data.jobs.length === 0 ? (
               <NoJobs isFiltered={isFiltered} onClear={() => setSearch({})} />
             ) : (
-              <GroupedJobs found={found} chosen={chosen} onChoose={setChosen} />
+              <GroupedJobs found={data} chosen={chosen} onChoose={setChosen} />
             )}
             <Pager
               label="jobs"
-              shown={pages.page || found.next ? `Page ${pages.page + 1}` : ""}
+              shown={pages.page || data.next ? `Page ${pages.page + 1}` : ""}
               hasPrevious={pages.page > 0}
-              hasNext={Boolean(found.next)}
+              hasNext={Boolean(data.next)}
               onPrevious={pages.previous}
-              onNext={() => pages.next(found.next!)}
+              onNext={() => pages.next(data.next!)}
             />
           </>
         )}
@@ -154,7 +154,7 @@ function NoJobs({ isFiltered, onClear }: { isFiltered: boolean; onClear: () => v
 interface JobTableProps {
   found: JobList;
   chosen: readonly string[];
-  onChoose: (chosen: readonly string[]) => void;
+  onChoose: (selection: readonly string[]) => void;
   caption?: string;
 }
 
@@ -282,7 +282,9 @@ function JobTime({ job }: { job: Job }) {
 }
 
 function TrainingLeft({ job }: { job: string }) {
-  const left = (useJob(job).data?.left ?? []).map((one) => one.seconds);
+  const left = (useJob(job).data?.left ?? []).map((part) => part.seconds);
   if (left.length === 0 || left.some((seconds) => seconds == null)) return null;
-  return <div className="quiet">{formatDuration(left.reduce<number>((sum, one) => sum + one!, 0))} left to train</div>;
+  return (
+    <div className="quiet">{formatDuration(left.reduce<number>((sum, part) => sum + part!, 0))} left to train</div>
+  );
 }

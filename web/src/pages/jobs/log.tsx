@@ -1,7 +1,7 @@
 // The logs of a job: the run's own from Prefect, and what each of its trainers prints, as it comes.
 
 import { useMutation, useQuery } from "@tanstack/react-query";
-import { useEffect, useMemo, useRef, useState } from "react";
+import { useMemo, useState } from "react";
 import { client, dataOf, Problem } from "../../api/client";
 import { useEventStream } from "../../api/streams";
 import { LogView, type LogLine } from "../../components/logs";
@@ -29,8 +29,8 @@ export function JobLog({ job, nodes, over }: JobLogProps) {
     <label>
       <span className="visually-hidden">Log of</span>
       <select value={source} onChange={(event) => setChosen(event.target.value)}>
-        {[RUN, ...nodes].map((one) => (
-          <option key={one}>{one}</option>
+        {[RUN, ...nodes].map((node) => (
+          <option key={node}>{node}</option>
         ))}
       </select>
     </label>
@@ -62,19 +62,19 @@ const chunkOf = (first: number, next: number, texts: readonly string[]): Chunk =
 });
 
 const isFull = (chunks: readonly Chunk[]) =>
-  chunks.reduce((sum, one) => sum + one.lines.length, 0) > MOST_LINES ||
-  chunks.reduce((sum, one) => sum + one.characters, 0) > MOST_CHARACTERS;
+  chunks.reduce((sum, chunk) => sum + chunk.lines.length, 0) > MOST_LINES ||
+  chunks.reduce((sum, chunk) => sum + chunk.characters, 0) > MOST_CHARACTERS;
 
 /** The newest chunks that fit; the oldest ones are read again by *Load earlier*. */
 function keepNewest(chunks: Chunk[]): Chunk[] {
-  let kept = chunks;
-  while (kept.length > 1 && isFull(kept)) kept = kept.slice(1);
-  return kept;
+  let rest = chunks;
+  while (rest.length > 1 && isFull(rest)) rest = rest.slice(1);
+  return rest;
 }
 
 /** A part of a log before an offset, or at its end. */
-async function readPart(job: string, source: string, place: { before: number } | { tail: number }): Promise<Chunk> {
-  const query = { source, limit_bytes: PART_BYTES, ...place };
+async function readPart(job: string, source: string, range: { before: number } | { tail: number }): Promise<Chunk> {
+  const query = { source, limit_bytes: PART_BYTES, ...range };
   const part = await dataOf(
     client.GET("/api/v1/jobs/{job}/logs", { params: { path: { job }, query: query as object } }),
   );
@@ -85,7 +85,6 @@ async function readPart(job: string, source: string, place: { before: number } |
 /** What a trainer prints: the end of it at once, then each line as it comes, and what is before on request. */
 function TrainerLog({ job, source, over, picker }: PartProps) {
   const [chunks, setChunks] = useState<Chunk[] | null>(null);
-  const next = useRef(0);
   // Asked until it is there once, also after an outage; the stream continues from its end.
   const newest = useQuery({
     queryKey: ["log", job, source, "newest"],
@@ -94,32 +93,30 @@ function TrainerLog({ job, source, over, picker }: PartProps) {
     refetchInterval: ({ state }) => (state.error instanceof Problem && state.error.isOutage ? POLL_MS : false),
     gcTime: 0,
   });
-  useEffect(() => {
-    if (!newest.data || chunks !== null) return;
-    next.current = newest.data.next;
-    setChunks([newest.data]);
-  }, [newest.data, chunks]);
+  if (chunks === null && newest.data) setChunks([newest.data]); // what is read again later is in the stream
   const earlier = useMutation({
     mutationFn: (before: number) => readPart(job, source, { before }),
-    onSuccess: (chunk) => setChunks((known) => (known?.[0]?.first === chunk.next ? [chunk, ...known] : known)),
+    onSuccess: (chunk) => setChunks((before) => (before?.[0]?.first === chunk.next ? [chunk, ...before] : before)),
   });
-  const place = `/jobs/${encodeURIComponent(job)}/logs?source=${encodeURIComponent(source)}`;
+  const range = `/jobs/${encodeURIComponent(job)}/logs?source=${encodeURIComponent(source)}`;
   const state = useEventStream(
-    chunks === null ? "" : `${place}#${over ? "over" : "live"}`,
+    chunks === null ? "" : `${range}#${over ? "over" : "live"}`,
     {
-      lines: (given: { lines: string[] }, id: string) => {
+      lines: (event: { lines: string[] }, id: string) => {
         // The id of an event is `source=offset.inode`: where its last line ends.
         const end = Number(/=(\d+)\.\d+$/.exec(id)?.[1] ?? NaN);
-        const isNew = end < next.current; // the file was cut or replaced: it begins again
-        const chunk = chunkOf(isNew ? 0 : next.current, end, given.lines);
-        setChunks((known) => keepNewest(isNew ? [chunk] : [...(known ?? []), chunk]));
-        next.current = end;
+        setChunks((before) => {
+          const start = before?.at(-1)?.next ?? 0;
+          const isNew = end < start; // the file was cut or replaced: it begins again
+          const chunk = chunkOf(isNew ? 0 : start, end, event.lines);
+          return keepNewest(isNew ? [chunk] : [...(before ?? []), chunk]);
+        });
       },
       end: () => undefined,
     },
-    () => `${place}&offset=${next.current}`,
+    () => `${range}&offset=${chunks?.at(-1)?.next ?? 0}`,
   );
-  const lines = useMemo(() => (chunks ?? []).flatMap((one) => one.lines), [chunks]);
+  const lines = useMemo(() => (chunks ?? []).flatMap((chunk) => chunk.lines), [chunks]);
   const first = chunks?.[0]?.first ?? 0;
   return (
     <>

@@ -1,7 +1,7 @@
 // Start a training on a data set: a form from the schema, a preview of the data, an estimate before the start.
 
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { useEffect, useRef, useState, type Dispatch, type SetStateAction } from "react";
+import { useEffect, useState, type Dispatch, type SetStateAction } from "react";
 import { useLocation, useSearchParams } from "wouter";
 import { client, dataOf, Problem, type ProblemReason } from "../../api/client";
 import type { JobSpec } from "../../api/schema";
@@ -11,7 +11,8 @@ import { SchemaForm } from "../../components/form";
 import { GroupField } from "../../components/group";
 import { ProblemNote } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
-import { hasField, type JsonSchema } from "../../components/schema";
+import { QuestionNote, questionsOf, useQuestion } from "../../components/question";
+import { hasField, pathWith, type JsonSchema } from "../../components/schema";
 import { Upload } from "../../components/upload";
 import { defaultsOf, expand } from "../chains/editor/server";
 import { DataPreview } from "./preview";
@@ -28,9 +29,9 @@ type Values = Record<string, unknown>;
 function useDraft(): [Values, Dispatch<SetStateAction<Values>>] {
   const [search] = useSearchParams();
   const [draft, setDraft] = useState<Values>(() => {
-    const kept = JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}");
+    const stored = JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}");
     const path = search.get("path"); // of who comes from the overview
-    return path ? { ...kept, dataset: { path } } : kept;
+    return path ? { ...stored, dataset: { path } } : stored;
   });
   useEffect(() => sessionStorage.setItem(DRAFT, JSON.stringify(draft)), [draft]);
   return [draft, setDraft];
@@ -48,16 +49,17 @@ function useDefaults(draft: Values): Values {
     const handle = window.setTimeout(() => setSettled(draft), ASK_AFTER_MS);
     return () => window.clearTimeout(handle);
   }, [draft]);
-  const latest = useRef<Values>({});
+  const [latest, setLatest] = useState<Values>({});
   const { data } = useQuery({
     queryKey: ["defaults", settled],
     // They do not depend on the data set, which may not be named yet.
     queryFn: ({ signal }) => expand({ target: { ...settled, dataset: { path: "data" } } }, signal),
     retry: false,
   });
-  const found = defaultsOf(data, "trainer");
-  if (Object.keys(found).length > 0) latest.current = found; // while something is wrong, the earlier ones
-  return latest.current;
+  const defaults = defaultsOf(data, "trainer");
+  // While something is wrong there are none: the earlier ones stay.
+  if (Object.keys(defaults).length > 0 && defaults !== latest) setLatest(defaults);
+  return latest;
 }
 
 export default function NewJobPage() {
@@ -68,7 +70,7 @@ export default function NewJobPage() {
   });
   return (
     <Page title="New job">
-      <Queried query={schema}>{(found) => <JobForm schema={found as JsonSchema} />}</Queried>
+      <Queried query={schema}>{(data) => <JobForm schema={data as JsonSchema} />}</Queried>
     </Page>
   );
 }
@@ -80,10 +82,10 @@ function JobForm({ schema }: { schema: JsonSchema }) {
   const [, navigate] = useLocation();
   const queries = useQueryClient();
   const start = useMutation({
-    mutationFn: (spec: Values) =>
+    mutationFn: ({ spec, yes }: { spec: Values; yes: boolean }) =>
       dataOf(
         client.POST("/api/v1/jobs", {
-          params: { query: group ? { group } : {} },
+          params: { query: { ...(group && { group }), ...(yes && { yes }) } },
           body: spec as unknown as JobSpec,
         }),
       ),
@@ -93,30 +95,32 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       navigate(`/jobs/${started.id}`);
     },
   });
+  const question = useQuestion(start.variables?.spec === draft ? questionsOf(start.error) : []);
   const plan = usePlan();
-  const refused = start.error ?? plan.error;
+  const refused = (questionsOf(start.error).length > 0 ? null : start.error) ?? plan.error;
   const problems = [
     ...(refused instanceof Problem ? refused.errors : []),
     ...((plan.data?.refusals ?? []) as unknown as ProblemReason[]),
   ].map(problemOfJob);
-  const shown = new Map(problems.map((one) => [`${one.field} ${one.because}`, one])); // of the start and the estimate
+  const distinct = new Map(problems.map((problem) => [`${problem.field} ${problem.because}`, problem])); // of the start and the estimate
+  const paths = { rows: pathWith("rows", schema), columns: pathWith("columns", schema) };
   const fieldOf = (reason: ProblemReason) => {
     const { field } = problemOfJob(reason);
-    const isShown = !field.startsWith("dataset.columns") && hasField(schema, schema, field.split("."));
+    const isShown = !field.startsWith(paths.columns) && hasField(schema, schema, field.split("."));
     return isShown ? field : "";
   };
   const defaults = useDefaults(draft);
   const dataset = (draft.dataset ?? {}) as Values;
-  const { choices, start: folder } = useChoices({ "dataset.path": dataset.path }, ["base_model"]);
-  const hints = Object.fromEntries(folder ? [["dataset.path", `A relative path starts in \`${folder}\`.`]] : []);
+  const { choices, start: folder } = useChoices({ [paths.rows]: dataset.path }, [pathWith("model", schema)]);
+  const hints = Object.fromEntries(folder ? [[paths.rows, `A relative path starts in \`${folder}\`.`]] : []);
   // An upload may end after other fields were written.
   const setDataset = (change: Values) =>
     setDraft((before) => ({ ...before, dataset: withoutUndefined({ ...(before.dataset as Values), ...change }) }));
   const extras = {
-    "dataset.path": <Upload onUploaded={(path) => setDataset({ path, columns: undefined })} />,
+    [paths.rows]: <Upload onUploaded={(path) => setDataset({ path, columns: undefined })} />,
   };
   const controls = {
-    "dataset.columns": (
+    [paths.columns]: (
       <ColumnMap
         key="columns"
         path={dataset.path}
@@ -125,7 +129,7 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       />
     ),
   };
-  const form = { schema, value: draft, onChange: setDraft, problems: [...shown.values()] };
+  const form = { schema, value: draft, onChange: setDraft, problems: [...distinct.values()] };
   const shared = { ...form, defaults, choices, hints, extras, controls };
   const rest = Object.keys(schema.properties ?? {}).filter((name) => !FIRST.includes(name));
   return (
@@ -133,12 +137,12 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       className="stack"
       onSubmit={(event) => {
         event.preventDefault();
-        start.mutate(draft);
+        start.mutate({ spec: draft, yes: question.yes });
       }}
     >
       <Section title="Training">
         <SchemaForm {...shared} only={FIRST} />
-        <details open={problems.some((one) => rest.includes(one.field.split(".")[0]!)) || undefined}>
+        <details open={problems.some((problem) => rest.includes(problem.field.split(".")[0]!)) || undefined}>
           <summary>More settings</summary>
           <SchemaForm {...shared} only={rest} />
         </details>
@@ -146,15 +150,16 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       <DataPreview draft={draft} />
       <Estimate draft={draft} plan={plan} fieldOf={fieldOf} />
       <GroupField value={group} onChange={setGroup} />
+      <QuestionNote question={question} />
       <div className="actions">
-        <button className="primary" disabled={start.isPending} aria-busy={start.isPending}>
+        <button className="primary" disabled={start.isPending || question.isOpen} aria-busy={start.isPending}>
           Start the job
         </button>
         <button type="button" onClick={() => setDraft({})}>
           Clear
         </button>
       </div>
-      {start.error && <ProblemNote error={start.error} fieldOf={fieldOf} />}
+      {start.error && questionsOf(start.error).length === 0 && <ProblemNote error={start.error} fieldOf={fieldOf} />}
     </form>
   );
 }

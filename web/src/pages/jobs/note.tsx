@@ -26,14 +26,14 @@ export function Note({ job }: { job: Pick<Job, "id" | "note"> }) {
       setText(null);
     },
   });
-  const kept = job.note ?? "";
+  const stored = job.note ?? "";
   if (!allows("run"))
-    return kept ? (
+    return stored ? (
       <Section title="Note">
-        <p className="note">{kept}</p>
+        <p className="note">{stored}</p>
       </Section>
     ) : null;
-  const isChanged = text !== null && text !== kept;
+  const isChanged = text !== null && text !== stored;
   return (
     <Section title="Note">
       <label htmlFor={id} className="visually-hidden">
@@ -45,7 +45,7 @@ export function Note({ job }: { job: Pick<Job, "id" | "note"> }) {
         rows={2}
         maxLength={MOST_CHARS}
         placeholder="What was tried, what to remember"
-        value={text ?? kept}
+        value={text ?? stored}
         onChange={(event) => setText(event.target.value)}
       />
       {isChanged && (

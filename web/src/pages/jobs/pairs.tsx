@@ -102,7 +102,7 @@ export function PairsPreview({ path, count, wordings }: { path: unknown; count?:
     ...(typeof count === "number" && { count }),
     ...(typeof wordings === "number" && { wordings }),
   };
-  const found = preview.data?.generation as GenerationPreview | null | undefined;
+  const generation = preview.data?.generation as GenerationPreview | null | undefined;
   return (
     <div className="pairs">
       <button
@@ -115,9 +115,9 @@ export function PairsPreview({ path, count, wordings }: { path: unknown; count?:
       </button>
       {preview.isPending && <Loading what="Reading the documents" onCancel={preview.cancel} />}
       {preview.error && !preview.isPending && <ProblemNote error={preview.error} />}
-      {found && !preview.isPending && (
+      {generation && !preview.isPending && (
         <section aria-label="Pairs of the documents">
-          <GeneratedPairs found={found} />
+          <GeneratedPairs found={generation} />
         </section>
       )}
     </div>

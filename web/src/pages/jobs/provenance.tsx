@@ -17,7 +17,7 @@ export function Provenance({ job }: { job: JobDetail }) {
   return (
     <Section title="Provenance">
       <Queried query={query}>
-        {(found) => (found.digest ? <Origins found={found} /> : <p className="quiet">The job has not begun.</p>)}
+        {(data) => (data.digest ? <Origins found={data} /> : <p className="quiet">The job has not begun.</p>)}
       </Queried>
     </Section>
   );
@@ -41,10 +41,10 @@ function Origins({ found }: { found: Provenances }) {
           rows={found.data}
           rowKey={(_, index) => index}
           columns={[
-            { title: "Source", cell: (one) => one.source },
-            { title: "Format", cell: (one) => one.format ?? "" },
-            { title: "Rows", numeric: true, cell: (one) => formatNumber(one.rows) },
-            { title: "SHA-256", cell: (one) => digest(one.sha256) },
+            { title: "Source", cell: (row) => row.source },
+            { title: "Format", cell: (row) => row.format ?? "" },
+            { title: "Rows", numeric: true, cell: (row) => formatNumber(row.rows) },
+            { title: "SHA-256", cell: (row) => digest(row.sha256) },
           ]}
         />
       )}
@@ -52,29 +52,29 @@ function Origins({ found }: { found: Provenances }) {
         <Table
           caption="Results of the nodes"
           rows={found.results}
-          rowKey={(one) => `${one.node}/${one.port}`}
+          rowKey={(result) => `${result.node}/${result.port}`}
           columns={[
-            { title: "Node", cell: (one) => one.node },
-            { title: "Result", cell: (one) => one.port },
-            { title: "Made from", cell: (one) => one.needs.join(", ") },
-            { title: "Rows", numeric: true, cell: (one) => formatNumber(one.rows) },
-            { title: "Size", numeric: true, cell: (one) => formatBytes(one.bytes) },
-            { title: "SHA-256", cell: (one) => digest(one.sha256) },
-            { title: "Content key", cell: (one) => <code title={one.key}>{one.key.slice(0, 12)}</code> },
-            { title: "Made by", cell: (one) => (one.reused ? "an earlier run" : "this run") },
+            { title: "Node", cell: (result) => result.node },
+            { title: "Result", cell: (result) => result.port },
+            { title: "Made from", cell: (result) => result.needs.join(", ") },
+            { title: "Rows", numeric: true, cell: (result) => formatNumber(result.rows) },
+            { title: "Size", numeric: true, cell: (result) => formatBytes(result.bytes) },
+            { title: "SHA-256", cell: (result) => digest(result.sha256) },
+            { title: "Content key", cell: (result) => <code title={result.key}>{result.key.slice(0, 12)}</code> },
+            { title: "Made by", cell: (result) => (result.reused ? "an earlier run" : "this run") },
           ]}
         />
       )}
-      {found.trainings.map((one) => (
-        <Training key={one.node} training={one} />
+      {found.trainings.map((training) => (
+        <Training key={training.node} training={training} />
       ))}
     </>
   );
 }
 
 function Training({ training }: { training: Provenances["trainings"][number] }) {
-  const counts = (given: Record<string, number> | undefined) =>
-    Object.entries(given ?? {})
+  const counts = (counters: Record<string, number> | undefined) =>
+    Object.entries(counters ?? {})
       .map(([name, count]) => `${formatNumber(count)} ${name}`)
       .join(", ");
   const lineage = training.lineage ?? [];
@@ -107,10 +107,10 @@ function Training({ training }: { training: Provenances["trainings"][number] }) 
           rows={lineage}
           rowKey={(_, index) => index}
           columns={[
-            { title: "From", cell: (one) => (one.stage ? "training" : "base") },
-            { title: "Stage", cell: (one) => one.stage ?? "" },
-            { title: "Method", cell: (one) => one.method ?? "" },
-            { title: "SHA-256", cell: (one) => digest(one.sha256) },
+            { title: "From", cell: (origin) => (origin.stage ? "training" : "base") },
+            { title: "Stage", cell: (origin) => origin.stage ?? "" },
+            { title: "Method", cell: (origin) => origin.method ?? "" },
+            { title: "SHA-256", cell: (origin) => digest(origin.sha256) },
           ]}
         />
       )}

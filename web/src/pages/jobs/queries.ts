@@ -92,7 +92,7 @@ export function useJobAction(job: string, verb: JobVerb) {
 }
 
 /** Start a new job with the parameters of one that has ended; a completed one is trained again. */
-export function useRetry(job: Pick<Job, "id" | "state">) {
+export function useRetry(job: Pick<Job, "id" | "state">, onStarted: (id: string) => void) {
   const queries = useQueryClient();
   return useMutation({
     mutationFn: () =>
@@ -102,6 +102,7 @@ export function useRetry(job: Pick<Job, "id" | "state">) {
           body: { refresh: job.state === "completed" } as never,
         }),
       ),
+    onSuccess: (started) => onStarted(started.id),
     onSettled: () => queries.invalidateQueries({ queryKey: ["jobs"] }),
   });
 }

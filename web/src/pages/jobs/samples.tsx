@@ -42,13 +42,13 @@ export function Samples({ job }: { job: JobDetail }) {
       }
     >
       <Queried query={samples}>
-        {(found) =>
-          found.rounds.length === 0 ? (
+        {(data) =>
+          data.rounds.length === 0 ? (
             <p className="quiet">
               None: <code>eval.samples</code> says how many held-out prompts are answered at each evaluation.
             </p>
           ) : (
-            <Answers found={found} before={compared.data} />
+            <Answers found={data} before={compared.data} />
           )
         }
       </Queried>
@@ -70,8 +70,8 @@ function StepPicker({ label, steps, value, onChange, newest }: StepPickerProps) 
       {label}{" "}
       <select value={value} onChange={(event) => onChange(event.target.value)}>
         {newest && <option>{NEWEST}</option>}
-        {steps.map((one) => (
-          <option key={one}>{one}</option>
+        {steps.map((step) => (
+          <option key={step}>{step}</option>
         ))}
       </select>
     </label>
@@ -80,7 +80,7 @@ function StepPicker({ label, steps, value, onChange, newest }: StepPickerProps) 
 
 function Answers({ found, before }: { found: JobSamples; before?: JobSamples }) {
   return found.rounds.map((round) => {
-    const earlier = before?.rounds.find((one) => one.node === round.node);
+    const earlier = before?.rounds.find((other) => other.node === round.node);
     return (
       <Table
         key={`${round.node}/${round.step}`}
@@ -88,14 +88,16 @@ function Answers({ found, before }: { found: JobSamples; before?: JobSamples }) 
         rows={round.samples}
         rowKey={(_, index) => index}
         columns={[
-          { title: "Prompt", cell: (one) => <div className="sample">{one.prompt}</div> },
+          { title: "Prompt", cell: (sample) => <div className="sample">{sample.prompt}</div> },
           {
             title: `Answer at step ${earlier?.step ?? ""}`,
-            cell: (one) => (
-              <div className="sample">{earlier?.samples.find((own) => own.prompt === one.prompt)?.answer ?? ""}</div>
+            cell: (sample) => (
+              <div className="sample">
+                {earlier?.samples.find((other) => other.prompt === sample.prompt)?.answer ?? ""}
+              </div>
             ),
           },
-          { title: `Answer at step ${round.step} `, cell: (one) => <div className="sample">{one.answer}</div> },
+          { title: `Answer at step ${round.step} `, cell: (sample) => <div className="sample">{sample.answer}</div> },
         ]}
       />
     );

@@ -6,7 +6,7 @@ import { client, dataOf } from "../../api/client";
 import type { components } from "../../api/schema";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
-import { words } from "../../components/rows";
+import { toWords } from "../../components/rows";
 import { Facts, Table } from "../../components/table";
 import "../../styles/records.css";
 
@@ -56,10 +56,10 @@ export default function GraphPage() {
         <Entities
           search={search}
           onPage={(offset) => set({ offset: offset ? String(offset) : "" })}
-          onKey={(one) => set({ key: one })}
+          onKey={(name) => set({ key: name })}
         />
       </Section>
-      {key && <Around entity={key} onKey={(one) => set({ key: one })} />}
+      {key && <Around entity={key} onKey={(name) => set({ key: name })} />}
     </Page>
   );
 }
@@ -92,19 +92,19 @@ function Entities({ search, onPage, onKey }: EntitiesProps) {
             <Table
               caption="Entities"
               rows={entities}
-              rowKey={(one) => one.key}
+              rowKey={(entity) => entity.key}
               columns={[
                 {
                   title: "Name",
-                  cell: (one) => (
-                    <button type="button" onClick={() => onKey(one.key)}>
-                      {one.name}
+                  cell: (entity) => (
+                    <button type="button" onClick={() => onKey(entity.key)}>
+                      {entity.name}
                     </button>
                   ),
                 },
-                { title: "Kind", cell: (one) => one.kind },
-                { title: "Tenant", cell: (one) => one.tenant },
-                { title: "Facts", cell: (one) => factText(one.attributes) },
+                { title: "Kind", cell: (entity) => entity.kind },
+                { title: "Tenant", cell: (entity) => entity.tenant },
+                { title: "Facts", cell: (entity) => factText(entity.attributes) },
               ]}
             />
             <div className="actions">
@@ -127,35 +127,37 @@ function Entities({ search, onPage, onKey }: EntitiesProps) {
 
 const factText = (facts: Record<string, string>): string =>
   Object.entries(facts)
-    .map(([name, value]) => `${words(name)}: ${value}`)
+    .map(([name, value]) => `${toWords(name)}: ${value}`)
     .join("; ");
 
 function Around({ entity, onKey }: { entity: string; onKey: (key: string) => void }) {
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["graph", "neighbors", entity],
     queryFn: () => dataOf(client.GET("/api/v1/graph/entities/{key}", { params: { path: { key: entity } } })),
     placeholderData: keepPreviousData,
   });
   return (
     <div aria-live="polite">
-      <Queried query={found}>
-        {(one) => (
-          <Section title={`${one.entity.name} (${one.entity.kind})`}>
+      <Queried query={query}>
+        {(neighbors) => (
+          <Section title={`${neighbors.entity.name} (${neighbors.entity.kind})`}>
             <Facts
-              facts={Object.entries(one.entity.attributes).map(([name, value]) => [words(name), value] as const)}
+              facts={Object.entries(neighbors.entity.attributes).map(
+                ([name, value]) => [toWords(name), value] as const,
+              )}
             />
-            {one.relations.length > 0 && <Picture one={one} onKey={onKey} />}
-            {one.relations.length === 0 ? (
+            {neighbors.relations.length > 0 && <Picture one={neighbors} onKey={onKey} />}
+            {neighbors.relations.length === 0 ? (
               <p>No relation leads from it or to it.</p>
             ) : (
               <Table
-                caption={`Relations of ${one.entity.name}`}
-                rows={one.relations}
+                caption={`Relations of ${neighbors.entity.name}`}
+                rows={neighbors.relations}
                 rowKey={(each, index) => `${each.kind}${each.direction}${each.entity.key}${index}`}
                 columns={[
                   {
                     title: "Relation",
-                    cell: (each) => (each.direction === "out" ? `${words(each.kind)} →` : `← ${words(each.kind)}`),
+                    cell: (each) => (each.direction === "out" ? `${toWords(each.kind)} →` : `← ${toWords(each.kind)}`),
                   },
                   {
                     title: "Entity",
@@ -170,15 +172,15 @@ function Around({ entity, onKey }: { entity: string; onKey: (key: string) => voi
               />
             )}
             <Table
-              caption={`Documents that name ${one.entity.name}`}
-              rows={one.documents}
+              caption={`Documents that name ${neighbors.entity.name}`}
+              rows={neighbors.documents}
               rowKey={(each) => each.key}
               columns={[
                 { title: "Stream", cell: (each) => each.stream },
                 { title: "Documents that name it", cell: (each) => each.names.join(", ") },
               ]}
             />
-            {one.more && <p className="quiet">There are more; the first 100 are shown.</p>}
+            {neighbors.more && <p className="quiet">There are more; the first 100 are shown.</p>}
           </Section>
         )}
       </Queried>
@@ -191,10 +193,10 @@ const [WIDTH, HEIGHT] = [760, 420];
 
 /** The entity in the middle, up to `DRAWN` neighbours around it. For eyes and mice; the table has all of it. */
 function Picture({ one, onKey }: { one: Neighbors; onKey: (key: string) => void }) {
-  const shown = one.relations.slice(0, DRAWN);
+  const visible = one.relations.slice(0, DRAWN);
   const [cx, cy] = [WIDTH / 2, HEIGHT / 2];
-  const places = shown.map((_, index) => {
-    const angle = (2 * Math.PI * index) / shown.length - Math.PI / 2;
+  const positions = visible.map((_, index) => {
+    const angle = (2 * Math.PI * index) / visible.length - Math.PI / 2;
     return [cx + 0.36 * WIDTH * Math.cos(angle), cy + 0.4 * HEIGHT * Math.sin(angle)] as const;
   });
   return (
@@ -204,24 +206,24 @@ function Picture({ one, onKey }: { one: Neighbors; onKey: (key: string) => void 
           <path d="M 0 0 L 10 5 L 0 10 z" />
         </marker>
       </defs>
-      {places.map(([x, y], index) => {
+      {positions.map(([x, y], index) => {
         const [near, far] = [between([cx, cy], [x, y], 0.1), between([cx, cy], [x, y], 0.95)];
-        const [from, to] = shown[index].direction === "out" ? [near, far] : [far, near];
+        const [from, to] = visible[index].direction === "out" ? [near, far] : [far, near];
         const [tx, ty] = between([cx, cy], [x, y], 0.66);
         return (
           <g key={index}>
             <line x1={from[0]} y1={from[1]} x2={to[0]} y2={to[1]} markerEnd="url(#arrow)" />
             <text x={tx} y={ty - 4} textAnchor="middle" className="relation">
-              {words(shown[index].kind)}
+              {toWords(visible[index].kind)}
             </text>
           </g>
         );
       })}
-      {places.map(([x, y], index) => (
-        <g key={index} onClick={() => onKey(shown[index].entity.key)} cursor="pointer">
+      {positions.map(([x, y], index) => (
+        <g key={index} onClick={() => onKey(visible[index].entity.key)} cursor="pointer">
           <circle cx={x} cy={y} r="9" />
           <text x={x} y={y + 24} textAnchor="middle">
-            {short(shown[index].entity.name)}
+            {short(visible[index].entity.name)}
           </text>
         </g>
       ))}

@@ -9,7 +9,7 @@ import { formatDuration, formatNumber, formatTime } from "../../components/forma
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Table } from "../../components/table";
-import { words } from "../../components/rows";
+import { toWords } from "../../components/rows";
 
 const NIGHTS = 50;
 /** The most that the service lists. */
@@ -40,18 +40,18 @@ export default function NightsPage() {
                 <Table
                   caption="Nights"
                   rows={nights}
-                  rowKey={(one) => `${one.tenant}/${one.night}`}
+                  rowKey={(night) => `${night.tenant}/${night.night}`}
                   columns={[
                     {
                       title: "Night",
-                      cell: (one) => (
-                        <Link href={`/nights/${one.tenant}/${one.night}`}>{`${one.night}, ${one.tenant}`}</Link>
+                      cell: (night) => (
+                        <Link href={`/nights/${night.tenant}/${night.night}`}>{`${night.night}, ${night.tenant}`}</Link>
                       ),
                     },
-                    { title: "State", cell: (one) => <NightState state={one.state} /> },
-                    { title: "What happened", cell: (one) => one.headline },
-                    { title: "Began", cell: (one) => formatTime(one.started) },
-                    { title: "Took", cell: (one) => formatDuration(one.seconds) },
+                    { title: "State", cell: (night) => <NightState state={night.state} /> },
+                    { title: "What happened", cell: (night) => night.headline },
+                    { title: "Began", cell: (night) => formatTime(night.started) },
+                    { title: "Took", cell: (night) => formatDuration(night.seconds) },
                   ]}
                 />
                 {more && limit < MOST_NIGHTS && (
@@ -80,9 +80,9 @@ function OlderNight() {
       className="form-row"
       onSubmit={(event) => {
         event.preventDefault();
-        const given = new FormData(event.currentTarget);
+        const form = new FormData(event.currentTarget);
         navigate(
-          `/nights/${encodeURIComponent(String(given.get("tenant")))}/${encodeURIComponent(String(given.get("night")))}`,
+          `/nights/${encodeURIComponent(String(form.get("tenant")))}/${encodeURIComponent(String(form.get("night")))}`,
         );
       }}
     >
@@ -135,7 +135,7 @@ export function Against({
 /** The corpora of this home's night. They are of the whole machine: a token of one tenant does not see them. */
 function Corpora() {
   const { tenant } = useLogin();
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["corpora"],
     staleTime: 60_000, // they are read in a child process, which takes a second or more
     queryFn: () => dataOf(client.GET("/api/v1/corpus")),
@@ -144,21 +144,23 @@ function Corpora() {
   if (tenant !== "") return null;
   return (
     <Section title="Corpora against their thresholds">
-      <Queried query={found}>
+      <Queried query={query}>
         {({ buckets }) => (
           <Table
             caption="Corpora"
             rows={buckets}
-            rowKey={(one) => one.bucket}
+            rowKey={(bucket) => bucket.bucket}
             columns={[
-              { title: "Corpus", cell: (one) => one.bucket },
-              { title: "Trains", cell: (one) => `${one.role} (${one.method})` },
+              { title: "Corpus", cell: (bucket) => bucket.bucket },
+              { title: "Trains", cell: (bucket) => `${bucket.role} (${bucket.method})` },
               {
                 title: "Valid of threshold",
-                cell: (one) => <Against value={one.valid} of={one.threshold} label={one.bucket} unit={formatNumber} />,
+                cell: (bucket) => (
+                  <Against value={bucket.valid} of={bucket.threshold} label={bucket.bucket} unit={formatNumber} />
+                ),
               },
-              { title: "Invalid", numeric: true, cell: (one) => formatNumber(one.invalid) },
-              { title: "Duplicates", numeric: true, cell: (one) => formatNumber(one.duplicates) },
+              { title: "Invalid", numeric: true, cell: (bucket) => formatNumber(bucket.invalid) },
+              { title: "Duplicates", numeric: true, cell: (bucket) => formatNumber(bucket.duplicates) },
             ]}
           />
         )}
@@ -168,14 +170,14 @@ function Corpora() {
 }
 
 function GraphCounts() {
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["graph", "stats"],
     staleTime: 60_000, // opening the database takes a second
     queryFn: () => dataOf(client.GET("/api/v1/graph/stats")),
   });
   return (
     <Section title="Knowledge graph" actions={<Link href="/nights/graph">Browse it</Link>}>
-      <Queried query={found}>
+      <Queried query={query}>
         {(counts) => (
           <Table
             caption="What is in the graph"
@@ -183,10 +185,12 @@ function GraphCounts() {
               [
                 ["documents", counts.documents],
                 ["entities", counts.entities],
-                ...pairs(counts.entities_by_kind).map(([kind, count]) => [`entities: ${words(kind)}`, count] as const),
+                ...pairs(counts.entities_by_kind).map(
+                  ([kind, count]) => [`entities: ${toWords(kind)}`, count] as const,
+                ),
                 ["relations", counts.relations],
                 ...pairs(counts.relations_by_kind).map(
-                  ([kind, count]) => [`relations: ${words(kind)}`, count] as const,
+                  ([kind, count]) => [`relations: ${toWords(kind)}`, count] as const,
                 ),
               ] as [string, number][]
             }

@@ -14,14 +14,14 @@ import { Against, NightState } from ".";
 type Report = Required<components["schemas"]["NightReport"]>;
 
 export default function NightPage({ tenant, night }: { tenant: string; night: string }) {
-  const found = useQuery({
+  const query = useQuery({
     queryKey: ["night", tenant, night],
     queryFn: () =>
       dataOf(client.GET("/api/v1/nightly/nights/{night}", { params: { path: { night }, query: { tenant } } })),
   });
   return (
     <Page title={`Night ${night}`} actions={<Link href="/nights">All nights</Link>}>
-      <Queried query={found}>
+      <Queried query={query}>
         {({ report: found, ...one }) => {
           const report = found as Report | null;
           return (
@@ -94,25 +94,25 @@ function Phases({ report }: { report: Report }) {
 }
 
 function Documents({ report }: { report: Report }) {
-  const one = report.phase1;
+  const night = report.phase1;
   return (
     <Section title="Documents">
       <Facts
         facts={[
-          ["Waiting", formatNumber(one.waiting)],
-          ["Read into the graph", formatNumber(one.done)],
-          ["Left for the next night", formatNumber(one.left)],
-          ["Predicted", formatNumber(one.predicted)],
-          ["New entities", formatNumber(one.new_entities)],
-          ["Changed entities", formatNumber(one.changed_entities)],
-          ["New relations", formatNumber(one.new_relations)],
-          ["Device free afterwards", one.device_free ? "yes" : "no"],
+          ["Waiting", formatNumber(night.waiting)],
+          ["Read into the graph", formatNumber(night.done)],
+          ["Left for the next night", formatNumber(night.left)],
+          ["Predicted", formatNumber(night.predicted)],
+          ["New entities", formatNumber(night.new_entities)],
+          ["Changed entities", formatNumber(night.changed_entities)],
+          ["New relations", formatNumber(night.new_relations)],
+          ["Device free afterwards", night.device_free ? "yes" : "no"],
         ]}
       />
-      {one.quarantined.length > 0 && (
+      {night.quarantined.length > 0 && (
         <Table
           caption="Quarantined documents"
-          rows={one.quarantined}
+          rows={night.quarantined}
           rowKey={(each, index) => `${each.stream}/${each.name}/${index}`}
           columns={[
             { title: "Stream", cell: (each) => each.stream },
@@ -134,17 +134,17 @@ function Buckets({ report }: { report: Report }) {
         <Table
           caption="Corpora"
           rows={rows}
-          rowKey={(one) => one.bucket}
+          rowKey={(row) => row.bucket}
           columns={[
-            { title: "Corpus", cell: (one) => `${one.bucket} (${one.method})` },
+            { title: "Corpus", cell: (row) => `${row.bucket} (${row.method})` },
             {
               title: "New of threshold",
-              cell: (one) => <Against value={one.new} of={one.threshold} label={one.bucket} unit={formatNumber} />,
+              cell: (row) => <Against value={row.new} of={row.threshold} label={row.bucket} unit={formatNumber} />,
             },
-            { title: "Valid", numeric: true, cell: (one) => formatNumber(one.valid) },
-            { title: "Invalid", numeric: true, cell: (one) => formatNumber(one.invalid) },
-            { title: "Duplicates", numeric: true, cell: (one) => formatNumber(one.duplicates) },
-            { title: "Marker or note", cell: (one) => one.marker || one.note || one.failure?.what },
+            { title: "Valid", numeric: true, cell: (row) => formatNumber(row.valid) },
+            { title: "Invalid", numeric: true, cell: (row) => formatNumber(row.invalid) },
+            { title: "Duplicates", numeric: true, cell: (row) => formatNumber(row.duplicates) },
+            { title: "Marker or note", cell: (row) => row.marker || row.note || row.failure?.what },
           ]}
         />
       )}
@@ -161,19 +161,19 @@ function Trainings({ report }: { report: Report }) {
         <Table
           caption="Trainings"
           rows={rows}
-          rowKey={(one) => one.marker}
+          rowKey={(row) => row.marker}
           columns={[
-            { title: "Marker", cell: (one) => one.marker },
-            { title: "Outcome", cell: (one) => one.outcome },
+            { title: "Marker", cell: (row) => row.marker },
+            { title: "Outcome", cell: (row) => row.outcome },
             {
               title: "Version",
-              cell: (one) => one.version && <Link href={`/adapters/${one.version}`}>{one.version}</Link>,
+              cell: (row) => row.version && <Link href={`/adapters/${row.version}`}>{row.version}</Link>,
             },
-            { title: "Rows", numeric: true, cell: (one) => formatNumber(one.rows) },
-            { title: "First loss", numeric: true, cell: (one) => formatNumber(one.first_loss) },
-            { title: "Final loss", numeric: true, cell: (one) => formatNumber(one.final_loss) },
-            { title: "Gate", cell: (one) => one.gate.join("; ") || one.note || one.failure?.what },
-            { title: "Took", cell: (one) => formatDuration(one.seconds) },
+            { title: "Rows", numeric: true, cell: (row) => formatNumber(row.rows) },
+            { title: "First loss", numeric: true, cell: (row) => formatNumber(row.first_loss) },
+            { title: "Final loss", numeric: true, cell: (row) => formatNumber(row.final_loss) },
+            { title: "Gate", cell: (row) => row.gate.join("; ") || row.note || row.failure?.what },
+            { title: "Took", cell: (row) => formatDuration(row.seconds) },
           ]}
         />
       )}

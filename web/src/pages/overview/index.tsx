@@ -72,9 +72,9 @@ function Running() {
 
 /** What speaks against a running training in its own numbers. */
 function Warnings({ job }: { job: string }) {
-  return (useJob(job).data?.divergence ?? []).map((one) => (
-    <p key={`${one.node} ${one.kind}`} className="banner" role="alert">
-      {one.node}, step {formatNumber(one.step)}: {one.because} {one.advice}
+  return (useJob(job).data?.divergence ?? []).map((warning) => (
+    <p key={`${warning.node} ${warning.kind}`} className="banner" role="alert">
+      {warning.node}, step {formatNumber(warning.step)}: {warning.because} {warning.advice}
     </p>
   ));
 }
@@ -264,15 +264,17 @@ const SHOWN_S = 7 * 24 * 3600;
 function RefusedAdapters() {
   const evaluations = useNewestEvaluations();
   const refused = (evaluations.data?.evaluations ?? []).filter(
-    (one) => one.better === false && one.ended > Date.now() / 1000 - SHOWN_S,
+    (evaluation) => evaluation.better === false && evaluation.ended > evaluations.dataUpdatedAt / 1000 - SHOWN_S,
   );
   return refused.length === 0 ? null : (
     <ul>
-      {refused.map((one) => (
-        <li key={`${one.run_id}/${one.node}`}>
-          <Link href={`/evaluations/${one.run_id}/${encodeURIComponent(one.node)}`}>{titleOfResult(one)}</Link>:{" "}
-          <Verdict better={one.better} fewRows={one.few_rows} /> {one.reasons[0]}{" "}
-          <span className="quiet">{formatTime(one.ended)}</span>
+      {refused.map((evaluation) => (
+        <li key={`${evaluation.run_id}/${evaluation.node}`}>
+          <Link href={`/evaluations/${evaluation.run_id}/${encodeURIComponent(evaluation.node)}`}>
+            {titleOfResult(evaluation)}
+          </Link>
+          : <Verdict better={evaluation.better} fewRows={evaluation.few_rows} /> {evaluation.reasons[0]}{" "}
+          <span className="quiet">{formatTime(evaluation.ended)}</span>
         </li>
       ))}
     </ul>

@@ -7,6 +7,6 @@ const HEIGHT = 160;
 
 export default function RunningCurve({ job }: { job: string }) {
   const { curves } = useCurves(job, false);
-  const series = curves.flatMap((one) => seriesOf(one, "loss", one.node) ?? []);
+  const series = curves.flatMap((curve) => seriesOf(curve, "loss", curve.node) ?? []);
   return series.length > 0 ? <Curve series={series} xLabel="Step" yLabel="Loss" height={HEIGHT} /> : null;
 }

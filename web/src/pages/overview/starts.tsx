@@ -44,9 +44,9 @@ const STARTS: Start[] = [
 export function Starts() {
   return (
     <Section title="Train on your own data">
-      <div className="cards">
-        {STARTS.map((one) => (
-          <StartCard key={one.name} start={one} />
+      <div className="cards starts">
+        {STARTS.map((start) => (
+          <StartCard key={start.name} start={start} />
         ))}
       </div>
     </Section>
@@ -82,8 +82,8 @@ function StartCard({ start }: { start: Start }) {
           onChange={(event) => setPath(event.target.value)}
         />
         <datalist id={`${id}-list`}>
-          {choices.path?.map((one) => (
-            <option key={one.value} value={one.value} label={one.label} />
+          {choices.path?.map((entry) => (
+            <option key={entry.value} value={entry.value} label={entry.label} />
           ))}
         </datalist>
         <button aria-label={`Continue with ${start.name.toLowerCase()}`}>Continue</button>

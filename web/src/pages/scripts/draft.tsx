@@ -21,10 +21,10 @@ interface Spec {
 /** The chain with one trainer on the backend `script`. */
 const withScript = (spec: Spec, node: string, script: string): Spec => ({
   ...spec,
-  nodes: spec.nodes.map((one) => {
-    if (one.id !== node) return one;
-    const launch = { ...(one.config.launch as object), ...(script !== BUILT_IN && { script }) };
-    return { ...one, config: { ...one.config, backend: "script", launch } };
+  nodes: spec.nodes.map((entry) => {
+    if (entry.id !== node) return entry;
+    const launch = { ...(entry.config.launch as object), ...(script !== BUILT_IN && { script }) };
+    return { ...entry, config: { ...entry.config, backend: "script", launch } };
   }),
 });
 
@@ -39,9 +39,9 @@ interface Drafted {
 async function store(spec: { name: string }): Promise<string> {
   const body = spec as never;
   const { chains } = await dataOf(client.GET("/api/v1/chains", { params: { query: { limit: 200 } } }));
-  const known = chains.find((one) => one.name === spec.name);
-  if (!known) return (await dataOf(client.POST("/api/v1/chains", { body }))).id;
-  const path = { chain: known.id };
+  const stored = chains.find((chain) => chain.name === spec.name);
+  if (!stored) return (await dataOf(client.POST("/api/v1/chains", { body }))).id;
+  const path = { chain: stored.id };
   const { etag } = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path } }));
   const header = { "If-Match": `"${etag}"` };
   return (await dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path, header }, body }))).id;
@@ -64,8 +64,8 @@ export function Draft({ list, onEdit }: DraftProps) {
   const draft = useCancelable(async (_: void, signal) => {
     const stored = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } }, signal }));
     const body = { target: stored.body, ...(node && { node }) };
-    const shown = await dataOf(client.POST("/api/v1/scripts/draft", { body: body as any, signal }));
-    return { ...shown, target: stored.body as Record<string, unknown>, name: stored.name };
+    const script = await dataOf(client.POST("/api/v1/scripts/draft", { body: body as never, signal }));
+    return { ...script, target: stored.body as Record<string, unknown>, name: stored.name };
   });
   const train = useMutation({
     mutationFn: async ({ target, node, script, name }: Drafted) => {
@@ -107,9 +107,9 @@ export function Draft({ list, onEdit }: DraftProps) {
                   }}
                 >
                   <option value="">choose one</option>
-                  {found.map((one) => (
-                    <option key={one.id} value={one.id}>
-                      {one.name}
+                  {found.map((entry) => (
+                    <option key={entry.id} value={entry.id}>
+                      {entry.name}
                     </option>
                   ))}
                 </select>

@@ -2,7 +2,7 @@
 // name, train with it on the backend `script`.
 
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { useEffect, useState } from "react";
+import { useState } from "react";
 import { client, dataOf } from "../../api/client";
 import { useLogin } from "../../api/login";
 import type { TrainingScriptList, TrainingScriptText } from "../../api/schema";
@@ -50,26 +50,26 @@ export default function ScriptsPage() {
             <Table
               caption="Scripts of this home"
               rows={list.scripts}
-              rowKey={(one) => one.name}
+              rowKey={(entry) => entry.name}
               columns={[
                 {
                   title: "Script",
-                  cell: (one) => (
+                  cell: (entry) => (
                     <button
                       type="button"
-                      aria-pressed={one.name === chosen}
+                      aria-pressed={entry.name === chosen}
                       onClick={() => {
                         setProposal(null);
-                        setChosen(one.name);
+                        setChosen(entry.name);
                       }}
                     >
-                      {one.name}
+                      {entry.name}
                     </button>
                   ),
                 },
-                { title: "Size", numeric: true, cell: (one) => formatBytes(one.bytes) },
-                { title: "Changed", cell: (one) => formatTime(one.changed) || "with Trainyard" },
-                { title: "SHA-256", cell: (one) => <code title={one.sha256}>{one.sha256.slice(0, 12)}</code> },
+                { title: "Size", numeric: true, cell: (entry) => formatBytes(entry.bytes) },
+                { title: "Changed", cell: (entry) => formatTime(entry.changed) || "with Trainyard" },
+                { title: "SHA-256", cell: (entry) => <code title={entry.sha256}>{entry.sha256.slice(0, 12)}</code> },
               ]}
             />
             <Allowed list={list} />
@@ -77,10 +77,10 @@ export default function ScriptsPage() {
         )}
       </Queried>
       <Queried query={script}>
-        {(found) => (
+        {(data) => (
           <Editor
-            key={`${found.name} ${proposal?.name ?? ""}`}
-            script={found}
+            key={`${data.name} ${proposal?.name ?? ""}`}
+            script={data}
             proposal={proposal}
             canEdit={scripts.data?.can_edit === true}
             onSaved={(name) => {
@@ -144,18 +144,16 @@ function Editor({ script, proposal, canEdit, onSaved }: EditorProps) {
   const edits = canEdit && login.allows("admin");
   const dirty = text !== base.text;
   // A newer text replaces the old one only where nothing was typed.
-  useEffect(() => {
-    if (!dirty && script.etag !== base.etag) {
-      setBase(script);
-      setText(script.text);
-    }
-  }, [script, base, dirty]);
+  if (!dirty && script.etag !== base.etag) {
+    setBase(script);
+    setText(script.text);
+  }
   const save = useMutation({
     mutationFn: () =>
       dataOf(
         client.PUT("/api/v1/scripts/{name}", {
           params: { path: { name }, header: name === base.name ? { "If-Match": `"${base.etag}"` } : {} },
-          body: { text } as any,
+          body: { text } as never,
         }),
       ),
     onSuccess: (saved) => {

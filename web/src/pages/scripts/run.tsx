@@ -22,7 +22,7 @@ export function RunScript({ scripts }: { scripts: TrainingScript[] }) {
             dataset: { path },
             hyperparameters: { max_steps: Number(steps) },
             ...(script && { launch: { script } }),
-          } as any,
+          } as never,
         }),
       ),
   });
@@ -38,9 +38,9 @@ export function RunScript({ scripts }: { scripts: TrainingScript[] }) {
         <div>
           <label htmlFor="run-script">Script</label>
           <select id="run-script" value={script} onChange={(event) => setScript(event.target.value)}>
-            {scripts.map((one) => (
-              <option key={one.name} value={one.name === "built-in" ? "" : one.name}>
-                {one.name}
+            {scripts.map((entry) => (
+              <option key={entry.name} value={entry.name === "built-in" ? "" : entry.name}>
+                {entry.name}
               </option>
             ))}
           </select>

@@ -30,9 +30,9 @@ export function AuditLog() {
         <>
           <label htmlFor="outcome">Outcome</label>
           <select id="outcome" value={outcome} onChange={(event) => setOutcome(event.target.value)}>
-            {OUTCOMES.map((one) => (
-              <option key={one} value={one}>
-                {one || "any"}
+            {OUTCOMES.map((entry) => (
+              <option key={entry} value={entry}>
+                {entry || "any"}
               </option>
             ))}
           </select>

@@ -38,7 +38,7 @@ export default function SettingsPage() {
   );
 }
 
-const shown = (value: unknown) => (value == null ? "" : typeof value === "string" ? value : JSON.stringify(value));
+const toText = (value: unknown) => (value == null ? "" : typeof value === "string" ? value : JSON.stringify(value));
 
 function MachineSettings() {
   const settings = useQuery({ queryKey: ["settings"], queryFn: () => dataOf(client.GET("/api/v1/settings")) });
@@ -53,12 +53,12 @@ function MachineSettings() {
             <Table<MachineSetting>
               caption="Settings of this machine"
               rows={found}
-              rowKey={(one) => one.name}
+              rowKey={(row) => row.name}
               columns={[
-                { title: "Setting", cell: (one) => <code title={one.variable}>{one.name}</code> },
-                { title: "Value", cell: (one) => <span className="value">{shown(one.value)}</span> },
-                { title: "From", cell: (one) => one.source },
-                { title: "Meaning", cell: (one) => <Prose text={one.text} /> },
+                { title: "Setting", cell: (row) => <code title={row.variable}>{row.name}</code> },
+                { title: "Value", cell: (row) => <span className="value">{toText(row.value)}</span> },
+                { title: "From", cell: (row) => row.source },
+                { title: "Meaning", cell: (row) => <Prose text={row.text} /> },
               ]}
             />
           </>

@@ -23,11 +23,11 @@ export default function SweepPage({ name }: { name: string }) {
   });
   const onSuccess = () => queries.invalidateQueries({ queryKey: ["sweeps"] });
   const stop = useMutation({
-    mutationFn: () => client.POST("/api/v1/sweeps/{name}/stop", { params: { path } } as any),
+    mutationFn: () => client.POST("/api/v1/sweeps/{name}/stop", { params: { path } } as never),
     onSuccess,
   });
   const resume = useMutation({
-    mutationFn: () => client.POST("/api/v1/sweeps", { body: { continued: name } as any }),
+    mutationFn: () => client.POST("/api/v1/sweeps", { body: { continued: name } as never }),
     onSuccess,
   });
   const running = sweep.data?.is_running;
@@ -56,14 +56,14 @@ export default function SweepPage({ name }: { name: string }) {
       }
     >
       <Queried query={sweep}>
-        {(found) => (
+        {(data) => (
           <>
             <Section title="Progress">
-              <Facts facts={factsOf(found)} />
-              {found.is_running && <Progress value={found.trials.length} max={found.num_trials} label="Trials" />}
+              <Facts facts={factsOf(data)} />
+              {data.is_running && <Progress value={data.trials.length} max={data.num_trials} label="Trials" />}
             </Section>
-            <Trials sweep={found} />
-            {found.best && <BestChain name={name} />}
+            <Trials sweep={data} />
+            {data.best && <BestChain name={name} />}
           </>
         )}
       </Queried>

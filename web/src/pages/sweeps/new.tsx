@@ -85,7 +85,7 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
     },
   });
   const change = (at: number, to: Partial<Varied>) =>
-    setVaried(varied.map((one, index) => (index === at ? { ...one, ...to } : one)));
+    setVaried(varied.map((entry, index) => (index === at ? { ...entry, ...to } : entry)));
   const problems = start.error instanceof Problem ? start.error.errors : [];
   return (
     <form
@@ -101,9 +101,9 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
             <label htmlFor="sweep-chain">Chain</label>
             <select id="sweep-chain" required value={chain} onChange={(event) => setChain(event.target.value)}>
               <option value="">choose one</option>
-              {chains.map((one) => (
-                <option key={one.id} value={one.id}>
-                  {one.name}
+              {chains.map((entry) => (
+                <option key={entry.id} value={entry.id}>
+                  {entry.name}
                 </option>
               ))}
             </select>
@@ -127,7 +127,7 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
             <option key={path} value={path} />
           ))}
         </datalist>
-        {varied.map((one, index) => (
+        {varied.map((entry, index) => (
           <div key={index} className="form-row">
             <div>
               <label htmlFor={`sweep-path-${index}`}>Setting {letterOf(index)}</label>
@@ -135,7 +135,7 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
                 id={`sweep-path-${index}`}
                 list="sweep-paths"
                 required
-                value={one.path}
+                value={entry.path}
                 onChange={(event) => change(index, { path: event.target.value })}
               />
             </div>
@@ -144,8 +144,8 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
               <input
                 id={`sweep-range-${index}`}
                 required
-                placeholder={SUGGESTED[one.path as keyof typeof SUGGESTED]}
-                value={one.range}
+                placeholder={SUGGESTED[entry.path as keyof typeof SUGGESTED]}
+                value={entry.range}
                 onChange={(event) => change(index, { range: event.target.value })}
               />
             </div>

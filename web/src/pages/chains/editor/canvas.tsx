@@ -16,7 +16,7 @@ import {
   type NodeChange,
   type OnConnectStartParams,
 } from "@xyflow/react";
-import { useCallback, useEffect, useRef, useState, type DragEvent } from "react";
+import { useCallback, useEffect, useRef, useState, type Dispatch, type DragEvent, type SetStateAction } from "react";
 import { Link } from "wouter";
 import type { LinkAnswer } from "../../../api/schema";
 import {
@@ -41,7 +41,7 @@ interface CanvasProps {
   groups: PortGroups;
   version: number;
   selection: ReadonlySet<string>;
-  onSelect: (ids: ReadonlySet<string>) => void;
+  onSelect: Dispatch<SetStateAction<ReadonlySet<string>>>;
   onAdd: (type: string, at: { x: number; y: number }) => void;
   readOnly: boolean;
 }
@@ -63,7 +63,7 @@ const refusalOf = (linking: Linking | null, target: string): Refusal | null => {
   if (linking.node === target) {
     return { code: "E-SPEC-GRAPH", because: "A node cannot need itself.", instead: "Link it to another node." };
   }
-  const answer = linking.answers.find((one) => one.target === target && one.port === linking.port);
+  const answer = linking.answers.find((entry) => entry.target === target && entry.port === linking.port);
   if (answer) return answer.allowed ? null : answer;
   return { code: "", because: `The service does not know ${target} yet.`, instead: "Try again." };
 };
@@ -81,9 +81,9 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
   useEffect(() => {
     const { places } = store.get();
     setFlowNodes((before) => {
-      const known = new Map(before.map((one) => [one.id, one]));
+      const previous = new Map(before.map((item) => [item.id, item]));
       return nodes.map((node) => {
-        const old = known.get(node.id);
+        const old = previous.get(node.id);
         const data = cached(dataCache.current, dataOf(node, groups), node.id);
         const position = places[node.id] ?? old?.position ?? { x: 0, y: 0 };
         const selected = selection.has(node.id);
@@ -98,46 +98,50 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
       });
     });
     setEdges((before) => {
-      const chosen = new Set(before.filter((one) => one.selected).map((one) => one.id));
-      return edgesOf(nodes, groups, !readOnly).map((edge) => ({ ...edge, selected: chosen.has(edge.id) }));
+      const selected = new Set(before.filter((item) => item.selected).map((item) => item.id));
+      return edgesOf(nodes, groups, !readOnly).map((edge) => ({ ...edge, selected: selected.has(edge.id) }));
     });
   }, [nodes, groups, version, selection, store, readOnly]);
 
   const onNodesChange = useCallback(
     (changes: NodeChange<FlowNode>[]) => {
-      const own = changes.filter((one) => one.type !== "select" && one.type !== "remove");
-      if (own.length) setFlowNodes((before) => applyNodeChanges(own, before));
-      const chosen = changes.filter((one) => one.type === "select");
-      if (chosen.length) {
-        const next = new Set(selectionRef.current);
-        for (const one of chosen) {
-          if (one.selected) next.add(one.id);
-          else next.delete(one.id);
-        }
-        selectionRef.current = next;
-        onSelect(next);
+      const applied = changes.filter((change) => change.type !== "select" && change.type !== "remove");
+      if (applied.length) setFlowNodes((before) => applyNodeChanges(applied, before));
+      const selected = changes.filter((change) => change.type === "select");
+      if (selected.length) {
+        onSelect((before) => {
+          const next = new Set(before);
+          for (const change of selected) {
+            if (change.selected) next.add(change.id);
+            else next.delete(change.id);
+          }
+          return next;
+        });
       }
-      const moved = changes.filter((one) => one.type === "position" && one.position && one.dragging === false);
+      const moved = changes.filter(
+        (change) => change.type === "position" && change.position && change.dragging === false,
+      );
       if (moved.length) {
         store.move(
           Object.fromEntries(
-            moved.map((one) => [(one as { id: string }).id, (one as { position: { x: number; y: number } }).position]),
+            moved.map((entry) => [
+              (entry as { id: string }).id,
+              (entry as { position: { x: number; y: number } }).position,
+            ]),
           ),
         );
       }
     },
     [onSelect, store],
   );
-  const selectionRef = useRef(selection);
-  selectionRef.current = selection;
 
   const onEdgesChange = useCallback((changes: EdgeChange[]) => {
-    const own = changes.filter((one) => one.type !== "remove");
-    if (own.length) setEdges((before) => applyEdgeChanges(own, before));
+    const applied = changes.filter((change) => change.type !== "remove");
+    if (applied.length) setEdges((before) => applyEdgeChanges(applied, before));
   }, []);
 
-  const isValidConnection = useCallback((given: Connection | Edge) => {
-    const reason = refusalOf(linking.current, given.target);
+  const isValidConnection = useCallback((connection: Connection | Edge) => {
+    const reason = refusalOf(linking.current, connection.target);
     return reason === null;
   }, []);
 
@@ -160,15 +164,19 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
 
   /** Show at once which nodes would refuse the link. */
   const mark = (answers: LinkAnswer[], port: string) => {
-    const refused = new Set(answers.filter((one) => one.port === port && !one.allowed).map((one) => one.target));
-    setFlowNodes((before) => before.map((one) => (refused.has(one.id) ? { ...one, className: "is-refused" } : one)));
+    const refused = new Set(
+      answers.filter((answer) => answer.port === port && !answer.allowed).map((answer) => answer.target),
+    );
+    setFlowNodes((before) =>
+      before.map((item) => (refused.has(item.id) ? { ...item, className: "is-refused" } : item)),
+    );
   };
 
   const onConnectEnd = async (event: MouseEvent | TouchEvent, ended: FinalConnectionState) => {
     const started = linking.current;
     const target = ended.toNode?.id ?? nodeAt(event);
     setHint(null);
-    setFlowNodes((before) => before.map((one) => (one.className ? { ...one, className: undefined } : one)));
+    setFlowNodes((before) => before.map((item) => (item.className ? { ...item, className: undefined } : item)));
     if (!started || !target || target === started.node) {
       linking.current = null;
       return;
@@ -181,7 +189,7 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
   };
 
   const onDelete = ({ nodes: gone, edges: cut }: { nodes: { id: string }[]; edges: Edge[] }) => {
-    const ids = new Set(gone.map((one) => one.id));
+    const ids = new Set(gone.map((entry) => entry.id));
     let next = without(store.get().draft.nodes, ids);
     for (const edge of cut)
       if (!ids.has(edge.source) && !ids.has(edge.target)) next = unlinked(next, edge.source, edge.target);
@@ -262,8 +270,8 @@ export const FIT = { padding: 0.05, maxZoom: 1 };
 
 function cached(cache: Map<string, { key: string; data: NodeData }>, data: NodeData, id: string): NodeData {
   const key = JSON.stringify(data);
-  const known = cache.get(id);
-  if (known?.key === key) return known.data;
+  const previous = cache.get(id);
+  if (previous?.key === key) return previous.data;
   cache.set(id, { key, data });
   return data;
 }
@@ -284,13 +292,13 @@ interface LinkHintProps {
 /** While a link is dragged over a node: whether the node takes it, and if not, why. */
 function LinkHint({ linking, hint, setHint }: LinkHintProps) {
   useEffect(() => {
-    let shown = "";
+    let hovered = "";
     const look = (event: PointerEvent) => {
       const started = linking.current;
       if (!started?.answers) return;
       const target = nodeAt(event);
-      if ((target ?? "") === shown) return;
-      shown = target ?? "";
+      if ((target ?? "") === hovered) return;
+      hovered = target ?? "";
       setHint(target && target !== started.node ? { target, text: refusalOf(started, target) } : null);
     };
     window.addEventListener("pointermove", look);

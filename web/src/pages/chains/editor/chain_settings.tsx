@@ -12,7 +12,7 @@ interface ChainSettingsProps {
 }
 
 export function ChainSettings({ store, draft, reasons, readOnly }: ChainSettingsProps) {
-  const wrong = (field: string) => reasons.filter((one) => !one.node && one.field === field);
+  const wrong = (field: string) => reasons.filter((reason) => !reason.node && reason.field === field);
   const set = (name: "name" | "description", text: string) =>
     store.change(`chain ${name}`, { ...store.get().draft, [name]: text });
   return (
@@ -55,9 +55,9 @@ export function ChainSettings({ store, draft, reasons, readOnly }: ChainSettings
 function FieldReasons({ id, reasons }: { id: string; reasons: readonly CheckReason[] }) {
   return (
     <div id={id}>
-      {reasons.map((one, index) => (
+      {reasons.map((reason, index) => (
         <p key={index} className="wrong">
-          <Prose text={one.because} /> <Prose text={one.instead} /> <code>{one.code}</code>
+          <Prose text={reason.because} /> <Prose text={reason.instead} /> <code>{reason.code}</code>
         </p>
       ))}
     </div>

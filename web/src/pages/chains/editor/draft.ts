@@ -36,7 +36,7 @@ const MOST_STEPS = 200;
 const SAME_CHANGE_MS = 1000;
 
 /** Where this browser keeps the draft of a stored chain, of a template, or of a new one. */
-export const draftKey = (what: string): string => `trainyard.draft.${what}`;
+export const draftKey = (subject: string): string => `trainyard.draft.${subject}`;
 
 const EMPTY: Draft = { name: "chain", nodes: [] };
 
@@ -70,15 +70,15 @@ export class DraftStore {
   }
 
   /** Change the draft as one step; changes of the same `what` in a row are one. */
-  change(what: string, draft: Draft, places: Record<string, Place> = this.state.places): void {
+  change(subject: string, draft: Draft, positions: Record<string, Place> = this.state.places): void {
     const now = Date.now();
-    const same = what !== "" && what === this.lastChange.what && now - this.lastChange.at < SAME_CHANGE_MS;
-    this.lastChange = { what, at: now };
+    const same = subject !== "" && subject === this.lastChange.what && now - this.lastChange.at < SAME_CHANGE_MS;
+    this.lastChange = { what: subject, at: now };
     const { past, version } = this.state;
     const before = { draft: this.state.draft, places: this.state.places };
     this.set({
       draft,
-      places,
+      places: positions,
       past: same ? past : [...past, before].slice(-MOST_STEPS),
       future: [],
       dirty: true,
@@ -86,25 +86,25 @@ export class DraftStore {
     });
   }
 
-  changeNodes(what: string, nodes: DraftNode[], places?: Record<string, Place>): void {
-    this.change(what, { ...this.state.draft, nodes }, places);
+  changeNodes(subject: string, nodes: DraftNode[], positions?: Record<string, Place>): void {
+    this.change(subject, { ...this.state.draft, nodes }, positions);
   }
 
   /** Places after a drag: a step of the history, which makes a stored chain no other one. */
-  move(places: Record<string, Place>): void {
+  move(positions: Record<string, Place>): void {
     const { draft, past } = this.state;
     const before = { draft, places: this.state.places };
     this.lastChange = { what: "", at: 0 };
     this.set({
-      places: { ...this.state.places, ...places },
+      places: { ...this.state.places, ...positions },
       past: [...past, before].slice(-MOST_STEPS),
       future: [],
     });
   }
 
   /** Places that nobody chose, such as those of the layout; no step of the history. */
-  place(places: Record<string, Place>): void {
-    this.set({ places: { ...this.state.places, ...places }, version: this.state.version + 1 });
+  place(positions: Record<string, Place>): void {
+    this.set({ places: { ...this.state.places, ...positions }, version: this.state.version + 1 });
   }
 
   undo(): void {
@@ -165,15 +165,15 @@ export class DraftStore {
   /** Take up what an earlier visit kept. Return whether there was an unsaved draft. */
   restore(): boolean {
     try {
-      const kept = JSON.parse(localStorage.getItem(this.key) ?? "null");
-      if (!kept) return false;
-      if (kept.draft) this.base = kept.base ?? this.base;
+      const entry = JSON.parse(localStorage.getItem(this.key) ?? "null");
+      if (!entry) return false;
+      if (entry.draft) this.base = entry.base ?? this.base;
       this.set({
-        places: kept.places ?? {},
-        ...(kept.draft ? { draft: kept.draft, dirty: true } : {}),
+        places: entry.places ?? {},
+        ...(entry.draft ? { draft: entry.draft, dirty: true } : {}),
         version: this.state.version + 1,
       });
-      return Boolean(kept.draft);
+      return Boolean(entry.draft);
     } catch {
       localStorage.removeItem(this.key);
       return false;
@@ -188,10 +188,10 @@ export const useDraft = (store: DraftStore): EditorState => useSyncExternalStore
 /** The first of `trainer`, `trainer-2` … that no node has. */
 export function freeId(nodes: readonly DraftNode[], type: string): string {
   const stem = type.replaceAll("_", "-").replace(/-\d+$/, "");
-  const taken = new Set(nodes.map((node) => node.id));
+  const ids = new Set(nodes.map((node) => node.id));
   for (let count = 1; ; count += 1) {
     const id = count === 1 ? stem : `${stem}-${count}`;
-    if (!taken.has(id)) return id;
+    if (!ids.has(id)) return id;
   }
 }
 
@@ -199,7 +199,7 @@ export const without = (nodes: readonly DraftNode[], ids: ReadonlySet<string>): 
   nodes
     .filter((node) => !ids.has(node.id))
     .map((node) =>
-      node.needs.some((need) => ids.has(need)) ? { ...node, needs: node.needs.filter((one) => !ids.has(one)) } : node,
+      node.needs.some((need) => ids.has(need)) ? { ...node, needs: node.needs.filter((need) => !ids.has(need)) } : node,
     );
 
 export const linked = (nodes: readonly DraftNode[], source: string, target: string): DraftNode[] =>

@@ -2,14 +2,15 @@
 
 import { ReactFlowProvider, useReactFlow } from "@xyflow/react";
 import { useQuery } from "@tanstack/react-query";
-import { useCallback, useEffect, useMemo, useRef, useState } from "react";
+import { useCallback, useEffect, useEffectEvent, useMemo, useRef, useState } from "react";
 import { useSearchParams } from "wouter";
-import { client, dataOf } from "../../../api/client";
+import { client, dataOf, type ProblemReason } from "../../../api/client";
 import { useLogin } from "../../../api/login";
 import type { ChainDetail, ExpandedChain, Palette, RunNode } from "../../../api/schema";
 import { dataOf as nodeDataOf, layOut, NODE_WIDTH, type GraphNode, type Place } from "../../../components/graph";
 import { Loading, ProblemNote } from "../../../components/notes";
 import { Page } from "../../../components/page";
+import { QuestionNote, questionsOf, useQuestion } from "../../../components/question";
 import { portGroups, usePalette, type PortGroups } from "../../../components/ports";
 import { Canvas, FIT } from "./canvas";
 import { copies, draftKey, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
@@ -97,8 +98,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const run = search.get("run") ?? "";
   // The store lives as long as the page of this chain, and begins with what an earlier visit kept.
   const [store, hadDraft] = useMemo(() => {
-    const made = new DraftStore(draftKey(first?.id ?? (template || "new")), draftOf(opened), first?.etag);
-    return [made, made.restore()] as const;
+    const created = new DraftStore(draftKey(first?.id ?? (template || "new")), draftOf(opened), first?.etag);
+    return [created, created.restore()] as const;
   }, [first?.id, first?.etag, template, opened]);
   const [restored, setRestored] = useState(hadDraft);
   const state = useDraft(store);
@@ -121,24 +122,24 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     if (isUnplaced) layoutAll();
   }, [isUnplaced, layoutAll]);
   // A chain that is arranged before is arranged again then: a node with its ports is taller.
-  const [arranged, setArranged] = useState<Draft | null>(null);
+  const arranged = useRef<Draft | null>(null);
   useEffect(() => {
-    if (arranged !== draft || !check.isCurrent) return;
-    setArranged(null);
+    if (arranged.current !== draft || !check.isCurrent) return;
+    arranged.current = null;
     layoutAll();
-  }, [arranged, draft, check.isCurrent, layoutAll]);
+  }, [draft, check.isCurrent, layoutAll]);
   const arrange = () => {
     layoutAll();
-    if (!check.isCurrent) setArranged(draft);
+    if (!check.isCurrent) arranged.current = draft;
   };
 
   const add = useCallback(
     (type: string, at?: { x: number; y: number }) => {
       const { draft: now, places } = store.get();
       const id = freeId(now.nodes, type);
-      const config = structuredClone(palette.nodes.find((one) => one.type === type)?.config ?? {});
-      const place = at ?? nextPlace(places);
-      store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: place });
+      const config = structuredClone(palette.nodes.find((node) => node.type === type)?.config ?? {});
+      const position = at ?? nextPlace(places);
+      store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: position });
       setSelection(new Set([id]));
       if (!at) window.setTimeout(() => void flow.fitView(FIT), 60);
     },
@@ -173,10 +174,9 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   };
 
   // On the document: what had the focus may be gone, such as a node that was deleted by its key.
-  const pressed = useRef(onKeyDown);
-  pressed.current = onKeyDown;
+  const onPress = useEffectEvent(onKeyDown);
   useEffect(() => {
-    const press = (event: KeyboardEvent) => pressed.current(event);
+    const press = (event: KeyboardEvent) => onPress(event);
     document.addEventListener("keydown", press);
     return () => document.removeEventListener("keydown", press);
   }, []);
@@ -185,6 +185,10 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   const start = useRun(setSearch, save);
   // An empty canvas shows the next step; that it would not run is known.
   const reasons = draft.nodes.length > 0 ? reasonsOf(check.data) : [];
+  const questions = (check.data?.check.questions ?? []) as unknown as ProblemReason[];
+  const refused = start.variables?.draft === draft ? questionsOf(start.error) : [];
+  const question = useQuestion(questions.length > 0 ? questions : refused);
+  const request = { stored, draft, dirty: state.dirty, yes: question.yes };
   const [only] = selected.length === 1 ? selected : [];
   return (
     <Page
@@ -227,9 +231,9 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           <button
             type="button"
             className="primary"
-            disabled={readOnly || start.isPending || draft.nodes.length === 0}
+            disabled={readOnly || start.isPending || draft.nodes.length === 0 || question.isOpen}
             aria-busy={start.isPending}
-            onClick={() => start.mutate({ stored, dirty: state.dirty })}
+            onClick={() => start.mutate(request)}
           >
             {state.dirty || !stored ? "Save and run" : "Run"}
           </button>
@@ -243,6 +247,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           restored={restored}
           check={check.data}
           isCurrent={check.isCurrent}
+          isOpen={question.isOpen}
           run={run}
           runNodes={runNodes.data}
           isEmpty={draft.nodes.length === 0}
@@ -254,7 +259,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
         />
         {check.error && <ProblemNote error={check.error} onRetry={() => void check.refetch()} />}
         {save.error && <SaveProblem error={save.error} stored={stored} onOverwrite={(etag) => save.mutate(etag)} />}
-        {start.error && !save.error && <ProblemNote error={start.error} />}
+        {start.error && !save.error && questionsOf(start.error).length === 0 && <ProblemNote error={start.error} />}
+        {draft.nodes.length > 0 && !readOnly && <QuestionNote question={question} />}
         {runNodes.error && <ProblemNote error={runNodes.error} />}
         <div className="editor">
           <PaletteList palette={palette} onAdd={add} readOnly={readOnly} />
@@ -275,9 +281,9 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
                 node={only}
                 expanded={check.data}
                 palette={palette}
-                run={run && runNodes.data?.nodes.some((one) => one.id === only.id) ? run : ""}
-                onRunFrom={(from) => start.mutate({ stored, dirty: state.dirty, from })}
-                isStarting={start.isPending}
+                run={run && runNodes.data?.nodes.some((node) => node.id === only.id) ? run : ""}
+                onRunFrom={(from) => start.mutate({ ...request, from })}
+                isStarting={start.isPending || question.isOpen}
                 onSelect={setSelection}
                 readOnly={readOnly}
               />
@@ -319,23 +325,24 @@ function graphNodes(
   expanded: ExpandedChain | undefined,
   run: { nodes: readonly Pick<RunNode, "id" | "state" | "fraction" | "outputs">[] } | undefined,
 ): GraphNode[] {
-  const known = new Map(expanded?.nodes.map((node) => [node.id, node]));
+  const byId = new Map(expanded?.nodes.map((node) => [node.id, node]));
   const states = new Map(run?.nodes.map((node) => [node.id, node]));
   const problems = new Map<string, number>();
-  for (const one of reasonsOf(expanded)) if (one.node) problems.set(one.node, (problems.get(one.node) ?? 0) + 1);
+  for (const reason of reasonsOf(expanded))
+    if (reason.node) problems.set(reason.node, (problems.get(reason.node) ?? 0) + 1);
   return draft.nodes.map((node) => {
-    const answer = known.get(node.id);
-    const own = answer?.type === node.type ? answer : undefined;
+    const answer = byId.get(node.id);
+    const match = answer?.type === node.type ? answer : undefined;
     return {
       id: node.id,
       type: node.type,
       needs: node.needs,
-      takes: own?.takes ?? [],
-      makes: own?.makes ?? [],
-      inputs: own?.inputs ?? {},
-      valid: own?.valid ?? true,
+      takes: match?.takes ?? [],
+      makes: match?.makes ?? [],
+      inputs: match?.inputs ?? {},
+      valid: match?.valid ?? true,
       problems: problems.get(node.id) ?? 0,
-      summary: own?.summary ?? "",
+      summary: match?.summary ?? "",
       outputs: states.get(node.id)?.outputs,
       state: states.get(node.id)?.state,
       fraction: states.get(node.id)?.fraction,
@@ -344,8 +351,8 @@ function graphNodes(
 }
 
 /** To the right of every other node. */
-function nextPlace(places: Record<string, Place>): Place {
-  const last = Object.values(places).sort((one, other) => other.x - one.x)[0];
+function nextPlace(positions: Record<string, Place>): Place {
+  const last = Object.values(positions).sort((path, other) => other.x - path.x)[0];
   return last ? { x: last.x + NODE_WIDTH + 40, y: last.y } : { x: 0, y: 0 };
 }
 

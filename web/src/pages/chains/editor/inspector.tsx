@@ -1,14 +1,14 @@
 // What is selected: its id, links, settings and problems; while a run is shown, its state, lines and results.
 
 import { useQuery } from "@tanstack/react-query";
-import { useEffect, useId, useState } from "react";
+import { useId, useState } from "react";
 import type { ProblemReason } from "../../../api/client";
 import type { ExpandedChain, LinkAnswer, Palette } from "../../../api/schema";
 import { useChoices } from "../../../components/choices";
 import { ColumnMap } from "../../../components/columns";
 import { SchemaForm } from "../../../components/form";
 import { Prose } from "../../../components/prose";
-import type { JsonSchema } from "../../../components/schema";
+import { pathWith, type JsonSchema } from "../../../components/schema";
 import { Upload } from "../../../components/upload";
 import { NodeResult } from "../node_result";
 import { Reasons } from "../reasons";
@@ -38,35 +38,41 @@ export function Inspector({
   onSelect,
   readOnly,
 }: InspectorProps) {
-  const entry = palette.nodes.find((one) => one.type === node.type);
+  const entry = palette.nodes.find((other) => other.type === node.type);
   const schema = entry?.settings as JsonSchema | undefined;
-  const reasons = reasonsOf(expanded).filter((one) => one.node === node.id);
+  const reasons = reasonsOf(expanded).filter((reason) => reason.node === node.id);
   const problems = reasons as unknown as ProblemReason[];
   const defaults = Object.fromEntries(
     Object.entries(defaultsOf(expanded, node.id)).map(([path, value]) => [`config.${path}`, value]),
   );
+  const paths = Object.fromEntries(
+    (["documents", "repository", "columns", "model"] as const).map((widget) => [
+      widget,
+      schema ? pathWith(widget, schema, "config") : "",
+    ]),
+  ) as Record<"documents" | "repository" | "columns" | "model", string>;
   const { choices, start } = useChoices(
-    { "config.path": node.config.path, "config.repository": node.config.repository },
-    ["config.base_model"],
+    { [paths.documents]: node.config.path, [paths.repository]: node.config.repository },
+    [paths.model],
   );
-  const hints = start ? { "config.path": `A relative path starts in \`${start}\`.` } : undefined;
+  const hints = start ? { [paths.documents]: `A relative path starts in \`${start}\`.` } : undefined;
   const configure = (change: (before: Record<string, unknown>) => Record<string, unknown>) => {
     const { nodes } = store.get().draft; // an upload may end after other settings were written
-    const before = nodes.find((one) => one.id === node.id)?.config ?? {};
+    const before = nodes.find((other) => other.id === node.id)?.config ?? {};
     const next = Object.fromEntries(Object.entries(change(before)).filter(([, value]) => value !== undefined));
     store.changeNodes(`config ${node.id}`, configured(nodes, node.id, next));
   };
   const isSource = node.type === "data_source" && !readOnly;
   const extras = isSource
     ? {
-        "config.path": (
+        [paths.documents]: (
           <Upload documents onUploaded={(path) => configure((before) => ({ ...before, path, columns: undefined }))} />
         ),
       }
     : undefined;
   const controls = isSource
     ? {
-        "config.columns": (
+        [paths.columns]: (
           <ColumnMap
             key="columns"
             path={node.config.path}
@@ -76,7 +82,7 @@ export function Inspector({
         ),
       }
     : undefined;
-  const elsewhere = reasons.filter((one) => !one.field.startsWith("config."));
+  const elsewhere = reasons.filter((reason) => !reason.field.startsWith("config."));
   return (
     <>
       <h2>{node.id}</h2>
@@ -109,7 +115,7 @@ export function Inspector({
           />
         </section>
       )}
-      <Links store={store} node={node} readOnly={readOnly} />
+      <Links key={`links of ${node.id}`} store={store} node={node} readOnly={readOnly} />
       <IdField key={node.id} store={store} node={node} onSelect={onSelect} readOnly={readOnly} />
       {!readOnly && (
         <button
@@ -136,11 +142,10 @@ function IdField({
   const id = useId();
   const [text, setText] = useState(node.id);
   const [wrong, setWrong] = useState("");
-  useEffect(() => setText(node.id), [node.id]);
   const apply = () => {
     const { nodes } = store.get().draft;
     if (text === node.id) return setWrong("");
-    if (nodes.some((one) => one.id === text)) return setWrong(`There is a node ${text} already.`);
+    if (nodes.some((other) => other.id === text)) return setWrong(`There is a node ${text} already.`);
     if (!text) return setWrong("Write an id.");
     setWrong("");
     const { [node.id]: place, ...places } = store.get().places;
@@ -173,21 +178,20 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
   const { draft } = store.get();
   const id = useId();
   const [refused, setRefused] = useState<LinkAnswer | null>(null);
-  useEffect(() => setRefused(null), [node.id]);
   const links = useQuery({
     queryKey: ["links", node.id, draft],
     queryFn: () => askLinks(draft, node.id),
     enabled: !readOnly,
     gcTime: 5_000,
   });
-  const answers = (links.data ?? []).filter((one) => !one.linked);
+  const answers = (links.data ?? []).filter((row) => !row.linked);
   const give = (value: string) => {
-    const answer = answers.find((one) => `${one.port} ${one.target}` === value);
+    const answer = answers.find((other) => `${other.port} ${other.target}` === value);
     if (!answer) return;
     setRefused(answer.allowed ? null : answer);
     if (answer.allowed) store.changeNodes("", linked(draft.nodes, node.id, answer.target));
   };
-  const after = draft.nodes.filter((one) => one.needs.includes(node.id));
+  const after = draft.nodes.filter((other) => other.needs.includes(node.id));
   return (
     <section aria-label={`Links of ${node.id}`}>
       <h3>Links</h3>
@@ -202,8 +206,8 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
             )}
           </li>
         ))}
-        {after.map((one) => (
-          <li key={one.id}>to {one.id}</li>
+        {after.map((other) => (
+          <li key={other.id}>to {other.id}</li>
         ))}
         {node.needs.length + after.length === 0 && <li className="quiet">none</li>}
       </ul>
@@ -212,10 +216,10 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
           <label htmlFor={id}>Link to</label>
           <select id={id} value="" onChange={(event) => give(event.target.value)}>
             <option value="">choose a node …</option>
-            {answers.map((one) => (
-              <option key={`${one.port} ${one.target}`} value={`${one.port} ${one.target}`}>
-                {one.port} to {one.target}
-                {one.allowed ? "" : " (refused)"}
+            {answers.map((answer) => (
+              <option key={`${answer.port} ${answer.target}`} value={`${answer.port} ${answer.target}`}>
+                {answer.port} to {answer.target}
+                {answer.allowed ? "" : " (refused)"}
               </option>
             ))}
           </select>

@@ -14,20 +14,20 @@ export function PaletteList({ palette, onAdd, readOnly }: PaletteListProps) {
     <nav className="editor-palette" aria-label="Palette">
       <h2>Nodes</h2>
       <ul>
-        {palette.nodes.map((one) => (
-          <li key={one.type}>
+        {palette.nodes.map((node) => (
+          <li key={node.type}>
             <button
               type="button"
-              title={one.text}
+              title={node.text}
               draggable={!readOnly}
               disabled={readOnly}
-              onClick={() => onAdd(one.type)}
+              onClick={() => onAdd(node.type)}
               onDragStart={(event) => {
-                event.dataTransfer.setData(DRAGGED_TYPE, one.type);
+                event.dataTransfer.setData(DRAGGED_TYPE, node.type);
                 event.dataTransfer.effectAllowed = "move";
               }}
             >
-              + {one.type}
+              + {node.type}
             </button>
           </li>
         ))}

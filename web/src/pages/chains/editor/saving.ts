@@ -4,7 +4,7 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useLocation, type useSearchParams } from "wouter";
 import { client, dataOf } from "../../../api/client";
 import type { ChainDetail } from "../../../api/schema";
-import { draftKey, type DraftStore } from "./draft";
+import { draftKey, type Draft, type DraftStore } from "./draft";
 
 /** Store the draft: as a new chain, or as a revision on top of the one that was opened. */
 export function useSave(
@@ -39,15 +39,25 @@ export function useSave(
   });
 }
 
+interface RunRequest {
+  stored: ChainDetail | undefined;
+  /** The draft that is run. */
+  draft: Draft;
+  dirty: boolean;
+  from?: string;
+  /** Whether a run on few rows is allowed. */
+  yes: boolean;
+}
+
 export function useRun(setSearch: ReturnType<typeof useSearchParams>[1], save: ReturnType<typeof useSave>) {
   const [, navigate] = useLocation();
   return useMutation({
-    mutationFn: async ({ stored, dirty, from }: { stored: ChainDetail | undefined; dirty: boolean; from?: string }) => {
+    mutationFn: async ({ stored, dirty, from, yes }: RunRequest) => {
       const chain = stored && !dirty ? stored : await save.mutateAsync(undefined);
       const started = await dataOf(
         client.POST("/api/v1/chains/{chain}/run", {
           params: { path: { chain: chain.id } },
-          body: { revision: chain.revision, refresh_from: from ?? null } as never,
+          body: { revision: chain.revision, refresh_from: from ?? null, yes } as never,
         }),
       );
       return { chain, run: (started as { id: string }).id };

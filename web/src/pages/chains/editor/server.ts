@@ -21,9 +21,9 @@ export interface CheckReason {
 
 /** Write a draft, a template's call or a text out, with ids, links and ports. */
 export const expand = (
-  given: { target?: Record<string, unknown> | string; parameters?: Record<string, unknown>; text?: string },
+  body: { target?: Record<string, unknown> | string; parameters?: Record<string, unknown>; text?: string },
   signal?: AbortSignal,
-): Promise<ExpandedChain> => dataOf(client.POST("/api/v1/chains/expand", { body: given as never, signal }));
+): Promise<ExpandedChain> => dataOf(client.POST("/api/v1/chains/expand", { body: body as never, signal }));
 
 /** What the service says about the draft as it is now; the earlier answer while it is asked. `opened` is its answer for
  * the first draft, if that was just asked for. */
@@ -61,7 +61,7 @@ export const useRunNodes = (run: string) =>
 
 /** Setting that is left out -> the value that a run takes for it, of one node: path below its config. */
 export const defaultsOf = (expanded: ExpandedChain | undefined, node: string): Record<string, unknown> =>
-  expanded?.nodes.find((one) => one.id === node)?.defaults ?? {};
+  expanded?.nodes.find((entry) => entry.id === node)?.defaults ?? {};
 
 /** The same for the parameters of a template, which have the names of the settings; what trainers differ in, for each. */
 export function parameterDefaults(expanded: ExpandedChain | undefined, names: readonly string[]) {
@@ -73,9 +73,9 @@ export function parameterDefaults(expanded: ExpandedChain | undefined, names: re
         key.split(".").at(-1) === name ? [{ node: node.id, value }] : [],
       ),
     );
-    const texts = new Set(values.map((one) => String(one.value)));
+    const texts = new Set(values.map((value) => String(value.value)));
     if (texts.size === 1) found[path] = [...texts][0]!;
-    else if (texts.size > 1) found[path] = values.map((one) => `${String(one.value)} (${one.node})`).join(", ");
+    else if (texts.size > 1) found[path] = values.map((value) => `${String(value.value)} (${value.node})`).join(", ");
   }
   return found;
 }

@@ -18,6 +18,8 @@ interface StatusLineProps {
   restored: boolean;
   check: ExpandedChain | undefined;
   isCurrent: boolean;
+  /** Whether a run has to be allowed first. */
+  isOpen: boolean;
   run: string;
   runNodes: RunNodes | undefined;
   isEmpty: boolean;
@@ -31,6 +33,7 @@ export function StatusLine({
   restored,
   check,
   isCurrent,
+  isOpen,
   run,
   runNodes,
   isEmpty,
@@ -66,11 +69,13 @@ export function StatusLine({
         </span>
       )}
       {!isEmpty && (
-        <span className={check?.check.ok ? "state-completed" : "state-failed"}>
+        <span className={!check?.check.ok ? "state-failed" : isOpen ? undefined : "state-completed"}>
           {!isCurrent
             ? "checking …"
             : check?.check.ok
-              ? "✓ would run here"
+              ? isOpen
+                ? "○ would run here, if you allow it"
+                : "✓ would run here"
               : `✕ ${countOf(check?.check.reasons?.length ?? 0)}`}
         </span>
       )}

@@ -1,0 +1,43 @@
+"""A name says what the thing is: the share of bindings that are pronouns, participles or fillers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.binding_names import ALLOWED, ROOT, STORED_FIELDS, bindings, names_in_file
+
+BAR = 0.01
+ROOMS_BAR = 0.005
+"""Of the rooms that are done."""
+REACHED = {"trainyard": 0.025, "flows": BAR, "nodes": BAR, "tasks": BAR, "tests": 0.09}
+"""Share that each root has reached; every value ends at `BAR`."""
+DONE = (
+    "backends", "compute", "data", "evals", "night", "operations", "prefect_api", "sandbox", "serve", "spec", "stores",
+    "sweeps", "testing", "workers",
+)  # fmt: skip
+
+
+def share(*roots: str) -> float:
+    names = list(bindings(*roots))
+    return sum(binding.is_empty for binding in names) / max(1, len(names))
+
+
+@pytest.mark.parametrize(("root", "bar"), REACHED.items())
+def test_few_names_say_nothing(root: str, bar: float) -> None:
+    assert share(root) <= bar, f"python -m tools.binding_names {root}"
+
+
+@pytest.mark.parametrize("room", DONE)
+def test_rooms_that_are_done_stay_so(room: str) -> None:
+    assert share(f"trainyard/{room}") <= ROOMS_BAR, f"python -m tools.binding_names trainyard/{room}"
+
+
+def test_each_allowance_is_needed() -> None:
+    unused = [entry for entry in STORED_FIELDS if entry[1] not in names_in_file(entry[0])]
+    unused += [(folder, name) for name, folders in ALLOWED.items() for folder in folders if not used(folder, name)]
+    assert not unused, "remove what nothing uses from ALLOWED or STORED_FIELDS of tools/binding_names.py"
+
+
+def used(folder: str, name: str) -> bool:
+    files = (path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py"))
+    return any(name in names_in_file(file) for file in files)

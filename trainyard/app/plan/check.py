@@ -1,0 +1,86 @@
+"""Whether chain files would run on this machine, with all reasons at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from trainyard.app.context import Context
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.plan import list_advice, list_confinement_notes
+from trainyard.app.plan.refusals import check_chain
+from trainyard.app.plan.resolve import resolve_with_decisions
+from trainyard.app.plan.tenancy import keep_to_tenant
+from trainyard.app.reach import require_template
+from trainyard.app.responses import Response
+from trainyard.app.tenant_view import error_for, reasons_for
+from trainyard.errors import InvalidInput, Reason, Refused, reason_of
+from trainyard.json_types import JsonObject
+from trainyard.operations.chains import ChainText, CheckInput
+
+
+class FileCheck(Response):
+    file: str
+    """Its path; of a chain that was given itself, its name."""
+    ok: bool
+    digest: str | None = None
+    nodes: int = 0
+    notes: tuple[str, ...] = ()
+    """What the machine that runs the chain decides, and how it would be decided here; settings that are allowed and
+    rarely intended."""
+    reasons: tuple[JsonObject, ...] = ()
+    """As `trainyard.errors.Reason`, with its line."""
+    questions: tuple[JsonObject, ...] = ()
+    """Reasons, in the same form, for which a run is refused unless it is started with `yes`."""
+
+
+class CheckOutput(Response):
+    files: tuple[FileCheck, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if all(one.ok for one in self.files) else Refused.exit_code
+
+    def _repr_markdown_(self) -> str:
+        from trainyard.app.notebook_views import check_markdown  # draws curves; only notebooks need it
+
+        return check_markdown(self)
+
+
+def check(given: CheckInput, context: Context) -> CheckOutput:
+    for one in given.files if context.caller.remote else ():
+        require_template(one if isinstance(one, Mapping) else str(one), ())
+    return CheckOutput(files=tuple(check_file(one, context) for one in given.files))
+
+
+def check_file(given: Path | ChainText, context: Context) -> FileCheck:
+    settings = context.settings
+    path = given if isinstance(given, Path) else str(given.get("name") or "chain")
+    try:
+        wanted = keep_to_tenant(parse_request(str(given) if isinstance(given, Path) else given), context.caller)
+        for note in wanted.notes:
+            context.say(f"{path}: {note}")
+        chain, decisions = resolve_with_decisions(wanted.spec, settings)
+        examined = check_chain(chain, settings)
+        if examined.reasons:
+            raise Refused(examined.reasons)
+    except Refused as refused:
+        reasons = reasons_for(context.caller, refused.reasons, settings)
+        return FileCheck(file=str(path), ok=False, reasons=rows_of(reasons))
+    except InvalidInput as error:
+        shown = error_for(context.caller, error, settings)
+        row = {**reason_of(shown, None, "").as_dict(), "line": str(shown)}
+        return FileCheck(file=str(path), ok=False, reasons=(row,))
+    notes = [f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions]
+    notes += [f"{one.id}: {text}" for one in chain.nodes for text in list_advice(one.config, settings)]
+    notes += list_confinement_notes(chain)
+    notes += [f"{text}: a run may still refuse what follows" for text in examined.unread]
+    questions = rows_of(reasons_for(context.caller, examined.shortages, settings))
+    return FileCheck(
+        file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes), questions=questions
+    )
+
+
+def rows_of(reasons: Iterable[Reason]) -> tuple[JsonObject, ...]:
+    """Return reasons as JSON values, each with its line."""
+    return tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons)

@@ -1,0 +1,72 @@
+"""Whose a run is: a caller of one tenant starts runs of that tenant, whose adapters become that tenant's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainyard.app.context import Caller
+from trainyard.app.plan.parse import JOB, ChainRequest, parse_template_call
+from trainyard.errors import Denied, InvalidInput
+from trainyard.json_types import JsonObject
+from trainyard.spec.nodes import DeployerConfig
+from trainyard.stores.live.job_ids import is_reserved
+
+WHOLE_CHAIN = "chain"
+"""First word of the deployment that takes a whole chain."""
+
+
+def keep_to_tenant(wanted: ChainRequest, caller: Caller) -> ChainRequest:
+    """What was asked for, as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another tenant."""
+    if not caller.tenant:
+        return wanted
+    for named in named_tenants(wanted):
+        if named != caller.tenant:
+            raise Denied(
+                f"The token of {caller.name} is for the tenant {caller.tenant}, and this is for {named}.",
+                do="Leave the tenant out, or use a token that is for it.",
+                code="E-SCOPE",
+            )
+    return of_tenant(wanted, caller.tenant)
+
+
+def named_tenants(wanted: ChainRequest) -> Iterator[str]:
+    """The tenants that are written in what was asked for; a default is not written."""
+    name = wanted.deployment.partition("/")[0]
+    if name == JOB:
+        yield from written(wanted.parameters["job"])
+    elif name == WHOLE_CHAIN:
+        yield from [wanted.spec.tenant] if "tenant" in wanted.spec.model_fields_set else []
+        configs = [node.config for node in wanted.spec.nodes if isinstance(node.config, DeployerConfig)]
+        yield from (config.tenant for config in configs if config.tenant is not None)
+    else:
+        yield from written(wanted.parameters.get("publish") or {})
+
+
+def written(words: JsonObject) -> Iterator[str]:
+    if words.get("tenant") is not None:
+        yield str(words["tenant"])
+
+
+def of_tenant(wanted: ChainRequest, tenant: str) -> ChainRequest:
+    """The same with that tenant, in the chain and in what its deployment is given."""
+    name, given = wanted.deployment.partition("/")[0], wanted.parameters
+    if name == WHOLE_CHAIN:
+        spec = wanted.spec.model_copy(update={"tenant": tenant})
+        return wanted.model_copy(update={"spec": spec, "parameters": {"spec": spec.model_dump(mode="json")}})
+    if name == JOB:
+        changed = parse_template_call(JOB, {**given["job"], "tenant": tenant})
+    else:
+        changed = parse_template_call(name, {**given, "publish": {**(given.get("publish") or {}), "tenant": tenant}})
+    return changed.model_copy(update={"notes": wanted.notes})
+
+
+def require_free_tags(tags: tuple[str, ...]) -> None:
+    """Raises `InvalidInput` (`E-PARAMETER`) for a tag by which Trainyard itself says what a run is."""
+    for tag in tags:
+        if is_reserved(tag):
+            raise InvalidInput(
+                f"The tag {tag!r} cannot be given.",
+                why="Trainyard's own tags say that a run is a job, which one it is, and whose.",
+                do="Choose another tag, such as project:NAME.",
+                code="E-PARAMETER",
+            )

@@ -1,1 +1,0 @@
-"""Trainers of chains as configs of other tools."""

@@ -1,1 +1,0 @@
-"""What a base model's folder may ask for, and how one gets onto this machine."""

@@ -1,1 +1,0 @@
-"""Chains that users store: numbered revisions that never change."""

@@ -1,1 +1,0 @@
-import{i as e}from"./index-DqvUptYE.js";import{g as t,y as n}from"./format-B3A318De.js";var r=n(t(),1);function i(t){let n=(0,r.useRef)(new AbortController),i=e({mutationFn:e=>(n.current=new AbortController,t(e,n.current.signal))}),a=()=>{n.current.abort(),i.reset()};return{...i,cancel:a}}export{i as t};

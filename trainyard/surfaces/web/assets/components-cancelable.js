@@ -1,0 +1,1 @@
+import{useMutation as e}from"./main.js";import{__toESM as t,require_react as n}from"./components-format.js";var r=t(n(),1);function i(t){let n=(0,r.useRef)(new AbortController),i=e({mutationFn:e=>(n.current=new AbortController,t(e,n.current.signal))}),a=()=>{n.current.abort(),i.reset()};return{...i,cancel:a}}export{i as useCancelable};

@@ -1,0 +1,1 @@
+import{Curve as e,seriesOf as t,useCurves as n}from"./jobs-curves.js";import{require_jsx_runtime as r}from"./components-format.js";var i=r(),a=160;function o({job:r}){let{curves:o}=n(r,!1),s=o.flatMap(e=>t(e,`loss`,e.node)??[]);return s.length>0?(0,i.jsx)(e,{series:s,xLabel:`Step`,yLabel:`Loss`,height:a}):null}export{o as default};

@@ -1,1 +1,0 @@
-import{a as e,l as t,s as n}from"./curves-BrfarTaU.js";import{h as r}from"./format-B3A318De.js";var i=r(),a=160;function o({job:r}){let{curves:o}=n(r,!1),s=o.flatMap(t=>e(t,`loss`,t.node)??[]);return s.length>0?(0,i.jsx)(t,{series:s,xLabel:`Step`,yLabel:`Loss`,height:a}):null}export{o as default};

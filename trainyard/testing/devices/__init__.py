@@ -1,1 +1,0 @@
-"""Doubles of devices."""
