@@ -23,7 +23,7 @@ PROCESSES = {
     "trainyard/serve/children.py", "trainyard/serve/conversion/files.py",
     "trainyard/serve/conversion/merged.py", "trainyard/serve/embedded.py",
     "trainyard/serve/inference_server/commands.py", "trainyard/serve/trial.py",
-    "trainyard/stores/base_models/configs.py", "trainyard/stores/graph/local.py",
+    "trainyard/stores/model_configs.py", "trainyard/stores/graph/local.py",
     "trainyard/surfaces/access/confined_calls.py", "trainyard/train/starter/build.py",
 }  # fmt: skip
 """They name the module that another process runs or imports first."""
