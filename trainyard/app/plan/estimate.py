@@ -17,7 +17,6 @@ from trainyard.compute.events import read_events
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import holder, slot_lock
 from trainyard.errors import TrainyardError
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
@@ -168,12 +167,14 @@ def list_event_files(run: str, settings: Settings) -> list[Path]:
     if not run:
         return []
     # Imports the readers of tables: a plan while every device is free does without.
-    from trainyard.app.training_logs import training_logs_of
+    from trainyard.app.training_logs import training_logs_of  # only recorded runs need it
 
     logs = training_logs_of(settings.runs / run)
     if logs:
         return [logs[-1].folder / EVENTS_FILE]
     try:
-        return [load("trainyard.backends.manager:events_file")(Path(JobStore(settings.home / "jobs").get(run).work))]
+        from trainyard.backends.manager import events_file  # only recorded jobs need it
+
+        return [events_file(Path(JobStore(settings.home / "jobs").get(run).work))]
     except TrainyardError:
         return []  # a night, an evaluation or a measurement: none of them says how long it takes

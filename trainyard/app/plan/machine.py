@@ -12,7 +12,6 @@ from trainyard.compute.gpus import devices_here
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.remote.kinds import find_kind
 from trainyard.errors import Reason, Refused, TrainyardError
-from trainyard.loading import load
 from trainyard.sandbox.service import Confinement, find_confinement
 from trainyard.serve.inference_server import vllm
 from trainyard.settings import Settings
@@ -29,6 +28,13 @@ from trainyard.spec.nodes import (
 )
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import base_facts, resolve_model
+
+
+def serves_embedded(settings: Settings) -> bool:
+    """Return whether the embedded model server runs."""
+    from trainyard.serve.embedded import find_running  # only a chain that asks it needs it
+
+    return find_running(settings) is not None
 
 
 def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> RunFacts:
@@ -56,7 +62,7 @@ def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> 
         base=lambda name: find_base_facts(name, settings),
         devices=frozenset(devices_here()),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(),
-        embedded=load("trainyard.serve.embedded:find_running")(settings) is not None if asks_embedded else None,
+        embedded=serves_embedded(settings) if asks_embedded else None,
         has_module=has_module,
         confines_code=lambda: settings.allow_unconfined_code or find_confinement() is not Confinement.NONE,
     )

@@ -35,7 +35,6 @@ from trainyard.backends.timings.records import slowdown_here
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import devices_here
 from trainyard.errors import Reason, Refused, TrainyardError
-from trainyard.loading import load
 from trainyard.operations.chains import PlanInput
 from trainyard.sandbox.service import find_confinement
 from trainyard.settings import Settings
@@ -93,7 +92,9 @@ class ChainPlan(Response):
         return Refused.exit_code if self.refusals else 0
 
     def _repr_markdown_(self) -> str:
-        return str(load("trainyard.app.notebook_views:plan_markdown")(self))
+        from trainyard.app.notebook_views import plan_markdown  # draws curves; only notebooks need it
+
+        return plan_markdown(self)
 
 
 def plan(given: PlanInput, context: Context) -> ChainPlan:

@@ -21,7 +21,6 @@ from trainyard.compute.gpus import devices_here
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO, FILE_ENDING, choose_template
 from trainyard.errors import NotFound, Reason, Refused, TrainyardError, Unavailable, reason_of
-from trainyard.loading import load
 from trainyard.serve.chat_templates import check_chat_template
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -115,7 +114,7 @@ def check_chain(
         found += check_templates(chain, own, list_templated(chain, own, named=True) - list_refused_nodes(found))
     if read_data and reads_local_data(chain):
         # Readers import pyarrow: a chain without local data is checked without them.
-        from trainyard.app.plan.samples import read_chain
+        from trainyard.app.plan.samples import read_chain  # imports pyarrow
 
         sample = read_chain(chain, own, outputs, list_refused_nodes(found))
         nodes, shortages, unread = sample.nodes, sample.shortages, sample.unread
@@ -277,7 +276,8 @@ def check_servers(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     reasons: list[Reason] = []
     for node in chain.nodes:
         for place, url in list_addresses(node.config.model_dump(mode="json"), "config"):
-            judging = load("trainyard.serve.client.judging")  # imports the parts of an HTTP client
+            from trainyard.serve.client import judging  # imports the parts of an HTTP client
+
             try:
                 host = urlsplit(url).hostname or ""
                 if host and not judging.is_numeric(host):
@@ -304,8 +304,8 @@ def check_deployments(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     if not any(isinstance(node.config, DeployerConfig) for node in chain.nodes):
         return reasons
     # Imports the clients of every target.
-    expect_candidate = load("trainyard.serve.expected:expect_candidate")
-    target_reasons = load("trainyard.serve.expected:target_reasons")
+    from trainyard.serve.expected import expect_candidate, target_reasons  # only deployers need it
+
     for node in chain.nodes:
         trainer = find_source_trainer(chain, node) if isinstance(node.config, DeployerConfig) else None
         if trainer is None or find_source_trainer(chain, trainer, Port.MODEL):

@@ -26,7 +26,6 @@ from trainyard.data.rows import ROWS_FILE
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable, reason_of
 from trainyard.evals.tasks import count_held_out
-from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
@@ -274,7 +273,8 @@ class Reading:
 
     def generate(self, node: ResolvedNode, config: AiGeneratorConfig) -> None:
         """Run the rules on the documents."""
-        generate = load("trainyard.data.generation.generate:generate")  # imports grammars, schemas and clients
+        from trainyard.data.generation.generate import generate  # imports grammars, schemas and clients
+
         documents = self.first(node, Port.DOCUMENTS)
         folder = self.folder_for(node)
         made = generate(config, documents.folder, folder, complete=None, report=ignore)
@@ -294,8 +294,9 @@ class Reading:
 
     def validate(self, node: ResolvedNode, config: ValidatorConfig) -> None:
         """Run the validator on what was read."""
-        validate = load("trainyard.data.validation:validate")  # imports the rules of quality
-        load_token_counter = load("trainyard.data.quality.lengths:load_token_counter")
+        from trainyard.data.quality.lengths import load_token_counter  # imports pyarrow
+        from trainyard.data.validation import validate  # imports the rules of quality
+
         name = config.tokenizer or self.settings.default_base_model
         base = find_base_folder(name, self.settings)
         if base is None:

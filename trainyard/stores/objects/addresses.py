@@ -35,7 +35,7 @@ def open_bucket(bucket: str, prefix: str, settings: ObjectSettings) -> ObjectSto
     """Return the store of a bucket. Raises `Unavailable` (`E-PACKAGE-MISSING`) without the gcs extra."""
     try:
         # Imported here: the client of a bucket is an extra and takes a second to import.
-        from trainyard.stores.objects.gcs import GcsStore
+        from trainyard.stores.objects.gcs import GcsStore  # an extra
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("google"):
             raise

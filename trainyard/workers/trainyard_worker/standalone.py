@@ -8,7 +8,6 @@ lora, dora, lora_plus, oft, freeze.
 
 It computes in float32. On a CPU its losses are those of the training that it was written from, step by step, if that
 one is in float32 too. What is different: packed rows are padded here, and kernels of CUDA are those of transformers.
-
 Shapes: B rows, T positions, V vocabulary.
 """
 
