@@ -17,10 +17,10 @@ from trainyard.operations.texts import next_lines
 from trainyard.serve.conversion.architectures import Layout
 
 if TYPE_CHECKING:
-    from trainyard.app.adapters.ask import AskedAnswer
     from trainyard.app.adapters.register import Registered
     from trainyard.app.adapters.registry import AdapterRows, Converted
     from trainyard.app.adapters.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
+    from trainyard.app.chat import AskedAnswer
     from trainyard.app.responses import Record
 
 

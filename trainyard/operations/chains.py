@@ -18,14 +18,13 @@ from trainyard.operations.tables import paragraph, table
 from trainyard.operations.texts import message_text, next_lines, short_reason
 
 if TYPE_CHECKING:
-    from trainyard.app.chains.check import CheckOutput
     from trainyard.app.chains.describe import ShownSchema, TemplateRows
     from trainyard.app.chains.drafts import ExpandedChain, LinkAnswers, Palette
     from trainyard.app.chains.eject import EjectOutput
     from trainyard.app.chains.exports import ExportOutput
     from trainyard.app.chains.imports import ImportOutput
-    from trainyard.app.chains.revisions import RevisionDiff
-    from trainyard.app.chains.stored import ChainDetail, ChainList, DeletedChain, RunsOfChain
+    from trainyard.app.chains.stored import ChainDetail, ChainList, DeletedChain, RevisionDiff, RunsOfChain
+    from trainyard.app.plan.check import CheckOutput
     from trainyard.app.plan.plan import ChainPlan
 
 ChainText = dict[str, Any]

@@ -20,8 +20,7 @@ from trainyard.spec.axes.data import DataFormat
 from trainyard.stores.metrics import in_time
 
 if TYPE_CHECKING:
-    from trainyard.app.data.columns import DataColumns
-    from trainyard.app.data.listing import DataList, ModelList
+    from trainyard.app.data.listing import DataColumns, DataList, ModelList
     from trainyard.app.data.preview import DataPreview
     from trainyard.app.data.uploads import DeletedUpload, UploadedFile
 
