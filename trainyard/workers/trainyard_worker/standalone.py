@@ -290,13 +290,9 @@ def adapter_config(spec: Fields, model: Any, reward: bool) -> Any:
         size = spec["engine"]["oft_block_size"]
         return peft.OFTConfig(**common, r=0, oft_block_size=size, module_dropout=lora["dropout"] or 0.0)
     return peft.LoraConfig(
-        **common,
-        r=lora["rank"],
-        lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"] or 0.0,
-        use_rslora=lora["rslora"],
-        use_dora=method == "dora",
-    )
+        **common, r=lora["rank"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"] or 0.0,
+        use_rslora=lora["rslora"], use_dora=method == "dora",
+    )  # fmt: skip
 
 
 def target_modules(lora: Fields, model: Any) -> str | list[str]:
