@@ -23,7 +23,7 @@ PROCESSES = {
     "trainyard/serve/children.py", "trainyard/serve/conversion/files.py",
     "trainyard/serve/conversion/merged.py", "trainyard/serve/embedded.py",
     "trainyard/serve/inference_server/commands.py", "trainyard/serve/trial.py",
-    "trainyard/stores/model_configs.py", "trainyard/stores/graph/local.py",
+    "trainyard/stores/graph/local.py", "trainyard/stores/model_configs.py",
     "trainyard/surfaces/access/confined_calls.py", "trainyard/train/starter/build.py",
 }  # fmt: skip
 """They name the module that another process runs or imports first."""
@@ -58,9 +58,9 @@ def own_names(tree: ast.Module) -> Iterator[str]:
                 yield node.value
 
 
-TABLES = ("trainyard/operations/",)
-"""The rows of operations name what they run."""
-PATHS = [path for path in sources() if not name_of(path).startswith(TABLES)]
+TABLE = "trainyard/operations/"
+"""Its rows name what they run."""
+PATHS = [path for path in sources() if not name_of(path).startswith(TABLE)]
 
 
 @pytest.mark.parametrize("text", ['load("app.runs:connect_runs")', 'NAME = "trainyard.app.runs"'])

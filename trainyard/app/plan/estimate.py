@@ -166,15 +166,14 @@ def list_event_files(run: str, settings: Settings) -> list[Path]:
     """The events of the newest training of a run, or of a job."""
     if not run:
         return []
-    # Imports the readers of tables: a plan while every device is free does without.
-    from trainyard.app.training_logs import training_logs_of  # only recorded runs need it
+    from trainyard.app.training_logs import training_logs_of  # imports readers of tables; free devices need none
 
     logs = training_logs_of(settings.runs / run)
     if logs:
         return [logs[-1].folder / EVENTS_FILE]
-    try:
-        from trainyard.backends.manager import events_file  # only recorded jobs need it
+    from trainyard.backends.manager import events_file  # imports the backends; free devices need none
 
+    try:
         return [events_file(Path(JobStore(settings.home / "jobs").get(run).work))]
     except TrainyardError:
         return []  # a night, an evaluation or a measurement: none of them says how long it takes

@@ -30,13 +30,6 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import base_facts, resolve_model
 
 
-def serves_embedded(settings: Settings) -> bool:
-    """Return whether the embedded model server runs."""
-    from trainyard.serve.embedded import find_running  # only a chain that asks it needs it
-
-    return find_running(settings) is not None
-
-
 def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> RunFacts:
     """Return the facts of the machine and the settings; the embedded server is asked only if a node needs it."""
     roots = data_roots(settings, chain.tenant)
@@ -62,10 +55,17 @@ def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> 
         base=lambda name: find_base_facts(name, settings),
         devices=frozenset(devices_here()),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(),
-        embedded=serves_embedded(settings) if asks_embedded else None,
+        embedded=has_embedded_server(settings) if asks_embedded else None,
         has_module=has_module,
         confines_code=lambda: settings.allow_unconfined_code or find_confinement() is not Confinement.NONE,
     )
+
+
+def has_embedded_server(settings: Settings) -> bool:
+    """Return whether the model server of this machine runs."""
+    from trainyard.serve.embedded import find_running  # imports an HTTP client, which few chains need
+
+    return find_running(settings) is not None
 
 
 def find_base_facts(name: str, settings: Settings) -> BaseFacts | None:

@@ -92,7 +92,7 @@ class ChainPlan(Response):
         return Refused.exit_code if self.refusals else 0
 
     def _repr_markdown_(self) -> str:
-        from trainyard.app.notebook_views import plan_markdown  # draws curves; only notebooks need it
+        from trainyard.app.notebook_views import plan_markdown  # only a notebook asks for it
 
         return plan_markdown(self)
 

@@ -113,8 +113,7 @@ def check_chain(
     if read_data:
         found += check_templates(chain, own, list_templated(chain, own, named=True) - list_refused_nodes(found))
     if read_data and reads_local_data(chain):
-        # Readers import pyarrow: a chain without local data is checked without them.
-        from trainyard.app.plan.samples import read_chain  # imports pyarrow
+        from trainyard.app.plan.samples import read_chain  # imports pyarrow, which a chain without local data spares
 
         sample = read_chain(chain, own, outputs, list_refused_nodes(found))
         nodes, shortages, unread = sample.nodes, sample.shortages, sample.unread
@@ -273,19 +272,25 @@ def check_template_choices(chain: ResolvedChain, settings: Settings) -> list[Rea
 
 def check_servers(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     """Return why a run would not connect to a generator's or a judge's own address; a name unknown now may be later."""
-    reasons: list[Reason] = []
-    for node in chain.nodes:
-        for place, url in list_addresses(node.config.model_dump(mode="json"), "config"):
-            from trainyard.serve.client import judging  # imports the parts of an HTTP client
+    addresses = [
+        (node.id, field, url)
+        for node in chain.nodes
+        for field, url in list_addresses(node.config.model_dump(mode="json"), "config")
+    ]
+    if not addresses:
+        return []
+    from trainyard.serve.client import judging  # imports the parts of an HTTP client, which few chains need
 
-            try:
-                host = urlsplit(url).hostname or ""
-                if host and not judging.is_numeric(host):
-                    judging.JudgedHosts(settings.private_hosts).addresses(host, HTTPS)
-            except Refused as refused:
-                reasons += [replace(one, node=node.id, field=place) for one in refused.reasons]
-            except (OSError, ValueError):
-                continue  # not known now, or no address: the node says so
+    reasons: list[Reason] = []
+    for node_id, field, url in addresses:
+        try:
+            host = urlsplit(url).hostname or ""
+            if host and not judging.is_numeric(host):
+                judging.JudgedHosts(settings.private_hosts).addresses(host, HTTPS)
+        except Refused as refused:
+            reasons += [replace(one, node=node_id, field=field) for one in refused.reasons]
+        except (OSError, ValueError):
+            continue  # not known now, or no address: the node says so
     return reasons
 
 
@@ -303,8 +308,7 @@ def check_deployments(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     reasons: list[Reason] = []
     if not any(isinstance(node.config, DeployerConfig) for node in chain.nodes):
         return reasons
-    # Imports the clients of every target.
-    from trainyard.serve.expected import expect_candidate, target_reasons  # only deployers need it
+    from trainyard.serve.expected import expect_candidate, target_reasons  # imports the clients of every target
 
     for node in chain.nodes:
         trainer = find_source_trainer(chain, node) if isinstance(node.config, DeployerConfig) else None

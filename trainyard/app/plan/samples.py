@@ -294,7 +294,7 @@ class Reading:
 
     def validate(self, node: ResolvedNode, config: ValidatorConfig) -> None:
         """Run the validator on what was read."""
-        from trainyard.data.quality.lengths import load_token_counter  # imports pyarrow
+        from trainyard.data.quality.lengths import load_token_counter  # imports the rules of quality
         from trainyard.data.validation import validate  # imports the rules of quality
 
         name = config.tokenizer or self.settings.default_base_model

@@ -34,8 +34,7 @@ def open_store(address: str, settings: ObjectSettings | None = None) -> ObjectSt
 def open_bucket(bucket: str, prefix: str, settings: ObjectSettings) -> ObjectStore:
     """Return the store of a bucket. Raises `Unavailable` (`E-PACKAGE-MISSING`) without the gcs extra."""
     try:
-        # Imported here: the client of a bucket is an extra and takes a second to import.
-        from trainyard.stores.objects.gcs import GcsStore  # an extra
+        from trainyard.stores.objects.gcs import GcsStore  # an extra; its client takes a second to import
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("google"):
             raise

@@ -2,12 +2,11 @@
 
     python train.py spec.json
 
-Reads the spec and the rows that it names, trains, and leaves the adapter or the model in `output`. Ctrl-C or SIGTERM
-saves a checkpoint and ends with code 75; it continues when started again. Stages: cpt, sft, dpo, reward. Methods: full,
-lora, dora, lora_plus, oft, freeze.
-
-It computes in float32. On a CPU its losses are those of the training that it was written from, step by step, if that
-one is in float32 too. What is different: packed rows are padded here, and kernels of CUDA are those of transformers.
+Reads the spec and its rows, trains, and leaves the adapter or the model in `output`. Ctrl-C or SIGTERM saves a
+checkpoint and ends with code 75; it continues when started again. Stages: cpt sft dpo reward. Methods: full lora dora
+lora_plus oft freeze. It computes in float32. On a CPU its losses are those of the training that it was
+written from, step by step, if that one is in float32 too. What is different: packed rows are padded here, and kernels
+of CUDA are those of transformers.
 Shapes: B rows, T positions, V vocabulary.
 """
 
@@ -41,10 +40,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 IGNORED = -100
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
-    "{{ eos_token if message.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-)
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token if message.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 PAIRED = ("dpo", "reward")
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a chat template raises for a conversation that it does not take."""
@@ -258,9 +254,8 @@ def build_model(spec: Fields, tokenizer: Any) -> Any:
     more |= {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     torch.manual_seed(seed)
     model_class: Any = kind._model_mapping[type(AutoConfig.from_pretrained(spec["base"], trust_remote_code=False))]
-    model = kind.from_pretrained(
-        spec["base"], attn_implementation="sdpa" if model_class._supports_sdpa else "eager", **more
-    )
+    attention = "sdpa" if model_class._supports_sdpa else "eager"
+    model = kind.from_pretrained(spec["base"], attn_implementation=attention, **more)
     model.config.use_cache = False
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
@@ -316,10 +311,7 @@ def freeze(model: Any, engine: Fields, reward: bool) -> None:
     model.requires_grad_(False)
     count = model.config.get_text_config().num_hidden_layers
     lists = (
-        (parent, child)
-        for parent in model.modules()
-        for child in parent.children()
-        if isinstance(child, torch.nn.ModuleList)
+        (part, child) for part in model.modules() for child in part.children() if isinstance(child, torch.nn.ModuleList)
     )
     decoder, layers = next((parent, child) for parent, child in lists if len(child) == count)
     trainable = [*layers[-engine["freeze_blocks"] :]]
