@@ -7,6 +7,7 @@ checkpoint and ends with code 75; it continues when started again. Stages: cpt s
 lora_plus oft freeze. It computes in float32. On a CPU its losses are those of the training that it was
 written from, step by step, if that one is in float32 too. What is different: packed rows are padded here, and kernels
 of CUDA are those of transformers.
+
 Shapes: B rows, T positions, V vocabulary.
 """
 
@@ -40,7 +41,10 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 IGNORED = -100
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token if message.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{{ eos_token if message.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
 PAIRED = ("dpo", "reward")
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a chat template raises for a conversation that it does not take."""
@@ -285,9 +289,13 @@ def adapter_config(spec: Fields, model: Any, reward: bool) -> Any:
         size = spec["engine"]["oft_block_size"]
         return peft.OFTConfig(**common, r=0, oft_block_size=size, module_dropout=lora["dropout"] or 0.0)
     return peft.LoraConfig(
-        **common, r=lora["rank"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"] or 0.0,
-        use_rslora=lora["rslora"], use_dora=method == "dora",
-    )  # fmt: skip
+        **common,
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"] or 0.0,
+        use_rslora=lora["rslora"],
+        use_dora=method == "dora",
+    )
 
 
 def target_modules(lora: Fields, model: Any) -> str | list[str]:
