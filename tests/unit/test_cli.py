@@ -153,7 +153,8 @@ def test_importing_the_command_line_imports_next_to_nothing() -> None:
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     rooms = {".".join(name.split(".")[:2]) for name in found.stdout.split()}
     assert rooms == {
-        f"trainyard.{room}" for room in ("__main__", "surfaces", "operations", "errors", "loading", "proxies")
+        f"trainyard.{room}"
+        for room in ("__main__", "surfaces", "operations", "errors", "json_types", "loading", "proxies")
     }
 
 

@@ -31,7 +31,7 @@ from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, checkpoints
 from trainyard.train.checkpoint.retention import list_best, metric_of
 from trainyard.train.evaluation.divergence import DivergenceWatch, judge_training
-from trainyard.train.progress import choose_by
+from trainyard.train.history import choose_by
 
 Claimed = TypeVar("Claimed")
 TRAINING_FILE = "training.json"

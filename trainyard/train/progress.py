@@ -6,73 +6,12 @@ that was not.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 
 from trainyard.json_types import JsonObject
-from trainyard.spec.axes.stages import EvalMetric
-from trainyard.spec.training import EvalSettings
-from trainyard.train.checkpoint.retention import Best, list_best
 from trainyard.train.contracts import Cursor
+from trainyard.train.history import Evaluations
 from trainyard.train.reporting.counts import Counted
-
-STEP = "step"
-
-
-@dataclass
-class Evaluations:
-    """Part of the progress of a run."""
-
-    found: list[dict[str, float]] = field(default_factory=list)
-    """{step, loss, …} of every evaluation, in order."""
-    mark: float | None = None
-    """The metric of the last evaluation that counted as an improvement."""
-    waited: int = 0
-    """Evaluations since then."""
-    ended: bool = False
-    """Whether the training has ended because of them."""
-
-    def add(self, step: int, metrics: dict[str, float], settings: EvalSettings) -> None:
-        """Enter an evaluation, and decide whether the training ends."""
-        self.found.append({STEP: step, **metrics})
-        value = metrics[settings.metric]
-        if is_improvement(value, self.mark, settings):
-            self.mark, self.waited = value, 0
-        else:
-            self.waited += 1
-        self.ended = settings.patience is not None and self.waited >= settings.patience
-
-    def ranked(self, metric: EvalMetric) -> list[int]:
-        """Return the evaluated steps, the best one first; without those whose metric is not finite."""
-        known = {int(one[STEP]): one[metric] for one in self.found if math.isfinite(one[metric])}
-        return list_best(known, choose_by(metric))
-
-    def best_step(self, metric: EvalMetric) -> int | None:
-        return next(iter(self.ranked(metric)), None)
-
-    def at(self, step: int) -> dict[str, float] | None:
-        """Return what was measured at a step; None where nothing was."""
-        return next((one for one in reversed(self.found) if one[STEP] == step), None)
-
-    def value_at(self, step: int, metric: EvalMetric) -> float | None:
-        """Return the metric of a step; None where it was not measured, or is not finite."""
-        found = self.at(step)
-        return found[metric] if found is not None and math.isfinite(found[metric]) else None
-
-
-def choose_by(metric: EvalMetric) -> Best:
-    """`min` or `max`, whichever chooses the better value."""
-    return min if metric.facts.best == "min" else max
-
-
-def is_improvement(value: float, mark: float | None, settings: EvalSettings) -> bool:
-    """Return whether a value is better than the last improvement, by more than `min_delta`."""
-    if not math.isfinite(value):
-        return False
-    if mark is None:
-        return True
-    gain = mark - value if settings.metric.facts.best == "min" else value - mark
-    return gain > settings.min_delta
 
 
 @dataclass

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from trainyard.app.plan.keys import Dependency, dependencies, model_digest
 from trainyard.app.plan.machine import find_base_folder, is_local, list_trainers, read_machine_facts, read_memory_bytes
 from trainyard.backends.base import probe
-from trainyard.backends.manager import marker_only
 from trainyard.compute.gpus import devices_here
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO, FILE_ENDING, choose_template
@@ -164,6 +163,8 @@ def check_templates(chain: ResolvedChain, settings: Settings, nodes: frozenset[s
 
 def describe_missing_backend(backends: list[BackendName], settings: Settings) -> str:
     """Return why the first of these trainers that cannot be used here is missing; empty if all can be used."""
+    from trainyard.backends.manager import marker_only  # imports readers of rows; a check does without
+
     found = [probe(name, settings) for name in backends]
     return next((marker_only(one) for one in found if not one.available), "")
 

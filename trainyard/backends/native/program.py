@@ -50,6 +50,7 @@ from trainyard.train.checkpoint.state import restore_weights
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.contracts import StepRecord
 from trainyard.train.evaluation.rounds import PeriodicEvaluation
+from trainyard.train.history import choose_by
 from trainyard.train.loop import Save, count_done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.losses.scoring import CRITIC
@@ -59,7 +60,7 @@ from trainyard.train.model.precision import accelerator_of
 from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
 from trainyard.train.parallel.team import Team
-from trainyard.train.progress import SavedProgress, choose_by
+from trainyard.train.progress import SavedProgress
 from trainyard.train.reporting.reporting import Reporting, memory_bytes, reporting
 from trainyard.train.reporting.trackers import TrackedRun
 from trainyard.train.rl.critic import attach_critic, detach_critic

@@ -20,6 +20,9 @@ from . import names
 from .contract import EVENTS_FILE, SPEC_FILE, EventWriter
 from .failures import WorkerError, nonfinite_loss
 
+Fields = dict[str, Any]
+"""A JSON object, such as a part of the plan or a record."""
+
 CHECKPOINT_FOLDER, MANIFEST, KEPT = "checkpoints", "manifest.json", 2
 CHECKPOINT_NAME = re.compile(r"step-(\d{10})")
 TOKENS_FILE = "tokens.jsonl"
@@ -42,12 +45,12 @@ class WorkerFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.spec: dict[str, Any] = orjson.loads((folder / SPEC_FILE).read_bytes())
+        self.spec: Fields = orjson.loads((folder / SPEC_FILE).read_bytes())
         self.plan_folder = folder / names.PLAN_FOLDER
-        self.plan: dict[str, Any] = orjson.loads((self.plan_folder / names.PLAN_FILE).read_bytes())
-        self.resume: dict[str, Any] = orjson.loads((self.plan_folder / names.RESUME_FILE).read_bytes())
-        self.config: dict[str, Any] = self.spec["config"]
-        self.hyper: dict[str, Any] = self.config["hyperparameters"]
+        self.plan: Fields = orjson.loads((self.plan_folder / names.PLAN_FILE).read_bytes())
+        self.resume: Fields = orjson.loads((self.plan_folder / names.RESUME_FILE).read_bytes())
+        self.config: Fields = self.spec["config"]
+        self.hyper: Fields = self.config["hyperparameters"]
         self.started = time.monotonic()
         self.emit = EventWriter(folder / EVENTS_FILE).emit
         """Appends one event to the file to which the runner appends, too."""
@@ -57,7 +60,7 @@ class WorkerFiles:
         with (self.folder / TOKENS_FILE).open("rb") as stream:
             return [orjson.loads(line) for line in stream]
 
-    def steps(self, first: int) -> Iterator[dict[str, Any]]:
+    def steps(self, first: int) -> Iterator[Fields]:
         """{rate, rows} of the optimizer steps from number `first` (counted from 0) on."""
         with (self.plan_folder / names.STEPS_FILE).open("rb") as stream:
             for number, line in enumerate(stream):
@@ -153,7 +156,7 @@ def empty_checkpoint(folder: Path, step: int) -> Path:
     return temporary
 
 
-def commit(folder: Path, step: int, facts: dict[str, Any]) -> dict[str, Any]:
+def commit(folder: Path, step: int, facts: Fields) -> Fields:
     """Seal the temporary folder of a step, make it the checkpoint and keep the newest two. Returns its facts."""
     temporary, final = checkpoint_places(folder, step)
     replaced = final.with_name(f".{final.name}.replaced")

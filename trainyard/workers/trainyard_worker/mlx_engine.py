@@ -35,6 +35,9 @@ from . import names
 from .failures import WorkerError
 from .files import StopFlag, WorkerFiles, commit, empty_checkpoint, require_finite
 
+Fields = dict[str, Any]
+"""A JSON object, such as a part of the plan or a record."""
+
 IGNORED = -100
 PAD_TO = 32
 """Widths of batches are multiples of this, as in mlx-lm: each new width is compiled again."""
@@ -100,7 +103,7 @@ def cast(model: nn.Module, requested: str) -> str:
 # Layers
 
 
-def inject(model: nn.Module, files: WorkerFiles) -> dict[str, Any] | None:
+def inject(model: nn.Module, files: WorkerFiles) -> Fields | None:
     """Freeze the model and put the adapter in; returns mlx-lm's `lora_parameters`. Full weights are all unfrozen."""
     model.freeze()
     if files.config["method"]["type"] == "full":
@@ -119,14 +122,14 @@ def inject(model: nn.Module, files: WorkerFiles) -> dict[str, Any] | None:
     return parameters
 
 
-def adapter_config(files: WorkerFiles) -> dict[str, Any]:
+def adapter_config(files: WorkerFiles) -> Fields:
     """The shape of the adapter: PEFT's of a new one, mlx-lm's of one that is continued."""
     source = files.plan_folder / (names.ADAPTER_FOLDER if files.spec["adapter"] is None else START_FOLDER)
-    config: dict[str, Any] = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
+    config: Fields = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
     return config
 
 
-def adapted(model: nn.Module, config: dict[str, Any]) -> list[str]:
+def adapted(model: nn.Module, config: Fields) -> list[str]:
     """Full names of the modules that PEFT would adapt. Raises `WorkerError` (`E-TRAINABLE`)."""
     targets, blocks = config["target_modules"], config.get("layers_to_transform")
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.QuantizedLinear)]
@@ -167,7 +170,7 @@ def make_optimizer(files: WorkerFiles) -> optim.Optimizer:
     def rate(step: mx.array) -> mx.array:
         return rates[mx.minimum(step, len(rates) - 1).astype(mx.int32)]
 
-    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+    kinds: dict[str, tuple[Any, Fields]] = {
         "adamw": (optim.AdamW, {"weight_decay": decay, "bias_correction": True}),
         "sgd": (optim.SGD, {"weight_decay": decay, "momentum": SGD_MOMENTUM}),
         "lion": (optim.Lion, {"weight_decay": decay, "betas": list(LION_BETAS)}),
@@ -176,7 +179,7 @@ def make_optimizer(files: WorkerFiles) -> optim.Optimizer:
     kind, options = kinds[files.hyper["optimizer"]]
 
     class Clipping(kind):  # type: ignore[misc, valid-type]
-        def apply_gradients(self, gradients: dict[str, Any], parameters: dict[str, Any]) -> Any:
+        def apply_gradients(self, gradients: Fields, parameters: Fields) -> Any:
             clipped, _ = optim.clip_grad_norm(gradients, most)
             return super().apply_gradients(clipped, parameters)
 
@@ -192,7 +195,7 @@ class MlxTraining(TrainingCallback):
     stop: StopFlag
     model: nn.Module
     optimizer: optim.Optimizer
-    shape: dict[str, Any] | None
+    shape: Fields | None
     losses: list[list[float]] = field(default_factory=list)
     tokens: int = 0
 
@@ -222,7 +225,7 @@ class MlxTraining(TrainingCallback):
                 yield padded(part, self.files.plan["pad_id"], weight)
                 number += 1
 
-    def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
+    def on_train_loss_report(self, train_info: Fields) -> None:
         """Called by mlx-lm after each optimizer step."""
         value, rate = float(train_info["train_loss"]), float(train_info["learning_rate"])
         require_finite(self.done + 1, value)
@@ -256,7 +259,7 @@ class MlxTraining(TrainingCallback):
         self.losses = state["losses"]
         return self.done
 
-    def leave(self, adapter: Path, facts: dict[str, Any]) -> None:
+    def leave(self, adapter: Path, facts: Fields) -> None:
         """Hand the weights over: an adapter as mlx-lm wrote it, or a model in the layout of its base."""
         weights = self.files.output_dir()
         if self.shape is None:
