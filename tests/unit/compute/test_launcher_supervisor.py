@@ -46,8 +46,13 @@ class Crew:
             return DesiredState.PAUSE if stop and (self.folder / stop).exists() else DesiredState.RUN
 
         return supervise(
-            argv, self.folder, desired_state=desired_state, on_event=self.events.append, poll_s=0.05, **options
-        )  # type: ignore[arg-type]
+            argv,
+            self.folder,
+            desired_state=desired_state,
+            on_event=self.events.append,
+            poll_s=0.05,
+            **options,  # type: ignore[arg-type]
+        )
 
     def of(self, event: str) -> list[Event]:
         return [entry for entry in self.events if entry["event"] == event]
