@@ -84,13 +84,13 @@ def main(size: int, program: str, folder: str) -> int:
         subprocess.Popen(argv, env={**os.environ, "RANK": str(number), "WORLD_SIZE": str(size)})
         for number in range(size)
     ]
-    while any(one.poll() is None for one in ranks):
-        if any(one.poll() not in (None, 0) for one in ranks):
+    while any(rank.poll() is None for rank in ranks):
+        if any(rank.poll() not in (None, 0) for rank in ranks):
             time.sleep(0.4)
-            for one in ranks:
-                one.kill()
+            for rank in ranks:
+                rank.kill()
         time.sleep(STEP_S)
-    return int(any(one.returncode for one in ranks))
+    return int(any(rank.returncode for rank in ranks))
 
 
 if __name__ == "__main__":

@@ -69,23 +69,23 @@ def test_the_first_in_the_queue_is_next_and_a_killed_one_is_forgotten(claim: Cla
     settings = load_settings()
     first = claim("first")
     assert got_device(first) == "0"
-    others = {}
+    waiting = {}
     for number, run in enumerate(("second", "third", "fourth"), start=1):
-        others[run] = claim(run)
+        waiting[run] = claim(run)
         wait_until(lambda number=number: len(list_waiters(settings)) == number)
     assert runs_waiting(settings) == ["second", "third", "fourth"]
     waits = read_waits(settings)
     assert [(wait.position, wait.holder.run if wait.holder else "") for wait in waits.values()] == [
         (1, "first"), (2, "first"), (3, "first"),
     ]  # fmt: skip
-    others["second"].kill()
-    others["second"].wait()
+    waiting["second"].kill()
+    waiting["second"].wait()
     assert runs_waiting(settings) == ["third", "fourth"]
     first.kill()
-    assert got_device(others["third"]) == "0"
+    assert got_device(waiting["third"]) == "0"
     assert (holder(slot_lock(settings, 0)) or pytest.fail("nobody has it")).run == "third"
-    others["third"].kill()
-    assert got_device(others["fourth"]) == "0"
+    waiting["third"].kill()
+    assert got_device(waiting["fourth"]) == "0"
     wait_until(lambda: not list(queue_folder(settings).iterdir()))
 
 

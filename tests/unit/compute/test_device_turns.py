@@ -36,7 +36,7 @@ print("\\\\n".join(spans))
 def test_processes_never_overlap_on_a_device(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", TAKE_TURNS, str(tmp_path / "cuda-0.lock"), str(TRIES // CONTENDERS)]
     contenders = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(CONTENDERS)]
-    lines = [line for one in contenders for line in one.communicate(timeout=120)[0].splitlines()]
+    lines = [line for contender in contenders for line in contender.communicate(timeout=120)[0].splitlines()]
     spans = sorted(tuple(map(float, line.split())) for line in lines)
     assert len(spans) == TRIES
     assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
@@ -62,7 +62,7 @@ def gpu(*pids: int, used_mb: int = 900) -> GpuReadings:
 
 
 @pytest.mark.parametrize(
-    ("readings", "ours", "expected"),
+    ("readings", "own_pids", "expected"),
     [
         (GpuReadings("no NVIDIA driver"), frozenset(), ""),
         (gpu(), frozenset(), ""),
@@ -73,9 +73,9 @@ def gpu(*pids: int, used_mb: int = 900) -> GpuReadings:
         (gpu(4711, used_mb=90_000), frozenset({4711}), ""),
     ],
 )
-def test_who_is_on_a_device(readings: GpuReadings, ours: frozenset[int], expected: str) -> None:
-    assert occupants(0, readings, ours) == expected
-    assert occupants(1, readings, ours) == ""
+def test_who_is_on_a_device(readings: GpuReadings, own_pids: frozenset[int], expected: str) -> None:
+    assert occupants(0, readings, own_pids) == expected
+    assert occupants(1, readings, own_pids) == ""
 
 
 def test_a_device_is_waited_for_until_the_other_has_left() -> None:
@@ -89,8 +89,8 @@ def test_a_device_is_waited_for_until_the_other_has_left() -> None:
 
 
 def test_a_device_that_stays_taken_is_told() -> None:
-    told = r"E-DEVICE-OCCUPIED: The device cuda:0 is in use by process 4711\..*CUDA_VISIBLE_DEVICES"
-    with pytest.raises(Conflict, match=told):
+    message = r"E-DEVICE-OCCUPIED: The device cuda:0 is in use by process 4711\..*CUDA_VISIBLE_DEVICES"
+    with pytest.raises(Conflict, match=message):
         wait_until_empty(0, read=lambda: gpu(4711), wait_s=0)
     with pytest.raises(Conflict, match="E-DEVICE-OCCUPIED"):
         wait_until_empty(0, read=lambda: gpu(4711), wait_s=60, give_up=lambda: True)

@@ -20,15 +20,15 @@ from trainyard.testing.gpu_tools import ROCM_SMI, ROCM_SMI_OLD, SYSTEM_PROFILER,
 
 
 def read(*devices: SimulatedGpu) -> MonitorReading:
-    found = read_nvidia(lambda: SimulatedNvml(list(devices)))
-    assert found is not None
-    return found
+    reading = read_nvidia(lambda: SimulatedNvml(list(devices)))
+    assert reading is not None
+    return reading
 
 
 def test_the_example_of_the_specification() -> None:
-    found = read(SimulatedGpu(processes={7: 20_000, 8: None}))
-    (gpu,) = found.gpus
-    assert (found.state, found.driver_version, found.cuda_version) == ("ok", "535.129.03", "12.2")
+    reading = read(SimulatedGpu(processes={7: 20_000, 8: None}))
+    (gpu,) = reading.gpus
+    assert (reading.state, reading.driver_version, reading.cuda_version) == ("ok", "535.129.03", "12.2")
     assert (gpu.index, gpu.name) == (0, "NVIDIA A100 80GB")
     assert (gpu.memory_total_mb, gpu.memory_used_mb, gpu.memory_free_mb) == (81_920, 24_576, 57_344)
     assert (gpu.utilization_gpu, gpu.utilization_memory, gpu.temperature_c, gpu.power_draw_w) == (78, 30, 62, 245.0)
@@ -39,9 +39,9 @@ def test_the_example_of_the_specification() -> None:
 @given(st.lists(st.tuples(st.integers(1, 200_000), st.integers(0, 200_000), st.integers(0, 900)), max_size=4))
 def test_used_and_free_memory_add_up_to_the_total(sizes: list[tuple[int, int, int]]) -> None:
     devices = [SimulatedGpu(total_mb=total + used, used_mb=used, reserved_mb=0) for total, used, _ in sizes]
-    found = read(*devices)
-    assert all(gpu.memory_total_mb == gpu.memory_used_mb + gpu.memory_free_mb for gpu in found.gpus)
-    assert [gpu.index for gpu in found.gpus] == list(range(len(sizes)))
+    reading = read(*devices)
+    assert all(gpu.memory_total_mb == gpu.memory_used_mb + gpu.memory_free_mb for gpu in reading.gpus)
+    assert [gpu.index for gpu in reading.gpus] == list(range(len(sizes)))
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def answering(text: str) -> object:
 
 
 def test_an_amd_gpu_by_rocm_smi() -> None:
-    found = read_amd(answering(ROCM_SMI), lambda name: name)  # type: ignore[arg-type]
-    assert found is not None
-    (gpu,) = found.gpus
-    assert (found.state, found.driver_version, found.cuda_version) == ("ok", "6.3.6", None)
+    reading = read_amd(answering(ROCM_SMI), lambda name: name)  # type: ignore[arg-type]
+    assert reading is not None
+    (gpu,) = reading.gpus
+    assert (reading.state, reading.driver_version, reading.cuda_version) == ("ok", "6.3.6", None)
     assert (gpu.name, gpu.memory_total_mb, gpu.memory_used_mb) == ("AMD Instinct MI210", 65_520, 8_203)
     assert (gpu.utilization_gpu, gpu.utilization_memory, gpu.temperature_c, gpu.power_draw_w) == (97, 12, 35, 41.0)
     assert gpu.clocks == Clocks(500, 1_600)
@@ -98,9 +98,9 @@ def test_an_amd_gpu_by_rocm_smi() -> None:
 
 
 def test_two_amd_gpus_without_some_sensors() -> None:
-    found = read_amd(answering(ROCM_SMI_OLD), lambda name: name)  # type: ignore[arg-type]
-    assert found is not None
-    first, second = found.gpus
+    reading = read_amd(answering(ROCM_SMI_OLD), lambda name: name)  # type: ignore[arg-type]
+    assert reading is not None
+    first, second = reading.gpus
     assert (first.name, first.temperature_c, first.utilization_memory) == ("Radeon RX 6800 XT", None, 3)
     assert (second.name, second.utilization_gpu) == ("AMD GPU 1", None)
     assert (second.temperature_c, second.power_draw_w) == (44, 130.0)
@@ -109,10 +109,10 @@ def test_two_amd_gpus_without_some_sensors() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"card0": {}}', '{"card0": {"VRAM Total Memory (B)": "many"}}'])
 def test_an_answer_of_rocm_smi_that_nobody_can_read_is_a_state(text: str) -> None:
-    found = read_amd(answering(text), lambda name: name)  # type: ignore[arg-type]
-    assert found is not None
-    assert found.gpus == ()
-    assert found.state.startswith("rocm-smi could not be read") or found.state == NO_GPU
+    reading = read_amd(answering(text), lambda name: name)  # type: ignore[arg-type]
+    assert reading is not None
+    assert reading.gpus == ()
+    assert reading.state.startswith("rocm-smi could not be read") or reading.state == NO_GPU
 
 
 def test_a_tool_that_is_missing_or_fails() -> None:
@@ -121,17 +121,17 @@ def test_a_tool_that_is_missing_or_fails() -> None:
     def fail(command: Sequence[str]) -> bytes:
         raise subprocess.TimeoutExpired(list(command), 10.0)
 
-    found = read_amd(fail, lambda name: name)
-    assert found is not None
-    assert "timed out" in found.state
+    reading = read_amd(fail, lambda name: name)
+    assert reading is not None
+    assert "timed out" in reading.state
 
 
 def test_the_gpu_of_a_mac() -> None:
     apple_names.cache_clear()
     run = answering(SYSTEM_PROFILER)
-    found = read_apple(run, "darwin")  # type: ignore[arg-type]
-    assert found is not None
-    (gpu,) = found.gpus
+    reading = read_apple(run, "darwin")  # type: ignore[arg-type]
+    assert reading is not None
+    (gpu,) = reading.gpus
     assert gpu.name == "Apple M2 Max"
     assert gpu.memory_total_mb == gpu.memory_used_mb + gpu.memory_free_mb == psutil.virtual_memory().total >> 20
     assert (gpu.utilization_gpu, gpu.temperature_c, gpu.power_draw_w) == (None, None, None)
@@ -143,25 +143,25 @@ def test_however_many_ask_the_driver_is_asked_once_in_two_seconds() -> None:
     now, nvml = [100.0], SimulatedNvml([SimulatedGpu()])
     monitor = GpuMonitor((lambda: read_nvidia(lambda: nvml),), lambda: now[0])
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: monitor.read(), range(200)))
-    assert len(set(found)) == 1
+        reading = list(pool.map(lambda _: monitor.read(), range(200)))
+    assert len(set(reading)) == 1
     assert nvml.polls == 1
     nvml.devices[0].used_mb = 5
     now[0] += EVERY_S - 0.01
-    assert monitor.read() == found[0]
+    assert monitor.read() == reading[0]
     now[0] += 0.01
     assert monitor.read().gpus[0].memory_used_mb == 5
     assert (nvml.polls, nvml.open) == (2, 0), "NVML is closed after each look"
 
 
 def test_the_first_source_that_finds_one_answers() -> None:
-    asked = []
+    sources = []
 
     def none() -> None:
-        asked.append("none")
+        sources.append("none")
 
-    def one() -> MonitorReading:
+    def second() -> MonitorReading:
         return MonitorReading("ok")
 
-    assert GpuMonitor((none, one, none)).read().state == "ok"
-    assert asked == ["none"]
+    assert GpuMonitor((none, second, none)).read().state == "ok"
+    assert sources == ["none"]

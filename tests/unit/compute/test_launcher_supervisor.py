@@ -42,13 +42,20 @@ class Crew:
             *launcher,
         ]
 
-        def wanted() -> DesiredState:
+        def desired_state() -> DesiredState:
             return DesiredState.PAUSE if stop and (self.folder / stop).exists() else DesiredState.RUN
 
-        return supervise(argv, self.folder, desired_state=wanted, on_event=self.events.append, poll_s=0.05, **options)  # type: ignore[arg-type]
+        return supervise(
+            argv,
+            self.folder,
+            desired_state=desired_state,
+            on_event=self.events.append,
+            poll_s=0.05,
+            **options,  # type: ignore[arg-type]
+        )
 
     def of(self, event: str) -> list[Event]:
-        return [one for one in self.events if one["event"] == event]
+        return [entry for entry in self.events if entry["event"] == event]
 
     def pids(self) -> list[int]:
         return [note["pid"] for note in read_notes(self.folder).values()]
@@ -64,7 +71,7 @@ def supervisor(folder: Path) -> psutil.Process:
     return next(child for child in psutil.Process().children() if str(folder) in child.cmdline())
 
 
-def gone(pids: list[int], within_s: float = 30.0) -> bool:
+def wait_until_gone(pids: list[int], within_s: float = 30.0) -> bool:
     deadline = time.monotonic() + within_s
     while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -76,8 +83,8 @@ def test_all_of_them_work_and_the_first_tells(crew: Crew) -> None:
     assert [event["step"] for event in crew.of("progress")] == [1, 2, 3]
     assert sorted(path.name for path in crew.folder.glob("finished-*")) == ["finished-0", "finished-1"]
     assert [len(crew.of(name)) for name in ("started", "done")] == [1, 1]
-    own = (crew.folder / "ranks" / "1.events.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in own] == [1, 2, 3]
+    event_lines = (crew.folder / "ranks" / "1.events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in event_lines] == [1, 2, 3]
 
 
 def test_a_stop_reaches_the_first_and_ends_all_of_them(crew: Crew) -> None:
@@ -85,26 +92,26 @@ def test_a_stop_reaches_the_first_and_ends_all_of_them(crew: Crew) -> None:
     assert (outcome.status, outcome.reason, outcome.killed) == (Status.STOPPED, "pause", False)
     assert crew.of("stopped")[0]["step"] < 1000
     assert {note["status"] for note in read_notes(crew.folder).values()} == {"stopped", "done"}
-    assert gone(crew.pids())
+    assert wait_until_gone(crew.pids())
 
 
 def test_a_signal_to_everybody_lets_the_first_save(crew: Crew) -> None:
     """As when a machine is taken back: the launcher gets the signal too, and must not end who is saving."""
-    told = list[int]()
+    signalled = list[int]()
 
-    def wanted() -> DesiredState:
-        if len(read_notes(crew.folder)) == SIZE and not told:
+    def desired_state() -> DesiredState:
+        if len(read_notes(crew.folder)) == SIZE and not signalled:
             time.sleep(0.2)
             child = supervisor(crew.folder)
             for process in [child, *child.children(recursive=True)]:
-                told.append(process.pid)
+                signalled.append(process.pid)
                 process.send_signal(signal.SIGTERM)
         return DesiredState.RUN
 
     launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "saves_slowly", str(crew.folder)]
     argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
-    outcome = supervise(argv, crew.folder, desired_state=wanted, poll_s=0.05)
-    assert len(told) == SIZE + 2
+    outcome = supervise(argv, crew.folder, desired_state=desired_state, poll_s=0.05)
+    assert len(signalled) == SIZE + 2
     assert (outcome.status, outcome.reason) == (Status.STOPPED, "saved")
     assert (crew.folder / "saved").exists()
 
@@ -115,7 +122,7 @@ def test_the_error_of_who_failed_first_is_told(crew: Crew) -> None:
     assert outcome.error is not None
     assert (outcome.error["kind"], outcome.error["code"]) == ("InvalidInput", "E-DATA-EMPTY")
     assert (outcome.error["what"], outcome.error["do"]) == ("The rows are wrong.", "Mend it.")
-    assert gone(crew.pids())
+    assert wait_until_gone(crew.pids())
 
 
 def test_a_process_that_is_killed_is_named_and_the_others_are_ended(crew: Crew) -> None:
@@ -123,14 +130,14 @@ def test_a_process_that_is_killed_is_named_and_the_others_are_ended(crew: Crew) 
     assert outcome.error is not None
     assert outcome.error["code"] == "E-RANK-LOST"
     assert outcome.error["what"].startswith("Process 1 of 2 that trained together was ended from outside (pid ")
-    assert gone(crew.pids())
+    assert wait_until_gone(crew.pids())
 
 
 def test_processes_that_ignore_a_stop_are_ended_after_the_grace(crew: Crew) -> None:
     outcome = crew.run("lingers", stop="ranks/1.json", grace_s=1.0)
     assert outcome.status is Status.STOPPED
     assert outcome.killed
-    assert gone(crew.pids())
+    assert wait_until_gone(crew.pids())
 
 
 def test_a_missing_launcher_is_reported(tmp_path: Path) -> None:
@@ -158,16 +165,16 @@ def test_a_launcher_that_starts_nothing_is_reported(tmp_path: Path) -> None:
 def test_nothing_survives_a_killed_supervisor(crew: Crew) -> None:
     """The launcher dies with it; the processes are told by the kernel, and the first one ends at a safe point."""
 
-    def wanted() -> DesiredState:
+    def desired_state() -> DesiredState:
         if (crew.folder / "at-1").exists():
             supervisor(crew.folder).kill()
         return DesiredState.RUN
 
     launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "stops", str(crew.folder)]
     argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
-    outcome = supervise(argv, crew.folder, desired_state=wanted, poll_s=0.05)
+    outcome = supervise(argv, crew.folder, desired_state=desired_state, poll_s=0.05)
     assert outcome.status is Status.FAILED
-    assert gone(crew.pids())
+    assert wait_until_gone(crew.pids())
 
 
 @pytest.mark.parametrize("reaped", [True, False])

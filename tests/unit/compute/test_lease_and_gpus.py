@@ -55,9 +55,9 @@ def hold(path: Path, seconds: float) -> subprocess.Popen[str]:
 def test_second_holder_is_told_who_has_the_device(tmp_path: Path) -> None:
     path = tmp_path / "cuda-0.lock"
     with hold(path, 60) as process:
-        found = holder(path)
-        assert found is not None
-        assert (found.pid, found.run) == (process.pid, "night-7")
+        lock_holder = holder(path)
+        assert lock_holder is not None
+        assert (lock_holder.pid, lock_holder.run) == (process.pid, "night-7")
         with pytest.raises(Conflict, match=rf"cuda-0 is in use by process {process.pid} of run night-7"):
             device_lock(path).__enter__()
         process.kill()
@@ -69,8 +69,8 @@ def test_second_holder_is_told_who_has_the_device(tmp_path: Path) -> None:
 
 def test_lock_waits_for_a_holder_that_is_leaving(tmp_path: Path) -> None:
     path = tmp_path / "cpu.lock"
-    with hold(path, 0.5), device_lock(path, wait_s=10) as mine:
-        assert mine.pid > 0
+    with hold(path, 0.5), device_lock(path, wait_s=10) as own_lock:
+        assert own_lock.pid > 0
 
 
 def test_waiting_for_the_lock_can_be_given_up(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_claim_waits_no_longer_than_it_may_and_names_the_holder(home: Path, wa
 def test_a_job_holds_the_lock_of_each_of_its_devices(tmp_path: Path) -> None:
     with device_locks(tmp_path, "cuda", (3, 1), run="mine"):
         held = [holder(tmp_path / f"cuda-{number}.lock") for number in range(4)]
-        assert [one.run if one else "" for one in held] == ["", "mine", "", "mine"]
+        assert [lock_holder.run if lock_holder else "" for lock_holder in held] == ["", "mine", "", "mine"]
     with hold(tmp_path / "cuda-3.lock", 60) as other:
         with pytest.raises(Conflict, match="cuda-3 is in use"):
             device_locks(tmp_path, "cuda", (1, 3)).__enter__()
@@ -133,8 +133,8 @@ def test_a_job_waits_for_an_orphan_on_another_device_that_saves_in_its_folder(tm
 
 def test_the_first_free_lock_is_taken(tmp_path: Path) -> None:
     paths = [tmp_path / f"slot-{number}.lock" for number in range(2)]
-    with hold(paths[0], 60) as other, first_lock(lambda: paths) as mine:
-        assert mine == paths[1]
+    with hold(paths[0], 60) as other, first_lock(lambda: paths) as own_path:
+        assert own_path == paths[1]
         with pytest.raises(Conflict, match="slot-0 is in use"):
             first_lock(lambda: paths, give_up=lambda: True).__enter__()
         other.kill()
@@ -166,9 +166,9 @@ def test_half_written_holder_is_not_an_error(tmp_path: Path) -> None:
     path = tmp_path / "cpu.lock"
     with device_lock(path):
         path.write_text("{")
-        found = holder(path)
-    assert found is not None
-    assert found.pid == 0
+        lock_holder = holder(path)
+    assert lock_holder is not None
+    assert lock_holder.pid == 0
 
 
 def test_machine_is_read_without_a_gpu_and_without_torch() -> None:
@@ -203,8 +203,8 @@ def test_the_devices_of_a_machine_fastest_first(system: str, machine: str, has_g
 
 
 def test_an_amd_gpu_is_a_device_of_its_own() -> None:
-    found = devices_of("linux", "x86_64", has_gpu=False, has_amd=True)
-    assert [device.value for device in found] == ["rocm", "cpu"]
+    devices = devices_of("linux", "x86_64", has_gpu=False, has_amd=True)
+    assert [device.value for device in devices] == ["rocm", "cpu"]
 
 
 def test_amd_gpus_are_read_from_the_kernel(tmp_path: Path) -> None:
@@ -214,11 +214,11 @@ def test_amd_gpus_are_read_from_the_kernel(tmp_path: Path) -> None:
         (1, 304, [(1, 190 << 30), (2, 2 << 30), (0, 8 << 30)]),
         (2, 256, []),  # one that is not passed into this container
     ):
-        place = tmp_path / str(node)
-        place.mkdir()
-        (place / "properties").write_text(f"cpu_cores_count 0\nsimd_count {units}\nname x\n")
+        node_folder = tmp_path / str(node)
+        node_folder.mkdir()
+        (node_folder / "properties").write_text(f"cpu_cores_count 0\nsimd_count {units}\nname x\n")
         for number, (kind, size) in enumerate(banks):
-            bank = place / "mem_banks" / str(number)
+            bank = node_folder / "mem_banks" / str(number)
             bank.mkdir(parents=True)
             (bank / "properties").write_text(f"heap_type {kind}\nsize_in_bytes {size}\n")
     assert read_amd_memory(tmp_path) == (192 << 30,)

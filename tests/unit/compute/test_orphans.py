@@ -54,7 +54,7 @@ def end(parent: subprocess.Popen[str]) -> None:
     parent.wait()
 
 
-def found(home: Path) -> list[int]:
+def orphan_pids(home: Path) -> list[int]:
     return [process.pid for process in orphans(home)]
 
 
@@ -62,10 +62,10 @@ def test_a_child_is_an_orphan_when_its_parent_is_gone(
     family: tuple[subprocess.Popen[str], psutil.Process], home: Path, tmp_path: Path
 ) -> None:
     parent, child = family
-    assert found(home) == []
+    assert orphan_pids(home) == []
     end(parent)
-    assert found(home) == [child.pid]
-    assert found(tmp_path / "another-home") == []
+    assert orphan_pids(home) == [child.pid]
+    assert orphan_pids(tmp_path / "another-home") == []
 
 
 def test_an_orphan_has_its_grace_and_is_ended_then(
@@ -78,7 +78,7 @@ def test_an_orphan_has_its_grace_and_is_ended_then(
     assert child.is_running()
     time.sleep(0.6)
     assert sweeper.look() == [child.pid]
-    assert found(home) == []
+    assert orphan_pids(home) == []
 
 
 def test_a_sweep_waits_for_the_grace(family: tuple[subprocess.Popen[str], psutil.Process], home: Path) -> None:

@@ -69,12 +69,15 @@ def ended() -> Iterator[None]:
 @pytest.mark.parametrize("name", EARLIER)
 @pytest.mark.parametrize("wall_time", [False, True])
 def test_a_record_of_an_earlier_commit_is_read(name: str, wall_time: bool, tmp_path: Path) -> None:
-    own = {"pid": os.getpid(), "create_time": psutil.Process().create_time() if wall_time else process_start()}
+    process_facts = {
+        "pid": os.getpid(),
+        "create_time": psutil.Process().create_time() if wall_time else process_start(),
+    }
     path = tmp_path / name
-    path.write_text(json.dumps({**own, **EARLIER[name]}))
-    found = find_service(path)
-    assert found is not None
-    assert {key: getattr(found, key) for key in EARLIER[name]} == EARLIER[name]
+    path.write_text(json.dumps({**process_facts, **EARLIER[name]}))
+    service = find_service(path)
+    assert service is not None
+    assert {key: getattr(service, key) for key in EARLIER[name]} == EARLIER[name]
 
 
 def test_a_record_of_a_later_commit_is_read(tmp_path: Path) -> None:
@@ -114,8 +117,10 @@ def test_a_service_is_ready_when_it_answers(tmp_path: Path, monkeypatch: pytest.
 def test_a_service_that_ends_says_its_last_line(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "raise SystemExit('no such model')"]
     service = spawn_service(argv, os.environ, tmp_path / "a.log", url="http://127.0.0.1:9")
-    told = r"E-SERVER-START: The server ended before it was ready \(status 1\)\. Why: no such model Do: Read .*a\.log"
-    with pytest.raises(Unavailable, match=told):
+    message = (
+        r"E-SERVER-START: The server ended before it was ready \(status 1\)\. Why: no such model Do: Read .*a\.log"
+    )
+    with pytest.raises(Unavailable, match=message):
         await_ready(service, "The server", 60)
 
 
@@ -188,10 +193,10 @@ def test_what_a_dead_process_left_is_ended_and_a_stranger_is_not(tmp_path: Path)
 
 
 def test_free_port_skips_a_port_that_is_taken() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
         assert free_port(port) > port
 
 
@@ -200,8 +205,8 @@ def test_free_port_lets_the_system_choose() -> None:
 
 
 def test_no_free_port_names_the_range() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 65535))
-        taken.listen()
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 65535))
+        busy.listen()
         with pytest.raises(Conflict, match=r"E-PORT: No free port between 65535 and 65535\. Do: Set TRAINYARD_"):
             free_port(65535)

@@ -50,7 +50,7 @@ def names(events: list[dict[str, Any]]) -> list[str]:
     return [event["event"] for event in events]
 
 
-def gone(pid: int, within_s: float = 30.0) -> bool:
+def wait_until_gone(pid: int, within_s: float = 30.0) -> bool:
     """Whether a process is no longer running (a zombie that nobody has reaped counts as gone)."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -86,10 +86,10 @@ def test_done_child_hands_over_its_events_in_order(tmp_path: Path) -> None:
     assert events[1]["loss"] is None
 
 
-@pytest.mark.parametrize("wanted", [DesiredState.PAUSE, DesiredState.CANCEL])
-def test_a_wanted_stop_ends_with_75_and_its_reason(tmp_path: Path, wanted: DesiredState) -> None:
-    result, events = run(tmp_path, WORK_UNTIL_STOPPED, desired_state=once_working(tmp_path, wanted))
-    assert (result.status, result.exit_code, result.reason) == (Status.STOPPED, 75, wanted.value)
+@pytest.mark.parametrize("desired", [DesiredState.PAUSE, DesiredState.CANCEL])
+def test_a_wanted_stop_ends_with_75_and_its_reason(tmp_path: Path, desired: DesiredState) -> None:
+    result, events = run(tmp_path, WORK_UNTIL_STOPPED, desired_state=once_working(tmp_path, desired))
+    assert (result.status, result.exit_code, result.reason) == (Status.STOPPED, 75, desired.value)
     assert events[-1]["event"] == "stopped"
     assert events[-1]["step"] > 0
     assert not result.killed
@@ -111,7 +111,7 @@ time.sleep(600)
 """
     result, events = run(tmp_path, body, desired_state=once_working(tmp_path, DesiredState.PAUSE), grace_s=0.5)
     assert (result.status, result.reason, result.killed) == (Status.STOPPED, "pause", True)
-    assert gone(events[1]["worker"])
+    assert wait_until_gone(events[1]["worker"])
 
 
 def test_forks_of_a_finished_child_are_ended(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ while not (folder / "daemon").read_text().strip(): time.sleep(0.01)
 """
     result, _ = run(tmp_path, body)
     assert result.status is Status.DONE
-    assert gone(int((tmp_path / "daemon").read_text()))
+    assert wait_until_gone(int((tmp_path / "daemon").read_text()))
 
 
 def test_error_of_ours_travels_as_it_is(tmp_path: Path) -> None:
@@ -208,12 +208,12 @@ def test_a_flood_of_log_does_not_hold_the_loop(tmp_path: Path, mebibytes: int) -
     """Polls go on while the child floods its log: the longest gap between two stays below a second."""
     polls: list[float] = []
 
-    def wanted() -> DesiredState:
+    def desired_state() -> DesiredState:
         polls.append(time.monotonic())
         return DesiredState.RUN
 
     body = f"block = 'x' * (1 << 20)\nfor _ in range({mebibytes}): print(block)"
-    result, _ = run(tmp_path, body, desired_state=wanted)
+    result, _ = run(tmp_path, body, desired_state=desired_state)
     assert result.status is Status.DONE
     assert (tmp_path / LOG_FILE).stat().st_size > mebibytes << 20
     assert max((b - a for a, b in itertools.pairwise(polls)), default=0.0) < 1.0
@@ -229,7 +229,7 @@ def test_listener_that_raises_leaves_no_child(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="listener"):
         supervise([*program(WORK_UNTIL_STOPPED), str(tmp_path)], tmp_path, on_event=refuse, poll_s=0.05)
-    assert gone(pids[0])
+    assert wait_until_gone(pids[0])
 
 
 PARENT = """
@@ -249,7 +249,7 @@ def test_child_saves_and_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    assert gone(events[0]["pid"])
+    assert wait_until_gone(events[0]["pid"])
     assert [*events, *tail.read_rest()][-1]["event"] == "stopped"
 
 

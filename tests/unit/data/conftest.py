@@ -11,5 +11,5 @@ from trainyard.data.limited.service import ReadingService, kept_service
 
 @pytest.fixture(scope="session", autouse=True)
 def service() -> Iterator[ReadingService]:
-    with kept_service() as kept:
-        yield kept
+    with kept_service() as reading_service:
+        yield reading_service

@@ -55,13 +55,15 @@ def read_text(
     folder: Path, content: bytes | str, name: str = "rows.jsonl", *, limits: Limits | None = None, **config: Any
 ) -> Result:
     """Write one file and read it; half of its rows may be bad unless the config says otherwise."""
-    place = folder / "given"
-    place.mkdir(exist_ok=True)
-    path = place / name
+    folder_of_rows = folder / "given"
+    folder_of_rows.mkdir(exist_ok=True)
+    path = folder_of_rows / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     number = len(list(folder.glob("output*")))
     config.setdefault("max_bad_fraction", 0.5)
-    results = read_all(folder / f"output{number}", settings_for(place), limits=limits, path=str(path), **config)
+    results = read_all(
+        folder / f"output{number}", settings_for(folder_of_rows), limits=limits, path=str(path), **config
+    )
     (result,) = results.values()
     return result
 

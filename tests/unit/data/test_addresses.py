@@ -142,15 +142,15 @@ def test_a_name_with_one_private_address_is_refused(tmp_path: Path) -> None:
 def test_the_connection_goes_to_the_address_that_was_judged() -> None:
     """A name server that answers once public and then private gets one question only."""
     answers = iter([["8.8.8.8"], ["127.0.0.1"]])
-    asked = []
+    hosts = []
 
     def rebinding(host: str, port: int, type: int) -> list[Any]:
-        asked.append(host)
+        hosts.append(host)
         return resolver(*next(answers))(host, port, type)
 
     network = CheckedNetwork((), rebinding)
     assert network.addresses("data.example", 80) == ["8.8.8.8"]
-    assert asked == ["data.example"]
+    assert hosts == ["data.example"]
     with pytest.raises(Refused, match="R-URL"):
         network.addresses("data.example", 80)
 
@@ -168,19 +168,19 @@ def test_redirects_are_judged_again(site: str, tmp_path: Path) -> None:
 
 def test_an_allowed_host_is_read_over_any_of_its_addresses(site: str, tmp_path: Path) -> None:
     port = site.rsplit(":", 1)[1]
-    found = fetch(
+    fetched = fetch(
         f"http://data.example:{port}/to?/rows.jsonl", tmp_path, allowed=["DATA.example"],
         resolve=resolver("127.0.0.2", "127.0.0.1") if port == "0" else resolver("127.0.0.1"),
     )  # fmt: skip
-    assert (found.path.read_bytes(), found.name) == (ROW, "rows.jsonl")
+    assert (fetched.path.read_bytes(), fetched.name) == (ROW, "rows.jsonl")
 
 
 def test_the_next_address_is_tried_when_one_does_not_answer(site: str, tmp_path: Path) -> None:
     """Nothing listens at 127.0.0.9."""
     port = site.rsplit(":", 1)[1]
     url = f"http://data.example:{port}/rows.jsonl"
-    found = fetch(url, tmp_path, allowed=["data.example"], resolve=resolver("127.0.0.9", "127.0.0.1"))
-    assert found.path.read_bytes() == ROW
+    fetched = fetch(url, tmp_path, allowed=["data.example"], resolve=resolver("127.0.0.9", "127.0.0.1"))
+    assert fetched.path.read_bytes() == ROW
 
 
 @pytest.mark.parametrize(

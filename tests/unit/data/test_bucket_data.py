@@ -42,13 +42,13 @@ def test_files_and_folders_of_s3_are_read_and_a_change_is_seen(s3: tuple[str, An
         "chats/.hidden.jsonl": "{", "docs/rails.md": "# Rails\n\nIron.",
     }.items():  # fmt: skip
         client.put_object(Bucket="rows", Key=name, Body=body.encode())
-    one, folder = {"url": "s3://rows/chats/a.jsonl"}, {"url": "s3://rows/chats", "format": "prompt_completion"}
+    single, folder = {"url": "s3://rows/chats/a.jsonl"}, {"url": "s3://rows/chats", "format": "prompt_completion"}
     variables = {**KEYS, "AWS_ENDPOINT_URL": url, "TRAINYARD_DATA_BUCKETS": ALLOWED}
     first, both, docs, missing, other = read(
-        "", tmp_path, {**one, "run": "1"}, folder, {"url": "s3://rows/docs/"}, {"url": "s3://rows/nothing"},
+        "", tmp_path, {**single, "run": "1"}, folder, {"url": "s3://rows/docs/"}, {"url": "s3://rows/nothing"},
         {"url": "s3://private/rows.jsonl"}, **variables,
     )  # fmt: skip
-    assert (first["port"], first["rows"], first["facts"]["address"]) == ("sft", [f"{one['url']}:1"], one["url"])
+    assert (first["port"], first["rows"], first["facts"]["address"]) == ("sft", [f"{single['url']}:1"], single["url"])
     assert len(first["facts"]["versions"]["a.jsonl"]) > 32
     assert sorted(both["rows"]) == ["a.jsonl:1", "b.jsonl:1"]
     assert (docs["port"], docs["rows"]) == ("documents", ["rails.md"])
@@ -56,7 +56,7 @@ def test_files_and_folders_of_s3_are_read_and_a_change_is_seen(s3: tuple[str, An
     assert "R-SOURCE" in other
     assert "data_buckets" in other
     client.put_object(Bucket="rows", Key="chats/a.jsonl", Body=json_lines(PAIR, PAIR).encode())
-    same, new = read("", tmp_path, {**one, "run": "1"}, {**one, "run": "2"}, **variables)
+    same, new = read("", tmp_path, {**single, "run": "1"}, {**single, "run": "2"}, **variables)
     assert same.startswith("E-OBJECT-CHANGED: a.jsonl of s3://rows/chats/a.jsonl changed while it was read.")
     assert len(new["rows"]) == 2
     assert new["facts"]["revision"] != first["facts"]["revision"]
@@ -67,11 +67,11 @@ def test_gs_is_read_through_the_object_store(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         open_store("gs://rows/chats").put("a.jsonl", json_lines(PAIR).encode())
         open_store("gs://rows/chats").put("b.jsonl", json_lines(PAIR).encode())
-        one, both = read(
+        single, both = read(
             "", tmp_path, {"url": "gs://rows/chats/b.jsonl"}, {"url": "gs://rows/chats", "format": "prompt_completion"},
             TRAINYARD_DATA_BUCKETS=ALLOWED,
         )  # fmt: skip
-    assert one["rows"] == ["gs://rows/chats/b.jsonl:1"]
+    assert single["rows"] == ["gs://rows/chats/b.jsonl:1"]
     assert both["rows"] == ["a.jsonl:1", "b.jsonl:1"]
     assert len(both["facts"]["versions"]) == 2
 

@@ -46,7 +46,7 @@ def module(tmp_path: Path) -> Path:
     return path
 
 
-def own(module: Path, **functions: str) -> Settings:
+def converter_settings(module: Path, **functions: str) -> Settings:
     named = functions or {"ticket": "ticket"}
     converters = {name: f"{module}:{function}" for name, function in named.items()}
     return settings_for(module.parent, converters=converters)
@@ -58,7 +58,7 @@ def read(settings: Settings, output: Path, **config: Any) -> Result:
 
 
 def test_rows_are_what_the_function_makes_of_them(module: Path, tmp_path: Path) -> None:
-    result = read(own(module), tmp_path / "out", path="tickets.jsonl", converter="ticket")
+    result = read(converter_settings(module), tmp_path / "out", path="tickets.jsonl", converter="ticket")
     assert result.port is Port.SFT
     assert [message.content for message in result.rows[1].messages] == ["Why 1?", "Because 1."]
     assert result.rows[1].source == "tickets.jsonl:2"
@@ -77,11 +77,11 @@ def test_rows_are_what_the_function_makes_of_them(module: Path, tmp_path: Path) 
 )
 def test_every_kind_of_file_of_rows_is_converted(name: str, text: str, module: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    assert len(read(own(module), tmp_path / "out", path=name, converter="ticket").rows) == 2
+    assert len(read(converter_settings(module), tmp_path / "out", path=name, converter="ticket").rows) == 2
 
 
 def test_it_may_fill_another_port_and_be_part_of_a_mixture(module: Path, tmp_path: Path) -> None:
-    settings = own(module, pairs="pair", ticket="ticket")
+    settings = converter_settings(module, pairs="pair", ticket="ticket")
     assert read(settings, tmp_path / "pairs", path="tickets.jsonl", converter="pairs").port is Port.PREFERENCE
     sets = {"a": {"path": "tickets.jsonl", "converter": "ticket"}, "b": {"path": "tickets.jsonl", "converter": "pairs"}}
     with pytest.raises(InvalidInput, match="a contains sft, b contains preference"):
@@ -101,10 +101,12 @@ def test_it_may_fill_another_port_and_be_part_of_a_mixture(module: Path, tmp_pat
     ],
 )
 def test_a_converter_that_cannot_be_used_says_why(converter: str, problem: str, module: Path, tmp_path: Path) -> None:
-    settings = own(module, gone="gone", nothing="nothing", number="NUMBER", broken="broken", online="online")
+    settings = converter_settings(
+        module, gone="gone", nothing="nothing", number="NUMBER", broken="broken", online="online"
+    )
     more = {"no_file": "/nowhere.py:x", "no_module": "no_such_package.rows:x"}
     if converter == "other":
-        settings = own(module, gone="gone", nothing="nothing")
+        settings = converter_settings(module, gone="gone", nothing="nothing")
     else:
         settings = settings.model_copy(update={"converters": settings.converters | more})
     with pytest.raises(InvalidInput, match=rf"E-DATA-FORMAT: .*{problem}"):
@@ -112,7 +114,7 @@ def test_a_converter_that_cannot_be_used_says_why(converter: str, problem: str, 
 
 
 def test_its_source_is_part_of_the_key_of_the_result(module: Path) -> None:
-    settings = own(module)
+    settings = converter_settings(module)
     node = ResolvedNode(
         id="data", type="data_source", config=DataSourceConfig(path="tickets.jsonl", converter="ticket"), inputs={}
     )

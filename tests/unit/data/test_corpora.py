@@ -29,7 +29,7 @@ def test_invalid_lines_are_counted_and_a_torn_one_swallows_nothing(tmp_path: Pat
     corpora.add("engineering", "sft", [COMMITS[2]])
     reading = corpora.read("engineering", "sft")
     assert len(reading.tuples) == 3
-    assert [one.line for one in reading.invalid] == [3, 4, 6, 7]
+    assert [line.line for line in reading.invalid] == [3, 4, 6, 7]
     assert "`diff` is not a string" in reading.invalid[0].reason
 
 
@@ -59,20 +59,20 @@ def test_new_means_not_in_the_last_snapshot(tmp_path: Path) -> None:
     corpora.add("engineering", "sft", COMMITS[:49])
     first = corpora.read("engineering", "sft")
     assert first.new_since(frozenset()) == 49
-    kept = corpora.snapshot("engineering", first)
+    snapshot = corpora.snapshot("engineering", first)
     corpora.add("engineering", "sft", COMMITS)
-    trained = frozenset(one.digest for one in corpora.open("engineering", "sft", kept.sha256))
+    trained = frozenset(row.digest for row in corpora.open("engineering", "sft", snapshot.sha256))
     assert corpora.read("engineering", "sft").new_since(trained) == 11
-    assert corpora.snapshot("engineering", first) == kept
+    assert corpora.snapshot("engineering", first) == snapshot
 
 
 def test_a_changed_snapshot_is_refused(tmp_path: Path) -> None:
     corpora = Corpora(tmp_path)
     corpora.add("engineering", "sft", COMMITS[:2])
-    kept = corpora.snapshot("engineering", corpora.read("engineering", "sft"))
-    kept.path.write_bytes(b"{}")
+    snapshot = corpora.snapshot("engineering", corpora.read("engineering", "sft"))
+    snapshot.path.write_bytes(b"{}")
     with pytest.raises(Corrupt, match="other bytes than its name"):
-        corpora.open("engineering", "sft", kept.sha256)
+        corpora.open("engineering", "sft", snapshot.sha256)
 
 
 def test_the_gate_has_enough_and_growing_moves_nobody_to_its_side() -> None:
@@ -81,8 +81,8 @@ def test_the_gate_has_enough_and_growing_moves_nobody_to_its_side() -> None:
         train, apart = held_out(tuples[:count], 0.1)
         assert len(apart) == 10
         assert len(train) + len(apart) == count
-        trained_later = {one.digest for one in held_out(tuples[: count + 1], 0.1)[0]}
-        assert {one.digest for one in train} <= trained_later
+        trained_later = {row.digest for row in held_out(tuples[: count + 1], 0.1)[0]}
+        assert {row.digest for row in train} <= trained_later
 
 
 def test_a_long_diff_leaves_room_for_its_message(tmp_path: Path) -> None:

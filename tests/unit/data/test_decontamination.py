@@ -34,8 +34,8 @@ def dropped(tmp_path: Path, rows: list[Any], **more: Any) -> dict[str, int]:
 
 def test_a_shared_run_of_words_in_any_part(tmp_path: Path) -> None:
     held = qa("What?", f"a {RUN} b", doc_id="h", split=HELD)
-    for place, row in enumerate([qa(f"c {RUN.upper()}, d?", "e"), qa("f", f"{RUN}.")]):
-        assert dropped(tmp_path / str(place), [held, row]) == {"contaminated_unseen_documents": 1}
+    for index, row in enumerate([qa(f"c {RUN.upper()}, d?", "e"), qa("f", f"{RUN}.")]):
+        assert dropped(tmp_path / str(index), [held, row]) == {"contaminated_unseen_documents": 1}
 
 
 def test_a_shorter_run_is_not_enough(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_sorting_boilerplate_out_early_changes_nothing(every: int) -> None:
     chance = random.Random(1)
     for row, text in enumerate(texts):
         document = chance.randrange(2, 9) if text == "g h i" else 10 + row
-        asked = np.array([7], np.uint64)
-        sealed.compare(block([qa("q", text)]), np.array([row]), np.array([document], np.uint64), asked)
+        pairs = np.array([7], np.uint64)
+        sealed.compare(block([qa("q", text)]), np.array([row]), np.array([document], np.uint64), pairs)
         if row % every == 0:
             sealed.settle()
     assert sealed.contaminated().tolist() == [row for row, text in enumerate(texts) if text == "g h i"]
@@ -147,7 +147,7 @@ def test_the_question_of_another_document_may_not(tmp_path: Path) -> None:
     rows = [*pair("p", "d", "a?", f"{RUN} b?"), *pair("q", "e", f"{RUN} c?", "d?")]
     out = checked(tmp_path, rows, **WORDING)
     assert out.facts["dropped"] == {"contaminated_unseen_wording": 1, "untrained_wording": 1}
-    assert [row.pair for row in out.kept] == ["p"]
+    assert [row.pair for row in out.kept_rows] == ["p"]
 
 
 def test_a_run_of_two_held_out_documents_counts_for_both(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_rows_that_show_a_task(tmp_path: Path) -> None:
     rows = [qa("who wrote it", "B"), qa("a", f"b {RUN} c"), qa("c", "A")]
     out = checked(tmp_path, rows, evaluation_sets=(tasks,))
     assert out.facts["dropped"] == {"contaminated_evaluation_sets": 2}
-    assert [row.messages[0].content for row in out.kept] == ["c"]
+    assert [row.messages[0].content for row in out.kept_rows] == ["c"]
 
 
 def test_evaluation_files_know_no_boilerplate(tmp_path: Path) -> None:
@@ -189,10 +189,10 @@ def test_one_json_list_over_several_lines(tmp_path: Path) -> None:
 
 
 def test_questions_inside_conversations(tmp_path: Path) -> None:
-    asked, texts = task_texts(
+    questions, texts = task_texts(
         {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}], "n": 1, "input": ["R"]}
     )
-    assert sorted(asked) == ["Q", "R"]
+    assert sorted(questions) == ["Q", "R"]
     assert sorted(texts) == ["A", "Q", "R", "assistant", "user"]
 
 
@@ -219,8 +219,8 @@ def test_is_in_finds_what_numpy_finds() -> None:
     generator = np.random.default_rng(0)
     table = np.unique(generator.integers(0, 2**63, 5000, dtype=np.uint64) * np.uint64(2))
     values = np.concatenate([table[::7], generator.integers(0, 2**63, 5000, dtype=np.uint64)])
-    hit, place = is_in(values, table)
+    hit, positions = is_in(values, table)
     assert hit.tolist() == np.isin(values, table).tolist()
-    assert table[place[hit]].tolist() == values[hit].tolist()
-    for one, other in ((values, table[:0]), (values[:0], table)):
-        assert not is_in(one, other)[0].any()
+    assert table[positions[hit]].tolist() == values[hit].tolist()
+    for first, other in ((values, table[:0]), (values[:0], table)):
+        assert not is_in(first, other)[0].any()

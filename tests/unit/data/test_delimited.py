@@ -50,13 +50,13 @@ def test_a_long_text_in_quotes_is_a_row_and_a_bad_row_shows_its_text(tmp_path: P
     poem = "\n".join(f"A line, and another {n}" for n in range(90))
     result = read_text(tmp_path, table([f'Say it,"{poem}"', "only one field", "a,b"]), "rows.csv")
     assert pairs(result) == [("Say it", poem), ("a", "b")]
-    assert [(one["line"], one["reason"], one["row"]) for one in result.quarantine] == [
+    assert [(entry["line"], entry["reason"], entry["row"]) for entry in result.quarantine] == [
         (92, "wrong_columns", "only one field\n")
     ]
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "encoding"),
     [
         ("Wie groß ist die Straße? 3 € – “ja”", "windows-1252"),
         ("Où est l’élève là-bas", "windows-1252"),
@@ -65,13 +65,13 @@ def test_a_long_text_in_quotes_is_a_row_and_a_bad_row_shows_its_text(tmp_path: P
     ],
 )
 def test_a_table_in_the_code_page_of_windows_is_read_and_the_report_says_so(
-    tmp_path: Path, text: str, wanted: str
+    tmp_path: Path, text: str, encoding: str
 ) -> None:
     result = read_text(
         tmp_path, table([f"{text} {n},ok {n}" for n in range(30)], "prompt,completion").encode("cp1252"), "a.csv"
     )
     assert result.rows[3].messages[0].content == f"{text} 3"
-    assert (result.facts["encoding"], result.facts["notes"]) == (wanted, ["read as windows-1252, as it is not UTF-8"])
+    assert (result.facts["encoding"], result.facts["notes"]) == (encoding, ["read as windows-1252, as it is not UTF-8"])
 
 
 @pytest.mark.parametrize(

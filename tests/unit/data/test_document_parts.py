@@ -19,8 +19,8 @@ BODY = "A line of text.\n" * 10
 def test_the_parts_are_the_document(text: str, most: int) -> None:
     parts = split_document(text, most)
     assert all(len(part) <= most for part in parts)
-    kept = iter(text)
-    assert all(letter in kept for part in parts for letter in part)  # in their order
+    letters = iter(text)
+    assert all(letter in letters for part in parts for letter in part)  # in their order
     assert "".join("".join(parts).split()) == "".join(text.split())
 
 
@@ -30,7 +30,9 @@ def test_parts_with_overlap_fit_and_leave_nothing_out(text: str, most: int, over
     assert all(end - start <= most for start, end in parts)
     if len(text) > most:
         assert [end for _, end in parts] == [end for _, end in plain]
-        assert all(0 <= own - start <= overlap for (start, _), (own, _) in zip(parts, plain, strict=True))
+        assert all(
+            0 <= overlap_start - start <= overlap for (start, _), (overlap_start, _) in zip(parts, plain, strict=True)
+        )
 
 
 def test_a_part_begins_with_the_last_lines_of_the_one_before() -> None:
@@ -61,7 +63,7 @@ def test_a_short_document_is_one_part() -> None:
 )
 def test_where_a_document_is_cut(text: str, begins: list[str]) -> None:
     parts = split_document(text, 400)
-    assert [part.lstrip()[: len(wanted)] for part, wanted in zip(parts, begins, strict=False)] == begins
+    assert [part.lstrip()[: len(beginning)] for part, beginning in zip(parts, begins, strict=False)] == begins
     assert "".join(parts) == text
 
 

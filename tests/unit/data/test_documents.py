@@ -402,14 +402,14 @@ def test_text_boxes_and_content_controls_of_a_docx_are_read_once() -> None:
 def strict(data: bytes) -> bytes:
     """The same file in the Strict form of the standard."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as given, zipfile.ZipFile(stream, "w") as made:
-        for name in given.namelist():
+    with zipfile.ZipFile(io.BytesIO(data)) as original, zipfile.ZipFile(stream, "w") as rewritten:
+        for name in original.namelist():
             part = re.sub(
                 rb"http://schemas\.openxmlformats\.org/(officeDocument|wordprocessingml|drawingml)/2006/",
                 rb"http://purl.oclc.org/ooxml/\1/",
-                given.read(name),
+                original.read(name),
             )
-            made.writestr(name, part)
+            rewritten.writestr(name, part)
     return stream.getvalue()
 
 
@@ -417,5 +417,5 @@ def test_a_docx_in_the_strict_form_is_read_like_any_other() -> None:
     for data in (word(), word_with_boxes()):
         with pytest.raises(KeyError, match="no relationship"):
             docx.Document(io.BytesIO(strict(data)))
-        given, same = (documents.read_document(one, "a.docx") for one in (data, strict(data)))
-        assert (same.title, same.text) == (given.title, given.text)
+        plain, same = (documents.read_document(file_bytes, "a.docx") for file_bytes in (data, strict(data)))
+        assert (same.title, same.text) == (plain.title, plain.text)

@@ -32,9 +32,9 @@ def near(texts: list[str], threshold: float = 0.9, pairs: list[int] | None = Non
     return shingles.near_duplicates(threshold, None if pairs is None else np.array(pairs, np.uint64))
 
 
-def exact_similarity(one: str, other: str) -> float:
+def exact_similarity(first: str, other: str) -> float:
     sets = []
-    for each in (one.split(), other.split()):
+    for each in (first.split(), other.split()):
         sets.append(set(pairwise(each)) or set(each))
     return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
 
@@ -53,11 +53,11 @@ def test_the_first_of_equal_rows_stays(tmp_path: Path) -> None:
 
 
 def test_exact_duplicates_can_be_kept(tmp_path: Path) -> None:
-    assert len(run([qa(), qa()], tmp_path, exact_duplicates=False).kept) == 2
+    assert len(run([qa(), qa()], tmp_path, exact_duplicates=False).kept_rows) == 2
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "other", "same"),
     [
         (qa("a", doc_id="1", pair="p", split="unseen_wording"), qa("a"), True),
         (qa("a", "b"), qa("a", "B"), False),
@@ -74,8 +74,8 @@ def test_exact_duplicates_can_be_kept(tmp_path: Path) -> None:
         (TextRow("a"), TextRow("a "), False),
     ],
 )
-def test_what_makes_rows_equal(one: Row, other: Row, same: bool) -> None:
-    keys = identities(block([one, other]))
+def test_what_makes_rows_equal(first: Row, other: Row, same: bool) -> None:
+    keys = identities(block([first, other]))
     assert (keys[0] == keys[1]) is same
 
 
@@ -84,20 +84,20 @@ def test_what_makes_rows_equal(one: Row, other: Row, same: bool) -> None:
 
 def test_a_changed_word_in_a_long_text() -> None:
     chance = random.Random(1)
-    one, two = text(chance), text(chance)
-    copy = [*one[:30], "other", *one[31:]]
-    assert near([" ".join(one), " ".join(two), " ".join(copy)]) == {2: 0}
-    assert near([" ".join(one), " ".join(two), " ".join(copy)], threshold=0.95) == {}
+    base_text, two = text(chance), text(chance)
+    copy = [*base_text[:30], "other", *base_text[31:]]
+    assert near([" ".join(base_text), " ".join(two), " ".join(copy)]) == {2: 0}
+    assert near([" ".join(base_text), " ".join(two), " ".join(copy)], threshold=0.95) == {}
 
 
 def test_case_and_punctuation_do_not_count() -> None:
-    one = " ".join(text(random.Random(2)))
-    assert near([one, one.upper().replace(" ", ", ") + "!"], threshold=1.0) == {1: 0}
+    base_text = " ".join(text(random.Random(2)))
+    assert near([base_text, base_text.upper().replace(" ", ", ") + "!"], threshold=1.0) == {1: 0}
 
 
 def test_the_order_of_words_counts() -> None:
-    one = text(random.Random(3))
-    assert near([" ".join(one), " ".join(reversed(one))], threshold=0.5) == {}
+    base_text = text(random.Random(3))
+    assert near([" ".join(base_text), " ".join(reversed(base_text))], threshold=0.5) == {}
 
 
 def test_one_word_texts_and_texts_without_words() -> None:
@@ -107,18 +107,22 @@ def test_one_word_texts_and_texts_without_words() -> None:
 
 
 def test_wordings_of_one_question_are_not_duplicates() -> None:
-    one = " ".join(text(random.Random(4)))
-    assert near([one, one, one], pairs=[5, 5, 6]) == {2: 0}
-    assert near([one, one], pairs=[0, 0]) == {1: 0}
+    base_text = " ".join(text(random.Random(4)))
+    assert near([base_text, base_text, base_text], pairs=[5, 5, 6]) == {2: 0}
+    assert near([base_text, base_text], pairs=[0, 0]) == {1: 0}
 
 
 def test_a_duplicate_of_a_second_wording_is_found() -> None:
     chance = random.Random(5)
-    one = text(chance)
-    two = [*one[:20], "x", *one[21:]]
-    three = [*one[:20], "x", *one[21:40], "y", *one[41:]]
-    assert exact_similarity(" ".join(one), " ".join(three)) < 0.92 <= exact_similarity(" ".join(two), " ".join(three))
-    assert near([" ".join(x) for x in (one, two, three)], threshold=0.92, pairs=[1, 1, 2]) == {2: 1}
+    base_text = text(chance)
+    two = [*base_text[:20], "x", *base_text[21:]]
+    three = [*base_text[:20], "x", *base_text[21:40], "y", *base_text[41:]]
+    assert (
+        exact_similarity(" ".join(base_text), " ".join(three))
+        < 0.92
+        <= exact_similarity(" ".join(two), " ".join(three))
+    )
+    assert near([" ".join(x) for x in (base_text, two, three)], threshold=0.92, pairs=[1, 1, 2]) == {2: 1}
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,17 +136,17 @@ def test_dropped_rows_are_similar_to_a_kept_one_and_similar_rows_are_found(seed:
             copy[chance.randrange(len(copy))] = chance.choice(VOCABULARY)
         texts.append(copy)
     lines = [" ".join(each) for each in texts]
-    found = near(lines, threshold)
-    for row, earlier in found.items():
+    duplicate_of = near(lines, threshold)
+    for row, earlier in duplicate_of.items():
         assert earlier < row
-        assert earlier not in found
+        assert earlier not in duplicate_of
         assert exact_similarity(lines[row], lines[earlier]) >= threshold
-    kept = [row for row in range(len(lines)) if row not in found]
+    distinct = [row for row in range(len(lines)) if row not in duplicate_of]
     missed = [
-        (one, other)
-        for place, one in enumerate(kept)
-        for other in kept[:place]
-        if exact_similarity(lines[one], lines[other]) >= threshold
+        (later, other)
+        for index, later in enumerate(distinct)
+        for other in distinct[:index]
+        if exact_similarity(lines[later], lines[other]) >= threshold
     ]
     # The signature finds a pair at the threshold in at least 999 of 1000 cases, and sooner above it.
     assert len(missed) <= 1
@@ -160,10 +164,10 @@ def test_the_documented_number_of_bands() -> None:
 
 
 def test_jaccard_of_sets() -> None:
-    one, two, three = frozenset({b"a", b"b"}), frozenset({b"b", b"c"}), frozenset[bytes]()
-    assert jaccard(one, two) == pytest.approx(1 / 3)
-    assert jaccard(one, one) == 1
-    assert jaccard(one, three) == 0
+    first, two, three = frozenset({b"a", b"b"}), frozenset({b"b", b"c"}), frozenset[bytes]()
+    assert jaccard(first, two) == pytest.approx(1 / 3)
+    assert jaccard(first, first) == 1
+    assert jaccard(first, three) == 0
     assert jaccard(three, three) == 1
 
 
@@ -174,8 +178,8 @@ def test_work_is_bounded_where_thousands_are_alike() -> None:
     lines = []
     for _ in range(700):
         copy = list(shared)
-        for place in chance.sample(range(80), 3):
-            copy[place] = chance.choice(VOCABULARY)
+        for position in chance.sample(range(80), 3):
+            copy[position] = chance.choice(VOCABULARY)
         lines.append(" ".join(copy))
     assert near(lines, 0.95) == {}
 
@@ -184,10 +188,10 @@ def test_work_is_bounded_where_thousands_are_alike() -> None:
 
 
 def long_answer(seed: int, change: int | None = None) -> str:
-    found = text(random.Random(seed), 60)
+    answer_words = text(random.Random(seed), 60)
     if change is not None:
-        found[change] = "changed"
-    return " ".join(found)
+        answer_words[change] = "changed"
+    return " ".join(answer_words)
 
 
 def validated(tmp_path: Path, rows: list[Any], **more: Any) -> dict[str, int]:
@@ -195,12 +199,12 @@ def validated(tmp_path: Path, rows: list[Any], **more: Any) -> dict[str, int]:
 
 
 def test_near_duplicates_of_each_shape(tmp_path: Path) -> None:
-    one, same = long_answer(1), long_answer(1, change=5)
-    assert validated(tmp_path / "sft", [qa("q?", one), qa("q?", same)]) == {"near_duplicate": 1}
-    assert validated(tmp_path / "text", [TextRow(one), TextRow(same)]) == {"near_duplicate": 1}
-    rows = [preference("q?", one, "bad"), preference("q?", same, "bad")]
+    answer, same = long_answer(1), long_answer(1, change=5)
+    assert validated(tmp_path / "sft", [qa("q?", answer), qa("q?", same)]) == {"near_duplicate": 1}
+    assert validated(tmp_path / "text", [TextRow(answer), TextRow(same)]) == {"near_duplicate": 1}
+    rows = [preference("q?", answer, "bad"), preference("q?", same, "bad")]
     assert validated(tmp_path / "pref", rows) == {"near_duplicate": 1}
-    assert validated(tmp_path / "kto", [labelled("q?", one), labelled("q?", same)]) == {"near_duplicate": 1}
+    assert validated(tmp_path / "kto", [labelled("q?", answer), labelled("q?", same)]) == {"near_duplicate": 1}
 
 
 def test_the_quarantine_names_the_row_that_is_repeated(tmp_path: Path) -> None:

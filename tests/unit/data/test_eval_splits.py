@@ -24,19 +24,19 @@ def test_the_order_is_that_of_the_content_and_the_seed() -> None:
 
 
 def test_wordings_of_one_question_stay_together() -> None:
-    one, other = (row(text, doc_id="d", pair="p") for text in ("What is it?", "Say what it is."))
-    assert row_order(one, 1) == row_order(other, 1)
-    assert row_order(one, 1) != row_order(row("What is it?", doc_id="e", pair="p"), 1)
+    first, other = (row(text, doc_id="d", pair="p") for text in ("What is it?", "Say what it is."))
+    assert row_order(first, 1) == row_order(other, 1)
+    assert row_order(first, 1) != row_order(row("What is it?", doc_id="e", pair="p"), 1)
 
 
 @pytest.mark.parametrize(
-    ("share", "most", "taken"), [(0.05, 200, 50), (0.5, 200, 200), (0.5, 1000, 500), (0.0001, 200, 1)]
+    ("share", "most", "row_count"), [(0.05, 200, 50), (0.5, 200, 200), (0.5, 1000, 500), (0.0001, 200, 1)]
 )
-def test_the_share_and_the_most(share: float, most: int, taken: int) -> None:
-    orders = [row_order(one, 42) for one in ROWS]
-    found = first_rows(orders, share, most)
-    assert len(found) == taken
-    assert found == set(sorted(orders)[:taken])
+def test_the_share_and_the_most(share: float, most: int, row_count: int) -> None:
+    orders = [row_order(row, 42) for row in ROWS]
+    chosen_rows = first_rows(orders, share, most)
+    assert len(chosen_rows) == row_count
+    assert chosen_rows == set(sorted(orders)[:row_count])
 
 
 def test_something_is_left_on_both_sides() -> None:

@@ -30,15 +30,15 @@ def document(text: str, kind: str = "markdown", *, source: str = "docs/nodes.md"
     return DocumentRow("d1", source, kind, title, textwrap.dedent(text))
 
 
-def facts(text: str, kind: str = "markdown", template: GenerationTemplate = QA, **others: str) -> dict[str, str]:
+def facts(text: str, kind: str = "markdown", template: GenerationTemplate = QA, **fields: str) -> dict[str, str]:
     """Topic -> answer."""
-    return {fact.topic: fact.answer for fact in extract(document(text, kind, **others), template)}
+    return {fact.topic: fact.answer for fact in extract(document(text, kind, **fields), template)}
 
 
 def rules(
-    text: str, kind: str = "markdown", template: GenerationTemplate = QA, **others: str
+    text: str, kind: str = "markdown", template: GenerationTemplate = QA, **fields: str
 ) -> list[tuple[str, str, str]]:
-    return [(fact.rule, fact.topic, fact.title) for fact in extract(document(text, kind, **others), template)]
+    return [(fact.rule, fact.topic, fact.title) for fact in extract(document(text, kind, **fields), template)]
 
 
 MANUAL = """\
@@ -88,8 +88,8 @@ trainyard check chain.yaml
 
 
 def test_markdown_gives_headings_questions_items_and_tables() -> None:
-    found = facts(MANUAL)
-    assert found == {
+    answer_by_topic = facts(MANUAL)
+    assert answer_by_topic == {
         "The validator": (
             "The validator keeps the good rows and counts every other one with its reason. It runs before training."
         ),
@@ -134,11 +134,11 @@ def test_a_definition_inside_a_paragraph_is_found() -> None:
     Nodes are linked to each other. A reference is the address, digest, kind and size of a finished result. This is not
     a definition of a thing at all. The latter is a thing that nobody could name.
     """
-    found = facts(text)
-    assert found["What is a reference?"].startswith(
+    answer_by_topic = facts(text)
+    assert answer_by_topic["What is a reference?"].startswith(
         "A reference is the address, digest, kind and size of a finished result."
     )
-    assert set(found) == {"Kinds", "What is a reference?"}
+    assert set(answer_by_topic) == {"Kinds", "What is a reference?"}
 
 
 def test_a_sentence_that_an_answer_already_holds_is_not_taken_again() -> None:
@@ -409,10 +409,10 @@ def test_wordings_differ_and_the_last_is_reserved(language: str, rule: str) -> N
         return
     for count in range(2, 9):
         for turn in range(7):
-            asked = questions(rule, "TOPIC", "TITLE", count=count, turn=turn, language=language)
-            assert len(set(asked)) == count
-            assert asked[-1] == forms[-1].format(topic="TOPIC", title="TITLE")
-            assert asked[-1] not in asked[:-1]
+            questions_asked = questions(rule, "TOPIC", "TITLE", count=count, turn=turn, language=language)
+            assert len(set(questions_asked)) == count
+            assert questions_asked[-1] == forms[-1].format(topic="TOPIC", title="TITLE")
+            assert questions_asked[-1] not in questions_asked[:-1]
     first = questions(rule, "T", "D", count=1, turn=0, language=language)
     assert first == [forms[0].format(topic="T", title="D")]
     assert rule in INSTRUCTIONS[language] or rule == "cell"
@@ -434,15 +434,15 @@ def test_wordings_differ_and_the_last_is_reserved(language: str, rule: str) -> N
     ],
 )
 def test_a_question_that_names_its_page_is_asked_directly_and_as_a_clause(question: str, clause: str) -> None:
-    asked = questions("question", question, "Otter pump", count=8, turn=0)
-    assert asked[:2] == [question, f"Can you tell me {clause}?"]
-    assert asked[-1] == f"I am trying to find out {clause}. Can you help?"
-    assert len(set(asked)) == 8
+    questions_asked = questions("question", question, "Otter pump", count=8, turn=0)
+    assert questions_asked[:2] == [question, f"Can you tell me {clause}?"]
+    assert questions_asked[-1] == f"I am trying to find out {clause}. Can you help?"
+    assert len(set(questions_asked)) == 8
 
 
 @pytest.mark.parametrize("question", ["Can tap water replace the Otter pump?", "Why did the Otter pump stop?"])
 def test_a_question_whose_subject_is_uncertain_is_never_turned_round(question: str) -> None:
-    assert all(question in asked for asked in questions("question", question, "Otter pump", count=8, turn=0))
+    assert all(question in wording for wording in questions("question", question, "Otter pump", count=8, turn=0))
 
 
 def test_a_definition_of_what_the_title_names_is_asked_for_directly() -> None:
@@ -456,8 +456,8 @@ def test_pairs_are_stable_and_their_questions_unique() -> None:
     assert first == second
     assert Counter(len(pair.wordings) for pair in first) == {3: 10}
     assert len({pair.id for pair in first}) == 10
-    asked = [wording for pair in first for wording in pair.wordings]
-    assert len(set(asked)) == len(asked)
+    wordings = [wording for pair in first for wording in pair.wordings]
+    assert len(set(wordings)) == len(wordings)
     changed = pairs(document(MANUAL.replace("good rows", "best rows")), QA, wordings=3)
     assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 8
 
@@ -468,10 +468,10 @@ def test_topics_with_braces_are_taken_as_text() -> None:
 
 
 def test_instructions_have_one_wording_each() -> None:
-    found = pairs(document(MANUAL), INSTRUCTION, wordings=3)
-    assert {len(pair.wordings) for pair in found} == {1}
+    pairs_found = pairs(document(MANUAL), INSTRUCTION, wordings=3)
+    assert {len(pair.wordings) for pair in pairs_found} == {1}
     assert 'Write a glossary entry for "slot" as used in "Nodes: Notes (What does a gate decide?)".' in [
-        pair.wordings[0] for pair in found
+        pair.wordings[0] for pair in pairs_found
     ]
 
 
@@ -486,11 +486,11 @@ def test_any_text_gives_answers_that_are_its_own_words(text: str, kind: str) -> 
 
 def test_the_projects_own_manual_gives_many_good_pairs() -> None:
     pages = sorted(DOCS.glob("*.md"))
-    found: list[Fact] = []
+    facts_found: list[Fact] = []
     for page in pages:
-        found += extract(document(page.read_text(), source=page.name, title=page.stem), QA)
-    lengths = [len(fact.answer.split()) for fact in found]
-    assert len(found) >= 10 * len(pages) / 2
+        facts_found += extract(document(page.read_text(), source=page.name, title=page.stem), QA)
+    lengths = [len(fact.answer.split()) for fact in facts_found]
+    assert len(facts_found) >= 10 * len(pages) / 2
     assert sum(4 <= length <= 75 for length in lengths) >= 0.9 * len(lengths)
 
 
@@ -513,8 +513,8 @@ def test_a_sentence_is_asked_for_in_its_own_words(sentence: str, question: str) 
     ask = ask_german if detect_language(sentence) == "de" else ask_english
     first = next(iter(ask(sentence, frozenset(("refunds", "members", "team")))))
     language = "de" if ask is ask_german else "en"
-    [asked] = questions(first.rule, first.topic, "T", count=1, turn=0, language=language, clause=first.clause)
-    assert asked.startswith(question)
+    [question_text] = questions(first.rule, first.topic, "T", count=1, turn=0, language=language, clause=first.clause)
+    assert question_text.startswith(question)
 
 
 @pytest.mark.parametrize(
@@ -538,10 +538,10 @@ CORPORA = sorted((Path(__file__).parents[2] / "resources" / "corpora").rglob("*.
 @pytest.mark.parametrize("page", CORPORA, ids=[page.stem for page in CORPORA])
 def test_prose_and_tables_give_a_pair_for_25_words(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    found = pairs(document(text, source=page.name, title=page.stem), QA, wordings=3)
-    assert len(text.split()) / len(found) <= 25
-    assert not [pair for pair in found if pair.rule == "about"]
-    assert len({pair.wordings[0] for pair in found}) == len(found)
+    pairs_found = pairs(document(text, source=page.name, title=page.stem), QA, wordings=3)
+    assert len(text.split()) / len(pairs_found) <= 25
+    assert not [pair for pair in pairs_found if pair.rule == "about"]
+    assert len({pair.wordings[0] for pair in pairs_found}) == len(pairs_found)
 
 
 @settings(max_examples=60, deadline=None)

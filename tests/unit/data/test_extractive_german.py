@@ -35,8 +35,8 @@ QUESTIONS = {
 
 @pytest.mark.parametrize(("sentence", "question"), QUESTIONS.items(), ids=list(QUESTIONS.values()))
 def test_a_phrase_is_left_out_and_asked_for(sentence: str, question: str) -> None:
-    asked = [ask.topic for ask in ask_german(sentence)]
-    assert any(topic.startswith(question) for topic in asked), asked
+    wordings = [ask.topic for ask in ask_german(sentence)]
+    assert any(topic.startswith(question) for topic in wordings), wordings
 
 
 @pytest.mark.parametrize(

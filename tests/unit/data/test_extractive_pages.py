@@ -69,7 +69,7 @@ def read(page: Path) -> DocumentRow:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, list[Pair]]:
+def pairs_by_page() -> dict[str, list[Pair]]:
     return {page.name: pairs(read(page), GenerationTemplate.QA, wordings=8) for page in PAGES}
 
 
@@ -114,28 +114,30 @@ SENTENCES = {
 
 def faults(language: str, pair: Pair, text: str) -> list[str]:
     """The rules that a pair breaks."""
-    answer, asked = pair.answer, pair.wordings
+    answer, wordings = pair.answer, pair.wordings
     judged = {
         "not on the page": not is_on(answer, text),
-        "not in its language": not all(is_asked_in(language, one) for one in asked),
+        "not in its language": not all(is_asked_in(language, wording) for wording in wordings),
         "not one sentence": len(SENTENCE_END.findall(SHORT_FORMS.sub("", answer)))
         not in SENTENCES.get(pair.rule, (1,)),
         "no full stop": answer[-1] not in ".!?。！？",
         "two full stops": bool(re.search(r"[.。]\s*[.。]", answer)),
-        "an anchor": bool(ANCHOR.search(answer) or any(map(ANCHOR.search, asked))),
+        "an anchor": bool(ANCHOR.search(answer) or any(map(ANCHOR.search, wordings))),
         "a footnote mark": bool(FOOTNOTE.search(answer)),
         "a speaker": bool(SPEAKER.search(answer)),
         "a reference": bool(REFERENCE.search(answer)),
         "a line break": bool(LINE_BREAK.search(answer)),
         "only a lead-in": answer.rstrip(".。").endswith((":", "：")),
-        "something else": any(one in f"{asked[0]} {answer}" for one in NEVER),
+        "something else": any(phrase in f"{wordings[0]} {answer}" for phrase in NEVER),
     }
     return [name for name, broken in judged.items() if broken]
 
 
-def test_pairs_of_ten_pages_in_five_languages_pass_the_rules(found: dict[str, list[Pair]]) -> None:
+def test_pairs_of_ten_pages_in_five_languages_pass_the_rules(pairs_by_page: dict[str, list[Pair]]) -> None:
     judged = [
-        (page.name, faults(page.name[:2], pair, normalised(page)), pair) for page in PAGES for pair in found[page.name]
+        (page.name, faults(page.name[:2], pair, normalised(page)), pair)
+        for page in PAGES
+        for pair in pairs_by_page[page.name]
     ]
     passed = [entry for entry in judged if not entry[1]]
     assert len(PAGES) == 10
@@ -144,11 +146,11 @@ def test_pairs_of_ten_pages_in_five_languages_pass_the_rules(found: dict[str, li
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_every_page_gives_pairs_and_its_language_is_known(page: Path, found: dict[str, list[Pair]]) -> None:
-    assert len(found[page.name]) >= 6
+def test_every_page_gives_pairs_and_its_language_is_known(page: Path, pairs_by_page: dict[str, list[Pair]]) -> None:
+    assert len(pairs_by_page[page.name]) >= 6
     assert detect_language(read(page).text) == page.name[:2]
-    asked = Counter(wording for pair in found[page.name] for wording in pair.wordings)
-    assert max(asked.values()) == 1
+    wordings = Counter(wording for pair in pairs_by_page[page.name] for wording in pair.wordings)
+    assert max(wordings.values()) == 1
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,6 @@ def test_tags_of_a_site_builder_are_no_title() -> None:
         "The runbook restores the primary database from last night's snapshot.\n"
     )
     document = DocumentRow("d", "restore-database.md", "markdown", "<%= current_page.data.title %>", text)
-    asked = [wording for pair in pairs(document, GenerationTemplate.QA, wordings=8) for wording in pair.wordings]
-    assert asked, "the page is asked for by the name of its file"
-    assert not [question for question in asked if "<%" in question]
+    wordings = [wording for pair in pairs(document, GenerationTemplate.QA, wordings=8) for wording in pair.wordings]
+    assert wordings, "the page is asked for by the name of its file"
+    assert not [question for question in wordings if "<%" in question]

@@ -80,12 +80,12 @@ def test_sides_that_differ_in_a_call_only_are_two(tmp_path: Path) -> None:
 
 
 def test_a_missing_label(tmp_path: Path) -> None:
-    given = block([labelled(), labelled("b?")])
-    given.batch = given.batch.set_column(
-        given.batch.schema.get_field_index("label"), "label", pa.array([None, False], pa.bool_())
+    rows_block = block([labelled(), labelled("b?")])
+    rows_block.batch = rows_block.batch.set_column(
+        rows_block.batch.schema.get_field_index("label"), "label", pa.array([None, False], pa.bool_())
     )
-    rules = sieve(tmp_path, given.port)
-    assert check_format(given, rules).numbers.tolist() == [2]
+    rules = sieve(tmp_path, rows_block.port)
+    assert check_format(rows_block, rules).numbers.tolist() == [2]
     assert rules.ledger.dropped == {"no_label": 1}
 
 
@@ -98,7 +98,7 @@ def test_rows_that_do_not_meet_the_schema(tmp_path: Path) -> None:
     long = chat(("system", "s"), ("user", "a"), ("assistant", "b"))
     out = run([qa(), long], tmp_path, row_schema=SCHEMA)
     assert out.facts["dropped"] == {"row_schema": 1}
-    assert out.kept[0].messages == long.messages
+    assert out.kept_rows[0].messages == long.messages
     assert out.quarantine[0]["detail"].startswith("$.messages: ")
 
 
@@ -123,10 +123,10 @@ BACKTRACKING = {"$defs": {"slow": {"pattern": "^(a+)+$"}}, "properties": {"sourc
 def test_rows_that_a_schema_takes_too_long_for_are_left_out(tmp_path: Path) -> None:
     """Each costs itself: the rows after it are judged, by a fresh child."""
     rows = [qa(source="aaa"), qa(source="a" * 60 + "!"), qa(source="b"), qa(source="aa"), qa(source="a" * 50 + "!")]
-    found = block(rows)
+    rows_block = block(rows)
     rules = sieve(tmp_path)
     rules.row_validator = RowSchema(BACKTRACKING, cpu_s=0.5)
-    assert check_schema(found, rules).numbers.tolist() == [1, 4]
+    assert check_schema(rows_block, rules).numbers.tolist() == [1, 4]
     rules.row_validator.stop()
     assert rules.ledger.dropped == {"row_schema_limit": 2, "row_schema": 1}
     assert rules.ledger.first["row_schema_limit"].endswith("used more than 0.5 s of processor time")

@@ -24,15 +24,15 @@ TOOLS = [{"name": "clock", "parameters": {"type": "object"}}]
 CALL = '[{"type":"function","function":{"name":"clock","arguments":"{\\"zone\\":\\"UTC\\"}"}}]'
 
 
-def normalised(record: dict[str, Any], wanted: DataFormat = DataFormat.AUTO) -> Any:
-    return Normaliser(detect([record], wanted, "a test"))(record)[0]
+def normalised(record: dict[str, Any], data_format: DataFormat = DataFormat.AUTO) -> Any:
+    return Normaliser(detect([record], data_format, "a test"))(record)[0]
 
 
 def test_steps_are_the_reasoning_of_the_answer() -> None:
     row = normalised({"question": "Why?", "steps": ["It rained. ", "Rain is wet."], "answer": "Because."})
-    (asked, said) = row.messages
-    assert (asked, said.content) == (ASK, "Because.")
-    assert said.extras == {"reasoning_content": "It rained.\nRain is wet."}
+    (question, answer) = row.messages
+    assert (question, answer.content) == (ASK, "Because.")
+    assert answer.extras == {"reasoning_content": "It rained.\nRain is wet."}
     assert normalised({"question": "Why?", "steps": [], "answer": "Because."}) == SftRow([ASK, SAY])
 
 
@@ -174,8 +174,8 @@ def test_labelled_spellings_become_one_row(record: dict[str, Any]) -> None:
 
 def test_openai_carries_chats_preferences_and_labels() -> None:
     pair = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
-    found = [normalised(record, DataFormat.OPENAI) for record in ({"messages": CHAT}, pair)]
-    assert [type(row) for row in found] == [SftRow, PreferenceRow]
+    rows = [normalised(record, DataFormat.OPENAI) for record in ({"messages": CHAT}, pair)]
+    assert [type(row) for row in rows] == [SftRow, PreferenceRow]
     assert isinstance(normalised({"messages": CHAT, "label": False}, DataFormat.OPENAI), LabelledRow)
 
 
@@ -269,9 +269,9 @@ def test_text_and_documents_rows() -> None:
     ],
 )  # fmt: skip
 def test_bad_rows_say_why(record: dict[str, Any], reason: str, detail: str) -> None:
-    found, said = reason_of(record)
-    assert found == reason
-    assert re.search(detail, said)
+    found_reason, message = reason_of(record)
+    assert found_reason == reason
+    assert re.search(detail, message)
 
 
 @pytest.mark.parametrize("key", ["images", "image", "audios", "videos"])
@@ -318,18 +318,18 @@ def test_what_a_turn_has_beside_its_text_is_kept(turn: dict[str, Any], more: dic
 
 
 def test_keys_inside_turns_that_nothing_reads_are_counted() -> None:
-    given = [{**CHAT[0], "id": "7", "thinking": "x", "empty": None}, {**CHAT[1], "score": 0.5}]
+    turns = [{**CHAT[0], "id": "7", "thinking": "x", "empty": None}, {**CHAT[1], "score": 0.5}]
     parts = [{"role": "user", "content": [{"type": "text", "text": "Why?", "cache": 1}]}, {**CHAT[1], "value": "no"}]
     records = {
         "messages": (
-            {"messages": given, "source": "web"},
+            {"messages": turns, "source": "web"},
             {"source", "messages[].id", "messages[].thinking", "messages[].score"},
         ),
         "parts": ({"messages": parts}, {"messages[].content[].cache", "messages[].value"}),
         "pairs": (
             {
-                "input": {"messages": given[:1]},
-                "preferred_output": given[1:],
+                "input": {"messages": turns[:1]},
+                "preferred_output": turns[1:],
                 "non_preferred_output": [{**CHAT[1], "content": "No."}],
             },
             {"input.messages[].id", "input.messages[].thinking", "preferred_output[].score"},

@@ -260,8 +260,8 @@ def ask(
     settings = AiGeneratorConfig(**options)
     with ScriptedServer(script, then or ok()) as server:
         complete = Completer(settings, server.url, "m")
-        given = documents or three_pages(tmp_path)
-        produced = generate(settings, given, tmp_path / "out", complete=complete, report=silent)
+        document_folder = documents or three_pages(tmp_path)
+        produced = generate(settings, document_folder, tmp_path / "out", complete=complete, report=silent)
     [port] = produced.outputs
     result = accounting(tmp_path / "out", port)
     assert produced.facts["usage"]["attempts"] >= len(server.requests)
@@ -497,10 +497,10 @@ def test_long_documents_are_asked_about_piece_by_piece(tmp_path: Path) -> None:
     text = "\n\n".join(f"Paragraph {n} " + "has words " * 20 for n in range(20))
     documents = documents_in(tmp_path / "d", [text])
     _, server = ask(tmp_path, template="instruction", count=40, max_chars=1000, max_tokens=1000, documents=documents)
-    shown = [request["messages"][1]["content"] for request in server.requests]
-    assert all(len(prompt) < 1200 for prompt in shown)
+    prompts = [request["messages"][1]["content"] for request in server.requests]
+    assert all(len(prompt) < 1200 for prompt in prompts)
     for n in range(20):
-        assert any(f"Paragraph {n} " in prompt for prompt in shown)
+        assert any(f"Paragraph {n} " in prompt for prompt in prompts)
 
 
 def test_any_callable_will_do_as_complete(tmp_path: Path) -> None:
@@ -556,9 +556,9 @@ def test_rows_of_pairs_add_up_to_the_count(count: int, wordings: int, weights: l
 @settings(deadline=None)
 @given(st.text(alphabet="ab \n", max_size=300), st.integers(5, 50))
 def test_pieces_hold_all_words_and_fit(text: str, most: int) -> None:
-    found = pieces(text, most)
-    assert all(0 < len(piece) <= most for piece in found)
-    assert "".join("".join(found).split()) == "".join(text.split())
+    pieces_found = pieces(text, most)
+    assert all(0 < len(piece) <= most for piece in pieces_found)
+    assert "".join("".join(pieces_found).split()) == "".join(text.split())
 
 
 def test_requests_are_as_large_as_their_reply_may_be() -> None:

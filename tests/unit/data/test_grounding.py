@@ -24,8 +24,8 @@ def documents(tmp_path: Path) -> Path:
 
 
 def reasons(rows: list[SftRow], tmp_path: Path, documents: Path, least: float) -> list[str]:
-    kept = [qa("keep?", "a chain", doc_id="d1"), *rows]
-    return [entry["reason"] for entry in run(kept, tmp_path, documents=documents, grounding=least).quarantine]
+    all_rows = [qa("keep?", "a chain", doc_id="d1"), *rows]
+    return [entry["reason"] for entry in run(all_rows, tmp_path, documents=documents, grounding=least).quarantine]
 
 
 def test_an_answer_from_its_document_is_kept(tmp_path: Path, documents: Path) -> None:

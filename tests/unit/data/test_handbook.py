@@ -32,10 +32,10 @@ def everything() -> dict[str, list[Pair]]:
 
 
 @pytest.fixture(scope="module")
-def found(everything: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
+def pairs_by_page(everything: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     """Return the pairs of headings, definitions and tables, which the demo trains on first."""
     kinds = ("question", "definition", "term", "section")
-    return {name: [pair for pair in own if pair.rule in kinds] for name, own in everything.items()}
+    return {name: [pair for pair in page_pairs if pair.rule in kinds] for name, page_pairs in everything.items()}
 
 
 def test_forty_pages_are_linked_from_the_index() -> None:
@@ -45,27 +45,27 @@ def test_forty_pages_are_linked_from_the_index() -> None:
     assert linked == Counter(page.stem for page in PAGES if page.stem != "index")
 
 
-def test_every_page_gives_facts_of_one_sentence(found: dict[str, list[Pair]]) -> None:
-    assert {name: len(own) for name, own in found.items() if len(own) < 3} == {}
-    answers = [pair.answer for own in found.values() for pair in own]
+def test_every_page_gives_facts_of_one_sentence(pairs_by_page: dict[str, list[Pair]]) -> None:
+    assert {name: len(page_pairs) for name, page_pairs in pairs_by_page.items() if len(page_pairs) < 3} == {}
+    answers = [pair.answer for page_pairs in pairs_by_page.values() for pair in page_pairs]
     assert [answer for answer in answers if not re.fullmatch(r"[A-Z](?:[^.!?:]|\.(?=\d))+\.", answer)] == []
     assert [answer for answer in answers if not 8 <= len(answer.split()) <= 22] == []
 
 
-def test_no_question_and_no_answer_occurs_twice(found: dict[str, list[Pair]]) -> None:
-    everything = [pair for own in found.values() for pair in own]
+def test_no_question_and_no_answer_occurs_twice(pairs_by_page: dict[str, list[Pair]]) -> None:
+    everything = [pair for page_pairs in pairs_by_page.values() for pair in page_pairs]
     assert len({pair.wordings[0] for pair in everything}) == len(everything) >= 120
     assert len({pair.answer for pair in everything}) == len(everything)
 
 
-def test_an_answer_contains_the_name_that_its_question_asks_for(found: dict[str, list[Pair]]) -> None:
+def test_an_answer_contains_the_name_that_its_question_asks_for(pairs_by_page: dict[str, list[Pair]]) -> None:
     """Without it a model could not learn which answer belongs to which question."""
     title = {page.stem: page.read_text().splitlines()[0][2:] for page in PAGES}
     lists = {"lamp-row": "Lamp K", "fault-table": "Fault F", "index": "Dewlark"}
     strange = [
         pair.answer
-        for name, own in found.items()
-        for pair in own
+        for name, page_pairs in pairs_by_page.items()
+        for pair in page_pairs
         if not any(part in pair.answer for part in (title[name], lists.get(name, title[name])))
     ]
     assert strange == []
@@ -75,12 +75,12 @@ def test_the_validator_keeps_every_row(tmp_path: Path) -> None:
     """Hardly any fact is so similar to another one that it passes for a copy: a passage may be asked by two topics."""
     write_rows(tmp_path / "documents" / "rows.arrow", Port.DOCUMENTS, [document(page) for page in PAGES])
     config = AiGeneratorConfig(count=167 * 2, holdout=HoldoutRules(documents=0))
-    made = generate(config, tmp_path / "documents", tmp_path, complete=None, report=lambda *_: None)
-    assert made.outputs[Port.SFT].rows >= 167 * 3
+    generated = generate(config, tmp_path / "documents", tmp_path, complete=None, report=lambda *_: None)
+    assert generated.outputs[Port.SFT].rows >= 167 * 3
     source = Reference(uri=f"file://{tmp_path / 'sft'}", sha256="", kind=Port.SFT)
-    kept = validate(ValidatorConfig(), source, tmp_path / "kept", tokens=by_words, report=lambda *_: None)
+    validated = validate(ValidatorConfig(), source, tmp_path / "kept", tokens=by_words, report=lambda *_: None)
     report = json.loads((tmp_path / "kept" / "sft" / "report.json").read_text())
     assert {reason for reason, count in report["dropped"].items() if count} <= {"spare_wording", "near_duplicate"}
     assert report["dropped"].get("near_duplicate", 0) <= 1
-    assert kept.outputs[Port.SFT].rows == report["kept"] >= 260
+    assert validated.outputs[Port.SFT].rows == report["kept"] >= 260
     assert report["heldout"]["unseen_wording"] >= 130

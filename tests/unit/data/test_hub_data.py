@@ -61,12 +61,17 @@ def chat(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}]}
 
 
-def read(endpoint: str, home: Path, *asked: dict[str, Any], **variables: str) -> list[Any]:
+def read(endpoint: str, home: Path, *configs: dict[str, Any], **variables: str) -> list[Any]:
     """What the program prints for each config, in a process of its own, which reads the endpoint when it starts."""
-    own = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home / "hf"), "TRAINYARD_HOME": str(home)}
+    hub_variables = {
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(home / "hf"),
+        "TRAINYARD_HOME": str(home),
+    }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(json.dumps, asked)],
-        env={**os.environ, **own, **variables}, capture_output=True, text=True, check=False, timeout=600,
+        [sys.executable, "-c", PROGRAM, *map(json.dumps, configs)],
+        env={**os.environ, **hub_variables, **variables}, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line.removeprefix("ANSWER ")) for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
@@ -119,11 +124,11 @@ def test_the_commit_is_kept_until_a_run_refreshes(tmp_path: Path) -> None:
     with serving(server):
         (first,) = read(server.url, tmp_path, {**config, "run": "1"})
         (served / "train.jsonl").write_text(json_lines(chat("second"), chat("third")))
-        kept, fresh, retried, after = read(
+        cached, fresh, retried, after = read(
             server.url, tmp_path, {**config, "run": "2"}, {**config, "run": "3", "refresh": True},
             {**config, "run": "3", "refresh": True}, {**config, "run": "4"},
         )  # fmt: skip
-    assert kept == first
+    assert cached == first
     assert len(fresh["rows"]) == 2
     assert fresh["facts"]["revision"] != first["facts"]["revision"]
     assert retried == after == fresh
@@ -134,9 +139,9 @@ def test_the_commit_is_kept_until_a_run_refreshes(tmp_path: Path) -> None:
 def test_only_as_many_files_are_fetched_as_max_rows_needs(served: Path, tmp_path: Path) -> None:
     server = HubServer({}, datasets={"org/chats": served})
     with serving(server):
-        (found,) = read(server.url, tmp_path, {"hub": "org/chats", "max_rows": 15})
+        (answer,) = read(server.url, tmp_path, {"hub": "org/chats", "max_rows": 15})
     fetched = {path.rpartition("/")[2] for method, path in server.requests if "/easy/" in path and method == "GET"}
-    assert len(found["rows"]) == 15
+    assert len(answer["rows"]) == 15
     assert fetched == {"part-0.jsonl", "part-1.jsonl"}
 
 

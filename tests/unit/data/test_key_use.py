@@ -23,9 +23,9 @@ PAIR = {"prompt": "Why?", "response": "Because."}
 TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
 
 
-def read(record: dict[str, Any], wanted: DataFormat = DataFormat.AUTO) -> tuple[Any, frozenset[str]]:
+def read(record: dict[str, Any], data_format: DataFormat = DataFormat.AUTO) -> tuple[Any, frozenset[str]]:
     """The row, and the keys that count as ignored."""
-    row, kind = Normaliser(detect([record], wanted, "a test"))(record)
+    row, kind = Normaliser(detect([record], data_format, "a test"))(record)
     return row, kind.ignored
 
 
@@ -178,9 +178,9 @@ def test_prompts_fill_their_own_port_and_no_other(tmp_path: Path) -> None:
         "prompts",
         {"level": 1},
     )
-    place = str(tmp_path / "given" / "rows.jsonl")
+    rows_path = str(tmp_path / "given" / "rows.jsonl")
     with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: The set 'sft' contains rows for prompts"):
-        read_all(tmp_path / "sft", settings_for(tmp_path), sets={"sft": {"path": place}})
+        read_all(tmp_path / "sft", settings_for(tmp_path), sets={"sft": {"path": rows_path}})
 
 
 def test_a_set_of_answers_does_not_take_rows_that_lack_theirs() -> None:

@@ -62,32 +62,32 @@ def test_raise_names_the_row(tmp_path: Path) -> None:
 def test_truncate_cuts_the_end_of_the_answer_and_only_where_needed(tmp_path: Path) -> None:
     rows = [qa("a", "b"), qa("x y", TEN), qa("c", "d")]
     out = run(rows, tmp_path, max_tokens=8, too_long="truncate")
-    answers = [row.messages[-1].content for row in out.kept]
+    answers = [row.messages[-1].content for row in out.kept_rows]
     assert answers == ["b", "one two three four five six", "d"]
-    assert out.kept[1].messages[0].content == "x y"
+    assert out.kept_rows[1].messages[0].content == "x y"
     assert out.facts["truncated"] == 1
     assert out.facts["tokens"] == {"read": 16, "kept": 12, "longest": 8}
 
 
 def test_truncate_cuts_each_side_of_a_preference(tmp_path: Path) -> None:
     out = run([preference("a", TEN, f"no {TEN}")], tmp_path, max_tokens=8, too_long="truncate")
-    assert out.kept[0].chosen[0].content == "one two three four five six seven"
-    assert out.kept[0].rejected[0].content == "no one two three four five six"
+    assert out.kept_rows[0].chosen[0].content == "one two three four five six seven"
+    assert out.kept_rows[0].rejected[0].content == "no one two three four five six"
 
 
 def test_truncate_cuts_completions_and_texts(tmp_path: Path) -> None:
     assert (
         run([labelled("a", TEN)], tmp_path / "1", max_tokens=8, too_long="truncate")
-        .kept[0]
+        .kept_rows[0]
         .completion[0]
         .content.endswith("seven")
     )
-    assert run([TextRow(TEN)], tmp_path / "2", max_tokens=8, too_long="truncate").kept[0].text.endswith("eight")
+    assert run([TextRow(TEN)], tmp_path / "2", max_tokens=8, too_long="truncate").kept_rows[0].text.endswith("eight")
 
 
 def test_tools_leave_less_room(tmp_path: Path) -> None:
     out = run([qa("a", TEN, tools="t u v")], tmp_path, max_tokens=8, too_long="truncate")
-    assert out.kept[0].messages[-1].content == "one two three four"
+    assert out.kept_rows[0].messages[-1].content == "one two three four"
 
 
 def test_a_prompt_that_is_too_long_alone_cannot_be_truncated(tmp_path: Path) -> None:
@@ -110,16 +110,16 @@ def test_an_empty_block_stays(tmp_path: Path) -> None:
 
 @given(st.lists(st.text("ab \n", min_size=1, max_size=60), max_size=5), st.integers(0, 12))
 def test_the_longest_beginning_that_fits(texts: list[str], limit: int) -> None:
-    for text, found in zip(
+    for text, beginning in zip(
         texts, longest_fit(texts, lambda _, part: part, [limit] * len(texts), by_words), strict=True
     ):
-        if found is None:
+        if beginning is None:
             assert limit == 0
             assert not text[0].isspace()
         else:
-            assert text.startswith(found)
-            assert by_words([found])[0] <= limit
-            assert by_words([found])[0] >= min(limit, by_words([text])[0]) - 1
+            assert text.startswith(beginning)
+            assert by_words([beginning])[0] <= limit
+            assert by_words([beginning])[0] >= min(limit, by_words([text])[0]) - 1
 
 
 @pytest.mark.parametrize(
@@ -182,12 +182,12 @@ def test_a_broken_tokenizer(tmp_path: Path) -> None:
 def test_what_turns_have_beside_their_text_goes_through_a_validator(tmp_path: Path, policy: str) -> None:
     silent = Message("assistant", "one", more='{"weight":0}')
     thoughtful = Message("assistant", TEN, more='{"reasoning_content":"since"}')
-    asked = Message("user", "x", more='{"name":"Ada"}')
-    row = SftRow([asked, silent, Message("user", "y"), thoughtful])
+    question = Message("user", "x", more='{"name":"Ada"}')
+    row = SftRow([question, silent, Message("user", "y"), thoughtful])
     out = run([row, qa("a", "b")], tmp_path, max_tokens=20 if policy == "drop" else 8, too_long=policy)
-    kept = out.kept[0]
-    assert [turn.more for turn in kept.messages] == [turn.more for turn in row.messages]
-    assert kept.messages[-1].content == (TEN if policy == "drop" else "one two three four five")
+    kept_row = out.kept_rows[0]
+    assert [turn.more for turn in kept_row.messages] == [turn.more for turn in row.messages]
+    assert kept_row.messages[-1].content == (TEN if policy == "drop" else "one two three four five")
 
 
 def test_reasoning_counts_as_tokens(tiny_model: Path) -> None:
@@ -201,9 +201,9 @@ def test_rows_of_an_earlier_release_are_read(tmp_path: Path) -> None:
     old = pa.list_(pa.struct([(name, pa.string()) for name in ("role", "content", "tool_calls")]))
     fields = [(field.name, old if field.name == "messages" else field.type) for field in SCHEMAS[Port.SFT]]
     turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
-    given = [{"messages": turns, "doc_id": "d", "source": "s", "split": "train", "pair": ""}]
+    records = [{"messages": turns, "doc_id": "d", "source": "s", "split": "train", "pair": ""}]
     with ipc.new_file(tmp_path / "rows.arrow", pa.schema(fields)) as writer:
-        writer.write_batch(pa.RecordBatch.from_pylist(given, schema=pa.schema(fields)))
-    (found,) = read_blocks(tmp_path / "rows.arrow", Port.SFT)
-    assert found.batch.schema.equals(SCHEMAS[Port.SFT])
+        writer.write_batch(pa.RecordBatch.from_pylist(records, schema=pa.schema(fields)))
+    (rows_block,) = read_blocks(tmp_path / "rows.arrow", Port.SFT)
+    assert rows_block.batch.schema.equals(SCHEMAS[Port.SFT])
     assert list(read_rows(tmp_path / "rows.arrow", Port.SFT)) == [qa("Why?", "Because.", doc_id="d", source="s")]

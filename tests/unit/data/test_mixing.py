@@ -30,7 +30,7 @@ from trainyard.train.rows.tokens import encode_sft
 
 def mixture(**sets: Any) -> Mixture:
     rules = {key: sets.pop(key) for key in ("rows", "exhausted", "seed") if key in sets}
-    return Mixture(sets={name: {"path": "x.jsonl", **one} for name, one in sets.items()}, **rules)
+    return Mixture(sets={name: {"path": "x.jsonl", **data_set} for name, data_set in sets.items()}, **rules)
 
 
 def shares(mix: Mixture, **available: int) -> dict[str, int]:
@@ -55,9 +55,9 @@ def test_a_set_repeats_as_often_as_it_may() -> None:
     mix = mixture(a={"max_epochs": 3}, b={})
     assert shares(mix, a=10, b=100) == {"a": 30, "b": 30}
     turns, rows = draw_rows(share_rows(mix, {"a": 10, "b": 100}), seed=1)
-    taken = [row for turn, row in zip(turns.tolist(), rows.tolist(), strict=True) if turn == 0]
-    assert [sorted(taken[first : first + 10]) for first in (0, 10, 20)] == [list(range(10))] * 3
-    assert taken[:10] != taken[10:20]
+    repeated = [row for turn, row in zip(turns.tolist(), rows.tolist(), strict=True) if turn == 0]
+    assert [sorted(repeated[first : first + 10]) for first in (0, 10, 20)] == [list(range(10))] * 3
+    assert repeated[:10] != repeated[10:20]
 
 
 @given(
@@ -70,16 +70,16 @@ def test_a_set_repeats_as_often_as_it_may() -> None:
 def test_shares_are_exact(sets: dict[str, tuple[int, int, int]], rows: int | None, exhausted: Any) -> None:
     rules = {name: {"weight": weight, "max_epochs": epochs} for name, (weight, _, epochs) in sets.items()}
     mix = mixture(**rules, rows=rows, exhausted=exhausted)
-    found = share_rows(mix, {name: there for name, (_, there, _) in sets.items()})
-    total, whole = sum(share.count for share in found), sum(share.weight for share in found)
-    assert all(0 <= share.count <= share.most for share in found)
+    set_shares = share_rows(mix, {name: there for name, (_, there, _) in sets.items()})
+    total, whole = sum(share.count for share in set_shares), sum(share.weight for share in set_shares)
+    assert all(0 <= share.count <= share.most for share in set_shares)
     assert rows is None or total <= rows
     if exhausted == "stop":
-        assert all(abs(share.count - total * share.weight / whole) <= 1 for share in found)
+        assert all(abs(share.count - total * share.weight / whole) <= 1 for share in set_shares)
     else:
-        assert total == min(sum(share.most for share in found), rows if rows is not None else total)
-    turns, _ = draw_rows(found, seed=7)
-    assert Counter(turns.tolist()) == Counter({n: share.count for n, share in enumerate(found) if share.count})
+        assert total == min(sum(share.most for share in set_shares), rows if rows is not None else total)
+    turns, _ = draw_rows(set_shares, seed=7)
+    assert Counter(turns.tolist()) == Counter({n: share.count for n, share in enumerate(set_shares) if share.count})
 
 
 def read_mix(folder: Path, name: str, **mix: Any) -> Result:
@@ -141,8 +141,8 @@ def test_the_validator_counts_rows_and_tokens_of_each_set(written: Path) -> None
     )
     checked = validate(config, source, written / "valid", tokens=by_words, report=lambda fraction, text: None)
     mixture = checked.facts["mixture"]
-    assert {name: own["rows"] for name, own in mixture.items()} == {"chats": 20, "docs": 6}
-    assert sum(own["tokens"] for own in mixture.values()) == checked.facts["tokens"]["kept"]
+    assert {name: counts["rows"] for name, counts in mixture.items()} == {"chats": 20, "docs": 6}
+    assert sum(counts["tokens"] for counts in mixture.values()) == checked.facts["tokens"]["kept"]
     assert mixture["chats"]["tokens"] > mixture["docs"]["tokens"] > 0
 
 

@@ -44,8 +44,8 @@ def slides() -> bytes:
     first.notes_slide.notes_text_frame.text = "Show the device."
     second = show.slides.add_slide(show.slide_layouts[5])
     cells = second.shapes.add_table(2, 2, 0, 0, 100, 100).table
-    for place, text in enumerate(("LED", "meaning", "red", "off")):
-        cells.cell(place // 2, place % 2).text = text
+    for position, text in enumerate(("LED", "meaning", "red", "off")):
+        cells.cell(position // 2, position % 2).text = text
     group = second.shapes.add_group_shape()
     group.shapes.add_textbox(0, 0, 9, 9).text_frame.text = "inside a group"
     return saved(show)

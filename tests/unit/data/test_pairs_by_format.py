@@ -38,9 +38,9 @@ def word(text: str) -> bytes:
         for block in section.blocks:
             style = ("List Number" if block.number else "List Bullet") if block.list_id else None
             paragraph = document.add_paragraph(style=style)
-            for place, part in enumerate(re.split(r"`([^`]*)`", block.text)):
+            for position, part in enumerate(re.split(r"`([^`]*)`", block.text)):
                 run = paragraph.add_run(part)
-                run.font.name = "Courier New" if place % 2 else None
+                run.font.name = "Courier New" if position % 2 else None
         for table_rows in tables_of(section):
             table = document.add_table(len(table_rows), len(table_rows[0]))
             for row, cells in zip(table.rows, table_rows, strict=True):
@@ -65,8 +65,8 @@ def pdf(text: str) -> bytes:
     page = writer.add_blank_page(600, y + 40)
     for line, size, gap in lines:
         y -= gap
-        shown = re.sub(r"([()\\])", r"\\\1", line.replace("`", ""))
-        commands.append(f"BT /F1 {size} Tf 40 {y} Td ({shown}) Tj ET")
+        escaped = re.sub(r"([()\\])", r"\\\1", line.replace("`", ""))
+        commands.append(f"BT /F1 {size} Tf 40 {y} Td ({escaped}) Tj ET")
     font = DictionaryObject({
         NameObject("/Type"): NameObject("/Font"), NameObject("/Subtype"): NameObject("/Type1"),
         NameObject("/BaseFont"): NameObject("/Helvetica"), NameObject("/Encoding"): NameObject("/WinAnsiEncoding"),
@@ -106,8 +106,8 @@ def tables_of(section: Section) -> list[list[list[str]]]:
 
 def answers(data: bytes, name: str) -> list[str]:
     document = read_document(data, name)
-    found = pairs(document, GenerationTemplate.QA, wordings=1)
-    return [" ".join(re.findall(r"\w+", pair.answer.lower())) for pair in found]
+    pairs_found = pairs(document, GenerationTemplate.QA, wordings=1)
+    return [" ".join(re.findall(r"\w+", pair.answer.lower())) for pair in pairs_found]
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,13 @@ def test_a_page_gives_the_pairs_of_its_markdown_in_any_format(
         text = page.read_text(encoding="utf-8")
         if suffix == ".pdf":
             text = re.sub(r"^\|.*\n", "", text, flags=re.M)  # its tables are lines of words
-        wanted = answers(text.encode(), page.name)
-        found = answers(write(text), page.stem + suffix)
-        expected, got, same = expected + len(wanted), got + len(found), same + sum(answer in found for answer in wanted)
+        expected_answers = answers(text.encode(), page.name)
+        found_answers = answers(write(text), page.stem + suffix)
+        expected, got, same = (
+            expected + len(expected_answers),
+            got + len(found_answers),
+            same + sum(answer in found_answers for answer in expected_answers),
+        )
     assert expected >= 24
     assert same >= share * expected, (same, got, expected)
     assert got <= 1.15 * expected

@@ -84,16 +84,19 @@ pieces = st.sampled_from(
 @given(st.lists(pieces, min_size=1, max_size=8).map("/".join))
 def test_whatever_resolves_is_inside(root: Path, path: str) -> None:
     try:
-        found = resolve_inside(path, [root])
+        resolved_path = resolve_inside(path, [root])
     except (Refused, NotFound):
         return
-    assert Path(os.path.realpath(found)).is_relative_to(root)
+    assert Path(os.path.realpath(resolved_path)).is_relative_to(root)
 
 
 def test_roots_are_the_working_folder_the_tenant_and_the_settings(tmp_path: Path, home: Path) -> None:
-    given = settings_for(tmp_path / "data")
-    assert data_roots(given) == (Path.cwd(), home / "tenants" / "default", tmp_path / "data")
-    assert data_roots(given, "acme") == (home / "tenants" / "acme", tmp_path / "data")  # not the operator's folder
+    settings_here = settings_for(tmp_path / "data")
+    assert data_roots(settings_here) == (Path.cwd(), home / "tenants" / "default", tmp_path / "data")
+    assert data_roots(settings_here, "acme") == (
+        home / "tenants" / "acme",
+        tmp_path / "data",
+    )  # not the operator's folder
 
 
 def test_opening_reads_the_file(root: Path) -> None:
@@ -102,11 +105,11 @@ def test_opening_reads_the_file(root: Path) -> None:
 
 
 def test_a_file_swapped_for_a_link_is_not_opened(root: Path, tmp_path: Path) -> None:
-    found = resolve_inside("sub/data.jsonl", [root])
-    found.unlink()
-    found.symlink_to(tmp_path / "secret.jsonl")
+    resolved_path = resolve_inside("sub/data.jsonl", [root])
+    resolved_path.unlink()
+    resolved_path.symlink_to(tmp_path / "secret.jsonl")
     with pytest.raises(Refused, match=r"R-PATH-ROOT .* is a link to .*secret\.jsonl, outside of the data roots"):
-        open_inside(found, [root])
+        open_inside(resolved_path, [root])
 
 
 def test_a_file_that_vanished_is_an_error(root: Path) -> None:
@@ -115,11 +118,11 @@ def test_a_file_that_vanished_is_an_error(root: Path) -> None:
 
 
 def test_a_folder_swapped_for_a_link_is_not_followed(root: Path, tmp_path: Path) -> None:
-    found = resolve_inside("sub/data.jsonl", [root])
+    resolved_path = resolve_inside("sub/data.jsonl", [root])
     (root / "sub").rename(root / "moved")
     (root / "sub").symlink_to(tmp_path / "rooted")
     with pytest.raises(Refused, match="was replaced by a link that leaves the data roots"):
-        open_inside(found, [root])
+        open_inside(resolved_path, [root])
 
 
 def test_pipes_are_not_opened(root: Path) -> None:
@@ -147,19 +150,19 @@ CLOSED = [".trainyard/tenants/theirs/secret.jsonl", ".trainyard/prefect-auth-str
 
 @pytest.mark.parametrize("path", CLOSED)
 def test_the_home_is_closed_where_the_working_folder_contains_it(place_of_home: Path, path: str) -> None:
-    work, own = place_of_home.parent, place_of_home / "tenants" / "ours"
-    for roots in ((work, own), (Path("/"), own)):
+    work, tenant_folder = place_of_home.parent, place_of_home / "tenants" / "ours"
+    for roots in ((work, tenant_folder), (Path("/"), tenant_folder)):
         with pytest.raises(Refused, match=r"R-PATH-ROOT .* in TRAINYARD_HOME, of which a chain"):
             resolve_inside(work / path, roots)
     with pytest.raises(Refused, match="R-PATH-ROOT"):
-        open_inside(work / path, (work, own))
+        open_inside(work / path, (work, tenant_folder))
 
 
 def test_a_root_in_the_home_opens_what_is_in_it(place_of_home: Path) -> None:
-    work, own = place_of_home.parent, place_of_home / "tenants" / "ours"
-    assert resolve_inside("own.jsonl", (work, own)) == own / "own.jsonl"
-    assert resolve_inside(".trainyard/tenants/ours/own.jsonl", (work, own)) == own / "own.jsonl"
-    assert resolve_inside("shared.jsonl", (work, own)) == work / "shared.jsonl"
-    assert resolve_inside(place_of_home / "runs", (work, own, place_of_home)) == place_of_home / "runs"
-    with open_inside(own / "own.jsonl", (work, own)) as stream:
+    work, tenant_folder = place_of_home.parent, place_of_home / "tenants" / "ours"
+    assert resolve_inside("own.jsonl", (work, tenant_folder)) == tenant_folder / "own.jsonl"
+    assert resolve_inside(".trainyard/tenants/ours/own.jsonl", (work, tenant_folder)) == tenant_folder / "own.jsonl"
+    assert resolve_inside("shared.jsonl", (work, tenant_folder)) == work / "shared.jsonl"
+    assert resolve_inside(place_of_home / "runs", (work, tenant_folder, place_of_home)) == place_of_home / "runs"
+    with open_inside(tenant_folder / "own.jsonl", (work, tenant_folder)) as stream:
         assert stream.read() == b"text"

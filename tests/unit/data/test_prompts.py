@@ -55,9 +55,9 @@ def test_requests_share_their_beginning_and_end_with_what_differs() -> None:
 
 
 def test_an_own_prompt_sees_the_document_and_the_request() -> None:
-    own = "{{ document.title|upper }}/{{ document.kind }}/{{ document.source }}: {{ document.text }} "
-    own += "{{ pairs }}x{{ wordings }} {{ part }}/{{ parts }}"
-    with Prompter(GenerationTemplate.QA, wordings=3, prompt=own) as prompter:
+    template = "{{ document.title|upper }}/{{ document.kind }}/{{ document.source }}: {{ document.text }} "
+    template += "{{ pairs }}x{{ wordings }} {{ part }}/{{ parts }}"
+    with Prompter(GenerationTemplate.QA, wordings=3, prompt=template) as prompter:
         messages = prompter.messages(DOCUMENT, pairs=5, part=1, parts=2)
         again = prompter.messages(DOCUMENT | {"text": "ünï\ncode"}, pairs=5)
     assert messages[0]["role"] == "system"
@@ -120,8 +120,8 @@ def test_an_endless_prompt_is_ended_and_leaves_no_process() -> None:
 
 
 def test_a_prompt_that_turns_on_a_later_document_is_stopped_too() -> None:
-    own = "{% if document.title == 'Trap' %}{{ document.text * 10 ** 9 }}{% endif %}{{ document.text }}"
-    with Prompter(GenerationTemplate.QA, wordings=1, prompt=own) as prompter:
+    template = "{% if document.title == 'Trap' %}{{ document.text * 10 ** 9 }}{% endif %}{{ document.text }}"
+    with Prompter(GenerationTemplate.QA, wordings=1, prompt=template) as prompter:
         assert prompter.messages(DOCUMENT, pairs=1)[1]["content"] == "A node is a box."
         with pytest.raises(InvalidInput, match="E-PROMPT"):
             prompter.messages(DOCUMENT | {"title": "Trap"}, pairs=1)
@@ -153,7 +153,7 @@ def test_a_child_that_was_killed_is_reported() -> None:
 )
 def test_the_child_answers_a_fault_with_its_four_fields(prompt: str, code: str) -> None:
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
-    replies = [answer(environment, prompt, given) for given in ({}, {"document": DOCUMENT})]
+    replies = [answer(environment, prompt, fields) for fields in ({}, {"document": DOCUMENT})]
     faults = [reply for reply in replies if "code" in reply]
     assert faults[0].keys() == {"code", "what", "why", "do"}
     assert code in {fault["code"] for fault in faults}

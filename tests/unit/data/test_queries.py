@@ -27,9 +27,9 @@ def rows(tmp_path: Path) -> Path:
 JOINED = "SELECT q.q AS prompt, a.a AS completion FROM q JOIN a USING (id) ORDER BY id"
 
 
-def ask(rows: Path, query: str, number: int = 0, **given: Any) -> Result:
+def ask(rows: Path, query: str, number: int = 0, **fields: Any) -> Result:
     sql = {"query": query, "files": {"q": "q.parquet", "a": "a.jsonl"}}
-    (result,) = read_all(rows / f"out{number}", settings_for(rows), sql=sql, **given).values()
+    (result,) = read_all(rows / f"out{number}", settings_for(rows), sql=sql, **fields).values()
     return result
 
 
@@ -81,12 +81,12 @@ def test_a_query_that_needs_too_much_memory_ends_in_a_code(rows: Path) -> None:
 
 
 def test_a_database_is_read_in_a_transaction_that_cannot_write(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = rows / "rows.db"
-    with sqlite3.connect(place) as database:
+    database_path = rows / "rows.db"
+    with sqlite3.connect(database_path) as database:
         database.execute("CREATE TABLE faq (question TEXT, answer TEXT, rank INTEGER)")
         database.executemany("INSERT INTO faq VALUES (?, ?, ?)", [("Why?", "Because; yes.", 1), ("Who?", None, 2)])
     database.close()
-    monkeypatch.setenv("ROWS_URL", f"sqlite:///{place}")
+    monkeypatch.setenv("ROWS_URL", f"sqlite:///{database_path}")
 
     def ask_database(query: str, number: int, name: str = "faq") -> dict[Port, Result]:
         settings = settings_for(rows, databases={"faq": "ROWS_URL", "unset": "NO_SUCH_URL", "odd": "ODD_URL"})
@@ -114,6 +114,6 @@ def test_a_database_is_read_in_a_transaction_that_cannot_write(rows: Path, monke
             ask_database(wrong, number, name)
         assert why in str(raised.value)
         assert "hunter2" not in str(raised.value)
-    with sqlite3.connect(place) as database:
+    with sqlite3.connect(database_path) as database:
         assert database.execute("SELECT count(*) FROM faq").fetchone() == (2,)
     database.close()

@@ -156,7 +156,7 @@ def in_file(records: list[dict[str, Any]], name: str, folder: Path) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(["messages", "images"])
-    writer.writerows([json.dumps(one["messages"]), ";".join(one.get("images", []))] for one in records)
+    writer.writerows([json.dumps(record["messages"]), ";".join(record.get("images", []))] for record in records)
     return out.getvalue().encode()
 
 
@@ -236,14 +236,14 @@ def test_a_line_over_the_cap_is_skipped_without_being_held(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_two_gigabytes_in_one_line_take_little_memory(tmp_path: Path) -> None:
     """A sparse file: LINE, then 2 GB of NUL without a line end."""
-    place = tmp_path / "given"
-    place.mkdir()
-    with (place / "rows.jsonl").open("wb") as stream:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    with (folder / "rows.jsonl").open("wb") as stream:
         stream.write(LINE.encode() + b"\n" + b" " * 8192)
         stream.truncate(2 << 30)
     program = (
         "from pathlib import Path; from tests.unit.data.reading import *\n"
-        f"place = Path({str(place)!r})\n"
+        f"place = Path({str(folder)!r})\n"
         "result = read_all(place.parent / 'out', settings_for(place), path=str(place / 'rows.jsonl'), "
         "max_bad_fraction=0.5)[Port.SFT]\n"
         "assert result.reasons == ['line_too_long'], result.reasons\n"
@@ -301,9 +301,9 @@ def test_too_many_bad_rows_fail_the_run_and_keep_the_quarantine(tmp_path: Path, 
         "E-DATA-BAD-ROWS: 1 of 10 rows of rows.jsonl are bad (10.0%). Why: At most 5.0% may be. The first: "
         "rows.jsonl:10 not_json (Expecting property name enclosed in double quotes at character 1: the value continues"
     )
-    kept = home / "quarantine" / "rows.jsonl.quarantine.jsonl"
-    assert str(kept) in caught.value.do
-    assert json.loads(kept.read_text())["line"] == 10
+    quarantine_path = home / "quarantine" / "rows.jsonl.quarantine.jsonl"
+    assert str(quarantine_path) in caught.value.do
+    assert json.loads(quarantine_path.read_text())["line"] == 10
     assert len(read_text(tmp_path, content, max_bad_fraction=0.1).rows) == 9
 
 
@@ -372,21 +372,25 @@ def plain(chunk: Chunk) -> tuple[Any, ...]:
 
 texts = st.text(max_size=12) | st.sampled_from(['" :', '\\":', "a : b", "\\", "\0", "é", " ", ""])
 turns = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "tool", "x"]), "content": texts})
-said = st.fixed_dictionaries({"from": st.sampled_from(["human", "gpt", "system", "observation"]), "value": texts})
+sharegpt_turns = st.fixed_dictionaries(
+    {"from": st.sampled_from(["human", "gpt", "system", "observation"]), "value": texts}
+)
 records = st.one_of(
     st.fixed_dictionaries({"messages": st.lists(turns, max_size=4)}, optional={"id": texts, "tools": texts}),
-    st.fixed_dictionaries({"conversations": st.lists(said, max_size=4)}, optional={"id": texts, "system": texts}),
+    st.fixed_dictionaries(
+        {"conversations": st.lists(sharegpt_turns, max_size=4)}, optional={"id": texts, "system": texts}
+    ),
     st.fixed_dictionaries({"instruction": texts, "output": texts}, optional={"input": texts, "n": st.integers()}),
 )
 spellings = st.sampled_from([None, (", ", " : "), (",", ":")])
 line_ends = st.sampled_from(["\n", "\n", "\n", "\r\n", "\n\n", "", " "])
-places = st.integers(0, 400)
+positions = st.integers(0, 400)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     st.lists(st.tuples(records, st.booleans(), spellings, line_ends), max_size=5),
-    st.lists(st.tuples(places, st.sampled_from(["", "}", "{", "\n", "}\n{", '"', ":", ",", "}{"])), max_size=2),
+    st.lists(st.tuples(positions, st.sampled_from(["", "}", "{", "\n", "}\n{", '"', ":", ",", "}{"])), max_size=2),
     st.sampled_from([CHAT, GOOD, {"conversations": [], "id": 1}, {**CHAT, "id": "x"}]),
 )
 def test_fast_and_strict_agree(
@@ -397,8 +401,8 @@ def test_fast_and_strict_agree(
         json.dumps(record, ensure_ascii=escaped, separators=spelling) + end
         for record, escaped, spelling, end in written
     )
-    for place, change in changes:
-        text = text[:place] + change + text[place + 1 :]
+    for position, change in changes:
+        text = text[:position] + change + text[position + 1 :]
     fast, strict = both_ways(f"{text}\n".encode(), first)
     assert plain(fast) == plain(strict)
 
@@ -434,7 +438,7 @@ def test_strict_json_accepts_what_rfc_8259_accepts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "port", "found", "kept"),
+    ("name", "port", "data_format", "row_count"),
     [
         ("alpaca_en_demo.json", Port.SFT, "alpaca", 999),
         ("dpo_en_demo.json", Port.PREFERENCE, "preference", 300),
@@ -449,10 +453,10 @@ def test_strict_json_accepts_what_rfc_8259_accepts() -> None:
     ],
 )
 def test_public_data_sets_load(  # noqa: PLR0917
-    shared_data: Path, tmp_path: Path, name: str, port: Port, found: str, kept: int
+    shared_data: Path, tmp_path: Path, name: str, port: Port, data_format: str, row_count: int
 ) -> None:
     (result,) = read_all(tmp_path / "out", settings_for(shared_data), path=str(shared_data / name)).values()
-    assert (result.port, result.facts["format"], len(result.rows)) == (port, found, kept)
+    assert (result.port, result.facts["format"], len(result.rows)) == (port, data_format, row_count)
 
 
 def test_the_sharegpt_samples_load_under_their_own_name_too(shared_data: Path, tmp_path: Path) -> None:

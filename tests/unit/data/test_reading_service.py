@@ -16,16 +16,16 @@ def used() -> int:
 
 def kept_here() -> None:
     """As in a process without a service."""
-    with kept_service() as kept:
-        assert kept.process is None
-        assert len(kept.parse(ParseRequest([ParseItem(b'{"a": 1}', "json")]))) == 1
-        assert kept.process is not None
+    with kept_service() as service:
+        assert service.process is None
+        assert len(service.parse(ParseRequest([ParseItem(b'{"a": 1}', "json")]))) == 1
+        assert service.process is not None
         with kept_service() as again, reading_service() as inner, ThreadPoolExecutor(1) as pool:
-            assert again is inner is kept
-            assert pool.submit(copy_context().run, used).result() == id(kept)
-            assert pool.submit(used).result() != id(kept)
-        assert kept.process is not None
-    assert kept.process is None
+            assert again is inner is service
+            assert pool.submit(copy_context().run, used).result() == id(service)
+            assert pool.submit(used).result() != id(service)
+        assert service.process is not None
+    assert service.process is None
 
 
 def test_one_service_reads_for_a_block_and_ends_with_it() -> None:
@@ -34,8 +34,8 @@ def test_one_service_reads_for_a_block_and_ends_with_it() -> None:
 
 def test_a_service_that_is_offered_is_the_kept_one() -> None:
     def run() -> None:
-        own = ReadingService()
-        with kept_service(own) as kept:
-            assert kept is own
+        offered = ReadingService()
+        with kept_service(offered) as service:
+            assert service is offered
 
     Context().run(run)

@@ -33,16 +33,16 @@ PAIR = {"prompt": "Why?", "completion": "Because."}
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_for(port: int) -> None:
     ends = time.monotonic() + 30
     while time.monotonic() < ends:
-        with socket.socket() as one:
-            if one.connect_ex(("127.0.0.1", port)) == 0:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.1)
     raise TimeoutError(f"nothing listens on {port}")
@@ -67,7 +67,7 @@ def test_files_and_folders_of_azure_are_read_and_a_change_is_seen(tmp_path: Path
         "TRAINYARD_DATA_BUCKETS": '["az://rows"]',
     }
     argv = [str(AZURITE), "--silent", "--skipApiVersionCheck", "--blobPort", str(port), "--location", str(tmp_path)]
-    one = {"url": "az://rows/chats/a.jsonl"}
+    single = {"url": "az://rows/chats/a.jsonl"}
     with running(argv, port):
         client = load("azure.storage.blob:BlobServiceClient").from_connection_string(
             variables["AZURE_STORAGE_CONNECTION_STRING"]
@@ -76,11 +76,11 @@ def test_files_and_folders_of_azure_are_read_and_a_change_is_seen(tmp_path: Path
         for name in ("a", "sub/b"):
             client.get_blob_client("rows", f"chats/{name}.jsonl").upload_blob(json_lines(PAIR))
         folder = {"url": "az://rows/chats/", "format": "prompt_completion"}
-        alone, both = read("", tmp_path, {**one, "run": "1"}, folder, **variables)
+        alone, both = read("", tmp_path, {**single, "run": "1"}, folder, **variables)
         client.get_blob_client("rows", "chats/a.jsonl").upload_blob(json_lines(PAIR, PAIR), overwrite=True)
-        same, new = read("", tmp_path, {**one, "run": "1"}, {**one, "run": "2"}, **variables)
+        same, new = read("", tmp_path, {**single, "run": "1"}, {**single, "run": "2"}, **variables)
         client.close()
-    assert (alone["port"], alone["rows"]) == ("sft", [f"{one['url']}:1"])
+    assert (alone["port"], alone["rows"]) == ("sft", [f"{single['url']}:1"])
     assert sorted(both["rows"]) == ["a.jsonl:1", "b.jsonl:1"]
     assert same.startswith("E-OBJECT-CHANGED: a.jsonl of az://rows/chats/a.jsonl changed while it was read.")
     assert len(new["rows"]) == 2
@@ -88,19 +88,27 @@ def test_files_and_folders_of_azure_are_read_and_a_change_is_seen(tmp_path: Path
 
 @pytest.mark.skipif(not (POSTGRES and find_spec("psycopg2")), reason="PostgreSQL or psycopg2 is not installed")
 def test_rows_of_postgresql_are_read_in_a_read_only_transaction(tmp_path: Path) -> None:
-    port, place = free_port(), tmp_path / "server"
-    place.mkdir()
+    port, server_folder = free_port(), tmp_path / "server"
+    server_folder.mkdir()
     # The server does not run as root.
     account: dict[str, Any] = {"user": "postgres"} if os.getuid() == 0 else {}
     if account:
-        shutil.chown(place, "postgres")
+        shutil.chown(server_folder, "postgres")
         for folder in (tmp_path, *tmp_path.parents[:3]):
             folder.chmod(folder.stat().st_mode | 0o011)
     initdb = POSTGRES[-1]
     subprocess.run(
-        [initdb, "-D", place / "d", "-A", "trust", "-U", "reader"], check=True, capture_output=True, **account
+        [initdb, "-D", server_folder / "d", "-A", "trust", "-U", "reader"], check=True, capture_output=True, **account
     )
-    server = [str(initdb.with_name("postgres")), "-D", str(place / "d"), "-p", str(port), "-k", str(place)]
+    server = [
+        str(initdb.with_name("postgres")),
+        "-D",
+        str(server_folder / "d"),
+        "-p",
+        str(port),
+        "-k",
+        str(server_folder),
+    ]
     url = f"postgresql+psycopg2://reader@127.0.0.1:{port}/postgres"
     query = "select question as prompt, answer as completion, at from qa order by id"
     with running(server, port, **account):
@@ -115,7 +123,7 @@ def test_rows_of_postgresql_are_read_in_a_read_only_transaction(tmp_path: Path) 
         deleting = f"with gone as (delete from qa returning *) {query.replace('qa', 'gone')}"
         calling = "select set_config('transaction_read_only', 'off', true) as prompt, nextval('s') as completion"
         rows, deleted, called = read(
-            "", tmp_path, *({"sql": {"query": one, "database": "shop"}} for one in (query, deleting, calling)),
+            "", tmp_path, *({"sql": {"query": sql, "database": "shop"}} for sql in (query, deleting, calling)),
             SHOP=url, TRAINYARD_DATABASES='{"shop": "SHOP"}',
         )  # fmt: skip
     assert (rows["port"], len(rows["rows"]), rows["facts"]["ignored_keys"]) == ("sft", 2500, {"at": 2500})

@@ -217,11 +217,11 @@ def test_every_commit_is_a_tuple_or_counted_by_reason(project: Path) -> None:
     git(project, "checkout", "-q", "main")
     git(project, "merge", "-q", "--no-ff", "-m", "Merge side", "side")
     settings = settings_for(project.parent, home=project.parent / "home")
-    given = EngineeringInput(repo=project)
-    added = add_commits(given, Context(settings))
+    engineering_input = EngineeringInput(repo=project)
+    added = add_commits(engineering_input, Context(settings))
     assert (added.added, added.there, added.commits) == (4, 0, 8)
     assert added.skipped == {"large_diff": 1, "merge": 1, "no_text_change": 2}
-    again = add_commits(given, Context(settings))
+    again = add_commits(engineering_input, Context(settings))
     assert (again.added, again.there, again.skipped) == (0, 4, added.skipped)
     text = added_text(added)
     assert "engineering: 4 added, 0 there already" in text

@@ -190,19 +190,19 @@ def read_file(folder: Path, name: str, content: bytes) -> tuple[list[Any], int]:
 
 
 def read_sqlite(folder: Path, records: Records, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int]:
-    names, place = columns_of(records), folder / "rows.db"
-    with sqlite3.connect(place) as database:
+    names, database_path = columns_of(records), folder / "rows.db"
+    with sqlite3.connect(database_path) as database:
         database.execute(f"CREATE TABLE rows ({', '.join(names)})")
         values = ([cell(record.get(name)) for name in names] for record in records)
         database.executemany(f"INSERT INTO rows VALUES ({', '.join('?' * len(names))})", values)
     database.close()
-    monkeypatch.setenv("SAME_ROWS_URL", f"sqlite:///{place}")
+    monkeypatch.setenv("SAME_ROWS_URL", f"sqlite:///{database_path}")
     options = {"max_rows": None, "report": lambda number: None}
     write_rows(
         "rows", "SELECT * FROM rows", folder / "sqlite.jsonl", load_settings(databases={"rows": "SAME_ROWS_URL"}),
         **options,
     )  # fmt: skip
-    place.unlink()
+    database_path.unlink()
     return read_file(folder, "again.jsonl", (folder / "sqlite.jsonl").read_bytes())
 
 

@@ -55,7 +55,7 @@ def looked_at(text: str, rules: Rules) -> Looked:
 
 class Case(NamedTuple):
     text: str
-    wanted: list[tuple[str, str]]
+    expected: list[tuple[str, str]]
     """Rule and what it has to find, in the order of the text."""
 
 
@@ -68,15 +68,15 @@ def cases() -> Iterator[Case]:
             yield Case(re.sub(r"⟦\w+:(.*?)⟧", r"\1", line, flags=re.S), re.findall(r"(?s)⟦(\w+):(.*?)⟧", line))
 
 
-def places(text: str) -> list[tuple[str, str]]:
+def find_values(text: str) -> list[tuple[str, str]]:
     """What is found, by taking the text apart at the placeholders."""
     masked = looked_at(text, rules_of(ALL)).bare
     names = {row.placeholder: rule for rule, row in detectors(()).items()}
     pattern = re.compile("|".join(map(re.escape, names)))
     between = [re.escape(part) for part in pattern.split(masked)]
-    found = re.fullmatch("(.+?)".join(between), text, re.S)
-    assert found is not None
-    return [(names[placeholder], found[n + 1]) for n, placeholder in enumerate(pattern.findall(masked))]
+    match = re.fullmatch("(.+?)".join(between), text, re.S)
+    assert match is not None
+    return [(names[placeholder], match[n + 1]) for n, placeholder in enumerate(pattern.findall(masked))]
 
 
 # --- what is found --------------------------------------------------------------------------------------------------
@@ -85,14 +85,16 @@ def places(text: str) -> list[tuple[str, str]]:
 def test_precision_and_recall_on_the_labelled_texts() -> None:
     """The figures of docs/validation.md. Every text that fails is named."""
     right, wrong, missed = Counter[str](), [], []
-    given = list(cases())
-    for case in given:
-        found = places(case.text)
-        right.update(rule for rule, _ in (Counter(found) & Counter(case.wanted)).elements())
-        wrong += [(one, case.text) for one in (Counter(found) - Counter(case.wanted)).elements()]
-        missed += [(one, case.text) for one in (Counter(case.wanted) - Counter(found)).elements()]
-    assert len([case for case in given if case.wanted]) >= 100
-    assert len([case for case in given if not case.wanted]) >= 150
+    all_cases = list(cases())
+    for case in all_cases:
+        found_values = find_values(case.text)
+        right.update(rule for rule, _ in (Counter(found_values) & Counter(case.expected)).elements())
+        wrong += [(value_pair, case.text) for value_pair in (Counter(found_values) - Counter(case.expected)).elements()]
+        missed += [
+            (value_pair, case.text) for value_pair in (Counter(case.expected) - Counter(found_values)).elements()
+        ]
+    assert len([case for case in all_cases if case.expected]) >= 100
+    assert len([case for case in all_cases if not case.expected]) >= 150
     assert all(right[rule] >= 8 for rule in RULES), right
     assert (wrong, missed) == ([], [])
 
@@ -108,7 +110,7 @@ def test_every_rule_of_the_config_has_a_detector_with_its_own_placeholder() -> N
 @pytest.mark.parametrize("rule", RULES)
 def test_every_example_is_a_candidate_of_its_rule(rule: str, tmp_path: Path) -> None:
     """Arrow's pattern decides which texts are looked at at all."""
-    texts = [case.text for case in cases() if any(name == rule for name, _ in case.wanted)]
+    texts = [case.text for case in cases() if any(name == rule for name, _ in case.expected)]
     only = {name: "mask" if name == rule else "off" for name in RULES}
     masked = masked_texts(pa.array(texts), SensitiveRules.model_validate(only))
     assert all(f"[{rule.upper()}]" in text for text in masked.to_pylist())
@@ -158,11 +160,11 @@ def test_time_grows_with_the_length_whatever_is_in_a_text(name: str) -> None:
     """100,000 characters; ten times as many may take about ten times as long, never a hundred times."""
     text, rules = HOSTILE[name], rules_of(ALL)
 
-    def seconds(given: str) -> float:
+    def seconds(text_part: str) -> float:
         best = 9.0
         for _ in range(2):
             start = time.process_time()
-            looked_at(given, rules)
+            looked_at(text_part, rules)
             best = min(best, time.process_time() - start)
         return best
 
@@ -178,17 +180,20 @@ def test_count_changes_nothing_and_counts(rule: str, tmp_path: Path) -> None:
     secret = SECRETS[rule]
     rows = [qa(f"What is {secret} for?", "No idea."), qa("b?", f"It is {secret} and\n{secret}"), qa("c?")]
     out = run(rows, tmp_path)
-    assert [row.messages for row in out.kept] == [row.messages for row in rows]
+    assert [row.messages for row in out.kept_rows] == [row.messages for row in rows]
     assert out.facts["sensitive"][rule] == {"action": "count", "rows": 2, "found": 3}
     assert out.report["sensitive"] == out.facts["sensitive"]
-    assert sum(told["found"] for told in out.facts["sensitive"].values()) == 3
+    assert sum(counts["found"] for counts in out.facts["sensitive"].values()) == 3
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_mask_writes_the_placeholder_and_keeps_the_row(rule: str, tmp_path: Path) -> None:
     out = run([qa(f"What is {SECRETS[rule]} for?", f"Ask {SECRETS[rule]}.")], tmp_path, sensitive={rule: "mask"})
     placeholder = f"[{rule.upper()}]"
-    assert [turn.content for turn in out.kept[0].messages] == [f"What is {placeholder} for?", f"Ask {placeholder}."]
+    assert [turn.content for turn in out.kept_rows[0].messages] == [
+        f"What is {placeholder} for?",
+        f"Ask {placeholder}.",
+    ]
     assert out.facts["sensitive"][rule] == {"action": "mask", "rows": 1, "found": 2}
 
 
@@ -197,7 +202,7 @@ def test_quarantine_drops_the_row_and_copies_no_secret(rule: str, tmp_path: Path
     rows = [qa("a?", f"Ask {SECRETS[rule]} or {MAIL}.", source="a.jsonl:1"), qa("b?")]
     out = run(rows, tmp_path, sensitive={rule: "quarantine"})
     assert out.facts["dropped"] == {f"sensitive_{rule}": 1}
-    assert [row.messages[0].content for row in out.kept] == ["b?"]
+    assert [row.messages[0].content for row in out.kept_rows] == ["b?"]
     (line,) = out.quarantine
     assert (line["source"], line["reason"]) == ("a.jsonl:1", f"sensitive_{rule}")
     assert f"[{rule.upper()}]" in line["row"]
@@ -210,7 +215,7 @@ def test_quarantine_drops_the_row_and_copies_no_secret(rule: str, tmp_path: Path
 def test_off_does_not_look(rule: str, tmp_path: Path) -> None:
     out = run([qa("a?", f"Ask {SECRETS[rule]}.")], tmp_path, sensitive={rule: "off"})
     assert rule not in out.facts["sensitive"]
-    assert SECRETS[rule] in out.kept[0].messages[1].content
+    assert SECRETS[rule] in out.kept_rows[0].messages[1].content
 
 
 def test_one_word_is_every_kind_s_action() -> None:
@@ -227,7 +232,7 @@ def test_a_row_that_is_both_masked_and_put_aside_is_put_aside(tmp_path: Path) ->
     rows = [qa("a?", f"{MAIL} {KEY}"), qa("b?", MAIL)]
     out = run(rows, tmp_path, sensitive={"email": "mask", "api_key": "quarantine"})
     assert out.facts["dropped"] == {"sensitive_api_key": 1}
-    assert [row.messages[1].content for row in out.kept] == ["[EMAIL]"]
+    assert [row.messages[1].content for row in out.kept_rows] == ["[EMAIL]"]
     assert out.facts["sensitive"]["email"] == {"action": "mask", "rows": 2, "found": 2}
 
 
@@ -250,33 +255,33 @@ def test_every_text_of_a_row_is_masked_and_no_id_or_label(tmp_path: Path) -> Non
         pair="4111111111111111",
         tools=tools,
     )
-    (kept,) = run([row], tmp_path, sensitive="mask").kept
-    assert [turn.content for turn in kept.messages] == [
+    (masked,) = run([row], tmp_path, sensitive="mask").kept_rows
+    assert [turn.content for turn in masked.messages] == [
         "You are [EMAIL].", "Pay with [CARD]", "", "sent to [EMAIL]", "Call [PHONE].",
     ]  # fmt: skip
-    (made,) = json.loads(kept.messages[2].tool_calls)
-    assert {key: made[key] for key in call} == call
-    assert json.loads(made["function"]["arguments"]) == {
+    (masked_call,) = json.loads(masked.messages[2].tool_calls)
+    assert {key: masked_call[key] for key in call} == call
+    assert json.loads(masked_call["function"]["arguments"]) == {
         "to": "[EMAIL]",
         "card": "[CARD]",
         "again": ["[EMAIL]"],
         "n": 3,
     }
-    assert kept.messages[3].extras == {**json.loads(more), "reasoning_content": "I write to [EMAIL]."}
-    assert json.loads(kept.tools)[0]["function"] == {"name": "send_mail", "description": "As [EMAIL] does."}
-    assert (kept.doc_id, kept.pair, kept.source) == (row.doc_id, row.pair, row.source)
-    assert [turn.role for turn in kept.messages] == [turn.role for turn in row.messages]
+    assert masked.messages[3].extras == {**json.loads(more), "reasoning_content": "I write to [EMAIL]."}
+    assert json.loads(masked.tools)[0]["function"] == {"name": "send_mail", "description": "As [EMAIL] does."}
+    assert (masked.doc_id, masked.pair, masked.source) == (row.doc_id, row.pair, row.source)
+    assert [turn.role for turn in masked.messages] == [turn.role for turn in row.messages]
 
 
 def test_both_sides_of_a_preference_completions_and_texts_are_masked(tmp_path: Path) -> None:
     pair = preference(f"Mail {MAIL}?", f"Yes, {MAIL}.", f"No, {PHONE}.")
-    (kept,) = run([pair], tmp_path / "pair", sensitive="mask").kept
-    sides = [side[0].content for side in (kept.prompt, kept.chosen, kept.rejected)]
+    (masked,) = run([pair], tmp_path / "pair", sensitive="mask").kept_rows
+    sides = [side[0].content for side in (masked.prompt, masked.chosen, masked.rejected)]
     assert sides == ["Mail [EMAIL]?", "Yes, [EMAIL].", "No, [PHONE]."]
-    (kept,) = run([labelled(f"{MAIL}?", f"{CARD}", label=False)], tmp_path / "labelled", sensitive="mask").kept
-    assert (kept.prompt[0].content, kept.completion[0].content, kept.label) == ("[EMAIL]?", "[CARD]", False)
-    (kept,) = run([TextRow(f"Dear {MAIL},\n{PRIVATE}")], tmp_path / "text", sensitive="mask").kept
-    assert kept.text == "Dear [EMAIL],\n[PRIVATE_KEY]"
+    (masked,) = run([labelled(f"{MAIL}?", f"{CARD}", label=False)], tmp_path / "labelled", sensitive="mask").kept_rows
+    assert (masked.prompt[0].content, masked.completion[0].content, masked.label) == ("[EMAIL]?", "[CARD]", False)
+    (masked,) = run([TextRow(f"Dear {MAIL},\n{PRIVATE}")], tmp_path / "text", sensitive="mask").kept_rows
+    assert masked.text == "Dear [EMAIL],\n[PRIVATE_KEY]"
 
 
 @pytest.mark.parametrize("arguments", ["{not json", '"anna\\u002emeyer\\u0040posteo.de"', "[" * 3000])
@@ -284,8 +289,8 @@ def test_arguments_that_are_no_json_or_spell_characters_as_escapes(arguments: st
     calls = json.dumps([{"id": "1", "type": "function", "function": {"name": "f", "arguments": f"{arguments} {MAIL}"}}])
     escaped = calls.replace("@", "\\u0040")
     row = SftRow([Message("user", "a?"), Message("assistant", "", tool_calls=escaped)])
-    (kept,) = run([row], tmp_path, sensitive="mask").kept
-    written = json.loads(kept.messages[1].tool_calls)[0]["function"]["arguments"]
+    (masked,) = run([row], tmp_path, sensitive="mask").kept_rows
+    written = json.loads(masked.messages[1].tool_calls)[0]["function"]["arguments"]
     assert MAIL not in written
     assert "[EMAIL]" in written
 
@@ -294,8 +299,8 @@ def test_keys_of_arguments_that_become_the_same_stay_two(tmp_path: Path) -> None
     arguments = json.dumps({MAIL: 1, "b.b@posteo.de": 2})
     calls = json.dumps([{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}])
     row = SftRow([Message("user", "a?"), Message("assistant", "", tool_calls=calls)])
-    (kept,) = run([row], tmp_path, sensitive="mask").kept
-    written = json.loads(kept.messages[1].tool_calls)[0]["function"]["arguments"]
+    (masked,) = run([row], tmp_path, sensitive="mask").kept_rows
+    written = json.loads(masked.messages[1].tool_calls)[0]["function"]["arguments"]
     assert json.loads(written) == {"[EMAIL]": 1, "[EMAIL]_2": 2}
 
 
@@ -317,7 +322,7 @@ def test_a_masked_answer_is_grounded_in_its_masked_document(tmp_path: Path) -> N
     write_rows(tmp_path / "documents" / "rows.arrow", Port.DOCUMENTS, documents)
     row = qa("Where do orders go?", f"Orders go to {MAIL}.", doc_id="d")
     out = run([row], tmp_path, documents=tmp_path / "documents", grounding=1.0, sensitive="mask")
-    assert out.kept[0].messages[1].content == "Orders go to [EMAIL]."
+    assert out.kept_rows[0].messages[1].content == "Orders go to [EMAIL]."
 
 
 def test_what_was_found_is_told(tmp_path: Path) -> None:

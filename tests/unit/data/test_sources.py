@@ -145,7 +145,7 @@ def test_every_reason_for_a_bad_row_is_in_the_manual() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=12))
 def test_seen_rows_are_those_of_a_set(batches: list[list[int]]) -> None:
-    seen, known = SeenRows(), set()
+    seen, values = SeenRows(), set()
     for batch in batches:
         if not batch:
             continue
@@ -154,24 +154,26 @@ def test_seen_rows_are_those_of_a_set(batches: list[list[int]]) -> None:
         fresh = seen.fresh(digests)
         for value, new in zip(batch, fresh.tolist(), strict=True):
             if not new:
-                assert value in known
-            known.add(value)
-    assert len(seen) >= len(known)
+                assert value in values
+            values.add(value)
+    assert len(seen) >= len(values)
 
 
 def test_every_duplicate_of_many_rows_is_found() -> None:
     chance = random.Random(7)
-    seen, known = SeenRows(), set()
+    seen, values = SeenRows(), set()
     for _ in range(40):
-        batch = [chance.getrandbits(128) if chance.random() < 0.7 or not known else chance.choice(list(known)) for _ in
-                 range(500)]  # fmt: skip
+        batch = [
+            chance.getrandbits(128) if chance.random() < 0.7 or not values else chance.choice(list(values))
+            for _ in range(500)
+        ]
         fresh = seen.fresh([value.to_bytes(16, "big") for value in batch])
         expected = []
         for value in batch:
-            expected.append(value not in known)
-            known.add(value)
+            expected.append(value not in values)
+            values.add(value)
         assert np.array_equal(fresh, expected)
-    assert len(seen) == len(known)
+    assert len(seen) == len(values)
 
 
 @pytest.mark.parametrize(

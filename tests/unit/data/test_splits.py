@@ -52,8 +52,8 @@ def test_no_document_more_than_needed(ids: list[str], fraction: float, rows: int
 def test_documents_keep_their_place_when_others_come(ids: list[str], more: list[str], fraction: float) -> None:
     before = sorted(heldout_documents(ids, fraction), key=holdout_order)
     after = sorted(set(ids) | set(more), key=holdout_order)
-    places = [after.index(doc_id) for doc_id in before]
-    assert places == sorted(places)
+    positions = [after.index(doc_id) for doc_id in before]
+    assert positions == sorted(positions)
 
 
 def test_known_choice() -> None:

@@ -74,9 +74,9 @@ def test_values_do_not_depend_on_where_blocks_end(seed: int) -> None:
         size = chance.randint(1, 9)
         blocks.append(text[at : at + size])
         at += size
-    found = list(ValueStream(iter(blocks), "x", Limits()))
-    assert [value for _, _, value, _ in found] == json.loads(text)
-    assert [json.JSONDecoder().raw_decode(text[offset:].decode())[0] for _, offset, *_ in found] == json.loads(text)
+    values = list(ValueStream(iter(blocks), "x", Limits()))
+    assert [value for _, _, value, _ in values] == json.loads(text)
+    assert [json.JSONDecoder().raw_decode(text[offset:].decode())[0] for _, offset, *_ in values] == json.loads(text)
 
 
 def test_json_by_content_not_by_name(tmp_path: Path) -> None:

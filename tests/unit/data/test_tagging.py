@@ -12,7 +12,7 @@ from trainyard.data.extractive.tagging import base_form, tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN
 
 
-def shown(sentence: str, language: str) -> str:
+def tag_text(sentence: str, language: str) -> str:
     return " ".join(f"{token.text}/{token.tag}" for token in tag_sentence(sentence, language))
 
 
@@ -26,7 +26,7 @@ def shown(sentence: str, language: str) -> str:
     ],
 )
 def test_words_have_the_tags_of_their_language(language: str, sentence: str, tags: str) -> None:
-    assert shown(sentence, language) == tags
+    assert tag_text(sentence, language) == tags
 
 
 @given(st.text(max_size=80), st.sampled_from([ENGLISH, GERMAN]))

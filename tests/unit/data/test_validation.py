@@ -75,7 +75,7 @@ def test_rows_of_held_out_documents_go_to_their_own_set(tmp_path: Path) -> None:
     assert {row.doc_id for row in unseen} == held
     assert [row.messages[0].content[:9] for row in unseen] == ["wording 2"] * 3
     assert {row.split for row in unseen} == {"unseen_documents"}
-    assert not held & {row.doc_id for row in out.kept}
+    assert not held & {row.doc_id for row in out.kept_rows}
     assert out.facts["dropped"] == {"spare_wording": 6}
     assert out.facts["documents"] == {"trained": 9, "heldout": 1}
     assert out.facts["unseen_names"] == sorted({row.source for row in unseen})
@@ -86,29 +86,29 @@ def test_the_last_wording_of_a_trained_question_is_set_aside(tmp_path: Path) -> 
     unseen = out.heldout("unseen_wording")
     assert len(unseen) == 27
     assert {row.messages[0].content[:9] for row in unseen} == {"wording 2"}
-    assert {row.messages[0].content[:9] for row in out.kept} == {"wording 0", "wording 1"}
-    assert {row.pair for row in unseen} == {row.pair for row in out.kept}
+    assert {row.messages[0].content[:9] for row in out.kept_rows} == {"wording 0", "wording 1"}
+    assert {row.pair for row in unseen} == {row.pair for row in out.kept_rows}
     assert {row.split for row in unseen} == {"unseen_wording"}
-    assert {row.split for row in out.kept} == {"train"}
+    assert {row.split for row in out.kept_rows} == {"train"}
 
 
 def test_wordings_stay_in_training_when_the_rule_is_off(tmp_path: Path) -> None:
     out = run(wordings(10), tmp_path, holdout={**HOLDOUT, "wording": False})
     assert out.heldout("unseen_wording") == []
-    assert len(out.kept) == 81
-    assert {row.split for row in out.kept} == {"train"}
+    assert len(out.kept_rows) == 81
+    assert {row.split for row in out.kept_rows} == {"train"}
 
 
 def test_without_a_holdout_all_is_training(tmp_path: Path) -> None:
     out = run(wordings(4), tmp_path)
-    assert len(out.kept) == 36
+    assert len(out.kept_rows) == 36
     assert not (out.folder / "heldout").exists()
 
 
 def test_a_wording_of_a_question_that_is_not_trained_is_trained(tmp_path: Path) -> None:
     rows = [qa("robot", "", doc_id="d", pair="p"), qa("b?", doc_id="d", pair="p", split="unseen_wording")]
     out = run([*rows, qa("c?", doc_id="e")], tmp_path, holdout={**HOLDOUT, "documents": 0})
-    assert [row.messages[0].content for row in out.kept] == ["b?", "c?"]
+    assert [row.messages[0].content for row in out.kept_rows] == ["b?", "c?"]
     assert out.facts["heldout"] == {"unseen_documents": 0, "unseen_wording": 0}
 
 
@@ -124,13 +124,13 @@ def test_marked_rows_without_a_pair_go_by_their_document(tmp_path: Path) -> None
     rows.append(qa("d?", doc_id="f", split="unseen_wording"))
     out = run(rows, tmp_path, holdout={**HOLDOUT, "documents": 0})
     assert [row.messages[0].content for row in out.heldout("unseen_wording")] == ["b?"]
-    assert [row.messages[0].content for row in out.kept] == ["a?", "c?", "d?"]
+    assert [row.messages[0].content for row in out.kept_rows] == ["a?", "c?", "d?"]
 
 
 def test_a_row_marked_as_unseen_holds_its_document_out(tmp_path: Path) -> None:
     rows = [qa("a?", doc_id="d", split="unseen_documents"), qa("b?", doc_id="d"), qa("c?", doc_id="e")]
     out = run(rows, tmp_path)
-    assert [row.doc_id for row in out.kept] == ["e"]
+    assert [row.doc_id for row in out.kept_rows] == ["e"]
     assert len(out.heldout("unseen_documents")) == 2
 
 
@@ -140,7 +140,7 @@ def test_rows_without_documents_are_held_out_each_for_itself(tmp_path: Path) -> 
     again = run(
         [qa(f"question {n}?") for n in reversed(range(40))], tmp_path / "2", holdout={"documents": 0.1, "min_rows": 0}
     )
-    assert {row.messages[0].content for row in again.kept} == {row.messages[0].content for row in out.kept}
+    assert {row.messages[0].content for row in again.kept_rows} == {row.messages[0].content for row in out.kept_rows}
 
 
 def test_as_many_documents_as_the_rows_need(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_other_shapes_are_held_out(tmp_path: Path) -> None:
         lambda n: labelled(f"q{n}?", doc_id=f"d{n // 2}"),
         lambda n: TextRow(f"text {n}", doc_id=f"d{n // 2}"),
     ]
-    for place, maker in enumerate(makers):
-        out = run([maker(n) for n in range(20)], tmp_path / str(place), holdout=HOLDOUT)
+    for index, maker in enumerate(makers):
+        out = run([maker(n) for n in range(20)], tmp_path / str(index), holdout=HOLDOUT)
         assert (out.facts["kept"], out.facts["heldout"]["unseen_documents"]) == (18, 2)
 
 
@@ -206,7 +206,7 @@ def test_report_facts_and_reference_agree(tmp_path: Path) -> None:
     out = run(rows, tmp_path, holdout=HOLDOUT)
     facts = out.facts
     assert facts["read"] == 92
-    assert facts["kept"] == len(out.kept) == 54
+    assert facts["kept"] == len(out.kept_rows) == 54
     assert facts["heldout"] == {"unseen_documents": 3, "unseen_wording": 27}
     assert facts["dropped"] == {"empty_content": 1, "exact_duplicate": 1, "spare_wording": 6}
     assert facts["port"] == "sft"
@@ -267,17 +267,17 @@ def test_rows_keep_their_fields_and_their_order(tmp_path: Path) -> None:
         tools='[{"type":"function"}]',
     )
     rows: list[Row] = [row, *(qa(f"q{n}?") for n in range(20))]
-    assert run(rows, tmp_path).kept == rows
+    assert run(rows, tmp_path).kept_rows == rows
 
 
 def test_progress_rises_to_one(tmp_path: Path) -> None:
     write_rows(tmp_path / "in" / "rows.arrow", Port.SFT, [qa(f"q{n}") for n in range(9)])
-    told: list[tuple[float, str]] = []
+    progress: list[tuple[float, str]] = []
     source = Reference(uri=f"file://{tmp_path / 'in'}", sha256="", kind=Port.SFT)
-    validate(ValidatorConfig(**LOOSE), source, tmp_path / "out", tokens=by_words, report=lambda *x: told.append(x))
-    fractions = [fraction for fraction, _ in told]
+    validate(ValidatorConfig(**LOOSE), source, tmp_path / "out", tokens=by_words, report=lambda *x: progress.append(x))
+    fractions = [fraction for fraction, _ in progress]
     assert fractions == sorted(fractions)
-    assert [text for _, text in told] == [
+    assert [text for _, text in progress] == [
         "checked 9 rows",
         "near duplicates among 9 rows",
         "holdout among 9 rows",
@@ -297,16 +297,16 @@ def test_the_origin_of_the_gold_is_named(tmp_path: Path) -> None:
     ]:
         source = Reference(uri=f"file://{tmp_path / 'in'}", sha256="", kind=Port.SFT, facts=facts)
         config = ValidatorConfig(**LOOSE)
-        made = validate(config, source, tmp_path / gold, tokens=by_words, report=lambda *_: None)
-        assert made.facts["gold"] == gold
+        validated = validate(config, source, tmp_path / gold, tokens=by_words, report=lambda *_: None)
+        assert validated.facts["gold"] == gold
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
-    one = run(wordings(10), tmp_path / "1", holdout=HOLDOUT, near_duplicates=0.9, decontaminate=13)
+    first = run(wordings(10), tmp_path / "1", holdout=HOLDOUT, near_duplicates=0.9, decontaminate=13)
     two = run(wordings(10), tmp_path / "2", holdout=HOLDOUT, near_duplicates=0.9, decontaminate=13)
-    for path in sorted(one.folder.rglob("*")):
+    for path in sorted(first.folder.rglob("*")):
         if path.is_file():
-            assert path.read_bytes() == (two.folder / path.relative_to(one.folder)).read_bytes()
+            assert path.read_bytes() == (two.folder / path.relative_to(first.folder)).read_bytes()
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -379,8 +379,8 @@ def test_a_run_with_a_wrong_balance_hands_nothing_on(tmp_path: Path, monkeypatch
 def test_drop_counts_what_it_writes(tmp_path: Path) -> None:
     rules = sieve(tmp_path)
     rows = [qa(f"q{n}", source=f"f:{n}") for n in range(4)]
-    given = Block(Port.SFT, to_batch(list(rows), Port.SFT), np.array([11, 12, 13, 14]))
-    left = rules.ledger.drop(given, np.array([False, True, False, True]), "why", lambda row: f"row {row}")
+    rows_block = Block(Port.SFT, to_batch(list(rows), Port.SFT), np.array([11, 12, 13, 14]))
+    left = rules.ledger.drop(rows_block, np.array([False, True, False, True]), "why", lambda row: f"row {row}")
     assert left.numbers.tolist() == [11, 13]
     assert rules.ledger.dropped == {"why": 2}
     lines = [json.loads(line) for line in rules.ledger.quarantine.read_text().splitlines()]
@@ -462,33 +462,33 @@ def test_whatever_comes_in_is_accounted_for_and_nothing_leaks(rows: list[Row], c
             return
         held = {name: out.heldout(name) for name in ("unseen_documents", "unseen_wording")}
         assert_balanced(rows, out, held)
-        assert_apart(out.kept, held)
+        assert_apart(out.kept_rows, held)
 
 
 def assert_balanced(rows: list[Row], out: Validated, held: dict[str, list[Any]]) -> None:
     facts = out.facts
     assert facts["read"] == len(rows)
-    assert facts["kept"] == len(out.kept) > 0
-    assert facts["heldout"] == {name: len(found) for name, found in held.items()}
+    assert facts["kept"] == len(out.kept_rows) > 0
+    assert facts["heldout"] == {name: len(held_rows) for name, held_rows in held.items()}
     assert facts["dropped"] == dict(Counter(entry["reason"] for entry in out.quarantine))
-    assert len(rows) == len(out.kept) + sum(map(len, held.values())) + len(out.quarantine)
+    assert len(rows) == len(out.kept_rows) + sum(map(len, held.values())) + len(out.quarantine)
     lines = [entry["line"] for entry in out.quarantine]
     assert len(set(lines)) == len(lines)
     assert set(lines) <= set(range(1, len(rows) + 1))
 
 
-def assert_apart(kept: list[Any], held: dict[str, list[Any]]) -> None:
-    trained = {row.doc_id for row in kept if row.doc_id}
+def assert_apart(trained_rows: list[Any], held: dict[str, list[Any]]) -> None:
+    trained = {row.doc_id for row in trained_rows if row.doc_id}
     assert not trained & {row.doc_id for row in held["unseen_documents"]}
-    asked = {question(row) for row in kept} - {""}
-    assert not asked & {question(row) for found in held.values() for row in found}
+    questions = {question(row) for row in trained_rows} - {""}
+    assert not questions & {question(row) for held_rows in held.values() for row in held_rows}
     for row in held["unseen_wording"]:
         if isinstance(row, SftRow) and row.pair:
-            assert any((other.pair, other.doc_id) == (row.pair, row.doc_id) for other in kept)
+            assert any((other.pair, other.doc_id) == (row.pair, row.doc_id) for other in trained_rows)
         elif row.doc_id:
             assert row.doc_id in trained
     assert {row.split for row in held["unseen_documents"]} <= {"unseen_documents"}
-    assert {row.split for row in kept} == {"train"}
+    assert {row.split for row in trained_rows} == {"train"}
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------
@@ -511,8 +511,8 @@ def test_more_rows_than_a_block(tmp_path: Path) -> None:
     out = run(rows, tmp_path, near_duplicates=0.9, decontaminate=13, holdout={"documents": 0.1, "min_rows": 20})
     assert out.facts["read"] == 12_000
     assert out.facts["heldout"]["unseen_documents"] == pytest.approx(1200, abs=8)
-    found = {entry["line"]: entry["reason"] for entry in out.quarantine}
-    assert found == {11_001: "exact_duplicate", 11_501: "empty_content"}
+    reason_by_line = {entry["line"]: entry["reason"] for entry in out.quarantine}
+    assert reason_by_line == {11_001: "exact_duplicate", 11_501: "empty_content"}
 
 
 def test_after_many_dropped_rows_the_quarantine_leaves_their_text_out(tmp_path: Path) -> None:
@@ -537,9 +537,11 @@ def test_the_demo_sets_validate(tmp_path: Path, shared_data: Path) -> None:
 
 def test_rows_with_one_answer_are_held_out_together(tmp_path: Path) -> None:
     """An FAQ asks for each answer in several ways: one held-out row of it must not cost all others."""
-    answers = [f"Answer {place} says that part {place} of the machine is oiled each week." for place in range(10)]
+    answers = [f"Answer {number} says that part {number} of the machine is oiled each week." for number in range(10)]
     rows = [
-        qa(f"How is part {place} kept, wording {n}?", answer) for n in range(4) for place, answer in enumerate(answers)
+        qa(f"How is part {number} kept, wording {n}?", answer)
+        for n in range(4)
+        for number, answer in enumerate(answers)
     ]
     out = run(rows, tmp_path, near_duplicates=None, holdout={"documents": 0.2, "min_rows": 8})
     facts = out.facts

@@ -17,18 +17,18 @@ def of(*texts: str) -> WordTable:
 
 
 def test_case_and_punctuation_do_not_count() -> None:
-    one, other = of("The quick, brown fox!"), of("  the QUICK (brown)\n\tfox ")
-    assert one.hashes.tolist() == other.hashes.tolist()
-    assert len(one.hashes) == 4
+    first, other = of("The quick, brown fox!"), of("  the QUICK (brown)\n\tfox ")
+    assert first.hashes.tolist() == other.hashes.tolist()
+    assert len(first.hashes) == 4
 
 
 @given(st.lists(st.text("abAB 1-.\n", max_size=40), max_size=12))
 def test_same_words_as_a_regular_expression_finds(texts: list[str]) -> None:
-    found = of(*texts)
+    split_words = of(*texts)
     expected = [re.findall(r"[a-z0-9]+", text.lower()) for text in texts]
-    assert np.diff(found.offsets).tolist() == [len(each) for each in expected]
+    assert np.diff(split_words.offsets).tolist() == [len(each) for each in expected]
     names: dict[str, int] = {}
-    for word, hashed in zip((word for each in expected for word in each), found.hashes.tolist(), strict=True):
+    for word, hashed in zip((word for each in expected for word in each), split_words.hashes.tolist(), strict=True):
         assert names.setdefault(word, hashed) == hashed
     assert len(set(names.values())) == len(names)
 
@@ -56,29 +56,29 @@ def test_a_slice_of_an_array_gives_its_own_words() -> None:
 
 def test_many_texts_are_split_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"word{number} and more" for number in range(2 * module.CHUNK_TEXTS + 3)]
-    found = of(*texts)
-    assert len(found) == len(texts)
-    assert found.of(len(texts) - 1).tolist() == of(texts[-1]).hashes.tolist()
+    split_words = of(*texts)
+    assert len(split_words) == len(texts)
+    assert split_words.of(len(texts) - 1).tolist() == of(texts[-1]).hashes.tolist()
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 17, 63, 64])
 def test_every_byte_of_a_word_counts(size: int) -> None:
     base = b"a" * size
     hashes = set()
-    for place in range(size):
-        changed = base[:place] + b"b" + base[place + 1 :]
+    for position in range(size):
+        changed = base[:position] + b"b" + base[position + 1 :]
         hashes.add(int(hash_words(changed + b" " * 8, np.array([0]), np.array([size]))[0]))
     assert len(hashes) == size
 
 
 def test_of_a_very_long_word_the_beginning_and_the_length_count() -> None:
-    one, two, longer = of("a" * 64 + "b"), of("a" * 64 + "c"), of("a" * 64 + "bb")
-    assert one.hashes.tolist() == two.hashes.tolist() != longer.hashes.tolist()
+    first, two, longer = of("a" * 64 + "b"), of("a" * 64 + "c"), of("a" * 64 + "bb")
+    assert first.hashes.tolist() == two.hashes.tolist() != longer.hashes.tolist()
 
 
 def test_runs_are_all_windows_of_a_text_and_never_cross_texts() -> None:
-    found = of("a b c d", "b c", "", "x")
-    runs = found.runs(2)
+    split_words = of("a b c d", "b c", "", "x")
+    runs = split_words.runs(2)
     assert np.diff(runs.offsets).tolist() == [3, 1, 0, 0]
     assert runs.of(0)[1] == runs.of(1)[0]
     assert len(set(runs.of(0).tolist())) == 3
@@ -93,7 +93,7 @@ def test_text_hashes_depend_on_words_and_their_order() -> None:
 
 
 def test_keep_takes_the_masked_texts() -> None:
-    found = of("a b", "c", "d e f").keep(np.array([True, False, True]))
-    assert found.of(0).tolist() == of("a b").hashes.tolist()
-    assert found.of(1).tolist() == of("d e f").hashes.tolist()
-    assert found.owners().tolist() == [0, 0, 1, 1, 1]
+    split_words = of("a b", "c", "d e f").keep(np.array([True, False, True]))
+    assert split_words.of(0).tolist() == of("a b").hashes.tolist()
+    assert split_words.of(1).tolist() == of("d e f").hashes.tolist()
+    assert split_words.owners().tolist() == [0, 0, 1, 1, 1]

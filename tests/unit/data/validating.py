@@ -86,7 +86,7 @@ class Validated:
         return self.produced.facts
 
     @property
-    def kept(self) -> list[Any]:
+    def kept_rows(self) -> list[Any]:
         return list(read_rows(self.folder / ROWS_FILE, self.port))
 
     def heldout(self, name: str) -> list[Any]:

@@ -44,16 +44,16 @@ def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     engine.tokenizer.chat_template = WITH_TOOLS
     served = ServedModels([ServedBase(ModelSource(NAME, folder, "0" * 64), engine, worker)], [])
     app = build_app(served, Answers(served, max_tokens=100), token=None, hosts=["testserver"])
-    with TestClient(app) as made:
-        yield made
+    with TestClient(app) as test_client:
+        yield test_client
     worker.stop()
 
 
 def chat(client: TestClient, **more: Any) -> dict[str, Any]:
     answer = client.post(CHAT, json={"model": NAME, "messages": MESSAGES, "max_tokens": 8, "seed": 5, **more})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    completion: dict[str, Any] = answer.json()
+    return completion
 
 
 def streamed(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -70,9 +70,9 @@ def refusal(client: TestClient, path: str, **body: Any) -> tuple[int, str, str |
 
 
 def test_one_model_is_shown_by_its_name_with_slashes(client: TestClient) -> None:
-    shown = client.get(f"{MODELS}/{NAME}").json()
-    assert shown == client.get(MODELS).json()["data"][0]
-    assert (shown["id"], shown["object"], shown["owned_by"]) == (NAME, "model", "trainyard")
+    card = client.get(f"{MODELS}/{NAME}").json()
+    assert card == client.get(MODELS).json()["data"][0]
+    assert (card["id"], card["object"], card["owned_by"]) == (NAME, "model", "trainyard")
     unknown = client.get(f"{MODELS}/gpt-4")
     assert unknown.status_code == 404
     error = unknown.json()["error"]
@@ -83,8 +83,8 @@ def test_one_model_is_shown_by_its_name_with_slashes(client: TestClient) -> None
 def test_a_wrong_model_lists_the_names(client: TestClient) -> None:
     client.post("/v1/aliases", json={"alias": "live", "model": NAME})
     try:
-        found = refusal(client, CHAT, model="gpt-4", messages=MESSAGES)
-        assert found == (404, f"The model `gpt-4` does not exist. Served are: `{NAME}`, `live`.", "model")
+        refused_with = refusal(client, CHAT, model="gpt-4", messages=MESSAGES)
+        assert refused_with == (404, f"The model `gpt-4` does not exist. Served are: `{NAME}`, `live`.", "model")
         assert client.get(f"{MODELS}/live").json()["alias_of"] == NAME
     finally:
         client.post("/v1/aliases", json={"alias": "live", "model": None})
@@ -97,8 +97,8 @@ def test_several_choices_have_their_own_seeds(client: TestClient) -> None:
     alone = [chat(client, seed=seed)["choices"][0]["message"]["content"] for seed in (5, 6, 7)]
     assert texts == alone
     assert len(set(texts)) > 1
-    one = chat(client)["usage"]
-    assert several["usage"]["prompt_tokens"] == one["prompt_tokens"]
+    usage = chat(client)["usage"]
+    assert several["usage"]["prompt_tokens"] == usage["prompt_tokens"]
     counted = sum(len(choice["logprobs"]["content"]) for choice in several["choices"])
     assert counted <= several["usage"]["completion_tokens"] <= 24
 
@@ -109,10 +109,10 @@ def test_a_stream_has_every_choice(client: TestClient) -> None:
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] <= 16
     for index, choice in enumerate(whole):
-        own = [chunk["choices"][0] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == index]
-        assert own[0]["delta"] == {"role": "assistant", "content": ""}
-        assert "".join(part["delta"].get("content", "") for part in own) == choice["message"]["content"]
-        assert [part["finish_reason"] for part in own if part["finish_reason"]] == [choice["finish_reason"]]
+        choice_chunks = [chunk["choices"][0] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == index]
+        assert choice_chunks[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(part["delta"].get("content", "") for part in choice_chunks) == choice["message"]["content"]
+        assert [part["finish_reason"] for part in choice_chunks if part["finish_reason"]] == [choice["finish_reason"]]
 
 
 def test_choices_of_text_completions_follow_their_prompts(client: TestClient) -> None:
@@ -120,7 +120,7 @@ def test_choices_of_text_completions_follow_their_prompts(client: TestClient) ->
     answer = client.post(TEXT, json=body).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     second = client.post(TEXT, json={**body, "prompt": "The quick"}).json()
-    assert [one["text"] for one in answer["choices"][2:]] == [one["text"] for one in second["choices"]]
+    assert [choice["text"] for choice in answer["choices"][2:]] == [choice["text"] for choice in second["choices"]]
     chunks = streamed(client, TEXT, prompt="A chain", n=2)
     assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1}
 
@@ -160,6 +160,6 @@ def test_a_call_and_its_result_are_messages(client: TestClient) -> None:
     ],
 )
 def test_what_is_no_tool_is_refused(client: TestClient, body: dict[str, Any], message: str) -> None:
-    status, found, _ = refusal(client, CHAT, **{"messages": MESSAGES, **body})
+    status, reason, _ = refusal(client, CHAT, **{"messages": MESSAGES, **body})
     assert status == 400
-    assert message in found
+    assert message in reason

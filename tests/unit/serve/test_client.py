@@ -53,7 +53,7 @@ def client_of(server: ScriptedServer, *, retries: int = 2, timeout_s: float = 60
     )
 
 
-async def asked(
+async def complete_hello(
     script: Sequence[Behaviour], *, timeout_s: float = 60, retries: int = 2
 ) -> tuple[Completion, ChatClient]:
     with ScriptedServer(script) as server:
@@ -62,7 +62,7 @@ async def asked(
 
 
 async def test_a_completion_carries_text_tokens_and_attempts() -> None:
-    completion, client = await asked([ok("Good morning to you")])
+    completion, client = await complete_hello([ok("Good morning to you")])
     assert completion == Completion("Good morning to you", "stop", 2, 4, 1)
     assert client.usage() == {"requests": 1, "attempts": 1, "prompt_tokens": 2, "completion_tokens": 4}
 
@@ -97,7 +97,7 @@ PASSING = {
 
 @pytest.mark.parametrize("behaviour", PASSING.values(), ids=PASSING.keys())
 async def test_a_passing_failure_is_tried_again(behaviour: Behaviour) -> None:
-    completion, client = await asked([behaviour, behaviour, ok("at last")])
+    completion, client = await complete_hello([behaviour, behaviour, ok("at last")])
     assert (completion.text, completion.attempts) == ("at last", 3)
     assert client.usage()["attempts"] == 3
 
@@ -152,7 +152,7 @@ async def test_a_lasting_failure_names_server_attempts_cause_and_remedy(
     behaviour: Behaviour, kind: type[ServerError], message: str
 ) -> None:
     with pytest.raises(kind, match=message) as caught:
-        await asked([behaviour] * 5, timeout_s=0.2 if kind is ServerTimeout else 60)
+        await complete_hello([behaviour] * 5, timeout_s=0.2 if kind is ServerTimeout else 60)
     assert re.match(r"E-SERVER-[A-Z]+: The model server at http://127\.0\.0\.1:\d+/v1 ", str(caught.value))
     assert caught.value.exit_code == 7
 
@@ -171,13 +171,13 @@ async def test_a_refusal_is_final(code: int, remedy: str) -> None:
     with pytest.raises(
         ServerRefused, match=rf"E-SERVER-REFUSED: .* status {code} \(1 attempt\)\. .* Do: {remedy}"
     ) as caught:
-        await asked([status(code)])
+        await complete_hello([status(code)])
     assert caught.value.status == code
 
 
 async def test_retry_after_is_kept() -> None:
     started = time.monotonic()
-    completion, _ = await asked([status(429, retry_after=0.3), ok("now")])
+    completion, _ = await complete_hello([status(429, retry_after=0.3), ok("now")])
     assert completion.text == "now"
     assert time.monotonic() - started >= 0.3
 
@@ -196,7 +196,7 @@ def test_retry_after_may_be_a_date_or_nonsense() -> None:
 
 async def test_retries_zero_means_one_attempt() -> None:
     with pytest.raises(ServerRefused, match=r"status 500 \(1 attempt\)"):
-        await asked([status(500)], retries=0)
+        await complete_hello([status(500)], retries=0)
 
 
 async def test_nobody_listens() -> None:
@@ -231,19 +231,19 @@ async def test_the_key_is_sent_and_never_shown() -> None:
             with pytest.raises(ServerRefused, match=r"no such key: \*\*\*") as caught:
                 await client.complete(HELLO)
     assert len(server.requests) == 1
-    for shown in (repr(client), str(caught.value), repr(caught.value), str(client.usage())):
-        assert KEY not in shown
+    for printed in (repr(client), str(caught.value), repr(caught.value), str(client.usage())):
+        assert KEY not in printed
 
 
 async def test_what_a_server_says_is_quoted_short_and_printable() -> None:
     with pytest.raises(ServerRefused) as caught:
-        await asked([status(400, "\x1b[31m" + "very\nlong " * 200)])
+        await complete_hello([status(400, "\x1b[31m" + "very\nlong " * 200)])
     assert "\x1b" not in caught.value.why
     assert len(caught.value.why) <= 301
 
 
 @pytest.mark.parametrize(
-    ("said", "quoted"),
+    ("reply_body", "quoted"),
     [
         (b"<html>too large</html>", "<html>too large</html>."),
         (b'{"object": "error", "message": "unknown model"}', "unknown model."),
@@ -253,25 +253,25 @@ async def test_what_a_server_says_is_quoted_short_and_printable() -> None:
         (b"", "(empty)."),
     ],
 )
-async def test_error_bodies_of_any_form_are_quoted(said: bytes, quoted: str) -> None:
+async def test_error_bodies_of_any_form_are_quoted(reply_body: bytes, quoted: str) -> None:
     async def refuse(exchange: Exchange) -> None:
-        exchange.reply(400, said)
+        exchange.reply(400, reply_body)
 
     with pytest.raises(ServerRefused) as caught:
-        await asked([refuse])
+        await complete_hello([refuse])
     assert caught.value.why == quoted
 
 
 async def test_errors_cross_processes_with_their_status() -> None:
     with pytest.raises(ServerRefused) as caught:
-        await asked([status(400, "no")])
+        await complete_hello([status(400, "no")])
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (type(copy), copy.status, str(copy)) == (ServerRefused, 400, str(caught.value))
     assert isinstance(copy, Unavailable)
 
 
 @pytest.mark.parametrize(
-    ("given", "used"),
+    ("base_url", "used"),
     [
         ("http://host:8000", "http://host:8000/v1"),
         ("http://host:8000/", "http://host:8000/v1"),
@@ -281,12 +281,12 @@ async def test_errors_cross_processes_with_their_status() -> None:
         ("https://host/proxy", "https://host/proxy/v1"),
     ],
 )
-def test_a_base_url_may_name_the_version_or_not(given: str, used: str) -> None:
-    assert str(api_url(given)) == used
+def test_a_base_url_may_name_the_version_or_not(base_url: str, used: str) -> None:
+    assert str(api_url(base_url)) == used
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("base_url", "why"),
     [
         ("localhost:8000", "its scheme is 'localhost'"),
         ("host", "it has no scheme"),
@@ -295,9 +295,9 @@ def test_a_base_url_may_name_the_version_or_not(given: str, used: str) -> None:
         ("http://[::1", "it cannot be read as a URL"),
     ],
 )
-def test_a_base_url_that_cannot_work_is_refused_without_showing_it(given: str, why: str) -> None:
+def test_a_base_url_that_cannot_work_is_refused_without_showing_it(base_url: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=rf"E-ENDPOINT: .*{re.escape(why)}.* Do: Write it like http") as caught:
-        api_url(given)
+        api_url(base_url)
     assert "secret" not in str(caught.value)
 
 

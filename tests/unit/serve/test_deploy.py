@@ -47,8 +47,8 @@ def make_adapter(folder: Path, config: dict[str, Any] | None = None, **training:
     save_file(weights, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"r": 8, **(config or {})}))
     (folder / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE)
-    own = hashlib.sha256(TEMPLATE.encode()).hexdigest()
-    (folder / "training.json").write_text(json.dumps({**TRAINING, "chat_template_sha256": own, **training}))
+    template_sha256 = hashlib.sha256(TEMPLATE.encode()).hexdigest()
+    (folder / "training.json").write_text(json.dumps({**TRAINING, "chat_template_sha256": template_sha256, **training}))
     return reference(folder, Port.ADAPTER)
 
 
@@ -77,9 +77,11 @@ class Yard:
         self.count += 1
         out = self.folder / f"out{self.count}"
         out.mkdir()
-        chosen = DeployerConfig.model_validate({"role": "bot", "targets": targets or [{"type": "registry"}], **config})
+        deployer_config = DeployerConfig.model_validate(
+            {"role": "bot", "targets": targets or [{"type": "registry"}], **config}
+        )
         return deploy(
-            chosen,
+            deployer_config,
             adapter=self.adapter,
             report=self.report,
             folder=out,
@@ -140,7 +142,7 @@ def test_an_adapter_that_was_replaced_never_goes_live_again_by_a_run(yard: Yard,
             "acme/bot/v2 stays live: this adapter is acme/bot/v1, which was registered before"
         )
         assert (yard.live(), embedded.alias["acme/bot"]) == (2, "acme/bot/v2")
-    assert [one.version for one in yard.registry.list("acme", "bot")] == [1, 2]
+    assert [adapter_version.version for adapter_version in yard.registry.list("acme", "bot")] == [1, 2]
     yard.registry.rollback("acme", "bot")
     assert yard.deploy(target, run_key="one").facts["deployed"] is True  # it is live
     yard.adapter = reference(yard.folder / "second", Port.ADAPTER)
@@ -200,7 +202,7 @@ def test_a_second_target_that_fails_restores_the_first(yard: Yard, vllm: VllmDou
     assert set(vllm.adapters) == set(embedded.adapters) == {"acme/bot/v1"}
     assert embedded.alias == {"acme/bot": "acme/bot/v1"}
     assert yard.live() == 1
-    assert [one.version for one in yard.registry.list()] == [1, 2]
+    assert [adapter_version.version for adapter_version in yard.registry.list()] == [1, 2]
     vllm.mute.clear()
     assert yard.deploy(*targets).facts["version"] == "acme/bot/v3"
 
@@ -336,8 +338,8 @@ def test_a_server_that_is_not_there_leaves_everything_as_it_was(yard: Yard) -> N
 
 def test_the_embedded_server_that_is_up_is_found(yard: Yard, embedded: VllmDouble) -> None:
     yard.settings.services.mkdir(parents=True)
-    own = psutil.Process()
-    facts = {"pid": own.pid, "create_time": own.create_time(), "port": 0, "url": embedded.url}
+    process_here = psutil.Process()
+    facts = {"pid": process_here.pid, "create_time": process_here.create_time(), "port": 0, "url": embedded.url}
     facts |= {"model": "org/base", "model_sha256": "", "started": 0.0}
     (yard.settings.services / "embedded.json").write_text(json.dumps(facts))
     yard.deploy({"type": "embedded"})

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.xdist_group("model-server")
 
 @pytest.fixture
 def configured(home: Path) -> Iterator[Settings]:
-    found = load_settings()
-    yield found
-    stop(found)
+    loaded = load_settings()
+    yield loaded
+    stop(loaded)
 
 
 @pytest.mark.slow  # tests/flows/test_installed.py starts and ends one
@@ -39,8 +39,8 @@ def test_it_is_started_once_found_again_and_ended(configured: Settings, tiny_mod
         "import sys; from trainyard.serve.embedded import start; from trainyard.settings import settings\n"
         "print(start(settings(), sys.argv[1], threads=1))"
     )
-    asked = subprocess.run([sys.executable, "-c", program, str(model)], capture_output=True, text=True, check=True)
-    url = asked.stdout.strip()
+    completed = subprocess.run([sys.executable, "-c", program, str(model)], capture_output=True, text=True, check=True)
+    url = completed.stdout.strip()
     assert find_running(configured) == url
     assert start(configured, str(model)) == url
     with pytest.raises(Conflict, match=f"E-MODEL-NOT-FOUND: The embedded server at {url} serves .*trainyard down"):
@@ -57,9 +57,9 @@ def test_it_is_started_once_found_again_and_ended(configured: Settings, tiny_mod
 
 
 def test_another_process_under_the_same_number_is_not_ours(configured: Settings) -> None:
-    own = psutil.Process()
+    process_here = psutil.Process()
     path = record_path(configured, EMBEDDED)
-    write_record(path, Service(own.pid, own.create_time() - 60, "http://127.0.0.1:1"))
+    write_record(path, Service(process_here.pid, process_here.create_time() - 60, "http://127.0.0.1:1"))
     assert instance(configured) is None
     assert find_running(configured) is None
     assert stop(configured) is False
@@ -67,8 +67,10 @@ def test_another_process_under_the_same_number_is_not_ours(configured: Settings)
 
 
 def test_a_process_that_does_not_answer_is_not_running(configured: Settings) -> None:
-    own = psutil.Process()
-    write_record(record_path(configured, EMBEDDED), Service(own.pid, own.create_time(), "http://127.0.0.1:1"))
+    process_here = psutil.Process()
+    write_record(
+        record_path(configured, EMBEDDED), Service(process_here.pid, process_here.create_time(), "http://127.0.0.1:1")
+    )
     assert instance(configured) is not None
     assert find_running(configured) is None
     write_record(record_path(configured, EMBEDDED), None)
@@ -91,8 +93,8 @@ def test_a_chat_template_that_attacks_starts_nothing(configured: Settings, tiny_
 
 @pytest.mark.slow
 def test_a_server_that_does_not_come_up_says_why(home: Path, tiny_model: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        configured = load_settings(embedded_port=taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        configured = load_settings(embedded_port=busy.getsockname()[1])
         with pytest.raises(Unavailable, match=r"E-SERVER-START: .*\(status 6\).*E-PORT: Port \d+ .*embedded\.log"):
             start(configured, str(tiny_model), threads=1)
     assert instance(configured) is None

@@ -41,11 +41,11 @@ def answer(entities: list[dict[str, Any]] | None = None, relations: list[dict[st
 
 
 def test_the_shared_part_comes_first_and_is_the_same_for_all() -> None:
-    one, other = prompt("Jane.", "meetings"), prompt("Something else.", "contacts")
-    assert one[0] == other[0]
-    assert one[0]["role"] == "system"
-    assert SCHEMA_TEXT in one[0]["content"]
-    assert one[1]["content"].endswith("<<<end " + one[1]["content"].split("<<<document ")[1][:16] + ">>>")
+    first, other = prompt("Jane.", "meetings"), prompt("Something else.", "contacts")
+    assert first[0] == other[0]
+    assert first[0]["role"] == "system"
+    assert SCHEMA_TEXT in first[0]["content"]
+    assert first[1]["content"].endswith("<<<end " + first[1]["content"].split("<<<document ")[1][:16] + ">>>")
 
 
 def test_the_schema_is_one_canonical_text() -> None:
@@ -76,9 +76,12 @@ def test_a_document_that_cannot_be_read(text: str, message: str) -> None:
 
 
 def test_an_answer_is_read() -> None:
-    made = parse(answer([JANE], [{"kind": "works_at", "source": JANE, "target": ACME}]))
-    assert [(one.kind, one.name) for one in made.entities] == [("person", "Jane Doe"), ("company", "Acme GmbH")]
-    assert made.relations[0].kind == "works_at"
+    extraction = parse(answer([JANE], [{"kind": "works_at", "source": JANE, "target": ACME}]))
+    assert [(entity.kind, entity.name) for entity in extraction.entities] == [
+        ("person", "Jane Doe"),
+        ("company", "Acme GmbH"),
+    ]
+    assert extraction.relations[0].kind == "works_at"
 
 
 @pytest.mark.parametrize(
@@ -119,15 +122,15 @@ def test_what_does_not_conform_is_refused_with_the_reason(text: str, message: st
 
 
 async def test_the_grammar_binds_the_answer_unless_the_model_thinks() -> None:
-    asked: list[tuple[bool, int]] = []
+    schema_uses: list[tuple[bool, int]] = []
 
     async def complete(_messages: Messages, schema: dict[str, Any] | None, max_tokens: int) -> str:
-        asked.append((schema is SCHEMA, max_tokens))
+        schema_uses.append((schema is SCHEMA, max_tokens))
         return EMPTY
 
     await extract("Jane.", "meetings", complete)
     await extract("Jane.", "meetings", complete, Thinking(on=True, max_tokens=100))
-    assert asked == [(True, ANSWER_TOKENS), (False, ANSWER_TOKENS + 100)]
+    assert schema_uses == [(True, ANSWER_TOKENS), (False, ANSWER_TOKENS + 100)]
 
 
 def test_the_version_tells_model_and_thinking_apart() -> None:
@@ -137,13 +140,13 @@ def test_the_version_tells_model_and_thinking_apart() -> None:
 # the rules
 
 
-def found(text: str) -> set[tuple[str, str]]:
-    return {(one.kind, one.name) for one in parse(rules.answer(prompt(text, "meetings"))).entities}
+def entities_of(text: str) -> set[tuple[str, str]]:
+    return {(entity.kind, entity.name) for entity in parse(rules.answer(prompt(text, "meetings"))).entities}
 
 
 def test_the_rules_read_fields_and_prose() -> None:
     text = "# Call\n\nJane Doe of Acme GmbH leads project Blue Harbour.\n\nCity: Bremen\nAccount: 4711\n"
-    assert found(text) == {
+    assert entities_of(text) == {
         ("person", "Jane Doe"), ("company", "Acme GmbH"), ("project", "Blue Harbour"), ("location", "Bremen"),
         ("account", "4711"),
     }  # fmt: skip
@@ -151,17 +154,17 @@ def test_the_rules_read_fields_and_prose() -> None:
 
 def test_the_rules_join_a_record() -> None:
     record = json.dumps({"name": "Jane Doe", "company": {"name": "Acme GmbH"}, "email": "j@acme.example"})
-    made = parse(rules.answer(prompt(record, "contacts")))
-    assert [(one.kind, one.source.name, one.target.name) for one in made.relations] == [
+    extraction = parse(rules.answer(prompt(record, "contacts")))
+    assert [(relation.kind, relation.source.name, relation.target.name) for relation in extraction.relations] == [
         ("works_at", "Jane Doe", "Acme GmbH")
     ]
-    assert made.entities[0].attributes == {"email": "j@acme.example"}
+    assert extraction.entities[0].attributes == {"email": "j@acme.example"}
 
 
 def test_injected_instructions_add_nothing() -> None:
     plain = (SAMPLES / "meetings" / "2026-03-20-pilot.md").read_text()
     assert "robot" in plain
-    assert all("Overlord" not in name and kind in ENTITY_KINDS for kind, name in found(plain))
+    assert all("Overlord" not in name and kind in ENTITY_KINDS for kind, name in entities_of(plain))
 
 
 @given(st.text(alphabet=st.sampled_from("Aa .:-*{}[]\"'\n(),1#\u00e9"), min_size=1, max_size=300))
@@ -181,7 +184,7 @@ def test_the_samples_are_labelled_and_read() -> None:
     documents = {path.relative_to(SAMPLES).as_posix() for path in SAMPLES.glob("*/*.*")}
     assert set(labels) <= documents
     for name in labels:
-        assert found((SAMPLES / name).read_text()), name
+        assert entities_of((SAMPLES / name).read_text()), name
 
 
 def test_only_a_prompt_of_extraction_is_answered() -> None:

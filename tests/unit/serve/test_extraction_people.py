@@ -13,15 +13,21 @@ Pairs = dict[str, str]
 
 def people(text: str) -> Pairs:
     """Each person with the organisation that the rules join them to; empty without one."""
-    found = rules.extract(text)
+    extraction = rules.extract(text)
     employers = {
-        one["source"]["name"]: one["target"]["name"] for one in found["relations"] if one["kind"] == "works_at"
+        relation["source"]["name"]: relation["target"]["name"]
+        for relation in extraction["relations"]
+        if relation["kind"] == "works_at"
     }
-    return {one["name"]: employers.get(one["name"], "") for one in found["entities"] if one["kind"] == "person"}
+    return {
+        entity["name"]: employers.get(entity["name"], "")
+        for entity in extraction["entities"]
+        if entity["kind"] == "person"
+    }
 
 
 def companies(text: str) -> set[str]:
-    return {one["name"] for one in rules.extract(text)["entities"] if one["kind"] == "company"}
+    return {entity["name"] for entity in rules.extract(text)["entities"] if entity["kind"] == "company"}
 
 
 TABLE = """
@@ -92,10 +98,10 @@ LISTS = {
 }
 
 
-@pytest.mark.parametrize("which", LISTS)
-def test_a_list_of_those_present(which: str) -> None:
-    text, wanted = LISTS[which]
-    assert people(text) == wanted
+@pytest.mark.parametrize("list_name", LISTS)
+def test_a_list_of_those_present(list_name: str) -> None:
+    text, expected = LISTS[list_name]
+    assert people(text) == expected
 
 
 def test_a_role_column_becomes_an_attribute() -> None:
@@ -159,15 +165,15 @@ def test_a_part_of_a_known_name_is_the_same_person() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "company"),
     [
         ("Red Hat", "Red Hat"), ("eBay", "eBay"), ("3M", "3M"), ("Blue Foundation Board", "Blue Foundation"),
         ("Node TSC", ""), ("@jane", ""), ("remote", ""), ("he/him", ""), ("Chair", ""), ("joined late", ""),
         ("10:15", ""), ("", ""),
     ],
 )  # fmt: skip
-def test_what_an_affiliation_names(text: str, wanted: str) -> None:
-    assert company_name(text) == wanted
+def test_what_an_affiliation_names(text: str, company: str) -> None:
+    assert company_name(text) == company
 
 
 def test_what_abbreviates_a_name() -> None:

@@ -51,8 +51,8 @@ async def test_the_rules_serve_a_phase_from_start_to_free(tmp_path: Path, settin
         server.wait_ready(60)
         server.warm(SCHEMA)
         async with server.completing(4) as complete:
-            made = await asyncio.gather(*(extract(DOCUMENT, "meetings", complete) for _ in range(8)))
-            assert {one.name for one in made[7].entities} == {"Jane Doe", "Acme GmbH", "Blue Harbour"}
+            extraction = await asyncio.gather(*(extract(DOCUMENT, "meetings", complete) for _ in range(8)))
+            assert {entity.name for entity in extraction[7].entities} == {"Jane Doe", "Acme GmbH", "Blue Harbour"}
             assert server.drain(10) == 0
             with pytest.raises(Unavailable, match="E-SERVER-STOP"):
                 await complete([], None, 10)
@@ -246,8 +246,8 @@ async def test_the_schema_of_the_l4_profile_is_enforced(thinking: Thinking, tmp_
         with pytest.raises(InvalidInput, match=r"E-EXTRACTION.*not valid JSON: .*line 1 column 1"):
             await read_with(profile, tmp_path, settings, thinking)
     else:
-        found = await read_with(profile, tmp_path, settings, thinking)
-        assert [one.name for one in found.entities] == ["Ada Byron"]
+        extraction = await read_with(profile, tmp_path, settings, thinking)
+        assert [entity.name for entity in extraction.entities] == ["Ada Byron"]
 
 
 async def test_a_reasoning_parser_without_a_switch_lets_the_model_reason_past_its_cap(
@@ -261,8 +261,8 @@ async def test_a_reasoning_parser_without_a_switch_lets_the_model_reason_past_it
 
 async def test_a_template_that_closes_the_reasoning_binds_with_a_parser_too(tmp_path: Path, settings: Settings) -> None:
     profile = shipped(tmp_path, reasoning_parser="olmo3", max_model_len=16_384)
-    found = await read_with(profile, tmp_path, settings, Thinking())
-    assert [one.name for one in found.entities] == ["Ada Byron"]
+    extraction = await read_with(profile, tmp_path, settings, Thinking())
+    assert [entity.name for entity in extraction.entities] == ["Ada Byron"]
 
 
 def test_a_chat_template_is_found_next_to_its_profile(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ async def test_answers_do_not_wait_for_the_acknowledgement_of_the_client() -> No
 
 
 def test_a_taken_port_is_refused() -> None:
-    with bind("127.0.0.1", 0) as taken:
-        taken.listen()
+    with bind("127.0.0.1", 0) as busy:
+        busy.listen()
         with pytest.raises(LimitExceeded, match=r"E-PORT: Port \d+ of 127.0.0.1 cannot be used"):
-            bind("127.0.0.1", taken.getsockname()[1])
+            bind("127.0.0.1", busy.getsockname()[1])
 
 
 @asynccontextmanager
@@ -60,8 +60,8 @@ async def answered(scope: Scope, _receive: Receive, send: Send) -> None:
 
 async def test_half_a_head_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "HEAD_S", 0.3)
-    async with running_server(answered) as (_, place), asyncio.timeout(20):
-        reader, writer = await asyncio.open_connection(*place)
+    async with running_server(answered) as (_, address), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 408")
         writer.close()
@@ -70,8 +70,8 @@ async def test_half_a_head_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_idle_connection_outlives_what_clients_keep() -> None:
     """httpx reuses a connection for up to five seconds; one that ends then resets a request that it just sent."""
-    async with running_server(answered) as (_, place), asyncio.timeout(20):
-        reader, writer = await asyncio.open_connection(*place)
+    async with running_server(answered) as (_, address), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*address)
         for pause_s in (0.0, 5.5):
             await asyncio.sleep(pause_s)
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -90,22 +90,22 @@ async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.Monke
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         try:
-            while not gone.is_set():
+            while not client_left.is_set():
                 await send({"type": "http.response.body", "body": b"a" * 65_536, "more_body": True})
                 await asyncio.sleep(0)
         finally:
             ended.set()
 
-    gone = asyncio.Event()
-    async with running_server(endless) as (server, place):
-        _, writer = await asyncio.open_connection(*place, limit=1024)
+    client_left = asyncio.Event()
+    async with running_server(endless) as (server, address):
+        _, writer = await asyncio.open_connection(*address, limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         async with asyncio.timeout(20):
-            while not any(one.unread for one in server.server_state.connections):
+            while not any(connection.unread for connection in server.server_state.connections):
                 await asyncio.sleep(0.05)
             while server.server_state.connections:
                 await asyncio.sleep(0.05)
-        gone.set()
+        client_left.set()
         await asyncio.wait_for(ended.wait(), 120)
         writer.transport.abort()
 
@@ -125,9 +125,9 @@ async def test_head_and_body_of_an_answer_arrive_together() -> None:
         else:
             await send({"type": "http.response.body", "body": b"abcdefgh"})
 
-    async with running_server(app) as (_, place), asyncio.timeout(20):
+    async with running_server(app) as (_, address), asyncio.timeout(20):
         loop = asyncio.get_running_loop()
-        with socket.create_connection(place) as client:
+        with socket.create_connection(address) as client:
             client.setblocking(False)
             for _ in range(3):
                 await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -147,8 +147,8 @@ async def test_a_connection_that_closes_has_sent_what_was_written() -> None:
             await send({"type": "http.response.body", "body": b"a" * 200_000, "more_body": True})
             await send({"type": "http.response.body", "body": b"b" * 100_000})
 
-    async with running_server(app) as (_, place), asyncio.timeout(20):
-        reader, writer = await asyncio.open_connection(*place)
+    async with running_server(app) as (_, address), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")

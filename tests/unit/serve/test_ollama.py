@@ -39,15 +39,15 @@ def yard(tmp_path: Path, home: Path) -> Yard:
     (environment / "llama.cpp").mkdir(parents=True)
     (environment / "llama.cpp" / "convert_hf_to_gguf.py").touch()
     yard = Yard(tmp_path, load_settings())
-    place = find_kept(make_base(tmp_path / "base"), yard.settings, environment)
-    place.parent.mkdir(parents=True)
-    place.write_bytes(BASE_BYTES)
+    base_path = find_kept(make_base(tmp_path / "base"), yard.settings, environment)
+    base_path.parent.mkdir(parents=True)
+    base_path.write_bytes(BASE_BYTES)
     yard.adapter, yard.report = trained(tmp_path / "trained", tmp_path / "base"), None
     return yard
 
 
-def trained(folder: Path, base: Path, template: str = CHAT_TEMPLATE, **made: Any) -> Reference:
-    make_adapter(folder, **made)
+def trained(folder: Path, base: Path, template: str = CHAT_TEMPLATE, **fields: Any) -> Reference:
+    make_adapter(folder, **fields)
     (folder / "tokenizer").mkdir()
     (folder / "tokenizer" / "chat_template.jinja").write_text(template)
     (folder / "training.json").write_text(json.dumps({"base_model": "org/base", "base_path": str(base)}))
@@ -66,12 +66,12 @@ def test_a_version_becomes_a_model_of_base_and_adapter(yard: Yard, ollama: Ollam
     produced = yard.deploy(at(ollama), unevaluated=True)
     assert produced.facts["targets"][0]["answer"] == SAID
     assert names(ollama) == ["acme/bot:latest", "acme/bot:v1"]
-    made = ollama.models["acme/bot:v1"]
-    assert made == ollama.models["acme/bot:latest"]
-    assert ollama.blobs[made["files"]["base.gguf"]] == BASE_BYTES
-    assert ollama.blobs[made["adapters"]["adapter.gguf"]].startswith(b"GGUF")
-    assert made["template"] == TEMPLATES["chatml"].text
-    assert made["parameters"]["stop"] == ["<|im_end|>"]
+    model = ollama.models["acme/bot:v1"]
+    assert model == ollama.models["acme/bot:latest"]
+    assert ollama.blobs[model["files"]["base.gguf"]] == BASE_BYTES
+    assert ollama.blobs[model["adapters"]["adapter.gguf"]].startswith(b"GGUF")
+    assert model["template"] == TEMPLATES["chatml"].text
+    assert model["parameters"]["stop"] == ["<|im_end|>"]
     assert yard.live() == 1
 
 

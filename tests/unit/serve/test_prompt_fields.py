@@ -108,8 +108,8 @@ def client(tiny_model: Path) -> Iterator[TestClient]:
         bases.append(ServedBase(ModelSource(name, tiny_model, "0" * 64), other, worker))
     served = ServedModels(bases, [])
     app = build_app(served, Answers(served, max_tokens=8), token=None, hosts=["testserver"])
-    with TestClient(app) as made:
-        yield made
+    with TestClient(app) as test_client:
+        yield test_client
     worker.stop()
 
 
@@ -164,8 +164,13 @@ def test_no_depth_of_arguments_is_a_crash(client: TestClient) -> None:
 
 def test_calls_are_in_the_prompt_by_the_type_of_their_arguments(client: TestClient) -> None:
     def tokens(*arguments: Any) -> int:
-        functions = [{"name": "weigh", **({"arguments": one} if one != "absent" else {})} for one in arguments]
-        status, count, message = ask(client, "qwen2.5", called(*({**CALL, "function": one} for one in functions)))
+        functions = [
+            {"name": "weigh", **({"arguments": call_arguments} if call_arguments != "absent" else {})}
+            for call_arguments in arguments
+        ]
+        status, count, message = ask(
+            client, "qwen2.5", called(*({**CALL, "function": function} for function in functions))
+        )
         assert status == 200, message
         return int(count)
 
@@ -176,23 +181,23 @@ def test_calls_are_in_the_prompt_by_the_type_of_their_arguments(client: TestClie
 
 def test_what_an_answer_leaves_empty_may_be_sent_back(client: TestClient) -> None:
     """`message.model_dump()` of OpenAI's client, and fields in their neutral value."""
-    said = {"role": "assistant", "content": "x"}
-    plain = ask(client, "qwen2.5", said, OTHER)
+    message = {"role": "assistant", "content": "x"}
+    plain = ask(client, "qwen2.5", message, OTHER)
     empty = {"refusal": None, "audio": None, "function_call": None, "tool_calls": None, "annotations": []}
-    assert ask(client, "qwen2.5", {**said, **empty}, OTHER) == plain
+    assert ask(client, "qwen2.5", {**message, **empty}, OTHER) == plain
     neutral = {
         "store": False, "temperature": None, "top_p": None, "logit_bias": {}, "metadata": None, "tools": None,
         "parallel_tool_calls": True, "service_tier": "auto", "stream": None, "reasoning_effort": None,
     }  # fmt: skip
-    assert ask(client, "qwen2.5", said, OTHER, **neutral) == plain
+    assert ask(client, "qwen2.5", message, OTHER, **neutral) == plain
 
 
 def test_results_are_shown_in_the_order_of_their_calls() -> None:
-    asked = [USER, called(CALL, FURTHER)]
+    turns = [USER, called(CALL, FURTHER)]
     results = [RESULT, {**RESULT, "tool_call_id": "call00002", "content": "Long."}]
     texts = []
     for order in (results, results[::-1]):
-        request = ChatRequest(model="m", messages=[*asked, *order])
+        request = ChatRequest(model="m", messages=[*turns, *order])
         renderer = Renderer(toy_tokenizer(choose_template("qwen2.5").text, RENDERERS["qwen2.5"]))
         texts.append(renderer.text(request.turns(), ask=True))
     assert texts[0] == texts[1]

@@ -19,10 +19,10 @@ def judge(server: ScriptedServer) -> JudgeServer:
 def test_replies_come_in_the_order_of_the_prompts_with_the_schema_and_the_key() -> None:
     with ScriptedServer(then=ok(lambda exchange: exchange.body["messages"][0]["content"])) as server:
         assert judge(server)([f"{n}" for n in range(20)], SCHEMA) == [f"{n}" for n in range(20)]
-        asked = server.requests[0]
+        request = server.requests[0]
         assert server.headers[0]["authorization"] == "Bearer secret"
-        assert asked["response_format"]["json_schema"]["schema"] == SCHEMA
-        assert (asked["temperature"], asked["model"]) == (0, "big")
+        assert request["response_format"]["json_schema"]["schema"] == SCHEMA
+        assert (request["temperature"], request["model"]) == (0, "big")
     assert "secret" not in repr(judge(server))
 
 

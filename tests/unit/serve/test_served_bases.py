@@ -64,12 +64,12 @@ def test_memory_is_weights_cache_and_one_block() -> None:
 
 def test_a_base_that_is_named_twice_is_served_once(here: Settings, tmp_path: Path) -> None:
     same, other = copy_of_starter(tmp_path / "same"), copy_of_starter(tmp_path / "other", pretraining_tp=2)
-    found = find_bases(["starter", str(same), "starter", str(other), str(SHIPPED_STARTER)], here)
-    assert [base.name for base in found.bases] == ["starter", str(other)]
-    assert found.aliases == {str(same): "starter"}
-    assert found.title == f"starter, {other}"
+    served_bases = find_bases(["starter", str(same), "starter", str(other), str(SHIPPED_STARTER)], here)
+    assert [base.name for base in served_bases.bases] == ["starter", str(other)]
+    assert served_bases.aliases == {str(same): "starter"}
+    assert served_bases.title == f"starter, {other}"
     assert find_bases(["starter"], here).sha256 == resolve_model("starter", here).sha256
-    assert found.sha256 not in {base.sha256 for base in found.bases}
+    assert served_bases.sha256 not in {base.sha256 for base in served_bases.bases}
 
 
 @pytest.mark.parametrize("download", [True, False])
@@ -109,11 +109,11 @@ def test_the_embedded_server_is_not_started_where_its_bases_do_not_fit(here: Set
 def test_up_serves_the_default_base_unless_others_are_listed(here: Settings) -> None:
     assert here.served_models == ("starter",)
     assert load_settings(serve_models=("a", "b")).served_models == ("a", "b")
-    said: list[str] = []
-    assert start_embedded(load_settings(serve_models=()), said.append) is None
-    assert said == []
-    assert start_embedded(load_settings(serve_models=("org/model",)), said.append) is None
-    assert said[0].startswith(
+    messages: list[str] = []
+    assert start_embedded(load_settings(serve_models=()), messages.append) is None
+    assert messages == []
+    assert start_embedded(load_settings(serve_models=("org/model",)), messages.append) is None
+    assert messages[0].startswith(
         "no embedded model server for org/model yet: The model 'org/model' is not on this machine."
     )
 
@@ -153,13 +153,13 @@ def test_roles_are_found_by_their_short_names(here: Settings, tmp_path: Path) ->
     assert full_name("bot/v2", here) == "default/bot/v2"
     assert full_name("acme/bot", here) == "acme/bot"
     bases = find_bases(["starter"], here).bases
-    found = [find_adapter(name, here) for name in ("bot", "default/bot/v2")]
-    require_bases(found, bases)
-    assert [(one.name, one.alias) for one in found] == [
+    adapters = [find_adapter(name, here) for name in ("bot", "default/bot/v2")]
+    require_bases(adapters, bases)
+    assert [(adapter.name, adapter.alias) for adapter in adapters] == [
         ("default/bot/v1", "default/bot"),
         ("default/bot/v2", None),
     ]
-    assert all(one.folder.is_dir() for one in found)
+    assert all(adapter.folder.is_dir() for adapter in adapters)
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,11 @@ def technique(request: pytest.FixtureRequest, tiny_model: Path) -> Any:
     """The weights of a technique that change what the model says."""
     settings: Any = Stage.SFT.settings(latent=TECHNIQUES[request.param])
     tokenizer = ModelRunner(tiny_model).tokenizer
-    own = table.prepare(network(tiny_model), tokenizer, settings.latent, seed=3)
+    technique_weights = table.prepare(network(tiny_model), tokenizer, settings.latent, seed=3)
     torch.manual_seed(4)
-    for weight in own.parameters():
+    for weight in technique_weights.parameters():
         torch.nn.init.normal_(weight, std=0.5)
-    return own
+    return technique_weights
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def whole(tiny_model: Path, technique: Any, tmp_path: Path) -> Path:
 
 def logprobs(engine: ModelRunner, adapter: str | None = None) -> list[float]:
     """Log-probabilities of the tokens of a greedy answer."""
-    asked = Generation(list(PROMPT), 5, temperature=0, adapter=adapter, top_logprobs=0)
-    return [step.logprob.logprob for step in engine.generate(asked) if step.logprob is not None]
+    generation = Generation(list(PROMPT), 5, temperature=0, adapter=adapter, top_logprobs=0)
+    return [step.logprob.logprob for step in engine.generate(generation) if step.logprob is not None]
 
 
 def test_a_model_and_an_adapter_answer_with_the_technique_and_others_without(

@@ -64,16 +64,18 @@ def thinking(tiny_model: Path, technique: dict[str, Any], tmp_path_factory: pyte
 def expected(thinking: Path) -> list[int]:
     """What the session's sampling gives, with the thoughts."""
     model = network(thinking)
-    own = table.load(thinking, model, None)
-    assert own is not None
+    technique_weights = table.load(thinking, model, None)
+    assert technique_weights is not None
     tokenizer = AutoTokenizer.from_pretrained(thinking)
     with torch.no_grad():
-        return sample(model, tokenizer, [PROMPT], Sampling(max_new_tokens=6, temperature=0), reader=own)[0].ids
+        return sample(model, tokenizer, [PROMPT], Sampling(max_new_tokens=6, temperature=0), reader=technique_weights)[
+            0
+        ].ids
 
 
 def served(engine: ModelRunner, adapter: str | None = None) -> list[int]:
-    asked = Generation(list(PROMPT), 6, temperature=0, adapter=adapter)
-    return [step.token for step in engine.generate(asked) if step.token >= 0]
+    generation = Generation(list(PROMPT), 6, temperature=0, adapter=adapter)
+    return [step.token for step in engine.generate(generation) if step.token >= 0]
 
 
 def test_a_model_is_served_with_its_thoughts(thinking: Path, tiny_model: Path, expected: list[int]) -> None:
@@ -112,8 +114,10 @@ def test_an_adapter_with_a_broken_technique_is_not_loaded(tiny_model: Path, adap
 def client(thinking: Path) -> Iterator[TestClient]:
     engine, worker = ModelRunner(thinking), Worker()
     models = ServedModels([ServedBase(ModelSource("thinker", thinking, "0" * 64), engine, worker)], [])
-    with TestClient(build_app(models, Answers(models, max_tokens=100), token=None, hosts=["testserver"])) as made:
-        yield made
+    with TestClient(
+        build_app(models, Answers(models, max_tokens=100), token=None, hosts=["testserver"])
+    ) as test_client:
+        yield test_client
     worker.stop()
 
 
@@ -126,11 +130,11 @@ def test_a_chat_counts_and_shows_the_words_alone(client: TestClient) -> None:
 
 def test_an_evaluation_scores_and_answers_after_the_thoughts(thinking: Path) -> None:
     model, tokenizer = network(thinking), AutoTokenizer.from_pretrained(thinking)
-    own = table.load(thinking, model, tokenizer)
+    technique_weights = table.load(thinking, model, tokenizer)
     case = Case("rows.jsonl:1", "a", prompt=[{"role": "user", "content": "Why?"}], answer={"content": "Because."})
     says = {"role": "assistant", "content": "Because."}
-    plain, latent = HuggingFaceModel(model, tokenizer), HuggingFaceModel(model, tokenizer, latent=own)
-    (without,), (with_thoughts,) = (one.answers([(case, says)]) for one in (plain, latent))
+    plain, latent = HuggingFaceModel(model, tokenizer), HuggingFaceModel(model, tokenizer, latent=technique_weights)
+    (without,), (with_thoughts,) = (scorer.answers([(case, says)]) for scorer in (plain, latent))
     assert without is not None
     assert with_thoughts is not None
     assert without.tokens == with_thoughts.tokens

@@ -64,8 +64,8 @@ class Server:
     def chat(self, model: str = "tiny", **more: Any) -> dict[str, Any]:
         answer = self.post("/v1/chat/completions", model=model, **{**ASK, "max_tokens": 12, "seed": 7, **more})
         assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+        completion: dict[str, Any] = answer.json()
+        return completion
 
     def text(self, model: str = "tiny", **more: Any) -> str:
         return str(self.chat(model, **more)["choices"][0]["message"]["content"])
@@ -194,14 +194,14 @@ def test_json_schema_is_enforced_on_an_untrained_model(server: Server) -> None:
         "required": ["question", "level", "n"],
         "additionalProperties": False,
     }
-    wanted = {"type": "json_schema", "json_schema": {"name": "row", "schema": schema}}
+    json_format = {"type": "json_schema", "json_schema": {"name": "row", "schema": schema}}
     for seed in range(3):
-        choice = server.chat(seed=seed, max_tokens=80, response_format=wanted)["choices"][0]
+        choice = server.chat(seed=seed, max_tokens=80, response_format=json_format)["choices"][0]
         jsonschema.validate(json.loads(choice["message"]["content"]), schema)
         assert choice["finish_reason"] == "stop"
     assert isinstance(json.loads(server.text(max_tokens=60, response_format={"type": "json_object"})), dict)
     status, _, message = server.refusal(
-        "/v1/chat/completions", model="tiny", **ASK, response_format=wanted, max_tokens=4
+        "/v1/chat/completions", model="tiny", **ASK, response_format=json_format, max_tokens=4
     )
     assert (status, "max_tokens is 4" in message) == (400, True)
 
@@ -228,9 +228,12 @@ def test_adapters_load_answer_and_unload_while_it_runs(server: Server) -> None:
     )
     assert inplace.status_code == 200
     assert server.text(name) == server.text("two")
-    for gone in (name, "two"):
-        removed = server.post("/v1/unload_lora_adapter", lora_name=gone)
-        assert (removed.status_code, removed.text) == (200, f"Success: LoRA adapter '{gone}' removed successfully.")
+    for adapter_name in (name, "two"):
+        removed = server.post("/v1/unload_lora_adapter", lora_name=adapter_name)
+        assert (removed.status_code, removed.text) == (
+            200,
+            f"Success: LoRA adapter '{adapter_name}' removed successfully.",
+        )
     assert server.refusal("/v1/unload_lora_adapter", lora_name=name) == (
         404, "NotFoundError", f"The lora adapter '{name}' cannot be found.",
     )  # fmt: skip
@@ -311,10 +314,10 @@ def test_an_adapter_comes_only_from_the_roots(server: Server, path: str, status:
         pickled.mkdir()
         (pickled / "adapter_config.json").write_text('{"peft_type": "LORA"}')
         (pickled / "adapter_model.bin").write_bytes(b"\x80\x04.")
-    given = path.format(root=server.adapters)
-    found = server.refusal("/v1/load_lora_adapter", lora_name="x", lora_path=given)
-    assert found[0] == status
-    assert message in found[2]
+    adapter_path = path.format(root=server.adapters)
+    refused_with = server.refusal("/v1/load_lora_adapter", lora_name="x", lora_path=adapter_path)
+    assert refused_with[0] == status
+    assert message in refused_with[2]
 
 
 @pytest.mark.parametrize(
@@ -347,9 +350,9 @@ def test_an_adapter_comes_only_from_the_roots(server: Server, path: str, status:
     ],
 )
 def test_a_bad_request_says_what_is_wrong(server: Server, body: dict[str, Any], status: int, message: str) -> None:
-    found = server.refusal("/v1/chat/completions", **{"model": "tiny", **ASK, **body})
-    assert found[0] == status
-    assert message in found[2]
+    refused_with = server.refusal("/v1/chat/completions", **{"model": "tiny", **ASK, **body})
+    assert refused_with[0] == status
+    assert message in refused_with[2]
 
 
 def test_bodies_are_json_and_limited(server: Server) -> None:
@@ -439,16 +442,16 @@ def test_prompt_logprobs_are_those_of_the_model_by_id(server: Server) -> None:
     for row, choice in zip(ids, choices, strict=True):
         with torch.no_grad():
             logprobs_TV = model(torch.tensor([row])).logits[0].log_softmax(-1)
-        first, *places = choice["prompt_logprobs"]
+        first, *positions = choice["prompt_logprobs"]
         assert first is None
-        assert len(places) == len(row) - 1
-        for at, (place, token) in enumerate(zip(places, row[1:], strict=True)):
+        assert len(positions) == len(row) - 1
+        for at, (position_logprobs, token) in enumerate(zip(positions, row[1:], strict=True)):
             best = logprobs_TV[at].topk(4).indices.tolist()
-            assert [int(one) for one in place][:4] == best
-            assert str(token) in place
-            assert [one["rank"] for one in place.values()][:4] == [1, 2, 3, 4]
-            for one, value in place.items():
-                assert value["logprob"] == pytest.approx(logprobs_TV[at][int(one)].item(), abs=1e-4)
+            assert [int(token_id) for token_id in position_logprobs][:4] == best
+            assert str(token) in position_logprobs
+            assert [entry["rank"] for entry in position_logprobs.values()][:4] == [1, 2, 3, 4]
+            for token_id, value in position_logprobs.items():
+                assert value["logprob"] == pytest.approx(logprobs_TV[at][int(token_id)].item(), abs=1e-4)
     plain = server.post("/v1/completions", model="tiny", prompt=ids, max_tokens=1, temperature=0).json()["choices"]
     assert "prompt_logprobs" not in plain[0]
     status, _, message = server.refusal("/v1/completions", model="tiny", prompt=[[5] * 200] * 20, prompt_logprobs=999)

@@ -72,12 +72,12 @@ class Records:
     """The records of a name: each lookup gives the next answer, the last one for ever."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
-        self.answers, self.asked = list(answers), list[str]()
+        self.answers, self.hosts = list(answers), list[str]()
 
     def __call__(self, host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
-        self.asked.append(host)
-        found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return [(None, None, None, "", (address, port)) for address in found]
+        self.hosts.append(host)
+        addresses = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return [(None, None, None, "", (address, port)) for address in addresses]
 
 
 async def ask(url: str, private: Sequence[str] | None) -> str:
@@ -108,7 +108,7 @@ async def test_an_odd_spelling_of_this_machine_is_a_name(spelling: str) -> None:
 async def test_a_name_that_leads_elsewhere_later_is_refused() -> None:
     """It was public when the API got the chain."""
     resolver = JudgedResolver([], Records(["8.8.8.8"], ["169.254.169.254"], ["8.8.8.8", "10.0.0.1"], ["::1"]))
-    assert [one["host"] for one in await resolver.resolve("rebound.example", 443)] == ["8.8.8.8"]
+    assert [record["host"] for record in await resolver.resolve("rebound.example", 443)] == ["8.8.8.8"]
     for _ in range(3):
         with pytest.raises(Refused, match="R-URL"):
             await resolver.resolve("rebound.example", 443)
@@ -128,7 +128,7 @@ def test_a_target_is_judged_at_each_connection() -> None:
         with pytest.raises(Refused, match="R-URL"):
             client.post(url, json={})
     assert server.hosts == []
-    assert records.asked == ["rebound.example"] * 2
+    assert records.hosts == ["rebound.example"] * 2
 
 
 def test_a_target_of_the_operators_is_asked_by_its_name() -> None:
@@ -155,13 +155,13 @@ def test_the_certificate_is_that_of_the_name(tmp_path: Path, monkeypatch: pytest
 
 
 def test_which_names_are_the_operators(home: Path) -> None:
-    given = load_settings(
+    settings_here = load_settings(
         home=home, allow_private_urls=["data.internal"], endpoints={"house": {"base_url": "http://GPU-box.lan:8000/v1"}}
     )
-    assert given.private_hosts == ("data.internal", "gpu-box.lan", "localhost")
+    assert settings_here.private_hosts == ("data.internal", "gpu-box.lan", "localhost")
     with answering() as server:
         target = Target(type=TargetType.VLLM, url=f"http://localhost:{server.server_port}")
-        with http_client(target, str(target.url), given) as client:
+        with http_client(target, str(target.url), settings_here) as client:
             assert client.post("/v1/load_lora_adapter", json={}).content == BODY
 
 
@@ -179,5 +179,5 @@ def test_check_refuses_what_a_run_would_not_connect_to(host: str, codes: list[st
     generator = {"engine": "openai", "model": "m", "base_url": f"http://{host}:1/v1"}
     nodes = [{"type": "data_source", "config": {"path": "a.md"}}, {"type": "ai_generator", "config": generator}]
     chain = resolve(ChainSpec.model_validate({"name": "asks", "nodes": nodes}))
-    found = check_servers(chain, load_settings(home=home))
-    assert [(one.code, one.field) for one in found] == [(code, "config.base_url") for code in codes]
+    refusals = check_servers(chain, load_settings(home=home))
+    assert [(refusal.code, refusal.field) for refusal in refusals] == [(code, "config.base_url") for code in codes]

@@ -122,10 +122,10 @@ def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Pat
     assert not first.answers()
     (check,) = lookup(settings)
     assert (check.note, check.detail) == (True, "acme/bot/v1, not running")
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", recipe.port))
-        taken.listen()
+    with socket.socket() as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        busy.bind(("127.0.0.1", recipe.port))
+        busy.listen()
         local.restore_servers(settings)
     again = find_service(path)
     assert again is not None
@@ -139,9 +139,9 @@ def test_a_server_that_does_not_start_again_is_told_and_stays_expected(home: Pat
     settings = load_settings(home=home)
     path = local.ready_file(settings, "mlx", "acme", "bot")
     broken = replace(recipe, argv=[sys.executable, "-c", "raise SystemExit('the files are gone')"])
-    gone = replace(recipe, argv=[str(home / "no-such-program")])
+    unstartable = replace(recipe, argv=[str(home / "no-such-program")])
     local.remember_server(path, broken)
-    local.remember_server(local.ready_file(settings, "mlx", "acme", "other"), gone)
+    local.remember_server(local.ready_file(settings, "mlx", "acme", "other"), unstartable)
     first, second = local.restore_servers(settings)
     assert first.startswith("mlx-acme-bot (acme/bot/v1) does not start: E-SERVER-START")
     assert "the files are gone" in first
@@ -180,7 +180,7 @@ def test_what_is_missing_is_told_before_anything_is_made(tmp_path: Path, home: P
 @pytest.fixture
 def yard(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     named = {name: str(ENVIRONMENTS / name) for name in ("mlx", "llamacpp")}
-    missing = [name for name, place in named.items() if not Path(place, "bin", "python").exists()]
+    missing = [name for name, folder in named.items() if not Path(folder, "bin", "python").exists()]
     if missing:
         pytest.skip(f"no environment for {missing[0]}: run `trainyard backends install {missing[0]}`")
     monkeypatch.setenv("TRAINYARD_BACKEND_ENVS", json.dumps(named))
@@ -194,31 +194,31 @@ def trained(folder: Path, base: Path, *, dora: bool = False) -> Any:
     torch.manual_seed(1)
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora=dora, task_type="CAUSAL_LM")
-    made, tokenizer = get_peft_model(model, config), AutoTokenizer.from_pretrained(base)
+    peft_model, tokenizer = get_peft_model(model, config), AutoTokenizer.from_pretrained(base)
     answered = [*ASKED, {"role": "assistant", "content": "A chain is a list of nodes."}]
     batch = tokenizer.apply_chat_template(answered, return_tensors="pt", return_dict=True)
-    optimizer = torch.optim.AdamW([weight for weight in made.parameters() if weight.requires_grad], lr=2e-2)
+    optimizer = torch.optim.AdamW([weight for weight in peft_model.parameters() if weight.requires_grad], lr=2e-2)
     for _ in range(60):
         optimizer.zero_grad()
-        made(**batch, labels=batch["input_ids"]).loss.backward()
+        peft_model(**batch, labels=batch["input_ids"]).loss.backward()
         optimizer.step()
-    made.save_pretrained(folder)
+    peft_model.save_pretrained(folder)
     tokenizer.save_pretrained(folder / "tokenizer")
     (folder / "training.json").write_text(json.dumps({"base_model": "tiny", "base_path": str(base)}))
-    return reference(folder, Port.ADAPTER), made.eval()
+    return reference(folder, Port.ADAPTER), peft_model.eval()
 
 
 def best(model: Any, base: Path) -> tuple[int, float]:
     """The most probable first token of an answer, and its logprob, by transformers and PEFT."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    asked = tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    prompt = tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with torch.no_grad():
-        logprobs_V = torch.log_softmax(model(**asked).logits[0, -1].float(), -1)
+        logprobs_V = torch.log_softmax(model(**prompt).logits[0, -1].float(), -1)
     value, token = logprobs_V.max(0)
     return int(token), float(value)
 
 
-def said(url: str, model: str) -> tuple[int, float]:
+def served_best(url: str, model: str) -> tuple[int, float]:
     """The same by the server."""
     body = {"model": model, "messages": ASKED, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 1}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
@@ -252,30 +252,32 @@ def test_a_served_adapter_says_what_peft_says(
     assert server is not None
     assert server.model == "acme/bot/v1"
     token, logprob = best(here, tiny_model)
-    theirs = said(server.url, "default_model" if kind == "mlx" else "acme/bot")
-    assert theirs[0] == token
-    assert theirs[1] == pytest.approx(logprob, abs=0.02)
+    served_answer = served_best(server.url, "default_model" if kind == "mlx" else "acme/bot")
+    assert served_answer[0] == token
+    assert served_answer[1] == pytest.approx(logprob, abs=0.02)
 
 
 @pytest.mark.backends
 @pytest.mark.usefixtures("ended")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_new_version_replaces_the_server_and_a_failure_does_not(yard: Yard, tmp_path: Path, tiny_model: Path) -> None:
-    place = local.ready_file(yard.settings, "llama_server", "acme", "bot")
+    record_file = local.ready_file(yard.settings, "llama_server", "acme", "bot")
     yard.adapter, _ = trained(tmp_path / "first", tiny_model)
     yard.deploy({"type": "llama_server"}, unevaluated=True, run_key="1")
-    first = find_service(place)
+    first = find_service(record_file)
     yard.deploy({"type": "llama_server"}, unevaluated=True, run_key="2")
-    second = find_service(place)
+    second = find_service(record_file)
     assert first is not None
     assert second is not None
     assert (second.model, alive(first.url), alive(second.url)) == ("acme/bot/v2", False, True)
     with pytest.raises(TrainyardError, match="E-SERVER-UNREACHABLE"):
         yard.deploy({"type": "llama_server"}, {"type": "ollama", "url": "http://127.0.0.1:9"}, unevaluated=True)
-    assert find_service(place) == second
+    assert find_service(record_file) == second
     below = psutil.Process(os.getpid()).children(recursive=True)
-    servers = [one for one in below if one.status() != psutil.STATUS_ZOMBIE and "llama-server" in one.name()]
-    assert [one.pid for one in servers] == [second.pid]
+    servers = [
+        process for process in below if process.status() != psutil.STATUS_ZOMBIE and "llama-server" in process.name()
+    ]
+    assert [server.pid for server in servers] == [second.pid]
     (expected,) = local.list_expected(yard.settings).values()
     assert expected.model == "acme/bot/v2"
     psutil.Process(second.pid).kill()

@@ -39,9 +39,11 @@ def site(
 ) -> Iterator[TargetDeployment]:
     registry = AdapterRegistry(tmp_path / "adapters")
     version = registry.register("acme", "bot", make_adapter(tmp_path / "trained"))
-    given = Target.model_validate({"type": "vllm", "url": f"{double.url}/v1", **target})
-    with http_client(given, given.url or "") as client:
-        yield TargetDeployment(given, candidate, registry, http=client, canary=Canary("Hello?"), version=version)
+    target_config = Target.model_validate({"type": "vllm", "url": f"{double.url}/v1", **target})
+    with http_client(target_config, target_config.url or "") as client:
+        yield TargetDeployment(
+            target_config, candidate, registry, http=client, canary=Canary("Hello?"), version=version
+        )
 
 
 def test_every_kind_of_target_has_a_row() -> None:
@@ -65,8 +67,8 @@ def test_every_kind_of_target_has_a_row() -> None:
 def test_the_server_has_to_hold_the_same_base_and_template(
     tmp_path: Path, served: dict[str, Any], declared: str | None, codes: list[str]
 ) -> None:
-    with vllm_server(**served) as double, site(tmp_path, double, base_model=declared) as one:
-        assert [reason.code for reason in TARGETS[TargetType.VLLM].check(one)] == codes
+    with vllm_server(**served) as double, site(tmp_path, double, base_model=declared) as deployment:
+        assert [reason.code for reason in TARGETS[TargetType.VLLM].check(deployment)] == codes
 
 
 @pytest.mark.parametrize(
@@ -84,10 +86,10 @@ def test_what_vllm_cannot_serve_is_known_before_it_is_asked(
     tmp_path: Path, config: dict[str, Any], limit: int | None, expected: list[str]
 ) -> None:
     candidate = AdapterCandidate("adapter", "org/base", "", "", "", config)
-    with vllm_server("org/base") as double, site(tmp_path, double, candidate, max_lora_rank=limit) as one:
-        found = TARGETS[TargetType.VLLM].check(one)
-    assert [reason.code for reason in found] == ["R-TARGET"] * len(expected)
-    assert all(word in reason.because for word, reason in zip(expected, found, strict=True))
+    with vllm_server("org/base") as double, site(tmp_path, double, candidate, max_lora_rank=limit) as deployment:
+        reasons = TARGETS[TargetType.VLLM].check(deployment)
+    assert [reason.code for reason in reasons] == ["R-TARGET"] * len(expected)
+    assert all(word in reason.because for word, reason in zip(expected, reasons, strict=True))
 
 
 def test_the_path_is_mapped_to_what_the_server_sees(tmp_path: Path) -> None:
@@ -95,15 +97,15 @@ def test_the_path_is_mapped_to_what_the_server_sees(tmp_path: Path) -> None:
     shared.symlink_to(tmp_path / "adapters")
     with vllm_server("org/base") as double:
         prefix = (str(tmp_path / "adapters"), str(shared))
-        with site(tmp_path, double, path_prefix=prefix) as one:
-            assert TARGETS[TargetType.VLLM].check(one) == []
-            load_adapter(one)
+        with site(tmp_path, double, path_prefix=prefix) as deployment:
+            assert TARGETS[TargetType.VLLM].check(deployment) == []
+            load_adapter(deployment)
             assert double.adapters == {"acme/bot/v1": str(shared / "acme" / "bot" / "v1")}
 
 
 def test_a_prefix_that_does_not_hold_the_registry_is_refused(tmp_path: Path) -> None:
-    with vllm_server("org/base") as double, site(tmp_path, double, path_prefix=("/elsewhere", "/x")) as one:
-        (reason,) = TARGETS[TargetType.VLLM].check(one)
+    with vllm_server("org/base") as double, site(tmp_path, double, path_prefix=("/elsewhere", "/x")) as deployment:
+        (reason,) = TARGETS[TargetType.VLLM].check(deployment)
         assert reason.code == "E-ENDPOINT"
 
 
@@ -112,38 +114,38 @@ def test_a_base_that_the_server_names_by_its_own_path_is_recognised(tmp_path: Pa
     prefix = (str(tmp_path), "/srv")
     with (
         vllm_server("served", root="/srv/models/base") as double,
-        site(tmp_path, double, candidate, path_prefix=prefix) as one,
+        site(tmp_path, double, candidate, path_prefix=prefix) as deployment,
     ):
-        assert TARGETS[TargetType.VLLM].check(one) == []
+        assert TARGETS[TargetType.VLLM].check(deployment) == []
 
 
 def test_a_version_that_is_loaded_already_is_left_and_a_stranger_of_its_name_refused(tmp_path: Path) -> None:
-    with vllm_server("org/base") as double, site(tmp_path, double) as one:
-        load_adapter(one)
-        one.loaded = False
-        load_adapter(one)
-        assert one.loaded is False  # nothing was done, so nothing has to be undone
+    with vllm_server("org/base") as double, site(tmp_path, double) as deployment:
+        load_adapter(deployment)
+        deployment.loaded = False
+        load_adapter(deployment)
+        assert deployment.loaded is False  # nothing was done, so nothing has to be undone
         double.adapters["acme/bot/v1"] = "/elsewhere"
         with pytest.raises(TrainyardError, match=r"E-CONFLICT: .* already serves acme/bot/v1, from '/elsewhere'"):
-            load_adapter(one)
+            load_adapter(deployment)
 
 
 def test_a_vllm_without_runtime_loading_says_how_to_start_it(tmp_path: Path) -> None:
     with (
         vllm_server("org/base", runtime_updating=False) as double,
-        site(tmp_path, double) as one,
+        site(tmp_path, double) as deployment,
         pytest.raises(Unavailable, match=r"R-TARGET: .*VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
     ):
-        load_adapter(one)
+        load_adapter(deployment)
 
 
 def test_the_servers_own_words_reach_the_user(tmp_path: Path) -> None:
     with (
         vllm_server("org/base", max_lora_rank=4) as double,
-        site(tmp_path, double) as one,
+        site(tmp_path, double) as deployment,
         pytest.raises(TrainyardError, match=r"status 500\. Why: LoRA rank 8 is greater than max_lora_rank 4\."),
     ):
-        load_adapter(one)
+        load_adapter(deployment)
 
 
 def test_a_key_is_sent_and_a_missing_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,14 +157,14 @@ def test_a_key_is_sent_and_a_missing_one_is_named(tmp_path: Path, monkeypatch: p
         with pytest.raises(InvalidInput, match=r"E-API-KEY: The environment variable TARGET_KEY"):
             http_client(target, "", house)
         monkeypatch.setenv("TARGET_KEY", "secret")
-        with site(tmp_path, double, url=None) as one:
+        with site(tmp_path, double, url=None) as deployment:
             with (
-                http_client(Target(type=TargetType.VLLM), double.url) as one.http,
+                http_client(Target(type=TargetType.VLLM), double.url) as deployment.http,
                 pytest.raises(Unavailable, match=r"E-AUTH: .* refused the API key.*is asked without a key"),
             ):
-                TARGETS[TargetType.VLLM].check(one)
-            with http_client(target, "", house) as one.http:
-                assert TARGETS[TargetType.VLLM].check(one) == []
+                TARGETS[TargetType.VLLM].check(deployment)
+            with http_client(target, "", house) as deployment.http:
+                assert TARGETS[TargetType.VLLM].check(deployment) == []
 
 
 @pytest.mark.parametrize(
@@ -179,10 +181,10 @@ def test_garbage_is_no_server(tmp_path: Path, path: str, answer: str) -> None:
     step = find_base_card if path == "/v1/models" else ask_canary
     with (
         vllm_server("org/base", broken={path: (200, answer)}) as double,
-        site(tmp_path, double) as one,
+        site(tmp_path, double) as deployment,
         pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is not an OpenAI-compatible server"),
     ):
-        step(one)
+        step(deployment)
 
 
 def post(double: VllmDouble, path: str, **body: Any) -> tuple[int, str]:
@@ -217,15 +219,15 @@ def test_the_double_speaks_vllms_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         ({"use_dora": True}, "vLLM does not yet support DoRA."),
         ({"modules_to_save": ["lm_head"]}, "vLLM only supports modules_to_save being None."),
         ({"r": 17}, "LoRA rank 17 is greater than max_lora_rank 16."),
     ],
 )
-def test_the_double_refuses_what_vllm_refuses(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+def test_the_double_refuses_what_vllm_refuses(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     path = make_adapter(tmp_path / "odd", **config)
     with vllm_server("org/base") as double:
-        assert post(double, "/v1/load_lora_adapter", lora_name="a", lora_path=str(path)) == (500, words)
+        assert post(double, "/v1/load_lora_adapter", lora_name="a", lora_path=str(path)) == (500, message)
         assert double.adapters == {}

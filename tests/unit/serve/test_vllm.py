@@ -71,8 +71,12 @@ def assert_nothing_is_left(folder: Path) -> None:
     """Neither the program nor the engine that detached itself."""
     engine = int((folder / ENGINE_FILE).read_text())
     assert not psutil.pid_exists(engine) or not alive(psutil.Process(engine))
-    own = str(folder.parent)  # other tests of this process may keep a server of theirs
-    assert not [one for one in psutil.Process().children(recursive=True) if alive(one) and own in str(one.cmdline())]
+    run_folder = str(folder.parent)  # other tests of this process may keep a server of theirs
+    assert not [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if alive(process) and run_folder in str(process.cmdline())
+    ]
 
 
 def test_it_serves_inside_the_block_and_is_gone_after_it(
@@ -155,19 +159,19 @@ def test_arguments_that_vllm_refuses_are_told(home: Path, installed: Install, tm
 @pytest.mark.slow
 def test_a_server_that_hangs_has_a_budget_and_is_killed(settings: Settings, installed: Install, tmp_path: Path) -> None:
     folder = installed("hang")
-    begun = time.monotonic()
+    start_s = time.monotonic()
     with (
         pytest.raises(Unavailable, match=r"was not ready within 5 s\. Why: INFO Loading weights"),
         serving(tmp_path / "run", settings, ready_s=5, stop_s=0.5),
     ):
         pytest.fail("it is not ready")
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - start_s < 20
     assert_nothing_is_left(folder)
 
 
 def test_without_a_cuda_device_the_engine_is_refused() -> None:
-    told = r"R-DEVICE: .*NVML says: no NVIDIA driver\. Do: Use engine openai .*local"
-    with pytest.raises(Unavailable, match=told):
+    message = r"R-DEVICE: .*NVML says: no NVIDIA driver\. Do: Use engine openai .*local"
+    with pytest.raises(Unavailable, match=message):
         require_gpu(no_gpu)
 
 
@@ -185,5 +189,5 @@ def test_without_the_program_the_line_that_installs_it_is_told(
 def test_the_environment_of_its_own_goes_before_the_path(settings: Settings, installed: Install) -> None:
     folder = installed()
     assert executable(settings) == folder / "vllm"
-    own = vllm_program(settings.home / "envs" / "vllm" / "bin")
-    assert program(settings) == own
+    own_program = vllm_program(settings.home / "envs" / "vllm" / "bin")
+    assert program(settings) == own_program

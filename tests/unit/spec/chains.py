@@ -47,10 +47,10 @@ def unhurried() -> float:
 
 def node(kind: str, node_id: str | None = None, needs: list[str] | None = None, **config: Any) -> dict[str, Any]:
     """One node of a chain as a plain value; None leaves a key out."""
-    found: dict[str, Any] = {"type": kind}
-    found |= {"id": node_id} if node_id else {}
-    found |= {} if needs is None else {"needs": needs}
-    return found | ({"config": config} if config else {})
+    node_value: dict[str, Any] = {"type": kind}
+    node_value |= {"id": node_id} if node_id else {}
+    node_value |= {} if needs is None else {"needs": needs}
+    return node_value | ({"config": config} if config else {})
 
 
 def source(path: str = "rows.jsonl", **config: Any) -> dict[str, Any]:
@@ -78,9 +78,9 @@ def names(*nodes: dict[str, Any]) -> list[str]:
     return [name_of(reason) for reason in reasons(*nodes)]
 
 
-def links(given: ResolvedChain, node_id: str) -> dict[str, list[str]]:
+def links(resolved_chain: ResolvedChain, node_id: str) -> dict[str, list[str]]:
     """Inputs of a node as `{"sft": ["validator.sft"]}`, a control marked with a star."""
-    inputs: dict[Port, Any] = given.node(node_id).inputs
+    inputs: dict[Port, Any] = resolved_chain.node(node_id).inputs
     return {
         port.value: [f"{s.node_id}.{s.port.value}{'*' if s.control else ''}" for s in sources]
         for port, sources in inputs.items()

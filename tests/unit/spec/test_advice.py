@@ -11,28 +11,28 @@ from trainyard.spec.compat.advice import advice
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 
-def told(**given: Any) -> list[str]:
-    return advice(resolve_trainer(TrainerConfig.model_validate(given), "starter"))
+def advice_on(**settings: Any) -> list[str]:
+    return advice(resolve_trainer(TrainerConfig.model_validate(settings), "starter"))
 
 
 @pytest.mark.parametrize(("rank", "warned"), [(1, True), (7, True), (8, False), (64, False), (65, True), (256, True)])
 def test_a_rank_outside_the_usual_ones_is_told(rank: int, warned: bool) -> None:
-    assert told(method={"type": "lora", "rank": rank}) == (
+    assert advice_on(method={"type": "lora", "rank": rank}) == (
         [f"method.rank is {rank}; ranks from 8 to 64 are usual."] if warned else []
     )
 
 
 def test_a_method_without_a_rank_has_no_unusual_one() -> None:
-    assert told(method="full") == []
+    assert advice_on(method="full") == []
 
 
 @pytest.mark.parametrize(("method", "count"), [("lora", 1), ("dora", 1), ("full", 0)])
 def test_muon_on_an_adapter_is_told(method: str, count: int) -> None:
-    assert len(told(method=method, hyperparameters={"optimizer": "muon"})) == count
+    assert len(advice_on(method=method, hyperparameters={"optimizer": "muon"})) == count
 
 
 @pytest.mark.parametrize(
-    ("given", "count"),
+    ("settings", "count"),
     [
         ({"stage": "kto"}, 1),
         ({"stage": {"type": "dpo", "loss": "kto_pair"}}, 1),
@@ -40,14 +40,16 @@ def test_muon_on_an_adapter_is_told(method: str, count: int) -> None:
         ({"stage": "kto", "backend": "trl"}, 0),
     ],
 )
-def test_a_loss_that_depends_on_the_micro_batch_is_told_under_accumulation(given: dict[str, Any], count: int) -> None:
+def test_a_loss_that_depends_on_the_micro_batch_is_told_under_accumulation(
+    settings: dict[str, Any], count: int
+) -> None:
     hyper = {"batch_size": 4, "gradient_accumulation": 2}
-    assert len(told(**given, hyperparameters=hyper)) == count
-    assert told(**given, hyperparameters={**hyper, "gradient_accumulation": 1}) == []
+    assert len(advice_on(**settings, hyperparameters=hyper)) == count
+    assert advice_on(**settings, hyperparameters={**hyper, "gradient_accumulation": 1}) == []
 
 
 @pytest.mark.parametrize(
-    ("asked", "here", "count"),
+    ("device", "here", "count"),
     [
         ("cpu", None, 1),
         ("cpu", "cuda", 1),
@@ -58,8 +60,8 @@ def test_a_loss_that_depends_on_the_micro_batch_is_told_under_accumulation(given
     ],
 )
 @pytest.mark.parametrize("backend", ["native", "trl"])
-def test_paged_states_on_a_cpu_are_reported(asked: str, here: str | None, count: int, backend: str) -> None:
-    given = {"device": asked, "backend": backend, "hyperparameters": {"optimizer": "paged_adamw_8bit"}}
-    config = resolve_trainer(TrainerConfig.model_validate(given), "starter")
-    said = ["Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit."]
-    assert advice(config, Device(here) if here else None) == said * count
+def test_paged_states_on_a_cpu_are_reported(device: str, here: str | None, count: int, backend: str) -> None:
+    settings = {"device": device, "backend": backend, "hyperparameters": {"optimizer": "paged_adamw_8bit"}}
+    config = resolve_trainer(TrainerConfig.model_validate(settings), "starter")
+    expected = ["Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit."]
+    assert advice(config, Device(here) if here else None) == expected * count

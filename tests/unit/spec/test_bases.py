@@ -30,8 +30,8 @@ def test_layouts(config: dict[str, Any], layout: ModelLayout) -> None:
 
 
 def refused(base: BaseFacts | None, **config: Any) -> list[str]:
-    given = resolve(chain(source(), node("trainer", base_model="org/base", **config)))
-    return [reason.row for reason in run_reasons(given, RunFacts(base=lambda name: base))]
+    resolved_chain = resolve(chain(source(), node("trainer", base_model="org/base", **config)))
+    return [reason.row for reason in run_reasons(resolved_chain, RunFacts(base=lambda name: base))]
 
 
 def test_a_base_is_judged_for_every_backend_but_an_own_script() -> None:

@@ -26,8 +26,8 @@ from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_trai
 def shape(*sizes: int) -> ModelShape:
     """hidden, layers, feed-forward, vocabulary, heads and key-value heads."""
     names = ("hidden", "layers", "feed_forward", "vocabulary", "heads", "key_value_heads")
-    given = dict(zip(names, sizes, strict=True))
-    return ModelShape(**given, head_size=given["hidden"] // given["heads"])
+    size_by_name = dict(zip(names, sizes, strict=True))
+    return ModelShape(**size_by_name, head_size=size_by_name["hidden"] // size_by_name["heads"])
 
 
 LLAMA_2_7B = shape(4096, 32, 11008, 32000, 32, 32)
@@ -94,8 +94,8 @@ MEASURED_GIB: list[tuple[ModelShape, dict[str, Any], dict[str, Any], float]] = [
 def test_memory_agrees_with_trainings_on_a_card(
     model: ModelShape, method: dict[str, Any], hyper: dict[str, Any], gib: float
 ) -> None:
-    given = {"backend": "native", "engine": {"batching": "padded"}, "method": method, "hyperparameters": hyper}
-    config = resolve_trainer(TrainerConfig.model_validate(given), "starter")
+    settings = {"backend": "native", "engine": {"batching": "padded"}, "method": method, "hyperparameters": hyper}
+    config = resolve_trainer(TrainerConfig.model_validate(settings), "starter")
     assert memory_of(model, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.10)
 
 
@@ -191,10 +191,10 @@ def test_lora_dropout_keeps_its_inputs_again() -> None:
 
 def test_frozen_blocks_keep_no_activations() -> None:
     hyper = {"batch_size": 1, "max_length": 100}
-    one = native(method={"type": "freeze", "blocks": 1}, hyperparameters=hyper)
+    freeze = native(method={"type": "freeze", "blocks": 1}, hyperparameters=hyper)
     full = native(method="full", hyperparameters=hyper)
     for device, shared in ((Device.CUDA, half_copies(TINY.model_copy(update={"layers": 0}), full)), (Device.CPU, 0)):
-        blocks = [memory_of(TINY, config, device).activations - shared for config in (one, full)]
+        blocks = [memory_of(TINY, config, device).activations - shared for config in (freeze, full)]
         once = 0 if device is Device.CUDA else (40 * 64 + 16 * 128) * 100  # gradients of one block
         assert 2 * (blocks[0] - once) == blocks[1] - once
 
@@ -245,8 +245,8 @@ def test_a_chunked_head_holds_one_chunk_of_logits() -> None:
 
 def test_checkpointing_keeps_the_borders_and_two_blocks() -> None:
     hyper = {"batch_size": 1, "max_length": 10, "gradient_checkpointing": True}
-    found = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CUDA)
-    assert found.activations == (4 * 64 * 2 + 2 * (26 * 64 + 8 * 128 + 4 * 96)) * 10
+    memory = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CUDA)
+    assert memory.activations == (4 * 64 * 2 + 2 * (26 * 64 + 8 * 128 + 4 * 96)) * 10
     on_cpu = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CPU)
     assert on_cpu.activations == (4 * 64 * 2 + 3 * (40 * 64 + 16 * 128)) * 10
 
@@ -334,8 +334,8 @@ def test_steps(hyper: dict[str, Any], rows: int, steps: int) -> None:
     assert steps_of(Hyperparameters.model_validate(hyper), rows) == steps
 
 
-def planned(*nodes: dict[str, Any], **known: Any) -> dict[str, Estimate]:
-    return {one.node: one for one in estimate(resolved(*nodes), Known(**known))}
+def planned(*nodes: dict[str, Any], **facts: Any) -> dict[str, Estimate]:
+    return {node_estimate.node: node_estimate for node_estimate in estimate(resolved(*nodes), Known(**facts))}
 
 
 SIX = [
@@ -345,27 +345,27 @@ SIX = [
 
 
 def test_rows_follow_the_chain_as_bounds() -> None:
-    found = planned(*SIX, shapes={"starter": TINY})
-    assert [(name, one.rows, one.steps) for name, one in found.items()] == [
+    estimates = planned(*SIX, shapes={"starter": TINY})
+    assert [(name, node_estimate.rows, node_estimate.steps) for name, node_estimate in estimates.items()] == [
         ("data-source", None, None), ("ai-generator", 390, None), ("validator", 200, None), ("trainer", 200, 150),
         ("evaluator", None, None), ("deployer", None, None),
     ]  # fmt: skip
-    assert found["data-source"].basis == ("rows: not known before the files are read",)
-    assert found["ai-generator"].basis == (
+    assert estimates["data-source"].basis == ("rows: not known before the files are read",)
+    assert estimates["ai-generator"].basis == (
         "rows: about 200 to train on, 30 of unseen documents, 100 of unseen wording, 60 spare wordings; "
         "at most what the texts give",
     )
-    assert found["validator"].basis == (
+    assert estimates["validator"].basis == (
         "rows: the count of the generator, which writes what is held out on top; filters drop more",
     )
-    assert found["evaluator"].basis == found["deployer"].basis == ()
-    assert found["trainer"].basis[0] == "steps: at most 200 rows, 4 a step, 3 epochs"
+    assert estimates["evaluator"].basis == estimates["deployer"].basis == ()
+    assert estimates["trainer"].basis[0] == "steps: at most 200 rows, 4 a step, 3 epochs"
 
 
 def test_a_generator_without_a_validator_writes_its_count() -> None:
-    found = planned(source("docs"), node("ai_generator", count=60), node("trainer"))
-    assert (found["ai-generator"].rows, found["trainer"].rows) == (60, 60)
-    assert found["ai-generator"].basis == ("rows: at most the count of 60",)
+    estimates = planned(source("docs"), node("ai_generator", count=60), node("trainer"))
+    assert (estimates["ai-generator"].rows, estimates["trainer"].rows) == (60, 60)
+    assert estimates["ai-generator"].basis == ("rows: at most the count of 60",)
 
 
 @given(
@@ -385,7 +385,7 @@ def test_what_is_generated_is_the_least_that_leaves_the_count(
 
 
 @pytest.mark.parametrize(
-    ("given", "rows", "share"),
+    ("eval_settings", "rows", "share"),
     [
         ({}, 950, 0.04),
         ({"share": 0.2, "max_rows": 100}, 900, 0.04),
@@ -394,21 +394,23 @@ def test_what_is_generated_is_the_least_that_leaves_the_count(
         ({"steps": 714}, 950, 0.5 * 50 / (714 * 4)),
     ],
 )
-def test_an_evaluation_takes_rows_from_the_training_and_time(given: dict[str, Any], rows: int, share: float) -> None:
+def test_an_evaluation_takes_rows_from_the_training_and_time(
+    eval_settings: dict[str, Any], rows: int, share: float
+) -> None:
     """1,000 rows in three epochs of four rows a step; a row's evaluation takes half of the time of its training."""
     measured = StepTiming(
         source="run", time=1.0, max_length=512, rows_per_batch=4, rows_per_step=4, seconds_per_step=0.5
     )
-    known: dict[str, Any] = {"rows": {"data-source": {Port.SFT: 1000}}, "shapes": {"starter": TINY}}
-    known["timings"] = {"trainer": Timings((measured,))}
-    found = planned(source("rows.jsonl"), node("trainer", eval=given), **known)["trainer"]
-    same = {"hyperparameters": {"max_steps": found.steps}}
-    without = planned(source("rows.jsonl"), node("trainer", **same), **known)["trainer"]
-    assert (found.rows, without.rows) == (rows, 1000)
-    assert found.seconds is not None
+    facts: dict[str, Any] = {"rows": {"data-source": {Port.SFT: 1000}}, "shapes": {"starter": TINY}}
+    facts["timings"] = {"trainer": Timings((measured,))}
+    trainer_estimate = planned(source("rows.jsonl"), node("trainer", eval=eval_settings), **facts)["trainer"]
+    same = {"hyperparameters": {"max_steps": trainer_estimate.steps}}
+    without = planned(source("rows.jsonl"), node("trainer", **same), **facts)["trainer"]
+    assert (trainer_estimate.rows, without.rows) == (rows, 1000)
+    assert trainer_estimate.seconds is not None
     assert without.seconds is not None
-    assert found.seconds / without.seconds - 1 == pytest.approx(share, rel=0.02)
-    assert "for the evaluations" in found.basis[-1]
+    assert trainer_estimate.seconds / without.seconds - 1 == pytest.approx(share, rel=0.02)
+    assert "for the evaluations" in trainer_estimate.basis[-1]
 
 
 def test_tiny_sets_are_warned_about() -> None:
@@ -425,10 +427,10 @@ def test_tiny_sets_are_warned_about() -> None:
 
 def test_counted_rows_win() -> None:
     rows = {"validator": {Port.SFT: 50}, "data-source": {Port.DOCUMENTS: 9}}
-    found = planned(*SIX, rows=rows)
-    assert (found["data-source"].rows, found["validator"].rows, found["trainer"].rows) == (9, 50, 50)
-    assert found["validator"].basis == ("rows: counted",)
-    assert found["trainer"].steps == 39
+    estimates = planned(*SIX, rows=rows)
+    assert (estimates["data-source"].rows, estimates["validator"].rows, estimates["trainer"].rows) == (9, 50, 50)
+    assert estimates["validator"].basis == ("rows: counted",)
+    assert estimates["trainer"].steps == 39
 
 
 def test_a_set_of_unknown_kind_counts_where_it_turned_out() -> None:
@@ -440,8 +442,8 @@ def test_a_set_of_unknown_kind_counts_where_it_turned_out() -> None:
 
 
 def test_an_unknown_model_leaves_figures_out_and_says_so() -> None:
-    found = planned(source(), node("trainer", base_model="org/far"))["trainer"]
-    assert found == Estimate(
+    trainer_estimate = planned(source(), node("trainer", base_model="org/far"))["trainer"]
+    assert trainer_estimate == Estimate(
         node="trainer",
         basis=(
             "steps: not known without the rows",
@@ -451,39 +453,43 @@ def test_an_unknown_model_leaves_figures_out_and_says_so() -> None:
 
 
 def test_a_known_model_has_memory_and_disk_even_without_rows() -> None:
-    found = planned(source(), node("trainer", backend="native"), shapes={"starter": TINY})["trainer"]
-    moved = found.trainable_parameters
+    trainer_estimate = planned(source(), node("trainer", backend="native"), shapes={"starter": TINY})["trainer"]
+    moved = trainer_estimate.trainable_parameters
     assert moved == count_trainable(TINY, native())
-    assert found.disk_bytes == 4 * moved + 2 * 12 * moved
-    kept = node("trainer", backend="native", engine={"keep_checkpoints": 5})
-    assert planned(source(), kept, shapes={"starter": TINY})["trainer"].disk_bytes == 4 * moved + 5 * 12 * moved
-    assert found.memory_bytes == memory_of(TINY, native(), Device.CPU).total
-    assert (found.steps, found.seconds) == (None, None)
-    assert found.basis[-1] == "time: not known without the rows"
-    assert found.basis[1].startswith("memory on cpu in GiB for rows of 512 tokens: weights 0.00, gradients 0.00")
-    assert found.basis[1].endswith("context 0.45")
-    assert "dequantised" not in found.basis[1]
-    assert found.basis[2] == f"disk: {moved:,} parameters in float32, and 2 checkpoints with optimizer state"
+    assert trainer_estimate.disk_bytes == 4 * moved + 2 * 12 * moved
+    keeper = node("trainer", backend="native", engine={"keep_checkpoints": 5})
+    assert planned(source(), keeper, shapes={"starter": TINY})["trainer"].disk_bytes == 4 * moved + 5 * 12 * moved
+    assert trainer_estimate.memory_bytes == memory_of(TINY, native(), Device.CPU).total
+    assert (trainer_estimate.steps, trainer_estimate.seconds) == (None, None)
+    assert trainer_estimate.basis[-1] == "time: not known without the rows"
+    assert trainer_estimate.basis[1].startswith(
+        "memory on cpu in GiB for rows of 512 tokens: weights 0.00, gradients 0.00"
+    )
+    assert trainer_estimate.basis[1].endswith("context 0.45")
+    assert "dequantised" not in trainer_estimate.basis[1]
+    assert trainer_estimate.basis[2] == f"disk: {moved:,} parameters in float32, and 2 checkpoints with optimizer state"
 
 
 def test_max_steps_need_no_rows() -> None:
-    found = planned(source(), node("trainer", hyperparameters={"max_steps": 11}), shapes={"starter": TINY})["trainer"]
-    assert (found.steps, found.seconds) == (11, None)
-    assert found.basis[-1] == NOT_MEASURED
-    assert found.basis[0] == "steps: max_steps 11"
+    trainer_estimate = planned(source(), node("trainer", hyperparameters={"max_steps": 11}), shapes={"starter": TINY})[
+        "trainer"
+    ]
+    assert (trainer_estimate.steps, trainer_estimate.seconds) == (11, None)
+    assert trainer_estimate.basis[-1] == NOT_MEASURED
+    assert trainer_estimate.basis[0] == "steps: max_steps 11"
 
 
 def test_the_device_of_the_config_wins_over_that_of_the_machine() -> None:
     shapes = {"starter": TINY}
-    asked = planned(source(), node("trainer", device="cpu"), shapes=shapes, device=Device.CUDA)["trainer"]
-    assert "memory on cpu" in asked.basis[1]
+    on_cpu = planned(source(), node("trainer", device="cpu"), shapes=shapes, device=Device.CUDA)["trainer"]
+    assert "memory on cpu" in on_cpu.basis[1]
     auto = planned(source(), node("trainer"), shapes=shapes, device=Device.CUDA)["trainer"]
     assert "memory on cuda" in auto.basis[1]
 
 
 def test_every_node_has_a_line_in_the_order_of_the_run() -> None:
-    found = resolve(chain(*SIX))
-    assert tuple(one.node for one in estimate(found)) == found.order
+    resolved_chain = resolve(chain(*SIX))
+    assert tuple(node_estimate.node for node_estimate in estimate(resolved_chain)) == resolved_chain.order
 
 
 @given(
@@ -493,10 +499,10 @@ def test_every_node_has_a_line_in_the_order_of_the_run() -> None:
 def test_more_work_never_takes_less(method: Method, batch: int, length: int, checkpointing: bool) -> None:
     hyper = {"batch_size": batch, "max_length": length, "gradient_checkpointing": checkpointing}
     more = {**hyper, "batch_size": batch + 1}
-    one, two = trainer(method=method, hyperparameters=hyper), trainer(method=method, hyperparameters=more)
-    assert memory_of(TINY, two, Device.CPU).total > memory_of(TINY, one, Device.CPU).total
+    smaller, two = trainer(method=method, hyperparameters=hyper), trainer(method=method, hyperparameters=more)
+    assert memory_of(TINY, two, Device.CPU).total > memory_of(TINY, smaller, Device.CPU).total
     saved = trainer(method=method, hyperparameters={**hyper, "gradient_checkpointing": True})
-    assert memory_of(LLAMA_2_7B, saved, Device.CUDA).total <= memory_of(LLAMA_2_7B, one, Device.CUDA).total
+    assert memory_of(LLAMA_2_7B, saved, Device.CUDA).total <= memory_of(LLAMA_2_7B, smaller, Device.CUDA).total
 
 
 # Several processes
@@ -527,8 +533,8 @@ ZERO_PAPER = shape(4096, 36, 10901, 32000, 32, 32)
 )
 def test_states_are_divided_as_in_the_zero_paper(strategy: str, processes: int, gigabytes: float) -> None:
     assert ZERO_PAPER.parameters / 1e9 == pytest.approx(7.5, abs=0.01)
-    found = memory_of(ZERO_PAPER, shared(strategy, processes), Device.CUDA)
-    states = found.weights + found.gradients + found.optimizer
+    memory = memory_of(ZERO_PAPER, shared(strategy, processes), Device.CUDA)
+    states = memory.weights + memory.gradients + memory.optimizer
     assert states / 1e9 == pytest.approx(gigabytes, rel=0.02)
 
 
@@ -556,11 +562,12 @@ def test_the_plan_tells_the_memory_of_each_device_and_the_steps_of_all() -> None
     base = shared("zero2", 4).model_copy(update={"base_model": "m"})
     hyper = base.hyperparameters.model_copy(update={"epochs": 1.0, "max_steps": None, "gradient_accumulation": 2})
     config = base.model_copy(update={"hyperparameters": hyper}).model_dump(mode="json")
-    known = {"rows": {"data-source": {Port.SFT: 800}}, "shapes": {"m": LLAMA_2_7B}, "device": Device.CUDA}
-    found = planned(source(), node("trainer", **config), **known)["trainer"]
-    assert (found.devices, found.steps) == (4, 100)
-    assert found.memory_bytes == memory_of(LLAMA_2_7B, base, Device.CUDA).total
-    assert "steps: at most 800 rows, 8 a step, 1 epochs" in found.basis
+    facts = {"rows": {"data-source": {Port.SFT: 800}}, "shapes": {"m": LLAMA_2_7B}, "device": Device.CUDA}
+    trainer_estimate = planned(source(), node("trainer", **config), **facts)["trainer"]
+    assert (trainer_estimate.devices, trainer_estimate.steps) == (4, 100)
+    assert trainer_estimate.memory_bytes == memory_of(LLAMA_2_7B, base, Device.CUDA).total
+    assert "steps: at most 800 rows, 8 a step, 1 epochs" in trainer_estimate.basis
     assert any(
-        line.startswith("memory on cuda in GiB for each of 4 processes (zero2) for rows") for line in found.basis
+        line.startswith("memory on cuda in GiB for each of 4 processes (zero2) for rows")
+        for line in trainer_estimate.basis
     )

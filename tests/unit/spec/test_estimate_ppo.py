@@ -12,8 +12,10 @@ from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 
 def ppo(method: str = "lora", **stage: Any) -> TrainerConfig:
-    given = {"type": "ppo", "rewards": [{"type": "exact_match"}], **stage}
-    config = TrainerConfig.model_validate({"stage": given, "method": method, "hyperparameters": {"batch_size": 8}})
+    stage_settings = {"type": "ppo", "rewards": [{"type": "exact_match"}], **stage}
+    config = TrainerConfig.model_validate(
+        {"stage": stage_settings, "method": method, "hyperparameters": {"batch_size": 8}}
+    )
     return resolve_trainer(config, "base")
 
 

@@ -16,9 +16,9 @@ from trainyard.spec.training import TrainerConfig
 
 
 def grpo(hyper: dict[str, Any] | None = None, method: str = "lora", **rollouts: Any) -> TrainerConfig:
-    given = {"batch_size": 8, "max_length": 512, **(hyper or {})}
-    drawn = {"rewards": [{"type": "exact_match"}], **rollouts}
-    return trainer(stage={"type": "grpo", **drawn}, method=method, hyperparameters=given)
+    hyper_settings = {"batch_size": 8, "max_length": 512, **(hyper or {})}
+    rollout_settings = {"rewards": [{"type": "exact_match"}], **rollouts}
+    return trainer(stage={"type": "grpo", **rollout_settings}, method=method, hyperparameters=hyper_settings)
 
 
 def test_cache_of_a_published_model() -> None:
@@ -31,9 +31,9 @@ def test_cache_of_a_published_model() -> None:
 
 def test_the_native_engine_draws_at_most_64_together_as_a_server_does_with_its_own_weights() -> None:
     def positions_of(batch: int, accumulation: int, **stage: Any) -> float:
-        given = {"type": "grpo", "rewards": [{"type": "exact_match"}], **stage}
+        stage_settings = {"type": "grpo", "rewards": [{"type": "exact_match"}], **stage}
         hyper = {"batch_size": batch, "gradient_accumulation": accumulation, "max_length": 512}
-        config = trainer(stage=given, backend="native", hyperparameters=hyper)
+        config = trainer(stage=stage_settings, backend="native", hyperparameters=hyper)
         return cache_bytes(LLAMA_3_8B, config, Device.CUDA) / (128 * 1024 * 1024)
 
     assert [positions_of(8, 4), positions_of(8, 64), positions_of(128, 2)] == [32, 64, 128]
@@ -75,6 +75,8 @@ def test_each_iteration_is_another_step_over_the_same_rows() -> None:
 def test_steps_answer_whole_groups(hyper: dict[str, Any], prompts: int, rows: int, steps: int) -> None:
     config = grpo(hyper)
     assert rows_seen(config, prompts) == rows
-    given = config.model_dump(mode="json", include={"stage", "backend", "hyperparameters", "rollouts"})
-    found = planned(source(), node("trainer", **given), rows={"data-source": {Port.SFT: prompts}})["trainer"]
-    assert (found.rows, found.steps) == (prompts, steps)
+    settings = config.model_dump(mode="json", include={"stage", "backend", "hyperparameters", "rollouts"})
+    trainer_estimate = planned(source(), node("trainer", **settings), rows={"data-source": {Port.SFT: prompts}})[
+        "trainer"
+    ]
+    assert (trainer_estimate.rows, trainer_estimate.steps) == (prompts, steps)

@@ -19,8 +19,13 @@ QUIET = {"type": "quiet_star", "thought_tokens": 8, "ahead": 4, "thoughts": 2}
 def sft(latent: Any = None, **engine: Any) -> TrainerConfig:
     stage = {"type": "sft", **({"latent": latent} if latent else {})}
     hyper = {"batch_size": 2, "max_length": 256}
-    given = {"stage": stage, "backend": "native", "hyperparameters": hyper, "engine": {"batching": "padded", **engine}}
-    return resolve_trainer(TrainerConfig.model_validate(given), "starter")
+    settings = {
+        "stage": stage,
+        "backend": "native",
+        "hyperparameters": hyper,
+        "engine": {"batching": "padded", **engine},
+    }
+    return resolve_trainer(TrainerConfig.model_validate(settings), "starter")
 
 
 def memory(latent: Any = None, **engine: Any) -> Memory:
@@ -31,19 +36,19 @@ def test_a_thought_after_each_token_is_a_column_of_the_row_and_reads_all_of_it()
     config = sft(QUIET)
     assert thought_growth(config) == 1 + 2 * (8 + 1 + 4)
     assert positions(config, Device.CUDA) == 2 * 256 * 27
-    found, plain = memory(QUIET, head="chunked"), memory(head="chunked")
-    assert found.activations == pytest.approx(27 * plain.activations)
+    latent, plain = memory(QUIET, head="chunked"), memory(head="chunked")
+    assert latent.activations == pytest.approx(27 * plain.activations)
     # The n-th of 13 passes has a mask and keys over n + 1 rows, for two thoughts; logits of 16 tokens are drawn from.
     passes = 2 * sum(n + 1 for n in range(1, 14))
     keys = 2 * 2 * LLAMA_3_8B.key_value_heads * LLAMA_3_8B.head_size
-    assert found.thoughts == LLAMA_3_8B.layers * 2 * 256 * passes * (keys + 4 * 256)
-    assert found.logits - plain.logits == 10 * LLAMA_3_8B.vocabulary * 2 * 256 * 16
+    assert latent.thoughts == LLAMA_3_8B.layers * 2 * 256 * passes * (keys + 4 * 256)
+    assert latent.logits - plain.logits == 10 * LLAMA_3_8B.vocabulary * 2 * 256 * 16
 
 
 def test_a_model_that_teaches_itself_computes_each_row_twice() -> None:
-    found, plain = memory({"type": "codi", "thoughts": 6}), memory()
-    assert found.activations == pytest.approx((2 + 8 / 256) * plain.activations)
-    assert found.thoughts > 0
+    latent, plain = memory({"type": "codi", "thoughts": 6}), memory()
+    assert latent.activations == pytest.approx((2 + 8 / 256) * plain.activations)
+    assert latent.thoughts > 0
 
 
 def test_scores_of_an_indexer_grow_with_the_square_of_the_length() -> None:

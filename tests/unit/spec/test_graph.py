@@ -20,32 +20,32 @@ from trainyard.spec.load.files import load_chain
 from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_method, resolve_trainer
 
 
-def ids(found: ResolvedChain) -> list[str]:
-    return [one.id for one in found.nodes]
+def ids(resolved_chain: ResolvedChain) -> list[str]:
+    return [node.id for node in resolved_chain.nodes]
 
 
-def config_of(found: ResolvedChain, node_id: str) -> Any:
-    return found.node(node_id).config
+def config_of(resolved_chain: ResolvedChain, node_id: str) -> Any:
+    return resolved_chain.node(node_id).config
 
 
 # Ids
 
 
 def test_an_id_is_the_type_with_a_number_from_the_second_on() -> None:
-    found = resolved(source(), node("validator"), node("validator"), node("validator"))
-    assert ids(found) == ["data-source", "validator", "validator-2", "validator-3"]
+    resolved_chain = resolved(source(), node("validator"), node("validator"), node("validator"))
+    assert ids(resolved_chain) == ["data-source", "validator", "validator-2", "validator-3"]
 
 
 def test_numbers_step_over_ids_that_are_taken() -> None:
-    found = resolved(source(), node("validator"), node("validator", "validator-2"), node("validator"))
-    assert ids(found) == ["data-source", "validator", "validator-2", "validator-3"]
-    found = resolved(source(), node("validator", "validator"), node("validator"))
-    assert ids(found) == ["data-source", "validator", "validator-2"]
+    resolved_chain = resolved(source(), node("validator"), node("validator", "validator-2"), node("validator"))
+    assert ids(resolved_chain) == ["data-source", "validator", "validator-2", "validator-3"]
+    resolved_chain = resolved(source(), node("validator", "validator"), node("validator"))
+    assert ids(resolved_chain) == ["data-source", "validator", "validator-2"]
 
 
 def test_two_nodes_with_one_id() -> None:
-    found = reasons(source(), node("trainer", "one"), node("trainer", "one"), node("trainer", "one"))
-    assert [reason.line() for reason in found] == [
+    refusals = reasons(source(), node("trainer", "one"), node("trainer", "one"), node("trainer", "one"))
+    assert [reason.line() for reason in refusals] == [
         "E-SPEC-GRAPH one.id: 3 nodes have the id 'one'. Instead: Give each node its own id."
     ]
 
@@ -54,22 +54,24 @@ def test_two_nodes_with_one_id() -> None:
 
 
 def test_nodes_without_needs_follow_the_node_above() -> None:
-    found = resolved(source(), node("validator"), node("trainer", None, ["data-source"]), node("validator", "last"))
-    assert [one.needs for one in found.nodes] == [(), ("data-source",), ("data-source",), ("trainer",)]
+    resolved_chain = resolved(
+        source(), node("validator"), node("trainer", None, ["data-source"]), node("validator", "last")
+    )
+    assert [node.needs for node in resolved_chain.nodes] == [(), ("data-source",), ("data-source",), ("trainer",)]
 
 
 def test_needs_are_told_once() -> None:
-    found = resolved(source(), node("validator", None, ["data-source", "data-source"]))
-    assert found.node("validator").needs == ("data-source",)
+    resolved_chain = resolved(source(), node("validator", None, ["data-source", "data-source"]))
+    assert resolved_chain.node("validator").needs == ("data-source",)
 
 
 def test_order_follows_the_edges_and_not_the_list() -> None:
-    found = resolved(
+    resolved_chain = resolved(
         node("trainer", "last", ["check"]), node("validator", "check", ["rows"]),
         node("data_source", "rows", [], path="a.jsonl"),
     )  # fmt: skip
-    assert ids(found) == ["last", "check", "rows"]
-    assert found.order == ("rows", "check", "last")
+    assert ids(resolved_chain) == ["last", "check", "rows"]
+    assert resolved_chain.order == ("rows", "check", "last")
 
 
 def test_an_unknown_need() -> None:
@@ -96,14 +98,14 @@ def test_a_circle_is_shown() -> None:
 
 
 def test_each_circle_is_told_and_what_hangs_on_it_is_not_blamed() -> None:
-    found = reasons(
+    refusals = reasons(
         source(),
         node("validator", "a", ["b"]), node("validator", "b", ["a"]),
         node("validator", "c", ["d"]), node("validator", "d", ["c"]),
         node("trainer", "t", ["a"]), node("evaluator", None, ["t"]),
         node("trainer", "bad", ["d"], backend="trl", method="oft"),
     )  # fmt: skip
-    assert [(reason.code, reason.node) for reason in found] == [
+    assert [(reason.code, reason.node) for reason in refusals] == [
         ("E-SPEC-GRAPH", "b"), ("E-SPEC-GRAPH", "d"), ("R-BACKEND-SETTING", "bad"),
     ]  # fmt: skip
 
@@ -176,13 +178,13 @@ def test_a_circle_of_ten_thousand_nodes() -> None:
 
 
 def test_a_generator_without_a_model_extracts_by_rule() -> None:
-    found = resolved(source("docs"), node("ai_generator"))
-    assert config_of(found, "ai-generator").engine is GeneratorKind.EXTRACTIVE
-    found = resolved(source("docs"), node("ai_generator", model="m"))
-    assert config_of(found, "ai-generator").engine is None
-    found = resolve(chain(source("docs"), node("ai_generator", engine="local")), "org/base")
-    assert config_of(found, "ai-generator").model == "org/base"
-    assert config_of(found, "ai-generator").engine is GeneratorKind.LOCAL
+    resolved_chain = resolved(source("docs"), node("ai_generator"))
+    assert config_of(resolved_chain, "ai-generator").engine is GeneratorKind.EXTRACTIVE
+    resolved_chain = resolved(source("docs"), node("ai_generator", model="m"))
+    assert config_of(resolved_chain, "ai-generator").engine is None
+    resolved_chain = resolve(chain(source("docs"), node("ai_generator", engine="local")), "org/base")
+    assert config_of(resolved_chain, "ai-generator").model == "org/base"
+    assert config_of(resolved_chain, "ai-generator").engine is GeneratorKind.LOCAL
     assert (
         resolved(source("docs"), node("ai_generator", engine="extractive")).digest
         == resolved(source("docs"), node("ai_generator")).digest
@@ -205,16 +207,16 @@ def test_a_trainer_without_a_base_model_takes_the_setting() -> None:
 
 def test_a_later_trainer_takes_over_base_and_shape() -> None:
     first = node("trainer", base_model="org/one", method={"type": "lora", "profile": "classic"})
-    found = resolved(source(), first, node("trainer", stage="dpo"))
-    later = config_of(found, "trainer-2")
+    resolved_chain = resolved(source(), first, node("trainer", stage="dpo"))
+    later = config_of(resolved_chain, "trainer-2")
     assert later.base_model == "org/one"
-    assert later.method == config_of(found, "trainer").method
+    assert later.method == config_of(resolved_chain, "trainer").method
     assert later.method.rank == 8
-    found = resolved(source(), first, node("trainer", adapter="stack"))
-    assert config_of(found, "trainer-2").method.rank == 32
-    found = resolved(source(), node("trainer", method="full", base_model="org/one"), node("trainer"))
-    assert config_of(found, "trainer-2").base_model == "org/one"
-    assert config_of(found, "trainer-2").method.rank == 32
+    resolved_chain = resolved(source(), first, node("trainer", adapter="stack"))
+    assert config_of(resolved_chain, "trainer-2").method.rank == 32
+    resolved_chain = resolved(source(), node("trainer", method="full", base_model="org/one"), node("trainer"))
+    assert config_of(resolved_chain, "trainer-2").base_model == "org/one"
+    assert config_of(resolved_chain, "trainer-2").method.rank == 32
 
 
 def test_a_shape_of_its_own_is_not_taken_over() -> None:
@@ -225,8 +227,12 @@ def test_a_shape_of_its_own_is_not_taken_over() -> None:
 
 def test_a_validator_counts_with_the_tokenizer_of_its_trainer() -> None:
     nodes = source(), node("validator"), node("validator"), node("trainer", base_model="org/one")
-    found = resolved(*nodes)
-    assert config_of(found, "validator").tokenizer == config_of(found, "validator-2").tokenizer == "org/one"
+    resolved_chain = resolved(*nodes)
+    assert (
+        config_of(resolved_chain, "validator").tokenizer
+        == config_of(resolved_chain, "validator-2").tokenizer
+        == "org/one"
+    )
     assert config_of(resolved(source(), node("validator")), "validator").tokenizer == "starter"
     nodes = source(), node("validator"), node("validator", tokenizer="org/own"), node("trainer", base_model="org/one")
     assert config_of(resolved(*nodes), "validator").tokenizer == "org/own"
@@ -252,16 +258,16 @@ def test_a_validator_counts_with_the_tokenizer_of_its_trainer() -> None:
 def test_a_learning_rate_is_filled_by_stage_method_and_base(
     stage: str, method: str, base: str | None, rate: float
 ) -> None:
-    found = config_of(resolved(source(), node("trainer", stage=stage, method=method, base_model=base)), "trainer")
-    assert found.hyperparameters.learning_rate == rate
-    assert found.hyperparameters.epochs == 3
-    assert found.hyperparameters.max_steps is None
+    config = config_of(resolved(source(), node("trainer", stage=stage, method=method, base_model=base)), "trainer")
+    assert config.hyperparameters.learning_rate == rate
+    assert config.hyperparameters.epochs == 3
+    assert config.hyperparameters.max_steps is None
 
 
 def test_what_is_said_is_kept() -> None:
     hyper = {"learning_rate": 1e-3, "max_steps": 7}
-    found = config_of(resolved(source(), node("trainer", hyperparameters=hyper)), "trainer").hyperparameters
-    assert (found.learning_rate, found.max_steps, found.epochs) == (1e-3, 7, None)
+    hyperparameters = config_of(resolved(source(), node("trainer", hyperparameters=hyper)), "trainer").hyperparameters
+    assert (hyperparameters.learning_rate, hyperparameters.max_steps, hyperparameters.epochs) == (1e-3, 7, None)
 
 
 def test_profiles_fill_what_is_left_out() -> None:
@@ -285,13 +291,15 @@ def test_resolving_twice_changes_nothing() -> None:
 
 
 def test_a_resolved_chain_is_stored_and_read_back() -> None:
-    found = resolved(source("docs"), node("ai_generator"), node("validator"), node("trainer"), node("evaluator"))
-    again = ResolvedChain.model_validate_json(found.model_dump_json())
-    assert again == found
+    resolved_chain = resolved(
+        source("docs"), node("ai_generator"), node("validator"), node("trainer"), node("evaluator")
+    )
+    again = ResolvedChain.model_validate_json(resolved_chain.model_dump_json())
+    assert again == resolved_chain
     assert isinstance(again.node("trainer").config, TrainerConfig)
-    assert ResolvedNode.model_validate(found.nodes[0]) == found.nodes[0]
+    assert ResolvedNode.model_validate(resolved_chain.nodes[0]) == resolved_chain.nodes[0]
     with pytest.raises(KeyError):
-        found.node("nowhere")
+        resolved_chain.node("nowhere")
 
 
 VALUE = chain(
@@ -315,8 +323,8 @@ def test_one_meaning_has_one_digest() -> None:
     assert {resolve(load_chain(text)).digest for text in spellings} == {expected}
     written_out = resolve(VALUE)
     explicit = chain(
-        *({"type": one.type, "id": one.id, "needs": list(one.needs), "config": one.config.model_dump(mode="json")}
-          for one in written_out.nodes), name="one",
+        *({"type": node.type, "id": node.id, "needs": list(node.needs), "config": node.config.model_dump(mode="json")}
+          for node in written_out.nodes), name="one",
     )  # fmt: skip
     assert resolve(explicit).digest == expected
     explicit["nodes"] = explicit["nodes"][::-1]
@@ -365,13 +373,13 @@ def dags(draw: st.DrawFn) -> list[dict[str, Any]]:
 @given(dags())
 @settings(max_examples=60, deadline=None)
 def test_every_order_respects_the_needs(nodes: list[dict[str, Any]]) -> None:
-    found = reasons(*nodes)
-    assert {reason.row for reason in found} <= {"port-two"}
-    if not found:
+    refusals = reasons(*nodes)
+    assert {reason.row for reason in refusals} <= {"port-two"}
+    if not refusals:
         order = resolved(*nodes).order
-        assert sorted(order) == sorted(one["id"] for one in nodes)
-        place = {node_id: index for index, node_id in enumerate(order)}
-        assert all(place[need] < place[one["id"]] for one in nodes for need in one["needs"])
+        assert sorted(order) == sorted(node["id"] for node in nodes)
+        position = {node_id: index for index, node_id in enumerate(order)}
+        assert all(position[need] < position[node["id"]] for node in nodes for need in node["needs"])
 
 
 @given(dags())
@@ -379,14 +387,14 @@ def test_every_order_respects_the_needs(nodes: list[dict[str, Any]]) -> None:
 def test_inputs_come_from_earlier_nodes_that_make_them(nodes: list[dict[str, Any]]) -> None:
     if reasons(*nodes):
         return
-    found = resolved(*nodes)
+    resolved_chain = resolved(*nodes)
     above: dict[str, set[str]] = {}
-    for node_id in found.order:
-        needs = found.node(node_id).needs
+    for node_id in resolved_chain.order:
+        needs = resolved_chain.node(node_id).needs
         above[node_id] = set(needs).union(*(above[need] for need in needs))
-        for sources in found.node(node_id).inputs.values():
-            assert all(one.node_id in above[node_id] for one in sources)
-            assert all(one.port in found.node(one.node_id).produces for one in sources)
+        for sources in resolved_chain.node(node_id).inputs.values():
+            assert all(source.node_id in above[node_id] for source in sources)
+            assert all(source.port in resolved_chain.node(source.node_id).produces for source in sources)
 
 
 @given(dags(), st.randoms())
@@ -394,7 +402,7 @@ def test_inputs_come_from_earlier_nodes_that_make_them(nodes: list[dict[str, Any
 def test_listing_order_and_key_order_do_not_change_the_digest(nodes: list[dict[str, Any]], random: Any) -> None:
     if reasons(*nodes):
         return
-    shuffled = [dict(random.sample(list(one.items()), len(one))) for one in nodes]
+    shuffled = [dict(random.sample(list(node.items()), len(node))) for node in nodes]
     random.shuffle(shuffled)
     assert resolved(*shuffled).digest == resolved(*nodes).digest
 
@@ -402,11 +410,11 @@ def test_listing_order_and_key_order_do_not_change_the_digest(nodes: list[dict[s
 @given(dags(), st.integers(0, 11), st.integers(0, 11))
 @settings(max_examples=40, deadline=None)
 def test_an_edge_back_is_a_circle_or_a_chain(nodes: list[dict[str, Any]], start: int, end: int) -> None:
-    by_id = {one["id"]: one for one in nodes}
+    by_id = {node["id"]: node for node in nodes}
     first, second = f"n{min(start, end)}", f"n{max(start, end)}"
     if first in by_id and second in by_id:
         by_id[first]["needs"] = [*by_id[first]["needs"], second]
-        found = set(names(*nodes))
-        assert found <= {"E-SPEC-GRAPH", "port-two", "port-rows"}
+        refusal_names = set(names(*nodes))
+        assert refusal_names <= {"E-SPEC-GRAPH", "port-two", "port-rows"}
         if first == second:
-            assert "E-SPEC-GRAPH" in found
+            assert "E-SPEC-GRAPH" in refusal_names

@@ -63,10 +63,10 @@ def imported(tool: str, value: dict[str, Any] | None = None, overrides: dict[str
     return import_config(value or LEAST[tool], "least", (tool, TOOLS[tool]), overrides or {}, family=family)
 
 
-def setting_at(found: Imported, ours: str) -> Any:
-    assert found.chain is not None, [(one.key, one.because) for one in found.refusals]
-    value = found.value["nodes"][1]["config"]
-    for part in ours.split("."):
+def setting_at(import_result: Imported, setting: str) -> Any:
+    assert import_result.chain is not None, [(refusal.key, refusal.because) for refusal in import_result.refusals]
+    value = import_result.value["nodes"][1]["config"]
+    for part in setting.split("."):
         value = value[part] if isinstance(value, dict) else None
     return value
 
@@ -78,24 +78,24 @@ def in_our_words(tool: str, key: str, value: Any) -> dict[str, Any]:
     return dict(row.convert(getattr(value, "value", value), Config({})).settings)
 
 
-def assert_written(tool: str, found: Imported, key: str, value: Any) -> None:
+def assert_written(tool: str, import_result: Imported, key: str, value: Any) -> None:
     """Check that a chain whose config leaves a key out has what the key with the tool's default would have given."""
-    for ours, expected in in_our_words(tool, key, value).items():
-        if ours == "hyperparameters.warmup_steps" and expected == 0:
-            assert setting_at(found, "hyperparameters.warmup_ratio") == 0
+    for setting, expected in in_our_words(tool, key, value).items():
+        if setting == "hyperparameters.warmup_steps" and expected == 0:
+            assert setting_at(import_result, "hyperparameters.warmup_ratio") == 0
         else:
-            assert setting_at(found, ours) == expected, (key, value)
+            assert setting_at(import_result, setting) == expected, (key, value)
 
 
 def defaults_of(settings: Any) -> dict[str, Any]:
     """The fields of a dataclass with their defaults; those that a factory makes, made."""
-    made = {
-        one.name: one.default_factory()
-        for one in dataclasses.fields(settings)
-        if one.default_factory is not dataclasses.MISSING
+    factory_values = {
+        field.name: field.default_factory()
+        for field in dataclasses.fields(settings)
+        if field.default_factory is not dataclasses.MISSING
     }
-    return made | {
-        one.name: one.default for one in dataclasses.fields(settings) if one.default is not dataclasses.MISSING
+    return factory_values | {
+        field.name: field.default for field in dataclasses.fields(settings) if field.default is not dataclasses.MISSING
     }
 
 
@@ -104,16 +104,16 @@ def defaults_of(settings: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("tool", FACTS)
 def test_what_a_config_leaves_out_is_the_default_of_the_tool(tool: str) -> None:
-    found = imported(tool)
+    import_result = imported(tool)
     for fact in FACTS[tool]:
-        assert_written(tool, found, fact.key, fact.value)
+        assert_written(tool, import_result, fact.key, fact.value)
 
 
 @pytest.mark.skipif(not WHEELS, reason=f"{VARIABLE} names no folder with the tools' wheels")
 def test_the_defaults_are_those_of_the_tools_packages() -> None:
     compared = list(compare_wheels(Path(str(WHEELS))))
     assert len(compared) >= sum(len(FACTS[tool]) + len(DECIDING[tool]) for tool in VERSIONS)
-    assert [(tool, one.key, one.value, found) for tool, one, found in compared if found != one.value] == []
+    assert [(tool, fact.key, fact.value, default) for tool, fact, default in compared if default != fact.value] == []
 
 
 ARGUMENTS = (
@@ -136,27 +136,27 @@ OF_STAGE: dict[str, tuple[type, dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("stage", OF_STAGE)
 def test_trl_has_its_own_defaults_in_each_stage(stage: str) -> None:
     config_class, marks, keys = OF_STAGE[stage]
-    theirs = defaults_of(config_class)
+    defaults = defaults_of(config_class)
     rewards = {"stage": {"rewards": [{"type": "exact_match"}]}} if stage == "grpo" else {}
-    found = imported("trl", LEAST["trl"] | marks, rewards)
-    assert setting_at(found, "stage") == stage or setting_at(found, "stage.type") == stage
+    import_result = imported("trl", LEAST["trl"] | marks, rewards)
+    assert setting_at(import_result, "stage") == stage or setting_at(import_result, "stage.type") == stage
     for key in (*ARGUMENTS, *keys):
-        assert_written("trl", found, key, theirs[key])
+        assert_written("trl", import_result, key, defaults[key])
 
 
 def test_trl_adapts_as_its_model_config_says() -> None:
-    theirs = defaults_of(trl.ModelConfig)
+    defaults = defaults_of(trl.ModelConfig)
     for key in ("lora_r", "lora_alpha", "lora_dropout"):
-        assert_written("trl", imported("trl"), key, theirs[key])
-    assert theirs["use_peft"] is False
+        assert_written("trl", imported("trl"), key, defaults[key])
+    assert defaults["use_peft"] is False
     whole = {key: value for key, value in LEAST["trl"].items() if key != "use_peft"}
     assert setting_at(imported("trl", whole), "method") == "full"
 
 
 def test_llamafactory_trains_with_the_arguments_of_transformers() -> None:
-    theirs = defaults_of(transformers.TrainingArguments)
+    defaults = defaults_of(transformers.TrainingArguments)
     for key in ARGUMENTS:
-        assert_written("llamafactory", imported("llamafactory"), key, theirs[key])
+        assert_written("llamafactory", imported("llamafactory"), key, defaults[key])
 
 
 def test_peft_chooses_modules_by_the_family_of_the_base() -> None:
@@ -182,50 +182,52 @@ def test_peft_chooses_modules_by_the_family_of_the_base() -> None:
     ],
 )
 def test_modules_that_a_config_leaves_out(base: str, family: str | None, expected: list[str] | None) -> None:
-    found = imported("trl", LEAST["trl"] | {"model_name_or_path": base}, family=family)
+    import_result = imported("trl", LEAST["trl"] | {"model_name_or_path": base}, family=family)
     if expected is None:
-        assert [one.key for one in found.refusals] == ["lora_target_modules"]
+        assert [refusal.key for refusal in import_result.refusals] == ["lora_target_modules"]
     else:
-        assert setting_at(found, "method.target_modules") == expected
+        assert setting_at(import_result, "method.target_modules") == expected
 
 
 @given(rank=st.integers(1, 256))
 def test_llamafactory_takes_twice_the_rank_as_alpha(rank: int) -> None:
-    found = imported("llamafactory", LEAST["llamafactory"] | {"lora_rank": rank})
-    assert setting_at(found, "method.alpha") == 2 * rank
+    import_result = imported("llamafactory", LEAST["llamafactory"] | {"lora_rank": rank})
+    assert setting_at(import_result, "method.alpha") == 2 * rank
 
 
 def test_torchtune_optimises_as_torch_does() -> None:
-    theirs = inspect.signature(torch.optim.AdamW).parameters
-    found = imported("torchtune")
-    assert setting_at(found, "hyperparameters.learning_rate") == theirs["lr"].default
-    assert setting_at(found, "hyperparameters.weight_decay") == theirs["weight_decay"].default
-    assert setting_at(found, "hyperparameters.max_grad_norm") == 1e6
+    parameters = inspect.signature(torch.optim.AdamW).parameters
+    import_result = imported("torchtune")
+    assert setting_at(import_result, "hyperparameters.learning_rate") == parameters["lr"].default
+    assert setting_at(import_result, "hyperparameters.weight_decay") == parameters["weight_decay"].default
+    assert setting_at(import_result, "hyperparameters.max_grad_norm") == 1e6
     strange = LEAST["torchtune"] | {"optimizer": {"_component_": "torch.optim.RAdam"}}
-    assert {"optimizer.lr", "optimizer.weight_decay"} <= {one.key for one in imported("torchtune", strange).refusals}
+    assert {"optimizer.lr", "optimizer.weight_decay"} <= {
+        refusal.key for refusal in imported("torchtune", strange).refusals
+    }
 
 
 def test_the_second_form_of_llamafactory_has_other_defaults() -> None:
     value = {"model": "acme/base", "train_dataset": "rows.jsonl", "template": "qwen3",
              "peft_config": {"name": "lora"}}  # fmt: skip
-    found = imported("llamafactory", value)
-    assert [setting_at(found, f"method.{name}") for name in ("rank", "alpha", "dropout")] == [8, 16, 0.05]
-    assert setting_at(found, "hyperparameters.learning_rate") == 1e-4
-    assert setting_at(found, "hyperparameters.batch_size") == 1
+    import_result = imported("llamafactory", value)
+    assert [setting_at(import_result, f"method.{name}") for name in ("rank", "alpha", "dropout")] == [8, 16, 0.05]
+    assert setting_at(import_result, "hyperparameters.learning_rate") == 1e-4
+    assert setting_at(import_result, "hyperparameters.batch_size") == 1
 
 
 def test_what_is_left_out_is_printed() -> None:
-    found = imported("llamafactory", LEAST["llamafactory"] | {"lora_rank": 64})
-    line = next(one for one in found.defaults if one.key == "lora_alpha")
+    import_result = imported("llamafactory", LEAST["llamafactory"] | {"lora_rank": 64})
+    line = next(default for default in import_result.defaults if default.key == "lora_alpha")
     assert (line.value, line.status, line.setting) == (128, KeyStatus.DEFAULT, "method.alpha")
-    assert all(one.status is KeyStatus.DEFAULT and one.because for one in found.defaults)
-    assert not {one.setting for one in found.defaults} & {"stage.beta", "method.blocks"}
+    assert all(default.status is KeyStatus.DEFAULT and default.because for default in import_result.defaults)
+    assert not {default.setting for default in import_result.defaults} & {"stage.beta", "method.blocks"}
 
 
 def test_axolotl_warms_up_for_three_percent_and_at_most_100_steps() -> None:
     for steps, expected in ((10, 0), (1000, 30), (9000, 100)):
-        found = imported("axolotl", LEAST["axolotl"] | {"max_steps": steps})
-        assert setting_at(found, "hyperparameters.warmup_steps") == expected
+        import_result = imported("axolotl", LEAST["axolotl"] | {"max_steps": steps})
+        assert setting_at(import_result, "hyperparameters.warmup_steps") == expected
     assert setting_at(imported("axolotl"), "hyperparameters.warmup_ratio") == 0.03
 
 
@@ -255,15 +257,15 @@ def without(value: dict[str, Any], key: str) -> dict[str, Any]:
 def test_a_key_whose_default_a_chain_does_not_have_is_refused_until_it_is_given(
     tool: str, key: str, answer: dict[str, Any]
 ) -> None:
-    found = imported(tool, without(LEAST[tool], key))
-    assert [(one.key, one.code) for one in found.refusals] == [(key, "E-IMPORT-KEY")]
-    assert all(one.do and one.because.startswith("Left out.") for one in found.refusals)
+    import_result = imported(tool, without(LEAST[tool], key))
+    assert [(refusal.key, refusal.code) for refusal in import_result.refusals] == [(key, "E-IMPORT-KEY")]
+    assert all(refusal.do and refusal.because.startswith("Left out.") for refusal in import_result.refusals)
     assert imported(tool, without(LEAST[tool], key), answer).chain is not None
 
 
 def test_trl_learns_prompts_unless_it_is_told_not_to() -> None:
     silent = without(LEAST["trl"], "completion_only_loss")
-    assert [one.key for one in imported("trl", silent).refusals] == ["assistant_only_loss"]
+    assert [refusal.key for refusal in imported("trl", silent).refusals] == ["assistant_only_loss"]
     for value, overrides in (
         (silent | {"assistant_only_loss": True}, {}),
         (silent, {"stage": "sft"}),
@@ -302,24 +304,24 @@ OTHERWISE: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("tool", "keys"), OTHERWISE)
 def test_what_trains_something_else_is_refused(tool: str, keys: dict[str, Any]) -> None:
-    found = imported(tool, LEAST[tool] | keys)
-    assert found.chain is None
-    assert len(found.refusals) == len({one.key for one in found.refusals})
-    assert all(one.do for one in found.refusals)
+    import_result = imported(tool, LEAST[tool] | keys)
+    assert import_result.chain is None
+    assert len(import_result.refusals) == len({refusal.key for refusal in import_result.refusals})
+    assert all(refusal.do for refusal in import_result.refusals)
 
 
 @pytest.mark.parametrize("name", ["alpaca_dataset", "alpaca_cleaned_dataset", "grammar_dataset", "samsum_dataset"])
 def test_a_prompt_text_of_torchtune_is_refused_until_another_is_wanted(name: str) -> None:
     value = LEAST["torchtune"] | {"dataset": {"_component_": f"torchtune.datasets.{name}", "train_on_input": False}}
-    assert [one.key for one in imported("torchtune", value).refusals] == ["dataset._component_"]
+    assert [refusal.key for refusal in imported("torchtune", value).refusals] == ["dataset._component_"]
     assert imported("torchtune", value, {"data_source": {"format": "auto"}}).chain is not None
     learned = LEAST["torchtune"] | {"dataset": {"_component_": "torchtune.datasets.alpaca_dataset"}}
-    keys = [one.key for one in imported("torchtune", learned).refusals]
+    keys = [refusal.key for refusal in imported("torchtune", learned).refusals]
     assert sorted(keys) == ["dataset._component_", "dataset.train_on_input"]
 
 
 def test_a_part_of_a_data_set_of_the_hub_stays_named() -> None:
-    found = imported("axolotl", LEAST["axolotl"] | {"datasets": [CHAT | {"path": "acme/rows", "name": "en"}]})
-    assert found.value["nodes"][0]["config"] == {
+    import_result = imported("axolotl", LEAST["axolotl"] | {"datasets": [CHAT | {"path": "acme/rows", "name": "en"}]})
+    assert import_result.value["nodes"][0]["config"] == {
         "sets": {"sft": {"hub": {"name": "acme/rows", "config": "en"}}}
     }  # fmt: skip

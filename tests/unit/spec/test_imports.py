@@ -22,19 +22,21 @@ from trainyard.spec.training import TrainerConfig, TrainingSettings
 OWN = Path(__file__).parents[2] / "resources" / "imports"
 
 
-def imported(tool: str, given: dict[str, Any] | None = None, without: tuple[str, ...] = (), **keys: Any) -> Imported:
+def imported(
+    tool: str, overrides: dict[str, Any] | None = None, without: tuple[str, ...] = (), **keys: Any
+) -> Imported:
     """The own config of a tool with some keys changed."""
     value = {**load_value(OWN / f"{tool}.yaml"), **keys}
-    return import_config(value, "own", (tool, TOOLS[tool]), given or {}, without)
+    return import_config(value, "own", (tool, TOOLS[tool]), overrides or {}, without)
 
 
-def trainer(found: Imported) -> dict[str, Any]:
-    assert found.chain is not None, [(one.key, one.because) for one in found.refusals]
-    return dict(found.value["nodes"][1]["config"])
+def trainer(import_result: Imported) -> dict[str, Any]:
+    assert import_result.chain is not None, [(refusal.key, refusal.because) for refusal in import_result.refusals]
+    return dict(import_result.value["nodes"][1]["config"])
 
 
-def line_of(found: Imported, key: str) -> Any:
-    return next(one for one in found.keys if one.key == key)
+def line_of(import_result: Imported, key: str) -> Any:
+    return next(key_result for key_result in import_result.keys if key_result.key == key)
 
 
 def has_setting(path: str) -> bool:
@@ -44,7 +46,7 @@ def has_setting(path: str) -> bool:
         return name in DataSourceConfig.model_fields
     variants: dict[str, Any] = {"stage": STAGE_SETTINGS, "method": METHOD_SETTINGS}
     if group in variants:
-        return name in ("", "type") or any(name in one.model_fields for one in variants[group].values())
+        return name in ("", "type") or any(name in model.model_fields for model in variants[group].values())
     if group in ("eval", "rope"):  # settings that are None unless they are used
         return True
     info = TrainerConfig.model_fields.get(group)
@@ -71,12 +73,12 @@ def test_defaults_are_settings_of_a_trainer(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_key_of_an_own_config_has_an_answer_and_most_are_mapped(tool: str) -> None:
-    found = imported(tool)
+    import_result = imported(tool)
     value = load_value(OWN / f"{tool}.yaml")
-    assert [one.key for one in found.keys] == [one.written for one in occurrences(value)]
-    assert found.refusals == ()
-    assert found.count(KeyStatus.MAPPED) / len(found.keys) >= 0.8
-    assert all(one.because for one in found.keys if one.status is KeyStatus.NOTED)
+    assert [key.key for key in import_result.keys] == [key.written for key in occurrences(value)]
+    assert import_result.refusals == ()
+    assert import_result.count(KeyStatus.MAPPED) / len(import_result.keys) >= 0.8
+    assert all(key.because for key in import_result.keys if key.status is KeyStatus.NOTED)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -86,10 +88,10 @@ def test_an_own_config_is_found_by_its_keys(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_written_chain_is_read_again(tool: str) -> None:
-    found = imported(tool)
-    spec, reasons = read_chain(found.value)
+    import_result = imported(tool)
+    spec, reasons = read_chain(import_result.value)
     assert reasons == []
-    assert spec == found.chain
+    assert spec == import_result.chain
     assert isinstance(spec, ChainSpec)
 
 
@@ -97,9 +99,9 @@ def test_the_written_chain_is_read_again(tool: str) -> None:
 
 
 def test_axolotl() -> None:
-    found = imported("axolotl")
-    assert found.value["nodes"][0]["config"] == {"sets": {"sft": {"path": "rows.jsonl"}}}
-    assert trainer(found) == {
+    import_result = imported("axolotl")
+    assert import_result.value["nodes"][0]["config"] == {"sets": {"sft": {"path": "rows.jsonl"}}}
+    assert trainer(import_result) == {
         "stage": "sft",
         "method": {"type": "lora", "rank": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]},
         "base_model": "acme/small-base",
@@ -113,10 +115,10 @@ def test_axolotl() -> None:
 
 
 def test_llamafactory() -> None:
-    found = imported("llamafactory")
-    (source,) = found.value["nodes"][0]["config"]["sets"].values()
+    import_result = imported("llamafactory")
+    (source,) = import_result.value["nodes"][0]["config"]["sets"].values()
     assert source == {"path": "my_data", "include": ["pairs.*", "pairs/*"], "max_rows": 40}
-    config = trainer(found)
+    config = trainer(import_result)
     assert config["stage"] == {"type": "dpo", "beta": 0.2, "loss": "hinge"}
     assert config["method"]["target_modules"] == "all-linear"
     assert config["hyperparameters"]["save_steps"] == 500
@@ -132,11 +134,11 @@ def test_trl() -> None:
 
 
 def test_unsloth_with_all_weights_has_no_rank() -> None:
-    found = imported("unsloth")
-    config = trainer(found)
+    import_result = imported("unsloth")
+    config = trainer(import_result)
     assert config["method"] == "full"
     assert config["hyperparameters"]["warmup_steps"] == 5
-    assert line_of(found, "lora.lora_r").because == "The method full does not read it, here as there."
+    assert line_of(import_result, "lora.lora_r").because == "The method full does not read it, here as there."
 
 
 def test_oumi() -> None:
@@ -148,8 +150,8 @@ def test_oumi() -> None:
 
 
 def test_torchtune() -> None:
-    found = imported("torchtune")
-    config = trainer(found)
+    import_result = imported("torchtune")
+    config = trainer(import_result)
     assert config["base_model"] == "/tmp/base"
     assert config["method"]["target_modules"] == ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert config["hyperparameters"]["max_steps"] == 100
@@ -182,18 +184,20 @@ def test_torchtune() -> None:
 def test_stages_and_methods(tool: str, keys: dict[str, Any], expected: dict[str, Any]) -> None:
     config = trainer(imported(tool, **keys))
     for name, value in expected.items():
-        wanted = config[name] if isinstance(value, dict) or isinstance(config[name], str) else config[name]["type"]
-        assert wanted == value
+        value_in_config = (
+            config[name] if isinstance(value, dict) or isinstance(config[name], str) else config[name]["type"]
+        )
+        assert value_in_config == value
 
 
 def test_set_wins_and_answers_a_refused_key() -> None:
     keys = {"rl": "grpo", "trl": {"reward_funcs": ["module.reward"], "num_generations": 4, "max_completion_length": 64}}
     refused = imported("axolotl", **keys)
-    assert [one.key for one in refused.refusals] == ["trl.reward_funcs"]
+    assert [refusal.key for refusal in refused.refusals] == ["trl.reward_funcs"]
     rewards = [{"type": "exact_match"}]
-    found = imported("axolotl", {"stage": {"rewards": rewards}, "base_model": "here"}, **keys)
-    assert line_of(found, "trl.reward_funcs").because == "Given by --set."
-    config = trainer(found)
+    import_result = imported("axolotl", {"stage": {"rewards": rewards}, "base_model": "here"}, **keys)
+    assert line_of(import_result, "trl.reward_funcs").because == "Given by --set."
+    config = trainer(import_result)
     assert config["stage"]["rewards"] == rewards
     assert (config["base_model"], config["backend"]) == ("here", "trl")
     assert "engine" not in config
@@ -201,10 +205,10 @@ def test_set_wins_and_answers_a_refused_key() -> None:
 
 def test_without_leaves_a_key_out() -> None:
     keys = {"use_eaft": True, "plugins": ["axolotl.integrations.spectrum.SpectrumPlugin"]}
-    assert {one.key for one in imported("axolotl", **keys).refusals} == {"use_eaft", "plugins"}
-    found = imported("axolotl", without=("use_eaft", "plugins"), **keys)
-    assert found.chain is not None
-    assert all(one.key not in keys for one in found.keys)
+    assert {refusal.key for refusal in imported("axolotl", **keys).refusals} == {"use_eaft", "plugins"}
+    import_result = imported("axolotl", without=("use_eaft", "plugins"), **keys)
+    assert import_result.chain is not None
+    assert all(key.key not in keys for key in import_result.keys)
 
 
 OPTIONS: list[tuple[str, dict[str, Any], str, Any]] = [
@@ -224,27 +228,27 @@ OPTIONS: list[tuple[str, dict[str, Any], str, Any]] = [
 
 @pytest.mark.parametrize(("tool", "keys", "setting", "value"), OPTIONS)
 def test_options_of_a_training_are_mapped(tool: str, keys: dict[str, Any], setting: str, value: Any) -> None:
-    found = imported(tool, **keys)
-    config: Any = trainer(found)
+    import_result = imported(tool, **keys)
+    config: Any = trainer(import_result)
     for name in setting.split("."):
         config = config[name]
     assert config == value
-    assert {line_of(found, key).status for key in keys if not isinstance(keys[key], dict)} == {KeyStatus.MAPPED}
+    assert {line_of(import_result, key).status for key in keys if not isinstance(keys[key], dict)} == {KeyStatus.MAPPED}
 
 
 def test_noise_that_another_stage_would_add_is_noted_as_such() -> None:
-    found = imported("llamafactory", neftune_noise_alpha=5)
-    line = line_of(found, "neftune_noise_alpha")
+    import_result = imported("llamafactory", neftune_noise_alpha=5)
+    line = line_of(import_result, "neftune_noise_alpha")
     assert (line.status, line.because) == (KeyStatus.NOTED, "Noise on the embeddings is a setting of stage sft.")
 
 
 def test_positions_of_oumi() -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    own = load_value(OWN / "oumi.yaml")
-    model = {**own["model"], "model_kwargs": {"rope_scaling": rope}}
-    training = {key: value for key, value in own["training"].items() if key != "use_peft"}
-    found = imported("oumi", model=model, training={**training, "use_peft": False})
-    assert trainer(found)["rope"] == {"type": "yarn", "factor": 4.0, "original_length": 32768}
+    own_config = load_value(OWN / "oumi.yaml")
+    model = {**own_config["model"], "model_kwargs": {"rope_scaling": rope}}
+    training = {key: value for key, value in own_config["training"].items() if key != "use_peft"}
+    import_result = imported("oumi", model=model, training={**training, "use_peft": False})
+    assert trainer(import_result)["rope"] == {"type": "yarn", "factor": 4.0, "original_length": 32768}
 
 
 def test_without_a_key_that_is_not_there() -> None:
@@ -264,18 +268,18 @@ def test_processes_make_a_strategy() -> None:
 
 
 def test_evaluation_is_mapped_where_a_trainer_has_it() -> None:
-    found = imported("axolotl", val_set_size=0.1, early_stopping_patience=3)
+    import_result = imported("axolotl", val_set_size=0.1, early_stopping_patience=3)
     if "eval" in TrainingSettings.model_fields:
-        assert trainer(found)["eval"] == {"share": 0.1, "patience": 3}
+        assert trainer(import_result)["eval"] == {"share": 0.1, "patience": 3}
     else:
-        assert line_of(found, "val_set_size").status is KeyStatus.NOTED
+        assert line_of(import_result, "val_set_size").status is KeyStatus.NOTED
 
 
 # Data
 
 
 @pytest.mark.parametrize(
-    ("places", "expected"),
+    ("data_places", "expected"),
     [
         ([DataPlace("./rows/a.jsonl", "alpaca")], {"path": "rows/a.jsonl", "format": "alpaca"}),
         (
@@ -303,32 +307,38 @@ def test_evaluation_is_mapped_where_a_trainer_has_it() -> None:
         ([DataPlace("d", "auto", local=True)], {"sets": {"sft": {"path": "d"}}}),
     ],
 )
-def test_places(places: list[DataPlace], expected: dict[str, Any]) -> None:
-    assert assemble_source(places, Stage.SFT, {}) == expected
+def test_places(data_places: list[DataPlace], expected: dict[str, Any]) -> None:
+    assert assemble_source(data_places, Stage.SFT, {}) == expected
 
 
 def test_a_data_set_of_the_hub_is_read_there() -> None:
     alpaca = {"data_source": {"format": "alpaca"}}
-    found = imported("axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "split": "train[:50]"}])
-    source = found.value["nodes"][0]["config"]
+    import_result = imported(
+        "axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "split": "train[:50]"}]
+    )
+    source = import_result.value["nodes"][0]["config"]
     assert source == {"hub": {"name": "acme/rows"}, "max_rows": 50, "format": "alpaca"}
-    assert found.notes == ()
+    assert import_result.notes == ()
     other = imported("axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "split": "test"}])
     assert other.value["nodes"][0]["config"]["hub"] == {"name": "acme/rows", "split": "test"}
-    chosen = imported("axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "data_files": ["a.jsonl"]}])
-    assert chosen.value["nodes"][0]["config"]["path"] == "data/acme/rows"
-    assert any("hf download --repo-type dataset acme/rows --local-dir data/acme/rows" in one for one in chosen.notes)
-    given = imported(
+    with_files = imported(
+        "axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "data_files": ["a.jsonl"]}]
+    )
+    assert with_files.value["nodes"][0]["config"]["path"] == "data/acme/rows"
+    assert any(
+        "hf download --repo-type dataset acme/rows --local-dir data/acme/rows" in note for note in with_files.notes
+    )
+    answered = imported(
         "axolotl",
         {"data_source": {"path": "mine.jsonl", "format": "alpaca"}},
         datasets=[{"path": "acme/rows", "type": "alpaca"}],
     )
-    assert given.value["nodes"][0]["config"] == {"path": "mine.jsonl", "format": "alpaca"}
-    assert given.notes == ()
+    assert answered.value["nodes"][0]["config"] == {"path": "mine.jsonl", "format": "alpaca"}
+    assert answered.notes == ()
 
 
 def test_first_rows() -> None:
-    assert [first_rows(one) for one in ("train[:100]", "train[:1%]", "train", None)] == [100, None, None, None]
+    assert [first_rows(split) for split in ("train[:100]", "train[:1%]", "train", None)] == [100, None, None, None]
 
 
 def test_a_group_answers_for_its_keys() -> None:
@@ -341,10 +351,10 @@ def test_a_group_answers_for_its_keys() -> None:
 
 
 def test_a_tracker_says_what_of_its_project_is_kept() -> None:
-    for given, trackers, because in ((None, None, "No tracker."), ("mine", ["wandb"], "'mine' is not kept")):
-        found = imported("axolotl", wandb_project=given)
-        assert line_of(found, "wandb_project").because.startswith(because)
-        assert trainer(found).get("engine", {}).get("trackers") == trackers
+    for project, trackers, because in ((None, None, "No tracker."), ("mine", ["wandb"], "'mine' is not kept")):
+        import_result = imported("axolotl", wandb_project=project)
+        assert line_of(import_result, "wandb_project").because.startswith(because)
+        assert trainer(import_result).get("engine", {}).get("trackers") == trackers
 
 
 def test_two_trackers_are_both_kept() -> None:
@@ -396,16 +406,20 @@ def test_a_config_that_is_no_training(tool: str, value: dict[str, Any], match: s
     ],
 )
 def test_wrong_keys_and_values(tool: str, keys: dict[str, Any], code: str, because: str) -> None:
-    found = imported(tool, **keys)
-    assert found.chain is None
-    refusals = [one for one in found.refusals if because in one.because]
-    assert [one.code for one in refusals] == [code], [(one.key, one.because) for one in found.refusals]
-    assert all(one.do for one in found.refusals)
+    import_result = imported(tool, **keys)
+    assert import_result.chain is None
+    refusals = [refusal for refusal in import_result.refusals if because in refusal.because]
+    assert [refusal.code for refusal in refusals] == [code], [
+        (refusal.key, refusal.because) for refusal in import_result.refusals
+    ]
+    assert all(refusal.do for refusal in import_result.refusals)
 
 
 def test_an_override_that_is_no_setting() -> None:
-    found = imported("axolotl", {"hyperparameters": {"learning": 1}})
-    assert [(one.code, one.key) for one in found.refusals] == [("E-SPEC-KEY", "config.hyperparameters.learning")]
+    import_result = imported("axolotl", {"hyperparameters": {"learning": 1}})
+    assert [(refusal.code, refusal.key) for refusal in import_result.refusals] == [
+        ("E-SPEC-KEY", "config.hyperparameters.learning")
+    ]
 
 
 def test_two_data_sets_of_the_hub_are_one_mixture() -> None:
@@ -413,12 +427,14 @@ def test_two_data_sets_of_the_hub_are_one_mixture() -> None:
         {"path": "acme/rows", "type": "chat_template"},
         {"path": "acme/chats", "type": "chat_template", "split": "test"},
     ]
-    found = imported("axolotl", datasets=[*sets, {"path": "acme/rows", "type": "chat_template", "split": "train[:50]"}])
-    assert found.chain is not None, found.refusals
-    source = found.value["nodes"][0]["config"]
+    import_result = imported(
+        "axolotl", datasets=[*sets, {"path": "acme/rows", "type": "chat_template", "split": "train[:50]"}]
+    )
+    assert import_result.chain is not None, import_result.refusals
+    source = import_result.value["nodes"][0]["config"]
     assert set(source) == {"mix"}
     assert source["mix"]["sets"]["rows"] == {"hub": {"name": "acme/rows"}}
     assert source["mix"]["sets"]["rows-2"]["max_rows"] == 50
     assert source["mix"]["sets"]["chats"]["hub"] == {"name": "acme/chats", "split": "test"}
     assert (source["mix"]["exhausted"], source["mix"]["port"]) == ("continue", "sft")
-    assert not any("hf download" in note for note in found.notes)
+    assert not any("hf download" in note for note in import_result.notes)

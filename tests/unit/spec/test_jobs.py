@@ -34,13 +34,13 @@ BODIES = sorted(path for path in (RESOURCES / "bodies").glob("*.json") if path.s
 def test_each_body_is_accepted_unchanged_and_has_its_canonical_chain(path: Any) -> None:
     """`GOLDEN=write` writes the canonical chains anew, for a person to read."""
     assert check(load_value(path)) == []
-    found = resolve(load_chain(path))
-    text = json.dumps(found.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+    resolved_chain = resolve(load_chain(path))
+    text = json.dumps(resolved_chain.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
     golden = GOLDEN / "specs" / path.name
     if os.environ.get("GOLDEN") == "write":
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")
-    assert resolve(load_chain(path)).digest == found.digest
+    assert resolve(load_chain(path)).digest == resolved_chain.digest
 
 
 def job(name: str) -> Any:
@@ -48,23 +48,23 @@ def job(name: str) -> Any:
 
 
 def test_a_lora_job_for_mlx() -> None:
-    found = job("lora-job-mlx")
-    trainer = found.node("trainer").config
-    assert found.name == "finetune-llama"
+    resolved_chain = job("lora-job-mlx")
+    trainer = resolved_chain.node("trainer").config
+    assert resolved_chain.name == "finetune-llama"
     assert (trainer.stage.type, trainer.method.type, trainer.backend) == (Stage.SFT, Method.LORA, BackendName.MLX)
     assert trainer.base_model == "mlx-community/Llama-3.2-3B-Instruct-4bit"
     assert (trainer.method.rank, trainer.method.alpha) == (16, 32)
     hyper = trainer.hyperparameters
     assert (hyper.epochs, hyper.batch_size, hyper.learning_rate) == (3, 4, 2e-4)
-    assert found.node("data-source").config.format is DataFormat.ALPACA
+    assert resolved_chain.node("data-source").config.format is DataFormat.ALPACA
 
 
 def test_a_dpo_job_whose_pairs_are_in_openai_format() -> None:
-    found = job("dpo-job-trl")
-    trainer = found.node("trainer").config
+    resolved_chain = job("dpo-job-trl")
+    trainer = resolved_chain.node("trainer").config
     assert (trainer.stage.type, trainer.method.type, trainer.backend) == (Stage.DPO, Method.LORA, BackendName.TRL)
     assert trainer.hyperparameters.learning_rate == 5e-5
-    assert list(found.node("trainer").inputs) == [Port.PREFERENCE]
+    assert list(resolved_chain.node("trainer").inputs) == [Port.PREFERENCE]
 
 
 def test_a_job_at_a_data_worker_is_read_and_refused_by_check() -> None:
@@ -74,13 +74,13 @@ def test_a_job_at_a_data_worker_is_read_and_refused_by_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "device"),
+    ("device_name", "device"),
     [("cuda:0", "cuda"), ("Cuda(0)", "cuda"), ("wgpu", "auto"), ("Metal", "mps"), ("MPS", "mps"), ("cpu", "cpu")],
 )
-def test_devices_in_the_words_of_other_tools_are_read(given: str, device: str) -> None:
-    found = JobSpec.model_validate({"dataset": {"path": "rows.jsonl"}, "device": given})
-    assert found.device.value == device
-    assert resolve(chain_of_job(found)).node("trainer").config.device.value == device
+def test_devices_in_the_words_of_other_tools_are_read(device_name: str, device: str) -> None:
+    spec = JobSpec.model_validate({"dataset": {"path": "rows.jsonl"}, "device": device_name})
+    assert spec.device.value == device
+    assert resolve(chain_of_job(spec)).node("trainer").config.device.value == device
 
 
 def test_a_gpu_is_not_picked_by_its_number() -> None:
@@ -103,8 +103,8 @@ def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
 
 
 def test_a_local_job_names_its_schedule_and_its_folder_of_checkpoints_in_its_own_words() -> None:
-    found = job("local-lora-job")
-    trainer = found.node("trainer").config
+    resolved_chain = job("local-lora-job")
+    trainer = resolved_chain.node("trainer").config
     assert (trainer.method.type, trainer.method.rank, trainer.method.target_modules) == (
         "lora",
         16,
@@ -112,41 +112,42 @@ def test_a_local_job_names_its_schedule_and_its_folder_of_checkpoints_in_its_own
     )
     assert trainer.hyperparameters.schedule is Schedule.COSINE
     assert trainer.engine.mirror == "file:checkpoints/"
-    asked: list[str] = []
-    assert run_reasons(found, RunFacts(path_problem=asked.append)) == []
-    assert asked == ["/data/train.jsonl", "checkpoints/"]
+    paths: list[str] = []
+    assert run_reasons(resolved_chain, RunFacts(path_problem=paths.append)) == []
+    assert paths == ["/data/train.jsonl", "checkpoints/"]
     aligned = job("local-dpo-job").node("trainer").config
     assert (aligned.stage.type, aligned.method.type) == (Stage.DPO, Method.LORA)
     assert aligned.stage.loss is PreferenceLoss.SIGMOID
 
 
 @pytest.mark.parametrize(
-    ("given", "schedule"),
+    ("scheduler", "schedule"),
     [("OneCycle", "one_cycle"), ("one_cycle", "one_cycle"), ("Linear", "linear"), ("Constant", "constant")],
 )
-def test_a_scheduler_in_the_words_of_an_enumeration(given: str, schedule: str) -> None:
-    assert trainer_words({"hyperparams": {"lr_scheduler": given}}) == {"hyperparameters": {"schedule": schedule}}
+def test_a_scheduler_in_the_words_of_an_enumeration(scheduler: str, schedule: str) -> None:
+    assert trainer_words({"hyperparams": {"lr_scheduler": scheduler}}) == {"hyperparameters": {"schedule": schedule}}
     assert (
-        TrainerConfig.model_validate({"hyperparameters": {"lr_scheduler": given}}).hyperparameters.schedule == schedule
+        TrainerConfig.model_validate({"hyperparameters": {"lr_scheduler": scheduler}}).hyperparameters.schedule
+        == schedule
     )
 
 
-@pytest.mark.parametrize(("given", "loss"), [("Dpo", "sigmoid"), ("ORPO", "orpo")])
-def test_an_alignment_is_a_stage_and_a_loss(given: str, loss: str) -> None:
-    body = {"dataset": {"path": "a.jsonl"}, "adapter": "QLoRA", "alignment": given, "preference": {"beta": 0.3}}
-    found = JobSpec.model_validate(body)
-    assert (found.stage.type, found.method.type) == (Stage.DPO, Method.QLORA)
-    assert (found.stage.loss, found.stage.beta) == (loss, 0.3)
+@pytest.mark.parametrize(("alignment", "loss"), [("Dpo", "sigmoid"), ("ORPO", "orpo")])
+def test_an_alignment_is_a_stage_and_a_loss(alignment: str, loss: str) -> None:
+    body = {"dataset": {"path": "a.jsonl"}, "adapter": "QLoRA", "alignment": alignment, "preference": {"beta": 0.3}}
+    spec = JobSpec.model_validate(body)
+    assert (spec.stage.type, spec.method.type) == (Stage.DPO, Method.QLORA)
+    assert (spec.stage.loss, spec.stage.beta) == (loss, 0.3)
 
 
 def test_the_tenant_of_a_data_set_is_the_tenant_of_its_job() -> None:
     """Whose folder, `tenants/guests`, then is one of those that the data may be in."""
     body = {"dataset": {"path": "a.jsonl", "tenant_id": "guests", "max_rows": 5}}
-    found = chain_of_job(JobSpec.model_validate(body))
-    assert found.tenant == "guests"
-    assert found.nodes[0].config == DataSourceConfig(path="a.jsonl", max_rows=5)
+    job_chain = chain_of_job(JobSpec.model_validate(body))
+    assert job_chain.tenant == "guests"
+    assert job_chain.nodes[0].config == DataSourceConfig(path="a.jsonl", max_rows=5)
     assert JobSpec.model_validate({**body, "tenant": "guests"}).tenant == "guests"
-    assert load_settings().home / "tenants" / "guests" in data_roots(load_settings(), found.tenant)
+    assert load_settings().home / "tenants" / "guests" in data_roots(load_settings(), job_chain.tenant)
     with pytest.raises(ValidationError, match="tenant_id"):
         JobSpec.model_validate({**body, "tenant": "others"})
 
@@ -162,21 +163,21 @@ def test_a_job_is_its_data_and_its_trainer() -> None:
         "method": {"type": "dora", "rank": 4}, "base_model": "org/base", "hyperparameters": {"epochs": 1},
         "device": "cpu", "budget_s": 60,
     }  # fmt: skip
-    found = chain_of_job(JobSpec.model_validate(body))
-    assert (found.name, found.tenant) == ("one", "guests")
+    job_chain = chain_of_job(JobSpec.model_validate(body))
+    assert (job_chain.name, job_chain.tenant) == ("one", "guests")
     expected = node(
         "trainer", method={"type": "dora", "rank": 4}, base_model="org/base", hyperparameters={"epochs": 1},
         device="cpu", budget_s=60,
     )  # fmt: skip
     same = chain(source(format="alpaca"), expected, name="one", tenant="guests")
-    assert resolve(found).digest == resolve(same).digest
+    assert resolve(job_chain).digest == resolve(same).digest
 
 
 def test_a_job_needs_only_a_data_set() -> None:
-    found = resolve(chain_of_job(JobSpec.model_validate({"dataset": {"path": "rows.jsonl"}})))
-    assert found.name == "training-job"
-    assert found.node("trainer").config.base_model == "starter"
-    assert found.node("trainer").config.backend is BackendName.NATIVE
+    resolved_chain = resolve(chain_of_job(JobSpec.model_validate({"dataset": {"path": "rows.jsonl"}})))
+    assert resolved_chain.name == "training-job"
+    assert resolved_chain.node("trainer").config.base_model == "starter"
+    assert resolved_chain.node("trainer").config.backend is BackendName.NATIVE
 
 
 def test_a_job_has_the_settings_of_its_engine() -> None:
@@ -185,8 +186,8 @@ def test_a_job_has_the_settings_of_its_engine() -> None:
         "method": {"type": "freeze", "blocks": 4},
         "engine": {"too_long": "drop"},
     }
-    found = resolve(chain_of_job(JobSpec.model_validate(body))).node("trainer").config
-    assert (found.method.blocks, found.engine.too_long, found.engine.batching) == (4, "drop", "auto")
+    config = resolve(chain_of_job(JobSpec.model_validate(body))).node("trainer").config
+    assert (config.method.blocks, config.engine.too_long, config.engine.batching) == (4, "drop", "auto")
 
 
 @pytest.mark.parametrize(
@@ -217,16 +218,16 @@ def test_a_wrong_body_is_refused(body: Any, match: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "stage", "method"),
+    ("method_name", "stage", "method"),
     [
         ("sft", "sft", "lora"), ("dpo", "dpo", "lora"), ("ppo", "ppo", "lora"), ("rlhf", "ppo", "lora"),
         ("RLHF", "ppo", "lora"), ("kto", "kto", "lora"), ("reward", "reward", "lora"), ("cpt", "cpt", "lora"),
         ("grpo", "grpo", "lora"),
     ],
 )  # fmt: skip
-def test_an_objective_that_is_called_a_method(given: str, stage: str, method: str) -> None:
-    assert trainer_words({"method": given}) == {"method": method, "stage": stage}
-    config = TrainerConfig.model_validate({"method": given})
+def test_an_objective_that_is_called_a_method(method_name: str, stage: str, method: str) -> None:
+    assert trainer_words({"method": method_name}) == {"method": method, "stage": stage}
+    config = TrainerConfig.model_validate({"method": method_name})
     assert (config.stage.type, config.method.type) == (Stage(stage), Method(method))
 
 
@@ -250,8 +251,8 @@ def test_two_spellings_of_one_key_are_not_merged() -> None:
 
 
 def test_a_trainer_in_a_chain_is_read_in_the_same_words() -> None:
-    found = resolve(chain(source(), node("trainer", method="dpo", hyperparams={"epochs": 1})))
-    assert found.node("trainer").config.stage.type is Stage.DPO
+    resolved_chain = resolve(chain(source(), node("trainer", method="dpo", hyperparams={"epochs": 1})))
+    assert resolved_chain.node("trainer").config.stage.type is Stage.DPO
 
 
 def test_rewards_of_a_job_reach_its_trainer() -> None:
@@ -269,11 +270,11 @@ def test_a_cloud_provider_is_known_and_refused_wherever_it_is_named(name: str) -
     in_job = check({"backend": name, "dataset": {"path": "a.jsonl"}})
     in_field = check({"provider": name, "dataset": {"path": "a.jsonl"}})
     in_body = check({"provider": name, "model": "m", "training_file": "a.jsonl", "suffix": "mine"})
-    for found, field in (
+    for refusals, field in (
         (in_chain, "config.backend"), (in_job, "backend"), (in_field, "provider"), (in_body, "provider")
     ):  # fmt: skip
-        assert [(reason.code, reason.field) for reason in found] == [("R-PROVIDER", field)]
-        assert found[0].because.startswith(f"The cloud provider {name.lower()} is not in this release")
+        assert [(reason.code, reason.field) for reason in refusals] == [("R-PROVIDER", field)]
+        assert refusals[0].because.startswith(f"The cloud provider {name.lower()} is not in this release")
 
 
 def test_a_word_that_no_provider_has_is_still_a_misspelt_backend() -> None:

@@ -10,24 +10,24 @@ from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 
-def trainer(**given: object) -> TrainerConfig:
-    return resolve_trainer(TrainerConfig.model_validate(given), "model")
+def trainer(**settings: object) -> TrainerConfig:
+    return resolve_trainer(TrainerConfig.model_validate(settings), "model")
 
 
 def test_a_bare_word_means_the_defaults() -> None:
-    found = trainer(stage={"type": "sft", "latent": "coconut"}).stage.technique
-    assert found is not None
-    assert (found.type, found.resets_optimizer) == (Latent.COCONUT, True)
+    technique = trainer(stage={"type": "sft", "latent": "coconut"}).stage.technique
+    assert technique is not None
+    assert (technique.type, technique.resets_optimizer) == (Latent.COCONUT, True)
     assert trainer().stage.technique is None
 
 
 def test_a_control_with_pauses_has_the_curriculum_and_feeds_nothing_back() -> None:
     stage = {"type": "sft", "latent": {"type": "coconut", "max_stage": 2}}
     thoughts, pauses = (trainer(stage=stage, control=control) for control in (None, "pauses"))
-    given, own = (config.stage.technique for config in (thoughts, pauses))
-    assert isinstance(given, CoconutSettings)
-    assert own == given.model_copy(update={"feedback": False})
-    assert own != given
+    thought_technique, pause_technique = (config.stage.technique for config in (thoughts, pauses))
+    assert isinstance(thought_technique, CoconutSettings)
+    assert pause_technique == thought_technique.model_copy(update={"feedback": False})
+    assert pause_technique != thought_technique
     assert pauses.hyperparameters == thoughts.hyperparameters
     assert digest(thoughts) != digest(pauses)
     assert trainer(stage=stage, control="shuffled_answers").stage == thoughts.stage

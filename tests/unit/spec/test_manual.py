@@ -70,11 +70,11 @@ def test_the_manual_names_every_template_with_its_core() -> None:
 
 
 def test_the_lines_in_the_manual_are_those_that_are_printed() -> None:
-    told = (RESOURCES.parent / "golden" / "refusals.txt").read_text(encoding="utf-8")
-    printed = {line.partition(": ")[2] for line in told.splitlines()}
-    shown = re.findall(r"^([ER]-[A-Z0-9-]+ .*)$", CHAINS, re.MULTILINE)
-    assert len(shown) >= 2
-    assert set(shown) <= printed
+    refusal_texts = (RESOURCES.parent / "golden" / "refusals.txt").read_text(encoding="utf-8")
+    printed = {line.partition(": ")[2] for line in refusal_texts.splitlines()}
+    printed_lines = re.findall(r"^([ER]-[A-Z0-9-]+ .*)$", CHAINS, re.MULTILINE)
+    assert len(printed_lines) >= 2
+    assert set(printed_lines) <= printed
 
 
 QWEN3_8B = ModelShape(
@@ -87,9 +87,9 @@ QWEN3_8B = ModelShape(
 def test_the_memory_of_the_guide_is_what_a_plan_counts_on_a_card(checkpointing: bool) -> None:
     guide = (DOCS / "guides" / "qwen3-24gb.md").read_text(encoding="utf-8")
     row = "with gradient checkpointing" if checkpointing else "as it is"
-    (shown,) = re.findall(rf"^\| {row} \| ([\d.]+) GiB \| ([\d.]+) GiB \|$", guide, re.MULTILINE)
-    for method, gib in zip(("lora", "qlora"), shown, strict=True):
+    (sizes,) = re.findall(rf"^\| {row} \| ([\d.]+) GiB \| ([\d.]+) GiB \|$", guide, re.MULTILINE)
+    for method, gib in zip(("lora", "qlora"), sizes, strict=True):
         hyper = {"max_length": 2048, "batch_size": 1, "gradient_checkpointing": checkpointing}
-        given = {"method": {"type": method, "rank": 16}, "hyperparameters": hyper}
-        config = resolve_trainer(TrainerConfig.model_validate(given), "starter")
+        settings = {"method": {"type": method, "rank": 16}, "hyperparameters": hyper}
+        config = resolve_trainer(TrainerConfig.model_validate(settings), "starter")
         assert f"{memory_of(QWEN3_8B, config, Device.CUDA).total / GIB:.1f}" == gib

@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 def test_defaults_are_the_documented_profile() -> None:
     config = read_night()
-    assert [(one.name, one.method, one.threshold) for one in config.in_order()] == [
+    assert [(bucket.name, bucket.method, bucket.threshold) for bucket in config.in_order()] == [
         ("engineering", "sft", 50), ("apprenticeship", "dpo", 50),
     ]  # fmt: skip
     training = config.phase2.training
@@ -114,8 +114,8 @@ def test_a_learning_rate_reaches_the_buckets_it_was_given_for(
     training = {"hyperparameters": phase2["training"]} if "training" in phase2 else {}
     buckets = [{"name": f"bucket-{method}", "method": method} for method in methods]
     config = read_night({"buckets": buckets, "phase2": {**phase2, "training": training}})
-    found = {method: night_trainer(config, method).hyperparameters.learning_rate for method in config.methods}
-    assert found == rates
+    rate_by_method = {method: night_trainer(config, method).hyperparameters.learning_rate for method in config.methods}
+    assert rate_by_method == rates
 
 
 @pytest.mark.parametrize(

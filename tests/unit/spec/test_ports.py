@@ -79,98 +79,101 @@ def test_a_named_format_decides() -> None:
 
 
 def test_the_six_nodes_in_a_line() -> None:
-    found = resolved(
+    resolved_chain = resolved(
         source("docs"), node("ai_generator"), node("validator"), node("trainer"), node("evaluator"), node("deployer")
     )
-    assert found.order == ("data-source", "ai-generator", "validator", "trainer", "evaluator", "deployer")
-    assert [found.node(name).produces for name in found.order] == [
+    assert resolved_chain.order == ("data-source", "ai-generator", "validator", "trainer", "evaluator", "deployer")
+    assert [resolved_chain.node(name).produces for name in resolved_chain.order] == [
         (Port.DOCUMENTS,), (Port.SFT,), (Port.SFT,), (Port.ADAPTER,), (Port.REPORT,), (),
     ]  # fmt: skip
-    assert links(found, "data-source") == {}
-    assert links(found, "ai-generator") == {"documents": ["data-source.documents"]}
-    assert links(found, "validator") == {"documents": ["data-source.documents"], "sft": ["ai-generator.sft"]}
-    assert links(found, "trainer") == {"sft": ["validator.sft"]}
-    assert links(found, "evaluator") == {"sft": ["validator.sft"], "adapter": ["trainer.adapter"]}
-    assert links(found, "deployer") == {"adapter": ["trainer.adapter"], "report": ["evaluator.report"]}
+    assert links(resolved_chain, "data-source") == {}
+    assert links(resolved_chain, "ai-generator") == {"documents": ["data-source.documents"]}
+    assert links(resolved_chain, "validator") == {"documents": ["data-source.documents"], "sft": ["ai-generator.sft"]}
+    assert links(resolved_chain, "trainer") == {"sft": ["validator.sft"]}
+    assert links(resolved_chain, "evaluator") == {"sft": ["validator.sft"], "adapter": ["trainer.adapter"]}
+    assert links(resolved_chain, "deployer") == {"adapter": ["trainer.adapter"], "report": ["evaluator.report"]}
 
 
 def test_an_input_comes_from_the_nearest_earlier_node_that_makes_it() -> None:
     sets = {"sft": {"path": "a.jsonl"}, "preference": {"path": "b.jsonl"}}
-    found = resolved(node("data_source", sets=sets), node("trainer"), node("trainer", stage="dpo"))
-    assert found.node("data-source").produces == (Port.SFT, Port.PREFERENCE)
-    assert links(found, "trainer") == {"sft": ["data-source.sft"]}
-    assert links(found, "trainer-2") == {"preference": ["data-source.preference"], "adapter": ["trainer.adapter"]}
+    resolved_chain = resolved(node("data_source", sets=sets), node("trainer"), node("trainer", stage="dpo"))
+    assert resolved_chain.node("data-source").produces == (Port.SFT, Port.PREFERENCE)
+    assert links(resolved_chain, "trainer") == {"sft": ["data-source.sft"]}
+    assert links(resolved_chain, "trainer-2") == {
+        "preference": ["data-source.preference"],
+        "adapter": ["trainer.adapter"],
+    }
 
 
 def test_sets_are_listed_in_the_order_of_the_ports_whatever_their_own() -> None:
     sets = {"preference": {"path": "b.jsonl"}, "sft": {"path": "a.jsonl"}, "documents": {"path": "docs"}}
-    found = resolved(node("data_source", sets=sets), node("validator"))
-    assert found.node("data-source").produces == (Port.DOCUMENTS, Port.SFT, Port.PREFERENCE)
-    assert links(found, "validator") == {
+    resolved_chain = resolved(node("data_source", sets=sets), node("validator"))
+    assert resolved_chain.node("data-source").produces == (Port.DOCUMENTS, Port.SFT, Port.PREFERENCE)
+    assert links(resolved_chain, "validator") == {
         "documents": ["data-source.documents"],
         "sft": ["data-source.sft"],
         "preference": ["data-source.preference"],
     }
-    assert found.node("validator").produces == (Port.SFT, Port.PREFERENCE)
+    assert resolved_chain.node("validator").produces == (Port.SFT, Port.PREFERENCE)
 
 
 def test_a_set_that_is_named_is_certain_even_if_its_file_is_not() -> None:
-    found = resolved(node("data_source", sets={"sft": {"path": "a.jsonl"}}), node("trainer"))
-    assert links(found, "trainer") == {"sft": ["data-source.sft"]}
+    resolved_chain = resolved(node("data_source", sets={"sft": {"path": "a.jsonl"}}), node("trainer"))
+    assert links(resolved_chain, "trainer") == {"sft": ["data-source.sft"]}
     assert names(node("data_source", sets={"sft": {"path": "a.jsonl"}}), node("trainer", stage="dpo")) == [
         "port-preference"
     ]
 
 
 def test_rows_of_unknown_kind_are_offered_on_every_port() -> None:
-    found = resolved(source("rows.jsonl"), node("validator"), node("trainer"))
-    assert found.node("data-source").produces == UNKNOWN
-    assert found.node("validator").produces == UNKNOWN
-    assert links(found, "validator") == {port.value: [f"data-source.{port.value}"] for port in UNKNOWN}
-    assert links(found, "trainer") == {"sft": ["validator.sft", "validator.preference"]}
+    resolved_chain = resolved(source("rows.jsonl"), node("validator"), node("trainer"))
+    assert resolved_chain.node("data-source").produces == UNKNOWN
+    assert resolved_chain.node("validator").produces == UNKNOWN
+    assert links(resolved_chain, "validator") == {port.value: [f"data-source.{port.value}"] for port in UNKNOWN}
+    assert links(resolved_chain, "trainer") == {"sft": ["validator.sft", "validator.preference"]}
     for stage, port in (("dpo", "preference"), ("kto", "labelled"), ("cpt", "text"), ("reward", "preference")):
-        found = resolved(source("rows.jsonl"), node("trainer", stage=stage, backend="native"))
-        assert links(found, "trainer") == {port: [f"data-source.{port}"]}
+        resolved_chain = resolved(source("rows.jsonl"), node("trainer", stage=stage, backend="native"))
+        assert links(resolved_chain, "trainer") == {port: [f"data-source.{port}"]}
 
 
 def test_a_stage_that_draws_takes_prompts_or_rows_with_answers() -> None:
     grpo = {"stage": {"type": "grpo", "rewards": [{"type": "exact_match"}]}, "backend": "trl"}
     grpo["hyperparameters"] = {"batch_size": 8}
-    found = resolved(source("rows.jsonl"), node("validator"), node("trainer", **grpo))
-    assert links(found, "trainer") == {
+    resolved_chain = resolved(source("rows.jsonl"), node("validator"), node("trainer", **grpo))
+    assert links(resolved_chain, "trainer") == {
         "sft": ["validator.sft", "validator.preference"],
         "prompts": ["validator.prompts"],
     }
-    found = resolved(source("rows.jsonl", format="prompts"), node("trainer", **grpo))
-    assert links(found, "trainer") == {"prompts": ["data-source.prompts"]}
+    resolved_chain = resolved(source("rows.jsonl", format="prompts"), node("trainer", **grpo))
+    assert links(resolved_chain, "trainer") == {"prompts": ["data-source.prompts"]}
     assert names(source("rows.jsonl", format="prompts"), node("trainer", stage="sft")) == ["port-sft"]
 
 
 def test_the_openai_format_may_hold_chats_pairs_or_labels() -> None:
-    found = resolved(source(format="openai"), node("trainer", stage="dpo"))
-    assert links(found, "trainer") == {"preference": ["data-source.preference"]}
+    resolved_chain = resolved(source(format="openai"), node("trainer", stage="dpo"))
+    assert links(resolved_chain, "trainer") == {"preference": ["data-source.preference"]}
     assert names(source(format="openai"), node("trainer", stage="cpt", backend="native")) == ["port-text"]
 
 
 def test_pairs_offer_their_chosen_side_as_sft() -> None:
-    found = resolved(source(format="preference"), node("trainer"))
-    assert links(found, "trainer") == {"sft": ["data-source.preference"]}
-    found = resolved(source("docs"), node("ai_generator", template="preference", model="m"), node("trainer"))
-    assert links(found, "trainer") == {"sft": ["ai-generator.preference"]}
+    resolved_chain = resolved(source(format="preference"), node("trainer"))
+    assert links(resolved_chain, "trainer") == {"sft": ["data-source.preference"]}
+    resolved_chain = resolved(source("docs"), node("ai_generator", template="preference", model="m"), node("trainer"))
+    assert links(resolved_chain, "trainer") == {"sft": ["ai-generator.preference"]}
 
 
 def test_rows_of_their_own_are_preferred_to_a_chosen_side() -> None:
     sets = {"sft": {"path": "a.jsonl"}}
-    found = resolved(node("data_source", sets=sets), source(format="preference"), node("trainer"))
-    assert links(found, "trainer") == {"sft": ["data-source.sft"]}
-    found = resolved(source("rows.jsonl"), source(format="preference"), node("trainer"))
-    assert links(found, "trainer") == {"sft": ["data-source.sft"]}
+    resolved_chain = resolved(node("data_source", sets=sets), source(format="preference"), node("trainer"))
+    assert links(resolved_chain, "trainer") == {"sft": ["data-source.sft"]}
+    resolved_chain = resolved(source("rows.jsonl"), source(format="preference"), node("trainer"))
+    assert links(resolved_chain, "trainer") == {"sft": ["data-source.sft"]}
 
 
 def test_only_an_sft_stage_takes_a_chosen_side() -> None:
     for stage in ("kto", "ppo", "cpt"):
-        found = reasons(source(format="preference"), node("trainer", stage=stage, backend="native"))
-        assert [reason.code for reason in found if reason.code.startswith("R-PORT")] != []
+        refusals = reasons(source(format="preference"), node("trainer", stage=stage, backend="native"))
+        assert [reason.code for reason in refusals if reason.code.startswith("R-PORT")] != []
 
 
 def test_plain_text_and_documents_both_serve_pretraining_and_the_nearer_wins() -> None:
@@ -184,13 +187,15 @@ def test_plain_text_and_documents_both_serve_pretraining_and_the_nearer_wins() -
 
 def test_full_weights_are_a_model_and_hide_the_earlier_adapter() -> None:
     full = node("trainer", method="full", adapter="merge", backend="native")
-    found = resolved(source(), node("trainer"), full, node("deployer", unevaluated=True))
-    assert found.node("trainer-2").produces == (Port.MODEL,)
-    assert links(found, "trainer-2")["adapter"] == ["trainer.adapter"]
-    assert links(found, "deployer") == {"model": ["trainer-2.model"]}
-    found = resolved(source(), node("trainer", method="full"), node("trainer"), node("deployer", unevaluated=True))
-    assert links(found, "trainer-2")["model"] == ["trainer.model"]
-    assert links(found, "deployer") == {"adapter": ["trainer-2.adapter"]}
+    resolved_chain = resolved(source(), node("trainer"), full, node("deployer", unevaluated=True))
+    assert resolved_chain.node("trainer-2").produces == (Port.MODEL,)
+    assert links(resolved_chain, "trainer-2")["adapter"] == ["trainer.adapter"]
+    assert links(resolved_chain, "deployer") == {"model": ["trainer-2.model"]}
+    resolved_chain = resolved(
+        source(), node("trainer", method="full"), node("trainer"), node("deployer", unevaluated=True)
+    )
+    assert links(resolved_chain, "trainer-2")["model"] == ["trainer.model"]
+    assert links(resolved_chain, "deployer") == {"adapter": ["trainer-2.adapter"]}
 
 
 def test_freeze_makes_a_model_too() -> None:
@@ -209,11 +214,13 @@ def control_chain() -> list[dict[str, object]]:
 
 
 def test_only_the_evaluator_takes_a_control() -> None:
-    found = resolved(*control_chain())
-    assert links(found, "judged")["adapter"] == ["tuned.adapter", "shuffled.adapter*"]
-    assert links(found, "deployer") == {"adapter": ["tuned.adapter"], "report": ["judged.report"]}
-    assert found.node("shuffled").produces == (Port.ADAPTER,)
-    assert found.node("judged").inputs[Port.ADAPTER][1] == Source(node_id="shuffled", port=Port.ADAPTER, control=True)
+    resolved_chain = resolved(*control_chain())
+    assert links(resolved_chain, "judged")["adapter"] == ["tuned.adapter", "shuffled.adapter*"]
+    assert links(resolved_chain, "deployer") == {"adapter": ["tuned.adapter"], "report": ["judged.report"]}
+    assert resolved_chain.node("shuffled").produces == (Port.ADAPTER,)
+    assert resolved_chain.node("judged").inputs[Port.ADAPTER][1] == Source(
+        node_id="shuffled", port=Port.ADAPTER, control=True
+    )
 
 
 def test_a_trainer_does_not_continue_a_control() -> None:
@@ -231,17 +238,17 @@ def test_a_whole_model_may_have_an_adapter_as_its_control() -> None:
 
 
 def test_a_branch_with_several_needs_takes_the_nearest() -> None:
-    found = resolved(
+    resolved_chain = resolved(
         source("one.jsonl"),
         node("trainer", "start", ["data-source"]),
         node("data_source", "second", [], path="two.jsonl", format="alpaca"),
         node("trainer", "further", ["start", "second"]),
     )
-    assert links(found, "further") == {"sft": ["second.sft"], "adapter": ["start.adapter"]}
+    assert links(resolved_chain, "further") == {"sft": ["second.sft"], "adapter": ["start.adapter"]}
 
 
 def test_of_equally_near_nodes_the_one_made_from_the_other_wins() -> None:
-    found = resolved(
+    resolved_chain = resolved(
         source(format="alpaca"),
         node("validator", "first", ["data-source"]),
         node("trainer", "tuned", ["data-source", "first"]),
@@ -249,26 +256,26 @@ def test_of_equally_near_nodes_the_one_made_from_the_other_wins() -> None:
         node("trainer", "again", ["tuned", "aside"]),
         node("deployer", None, ["again", "tuned"], unevaluated=True),
     )
-    assert links(found, "tuned") == {"sft": ["first.sft"]}
-    assert links(found, "deployer")["adapter"] == ["again.adapter"]
+    assert links(resolved_chain, "tuned") == {"sft": ["first.sft"]}
+    assert links(resolved_chain, "deployer")["adapter"] == ["again.adapter"]
 
 
 def test_derivation_is_seen_over_several_nodes() -> None:
     line = [source(format="alpaca"), *(node("validator", f"v{n}") for n in range(4))]
-    found = resolved(*line, node("trainer", "tuned", ["data-source", "v3"]))
-    assert links(found, "tuned") == {"sft": ["v3.sft"]}
-    found = resolved(*line, node("trainer", "tuned", ["v3", "data-source"]))
-    assert links(found, "tuned") == {"sft": ["v3.sft"]}
+    resolved_chain = resolved(*line, node("trainer", "tuned", ["data-source", "v3"]))
+    assert links(resolved_chain, "tuned") == {"sft": ["v3.sft"]}
+    resolved_chain = resolved(*line, node("trainer", "tuned", ["v3", "data-source"]))
+    assert links(resolved_chain, "tuned") == {"sft": ["v3.sft"]}
 
 
 def test_a_diamond_joins_without_ambiguity() -> None:
-    found = resolved(
+    resolved_chain = resolved(
         source(format="alpaca"),
         node("trainer", "left", ["data-source"]),
         node("validator", "right", ["data-source"]),
         node("evaluator", "judged", ["left", "right"]),
     )
-    assert links(found, "judged") == {"sft": ["right.sft"], "adapter": ["left.adapter"]}
+    assert links(resolved_chain, "judged") == {"sft": ["right.sft"], "adapter": ["left.adapter"]}
 
 
 def test_two_independent_makers_at_the_same_distance_are_refused() -> None:
@@ -282,7 +289,7 @@ def test_two_independent_makers_at_the_same_distance_are_refused() -> None:
 
 
 def test_a_tie_is_carried_on_to_the_node_that_takes_the_port() -> None:
-    found = reasons(
+    refusals = reasons(
         node("data_source", "one", path="docs"),
         node("data_source", "two", [], path="b.jsonl", format="alpaca"),
         node("data_source", "three", ["one", "two"], path="c.jsonl", format="alpaca"),
@@ -290,25 +297,25 @@ def test_a_tie_is_carried_on_to_the_node_that_takes_the_port() -> None:
         node("data_source", "five", ["four"], path="more"),
         node("trainer", "tuned", ["three", "five"]),
     )
-    assert found == []
-    found = reasons(
+    assert refusals == []
+    refusals = reasons(
         node("data_source", "one", path="a.jsonl", format="alpaca"),
         node("data_source", "two", [], path="b.jsonl", format="alpaca"),
         node("data_source", "join", ["one", "two"], path="docs"),
         node("trainer", "tuned", ["join"]),
     )
-    assert [(reason.row, reason.node) for reason in found] == [("port-two", "tuned")]
+    assert [(reason.row, reason.node) for reason in refusals] == [("port-two", "tuned")]
 
 
 def test_two_adapters_at_the_same_distance_are_refused_where_they_are_taken() -> None:
-    found = reasons(
+    refusals = reasons(
         source(format="alpaca"),
         node("trainer", "left", ["data-source"]),
         node("trainer", "right", ["data-source"]),
         node("deployer", None, ["left", "right"], unevaluated=True),
     )
-    assert [(reason.row, reason.node) for reason in found] == [("port-two", "deployer")]
-    assert "'left' and 'right' make adapter" in found[0].because
+    assert [(reason.row, reason.node) for reason in refusals] == [("port-two", "deployer")]
+    assert "'left' and 'right' make adapter" in refusals[0].because
 
 
 def test_what_is_missing_says_what_is_offered() -> None:
@@ -319,21 +326,21 @@ def test_what_is_missing_says_what_is_offered() -> None:
 
 
 def test_data_that_is_missing_after_a_control_is_told_as_missing() -> None:
-    found = names(
+    refusal_names = names(
         source(format="alpaca"),
         node("trainer", "shuffled", control="shuffled_answers"),
         node("trainer", "later", ["shuffled"], stage="dpo"),
     )
-    assert found == ["control-unused", "port-preference"]
-    found = names(source("docs"), node("trainer", control="shuffled_answers"), node("ai_generator"))
-    assert found == ["port-sft", "control-unused"]
+    assert refusal_names == ["control-unused", "port-preference"]
+    refusal_names = names(source("docs"), node("trainer", control="shuffled_answers"), node("ai_generator"))
+    assert refusal_names == ["port-sft", "control-unused"]
 
 
 def test_an_evaluator_takes_rows_only_if_there_are_any() -> None:
     nodes = [source("docs"), node("trainer", stage="cpt", backend="native")]
     benchmarks = [{"name": "f1", "path": "tasks.jsonl"}]
-    found = resolved(*nodes, node("evaluator", benchmarks=benchmarks))
-    assert links(found, "evaluator") == {"adapter": ["trainer.adapter"]}
+    resolved_chain = resolved(*nodes, node("evaluator", benchmarks=benchmarks))
+    assert links(resolved_chain, "evaluator") == {"adapter": ["trainer.adapter"]}
 
 
 def test_a_validator_without_rows_takes_nothing() -> None:
@@ -357,8 +364,8 @@ def test_needs_that_were_not_wired_are_left_out() -> None:
 
 
 def test_merging_keeps_the_nearest_offer_of_each_channel() -> None:
-    one, two = Source(node_id="one", port=Port.SFT), Source(node_id="two", port=Port.SFT)
-    near, far = Offer((one,), 1), Offer((two,), 2)
+    first, two = Source(node_id="one", port=Port.SFT), Source(node_id="two", port=Port.SFT)
+    near, far = Offer((first,), 1), Offer((two,), 2)
     assert merge([{"sft": near}, {"sft": far}], {}, {}) == {"sft": near}
     assert merge([{"sft": far}, {"sft": near}], {}, {}) == {"sft": near}
     assert merge([{"sft": near}], {}, {}) == {"sft": near}
@@ -366,7 +373,7 @@ def test_merging_keeps_the_nearest_offer_of_each_channel() -> None:
     assert merge([{"sft": near}, {"text": far}], {}, {}) == {"sft": near, "text": far}
     position = {"one": 0, "two": 1}
     both = merge([{"sft": near}, {"sft": Offer((two,), 1, certain=False)}], {"one": {}, "two": {}}, position)
-    assert both == {"sft": Offer((one, two), 1, certain=False)}
+    assert both == {"sft": Offer((first, two), 1, certain=False)}
 
 
 def test_channels() -> None:
@@ -375,14 +382,14 @@ def test_channels() -> None:
 
 
 def test_ambiguity_is_told_once_for_ports_of_the_same_nodes() -> None:
-    found = check(
+    refusals = check(
         chain(
             node("data_source", "one", path="a.jsonl"),
             node("data_source", "two", [], path="b.jsonl"),
             node("validator", "v", ["one", "two"]),
         )
     )
-    assert [reason.because for reason in found] == [
+    assert [reason.because for reason in refusals] == [
         "The nodes 'one' and 'two' make sft, preference, labelled, prompts, text and are equally near."
     ]
 
@@ -394,19 +401,19 @@ BOTH = {"sets": {"sft": {"path": "a.jsonl"}, "preference": {"path": "b.jsonl"}}}
 def test_ppo_continues_the_policy_and_takes_the_reward_model_beside_it() -> None:
     nodes = [node("data_source", **BOTH), node("trainer"), node("trainer", stage="reward")]
     judging = node("evaluator", benchmarks=[{"name": "forgetting"}])
-    found = resolved(*nodes, node("trainer", stage=SCORED, hyperparameters={"batch_size": 8}), judging)
-    assert links(found, "trainer-2")["adapter"] == ["trainer.adapter"]
-    assert links(found, "trainer-3") == {
+    resolved_chain = resolved(*nodes, node("trainer", stage=SCORED, hyperparameters={"batch_size": 8}), judging)
+    assert links(resolved_chain, "trainer-2")["adapter"] == ["trainer.adapter"]
+    assert links(resolved_chain, "trainer-3") == {
         "sft": ["data-source.sft"], "adapter": ["trainer.adapter"], "reward": ["trainer-2.adapter"],
     }  # fmt: skip
-    assert links(found, "evaluator")["adapter"] == ["trainer-3.adapter"]
+    assert links(resolved_chain, "evaluator")["adapter"] == ["trainer-3.adapter"]
 
 
 def test_ppo_takes_no_reward_model_that_it_does_not_read() -> None:
     nodes = [node("data_source", **BOTH), node("trainer"), node("trainer", stage="reward")]
     exact = {"type": "ppo", "rewards": [{"type": "exact_match"}]}
-    found = resolved(*nodes, node("trainer", stage=exact, hyperparameters={"batch_size": 8}))
-    assert links(found, "trainer-3") == {"sft": ["data-source.sft"], "adapter": ["trainer.adapter"]}
+    resolved_chain = resolved(*nodes, node("trainer", stage=exact, hyperparameters={"batch_size": 8}))
+    assert links(resolved_chain, "trainer-3") == {"sft": ["data-source.sft"], "adapter": ["trainer.adapter"]}
 
 
 def test_two_reward_models_that_are_equally_near_are_refused() -> None:
@@ -421,26 +428,29 @@ DOCUMENTS_AND_PAIRS = {"sets": {"documents": {"path": "docs"}, "preference": {"p
 def test_a_generator_takes_the_reward_model_that_it_reads_and_nothing_behind_it_continues_it() -> None:
     nodes = [node("data_source", **DOCUMENTS_AND_PAIRS), node("trainer", stage="reward")]
     writer = node("ai_generator", model="m", best_of=3)
-    found = resolved(*nodes, writer, node("trainer"))
-    assert links(found, "ai-generator") == {"documents": ["data-source.documents"], "reward": ["trainer.adapter"]}
-    assert links(found, "trainer-2") == {"sft": ["ai-generator.sft"]}
+    resolved_chain = resolved(*nodes, writer, node("trainer"))
+    assert links(resolved_chain, "ai-generator") == {
+        "documents": ["data-source.documents"],
+        "reward": ["trainer.adapter"],
+    }
+    assert links(resolved_chain, "trainer-2") == {"sft": ["ai-generator.sft"]}
     assert names(*nodes, node("ai_generator", model="m"), node("trainer")) == ["reward-continue"]
 
 
 def test_two_generators_behind_each_other_read_the_same_reward_model() -> None:
     nodes = [node("data_source", **DOCUMENTS_AND_PAIRS), node("trainer", stage="reward")]
     writers = [node("ai_generator", model="m", best_of=3) for _ in range(2)]
-    found = resolved(*nodes, *writers, node("trainer"))
-    assert links(found, "ai-generator-2")["reward"] == ["trainer.adapter"]
-    assert links(found, "trainer-2") == {"sft": ["ai-generator-2.sft"]}
+    resolved_chain = resolved(*nodes, *writers, node("trainer"))
+    assert links(resolved_chain, "ai-generator-2")["reward"] == ["trainer.adapter"]
+    assert links(resolved_chain, "trainer-2") == {"sft": ["ai-generator-2.sft"]}
 
 
 def test_behind_a_generator_that_chooses_a_trainer_continues_the_policy() -> None:
     sets = {**DOCUMENTS_AND_PAIRS["sets"], "sft": {"path": "a.jsonl"}}
     nodes = [node("data_source", sets=sets), node("trainer"), node("trainer", stage="reward")]
-    found = resolved(*nodes, node("ai_generator", model="m", best_of=3), node("trainer"))
-    assert links(found, "ai-generator")["reward"] == ["trainer-2.adapter"]
-    assert links(found, "trainer-3") == {"sft": ["ai-generator.sft"], "adapter": ["trainer.adapter"]}
+    resolved_chain = resolved(*nodes, node("ai_generator", model="m", best_of=3), node("trainer"))
+    assert links(resolved_chain, "ai-generator")["reward"] == ["trainer-2.adapter"]
+    assert links(resolved_chain, "trainer-3") == {"sft": ["ai-generator.sft"], "adapter": ["trainer.adapter"]}
 
 
 def test_a_generator_is_refused_between_two_reward_models_only_if_it_reads_one() -> None:

@@ -110,7 +110,7 @@ def says(reason: Reason) -> bool:
     rows = [row for row in ROWS if row.name == reason.row]
     texts = [(row.because, reason.because) for row in rows] + [(row.instead, reason.instead) for row in rows]
     codes = [row.code == reason.code for row in rows]
-    return all([*codes, *(re.fullmatch(pattern_of(text), given, re.DOTALL) for text, given in texts)])
+    return all([*codes, *(re.fullmatch(pattern_of(text), message, re.DOTALL) for text, message in texts)])
 
 
 def pattern_of(text: str) -> str:
@@ -120,9 +120,9 @@ def pattern_of(text: str) -> str:
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
 def test_each_bad_chain_is_refused_by_its_row(path: Path) -> None:
-    own = [reason for reason in reasons_of(path) if name_of(reason) == expected_name(path)]
-    assert own
-    assert all(says(reason) for reason in own)
+    own_reasons = [reason for reason in reasons_of(path) if name_of(reason) == expected_name(path)]
+    assert own_reasons
+    assert all(says(reason) for reason in own_reasons)
 
 
 @pytest.mark.parametrize("path", AT_RUN, ids=lambda path: path.stem)
@@ -198,25 +198,25 @@ STILL = {"control-stage", "no-heldout"}
 def edited(value: Any, edits: dict[str, Any]) -> Any:
     for path, replacement in edits.items():
         *parents, last = ["nodes", *path.split(".")]
-        place = value
+        container = value
         for part in parents:
-            place = place[int(part)] if isinstance(place, list) else place[part]
-        if isinstance(place, list):
-            place[int(last) : int(last) + 1] = [replacement]
+            container = container[int(part)] if isinstance(container, list) else container[part]
+        if isinstance(container, list):
+            container[int(last) : int(last) + 1] = [replacement]
         elif replacement is None:
-            del place[last]
+            del container[last]
         else:
-            place[last] = replacement
+            container[last] = replacement
     return value
 
 
 @pytest.mark.parametrize(("name", "way", "edits"), NEAR, ids=lambda part: part if isinstance(part, str) else "")
 def test_the_nearest_chain_that_is_not_refused(name: str, way: str, edits: dict[str, Any]) -> None:
     path = RESOURCES / "chains_bad" / f"{name}.yaml"
-    found = check(edited(load_value(path), edits))
-    assert expected_name(path) not in [name_of(reason) for reason in found], way
+    refusals = check(edited(load_value(path), edits))
+    assert expected_name(path) not in [name_of(reason) for reason in refusals], way
     if name not in STILL:
-        assert found == [], way
+        assert refusals == [], way
 
 
 CHAINS = [path for path in BAD if not path.stem.startswith("e-spec-") and "nodes" in load_value(path)]
@@ -227,8 +227,10 @@ def test_below_a_node_that_cannot_be_read_only_what_a_node_says_itself_is_told(p
     value = load_value(path)
     value["nodes"][0] = {"type": "zzz"}
     alone = [reason for reason in reasons_of(path) if not chained(reason) and reason.node != "data-source"]
-    found = [reason for reason in check(value) if reason.row]
-    assert [(name_of(reason), reason.node) for reason in found] == [(name_of(reason), reason.node) for reason in alone]
+    row_reasons = [reason for reason in check(value) if reason.row]
+    assert [(name_of(reason), reason.node) for reason in row_reasons] == [
+        (name_of(reason), reason.node) for reason in alone
+    ]
 
 
 def chained(reason: Reason) -> bool:

@@ -15,7 +15,7 @@ from trainyard.spec.compat.context import RunFacts
 
 def test_every_path_of_a_chain_is_asked_about() -> None:
     sets = {"sft": {"path": "/a.jsonl"}, "preference": {"path": "b.jsonl"}, "documents": {"repository": "../code"}}
-    found = at_run(
+    refusals = at_run(
         chain(
             node("data_source", sets=sets),
             node("validator", evaluation_sets=["fine.jsonl", "../tasks.jsonl"]),
@@ -23,13 +23,13 @@ def test_every_path_of_a_chain_is_asked_about() -> None:
             node("evaluator", benchmarks=[{"name": "f1", "path": "/t.jsonl"}, {"name": "f1"}, {"name": "forgetting"}]),
         )
     )
-    assert [(name_of(reason), reason.node, reason.field) for reason in found] == [
+    assert [(name_of(reason), reason.node, reason.field) for reason in refusals] == [
         ("path-root", "data-source", "config.sets.sft.path"),
         ("path-root", "data-source", "config.sets.documents.repository"),
         ("path-root", "validator", "config.evaluation_sets.1"),
         ("path-root", "evaluator", "config.benchmarks.0.path"),
     ]
-    assert found[0].because == "The path '/a.jsonl' leads out of the data roots."
+    assert refusals[0].because == "The path '/a.jsonl' leads out of the data roots."
 
 
 def test_what_is_not_a_local_path_is_not_asked_about() -> None:
@@ -46,14 +46,14 @@ def test_what_is_not_a_local_path_is_not_asked_about() -> None:
     ],
 )  # fmt: skip
 def test_a_mirror_on_this_machine_is_a_path_like_another(address: str, path: str) -> None:
-    found = at_run(chain(source(), node("trainer", engine={"mirror": address})))
-    assert [(name_of(reason), reason.field) for reason in found] == [("path-root", "config.engine.mirror")]
-    assert found[0].because == f"The path {path!r} leads out of the data roots."
+    refusals = at_run(chain(source(), node("trainer", engine={"mirror": address})))
+    assert [(name_of(reason), reason.field) for reason in refusals] == [("path-root", "config.engine.mirror")]
+    assert refusals[0].because == f"The path {path!r} leads out of the data roots."
 
 
 def test_the_file_of_a_chat_template_is_asked_about() -> None:
-    found = at_run(chain(source(), node("trainer", engine={"template": "../chat.jinja"})))
-    assert [(name_of(reason), reason.field) for reason in found] == [("path-root", "config.engine.template")]
+    refusals = at_run(chain(source(), node("trainer", engine={"template": "../chat.jinja"})))
+    assert [(name_of(reason), reason.field) for reason in refusals] == [("path-root", "config.engine.template")]
     for engine in ({"template": "chat.jinja"}, {"template": "chatml"}, {"mirror": "gs://bucket/one"}, {}):
         assert run_names(source(), node("trainer", engine=engine)) == []
 
@@ -154,9 +154,9 @@ def test_half_precision_where_the_device_shows_at_run(
 def test_the_embedded_server_has_to_be_up(embedded: bool | None, expected: list[str]) -> None:
     nodes = [source(), node("validator"), node("trainer"), node("evaluator")]
     targets = [{"type": "registry"}, {"type": "embedded", "url": "http://127.0.0.1:1"}, {"type": "embedded"}]
-    found = at_run(chain(*nodes, node("deployer", targets=targets)), RunFacts(embedded=embedded))
-    assert [name_of(reason) for reason in found] == expected
-    assert [reason.field for reason in found] == ["config.targets.2.type"] * len(expected)
+    refusals = at_run(chain(*nodes, node("deployer", targets=targets)), RunFacts(embedded=embedded))
+    assert [name_of(reason) for reason in refusals] == expected
+    assert [reason.field for reason in refusals] == ["config.targets.2.type"] * len(expected)
 
 
 def test_nothing_is_refused_for_what_is_not_known() -> None:
@@ -165,14 +165,14 @@ def test_nothing_is_refused_for_what_is_not_known() -> None:
 
 
 def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
-    found = reasons(
+    refusals = reasons(
         node("trainer", backend="trl", method="qlora", quantization="gguf"),
         source(),
         node("validator", min_tokens=600),
         node("trainer", backend="trl", stage="ppo", hyperparameters={"precision": "fp16"}, device="cpu"),
         node("deployer"),
     )  # fmt: skip
-    assert [(reason.node, name_of(reason)) for reason in found] == [
+    assert [(reason.node, name_of(reason)) for reason in refusals] == [
         ("trainer", "port-sft"),
         ("trainer", "backend-setting"),
         ("trainer", "quant-export"),

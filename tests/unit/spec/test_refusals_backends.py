@@ -148,9 +148,11 @@ def test_a_refusal_says_what_is_supported_and_by_whom(
 
 def test_a_chain_is_refused_in_the_words_of_a_job() -> None:
     config = {"backend": "llamacpp", "method": "lora", "hyperparameters": {"epochs": 1.5, "max_steps": 3}}
-    found = [reason for reason in reasons(source(), node("trainer", **config)) if name_of(reason) == BACKEND_ROW.name]
-    assert found == backend_reasons(TrainerConfig.model_validate(config), "trainer")
-    assert [reason.field.rpartition(".")[2] for reason in found] == ["method", "max_steps", "epochs"]
+    refusals = [
+        reason for reason in reasons(source(), node("trainer", **config)) if name_of(reason) == BACKEND_ROW.name
+    ]
+    assert refusals == backend_reasons(TrainerConfig.model_validate(config), "trainer")
+    assert [reason.field.rpartition(".")[2] for reason in refusals] == ["method", "max_steps", "epochs"]
     assert reasons(source(), node("trainer", backend="llamacpp", method="full", quantization="gguf")) == []
 
 

@@ -52,10 +52,13 @@ def test_wordings_are_seen_through_a_second_validator() -> None:
 
 
 def test_the_field_of_a_missing_set_is_named() -> None:
-    given = {"benchmarks": [{"name": "f1"}, {"name": "f1", "set": "unseen_wording"}], "primary": "f1/unseen_wording"}
-    found = reasons(*six(generator={"wordings": 1}, validator={}, evaluator=given))
-    assert [reason.field for reason in found] == ["config.benchmarks.1.set", "config.primary"]
-    assert found[0].because == "No set unseen_wording is held out; there is unseen_documents."
+    evaluator = {
+        "benchmarks": [{"name": "f1"}, {"name": "f1", "set": "unseen_wording"}],
+        "primary": "f1/unseen_wording",
+    }
+    refusals = reasons(*six(generator={"wordings": 1}, validator={}, evaluator=evaluator))
+    assert [reason.field for reason in refusals] == ["config.benchmarks.1.set", "config.primary"]
+    assert refusals[0].because == "No set unseen_wording is held out; there is unseen_documents."
 
 
 def test_rows_that_training_saw_are_no_evaluation() -> None:
@@ -78,10 +81,10 @@ def test_rows_that_training_saw_are_no_evaluation() -> None:
     ],
 )
 def test_the_primary_metric_has_to_be_listed(primary: str, benchmarks: list[dict[str, str]], fine: bool) -> None:
-    found = names(
+    refusal_names = names(
         source(), node("validator"), node("trainer"), node("evaluator", benchmarks=benchmarks, primary=primary)
     )
-    assert found == ([] if fine else ["primary"])
+    assert refusal_names == ([] if fine else ["primary"])
 
 
 def deployed(trainer: dict[str, Any], *targets: dict[str, Any]) -> list[Reason]:
@@ -95,14 +98,16 @@ VLLM = {"type": "vllm", "url": "http://127.0.0.1:8000"}
 
 
 def test_each_target_is_judged_by_itself() -> None:
-    found = deployed({"method": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
-    assert [(name_of(reason), reason.field) for reason in found] == [("rank-server", "config.targets.1.max_lora_rank")]
-    assert found[0].because == "The adapter has rank 32, and the server takes at most 16."
+    refusals = deployed({"method": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
+    assert [(name_of(reason), reason.field) for reason in refusals] == [
+        ("rank-server", "config.targets.1.max_lora_rank")
+    ]
+    assert refusals[0].because == "The adapter has rank 32, and the server takes at most 16."
 
 
 def test_a_stated_limit_counts_for_every_kind_of_target() -> None:
-    found = deployed({"method": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
-    assert [name_of(reason) for reason in found] == ["rank-server"]
+    refusals = deployed({"method": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
+    assert [name_of(reason) for reason in refusals] == ["rank-server"]
     assert deployed({"method": {"rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
 
 
@@ -113,14 +118,14 @@ def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
 
 
 def test_all_reasons_of_a_target_are_told_at_once() -> None:
-    found = deployed(
+    refusals = deployed(
         {"method": {"type": "dora", "rank": 64, "modules_to_save": ["lm_head", "embed_tokens"]}},
         {"type": "vllm", "base_model": "org/other"},
     )
-    assert [name_of(reason) for reason in found] == [
+    assert [name_of(reason) for reason in refusals] == [
         "target-adapter", "target-adapter", "rank-server", "target-base-mismatch", "target-url",
     ]  # fmt: skip
-    assert "(lm_head, embed_tokens)" in found[1].because
+    assert "(lm_head, embed_tokens)" in refusals[1].because
 
 
 @pytest.mark.parametrize(
@@ -140,16 +145,16 @@ def test_what_the_files_of_a_target_have_no_words_for(kind: str, method: str, co
 
 
 def test_a_server_that_the_deployer_starts_has_no_address_to_give() -> None:
-    own = {"type": "mlx", "url": "http://127.0.0.1:8080"}
-    assert [name_of(reason) for reason in deployed({}, own)] == ["target-own"]
+    target = {"type": "mlx", "url": "http://127.0.0.1:8080"}
+    assert [name_of(reason) for reason in deployed({}, target)] == ["target-own"]
 
 
 def test_a_report_must_be_about_what_is_deployed() -> None:
-    found = reasons(
+    refusals = reasons(
         source(), node("validator"), node("trainer"), node("evaluator"), node("trainer", "later"), node("deployer")
     )
-    assert [name_of(reason) for reason in found] == ["report-mismatch"]
-    assert found[0].because == "The report judges 'trainer', and 'later' would be deployed."
+    assert [name_of(reason) for reason in refusals] == ["report-mismatch"]
+    assert refusals[0].because == "The report judges 'trainer', and 'later' would be deployed."
 
 
 def test_a_deployer_may_be_unevaluated_with_an_evaluator_too() -> None:

@@ -12,9 +12,9 @@ from tests.unit.spec.test_refusals import run_names
 
 def native(**config: Any) -> list[str]:
     """What a trainer of the default backend is refused for."""
-    found = names(source(), node("trainer", **config))
-    assert found == names(source(), node("trainer", backend="native", **config))
-    return found
+    refusal_names = names(source(), node("trainer", **config))
+    assert refusal_names == names(source(), node("trainer", backend="native", **config))
+    return refusal_names
 
 
 def trl(**config: Any) -> list[str]:
@@ -96,8 +96,8 @@ def test_an_optimizer_without_a_step_of_its_own_is_refused_with_the_reason(name:
 
 
 def test_a_script_of_your_own_is_judged_at_run_only() -> None:
-    own = {"stage": "ppo", "method": "oft", "device": "mps", "launch": {"script": "mine"}}
-    nodes = source(), node("trainer", backend="script", **own)
+    settings = {"stage": "ppo", "method": "oft", "device": "mps", "launch": {"script": "mine"}}
+    nodes = source(), node("trainer", backend="script", **settings)
     assert names(*nodes) == []
     assert "script-off" in run_names(*nodes)
     assert "backend-setting" in names(source(), node("trainer", backend="script", stage="ppo"))
@@ -176,8 +176,8 @@ def test_a_setting_that_nothing_reads_is_refused(config: dict[str, Any], setting
 
 
 def test_too_long_says_nothing_to_running_text() -> None:
-    found = names(source("docs"), node("trainer", stage="cpt", engine={"too_long": "drop"}))
-    assert found == ["setting-unused"]
+    refusal_names = names(source("docs"), node("trainer", stage="cpt", engine={"too_long": "drop"}))
+    assert refusal_names == ["setting-unused"]
 
 
 @pytest.mark.parametrize(
@@ -331,13 +331,13 @@ def test_a_continued_rotation_keeps_its_blocks() -> None:
 def test_a_continued_adapter_keeps_every_part_of_its_shape(name: str, value: object) -> None:
     modules = {"target_modules": ["q_proj"]} if name == "layers" else {}
     shape = {"rank": 32, **modules, name: value}
-    found = reasons(
+    refusals = reasons(
         source(), node("trainer", method={"type": "lora", **modules}), node("trainer", method={"type": "lora", **shape})
     )
-    assert [(name_of(reason), reason.field) for reason in found] == [("adapter-shape", f"config.method.{name}")]
-    assert found[0].instead.startswith(f"Write `{name}: ")
-    own = node("trainer", method={"type": "lora", **shape})
-    assert names(source(), own, own) == []
+    assert [(name_of(reason), reason.field) for reason in refusals] == [("adapter-shape", f"config.method.{name}")]
+    assert refusals[0].instead.startswith(f"Write `{name}: ")
+    continued = node("trainer", method={"type": "lora", **shape})
+    assert names(source(), continued, continued) == []
 
 
 def test_full_weights_after_an_adapter_cannot_continue_it() -> None:
@@ -358,28 +358,28 @@ def test_a_base_model_may_be_named_later_than_first() -> None:
 
 
 def test_a_control_of_another_stage_may_continue_an_adapter() -> None:
-    found = names(
+    refusal_names = names(
         source(), node("validator"), node("trainer"), node("trainer", "tuned", stage="dpo"),
         node("trainer", "shuffled", ["trainer"], stage="dpo", control="shuffled_answers"),
         node("evaluator", None, ["tuned", "shuffled"]),
     )  # fmt: skip
-    assert found == []
+    assert refusal_names == []
 
 
 def test_a_control_with_pauses_may_continue_the_words_that_the_thoughts_continue() -> None:
     stage = {"type": "sft", "latent": "coconut"}
-    found = names(
+    refusal_names = names(
         source(), node("validator"), node("trainer"), node("trainer", "tuned", stage=stage),
         node("trainer", "paused", ["trainer"], stage=stage, control="pauses"),
         node("evaluator", None, ["tuned", "paused"]),
     )  # fmt: skip
-    assert found == []
-    found = names(
+    assert refusal_names == []
+    refusal_names = names(
         source(), node("validator"), node("trainer", "tuned", stage=stage),
         node("trainer", "paused", ["tuned"], stage=stage, control="pauses"),
         node("evaluator", None, ["tuned", "paused"]),
     )  # fmt: skip
-    assert found == ["control-line"]
+    assert refusal_names == ["control-line"]
 
 
 @pytest.mark.parametrize("stage", ["cpt", "ppo", "kto", "reward"])

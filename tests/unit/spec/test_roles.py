@@ -14,7 +14,7 @@ from trainyard.spec.templates import build_template
 
 
 @pytest.mark.parametrize(
-    ("place", "role"),
+    ("path", "role"),
     [
         ("handbook", "handbook"),
         ("./handbook/", "handbook"),
@@ -35,8 +35,8 @@ from trainyard.spec.templates import build_template
         ("x" * 200, "x" * 62),
     ],
 )
-def test_role_is_the_name_of_the_data(place: str, role: str) -> None:
-    assert role_of_place(place) == role
+def test_role_is_the_name_of_the_data(path: str, role: str) -> None:
+    assert role_of_place(path) == role
     DeployerConfig(role=role)
 
 

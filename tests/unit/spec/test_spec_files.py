@@ -30,8 +30,8 @@ from trainyard.spec.nodes import SourceSet, Target
 LINE = "name: small\nnodes:\n  - {type: data_source, config: {path: rows.jsonl}}\n  - {type: trainer}\n"
 
 
-def only(found: list[Reason]) -> Reason:
-    (reason,) = found
+def only(reasons: list[Reason]) -> Reason:
+    (reason,) = reasons
     return reason
 
 
@@ -61,9 +61,9 @@ def test_a_name_without_a_known_ending_is_a_file_if_it_exists(tmp_path: Path, mo
 
 @pytest.mark.parametrize("name", ["nowhere.yaml", "nowhere.yml", "nowhere.JSON"])
 def test_a_missing_file_is_not_found(tmp_path: Path, name: str) -> None:
-    with pytest.raises(NotFound, match=r"E-SPEC-FILE: The file .* cannot be read. Why: No such file") as found:
+    with pytest.raises(NotFound, match=r"E-SPEC-FILE: The file .* cannot be read. Why: No such file") as error:
         load_chain(str(tmp_path / name))
-    assert found.value.do == "Check the path."
+    assert error.value.do == "Check the path."
     with pytest.raises(NotFound, match="E-SPEC-FILE"):
         load_chain(tmp_path / name)
 
@@ -100,7 +100,7 @@ def test_refusals_cross_process_boundaries() -> None:
 
 def test_a_call_of_a_template_is_a_chain() -> None:
     called = load_chain("template: qa-pipeline\nparameters: {documents: handbook}\n")
-    assert [one.type for one in called.nodes][:2] == ["data_source", "ai_generator"]
+    assert [node.type for node in called.nodes][:2] == ["data_source", "ai_generator"]
     assert load_chain("template: code-tuning\n").name == "code-tuning"
     assert load_chain("template: code-tuning\nparameters:\n").name == "code-tuning"
 
@@ -233,10 +233,10 @@ def test_a_chain_needs_nodes() -> None:
     ],
 )
 def test_a_wrong_value_says_what_fits(config: dict[str, Any], instead: str) -> None:
-    found = reasons(source(), node("trainer", hyperparameters=config))
-    assert found[0].code in ("E-SPEC-VALUE",)
-    assert found[0].field == f"config.hyperparameters.{next(iter(config))}"
-    assert found[0].instead == instead
+    refusals = reasons(source(), node("trainer", hyperparameters=config))
+    assert refusals[0].code in ("E-SPEC-VALUE",)
+    assert refusals[0].field == f"config.hyperparameters.{next(iter(config))}"
+    assert refusals[0].instead == instead
 
 
 def test_other_kinds_of_wrong_values() -> None:
@@ -284,16 +284,16 @@ def test_more_nodes_than_the_cap_are_a_limit() -> None:
 
 
 def test_the_node_of_a_wrong_value_is_named_by_its_id() -> None:
-    found = reasons(
+    refusals = reasons(
         source(),
         node("trainer", method={"type": "lora", "rank": 0}),
         node("trainer", "mine", method={"type": "lora", "rank": 999}),
     )
-    assert [reason.node for reason in found] == ["trainer", "mine"]
+    assert [reason.node for reason in refusals] == ["trainer", "mine"]
 
 
 def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
-    found = names(
+    refusal_names = names(
         source(),
         node("validator", min_tokens=-1),
         node("trainer", backend="trl", method="oft"),
@@ -301,7 +301,7 @@ def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
         node("evaluator"),
         node("deployer", None, ["nowhere"]),
     )
-    assert found == ["E-SPEC-VALUE", "E-SPEC-GRAPH", "backend-setting", "quant-method", "no-heldout"]
+    assert refusal_names == ["E-SPEC-VALUE", "E-SPEC-GRAPH", "backend-setting", "quant-method", "no-heldout"]
 
 
 def test_what_follows_a_node_that_cannot_be_read_is_not_blamed_for_its_inputs() -> None:
@@ -310,18 +310,20 @@ def test_what_follows_a_node_that_cannot_be_read_is_not_blamed_for_its_inputs() 
 
 def test_models_are_taken_apart_too() -> None:
     chain_spec = load_chain(LINE)
-    assert [one.node is not None for one in parse_nodes({"nodes": list(chain_spec.nodes)})] == [True, True]
+    assert [parsed.node is not None for parsed in parse_nodes({"nodes": list(chain_spec.nodes)})] == [True, True]
     assert parse_nodes({"nodes": "x"}) == []
     assert parse_nodes([]) == []
 
 
 def test_a_list_of_nodes_is_not_also_too_short() -> None:
-    assert [one.code for one in check({"nodes": [{"type": "data_source", "config": {"pth": "x"}}]})] == ["E-SPEC-KEY"]
+    assert [reason.code for reason in check({"nodes": [{"type": "data_source", "config": {"pth": "x"}}]})] == [
+        "E-SPEC-KEY"
+    ]
 
 
 def test_an_id_with_an_underscore_is_answered_with_the_one_that_exists() -> None:
-    found = reasons(source(), node("trainer", None, ["data_source"]))
-    assert [reason.instead for reason in found][1] == "Did you mean 'data-source'?"
+    refusals = reasons(source(), node("trainer", None, ["data_source"]))
+    assert [reason.instead for reason in refusals][1] == "Did you mean 'data-source'?"
 
 
 def test_words_are_compared_without_case_and_hyphens() -> None:
@@ -354,6 +356,6 @@ def test_the_model_at_a_place() -> None:
 
 
 def test_a_valid_value_has_no_reasons() -> None:
-    spec, found = parse_chain(chain(source(), node("trainer")))
+    spec, reasons = parse_chain(chain(source(), node("trainer")))
     assert spec == ChainSpec.model_validate(chain(source(), node("trainer")))
-    assert found == []
+    assert reasons == []

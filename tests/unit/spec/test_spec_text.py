@@ -254,15 +254,15 @@ def test_yaml_spells_the_same_values(value: object) -> None:
     assert same(parse_text(yaml.dump({"v": value}, Dumper=Plain, allow_unicode=True)), {"v": value})
 
 
-def same(one: object, other: object) -> bool:
+def same(first: object, other: object) -> bool:
     """Equal, with floats compared by value: PyYAML writes 1e+16 with another number of digits."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float | int) and isinstance(other, float) and not isinstance(one, bool):
-        return math.isclose(one, other, rel_tol=1e-15)
-    return one == other and type(one) is type(other)
+    if isinstance(first, dict) and isinstance(other, dict):
+        return first.keys() == other.keys() and all(same(first[key], other[key]) for key in first)
+    if isinstance(first, list) and isinstance(other, list):
+        return len(first) == len(other) and all(map(same, first, other))
+    if isinstance(first, float | int) and isinstance(other, float) and not isinstance(first, bool):
+        return math.isclose(first, other, rel_tol=1e-15)
+    return first == other and type(first) is type(other)
 
 
 def refused_codes(text: str | bytes) -> set[str]:

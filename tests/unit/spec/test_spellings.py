@@ -27,11 +27,11 @@ def test_the_arguments_of_hugging_face_are_answered_with_ours() -> None:
         "bf16": True,
         "fp16": False,
     }  # fmt: skip
-    found = answers(
+    answer_by_field = answers(
         hyperparameters=hyper,
         method={"type": "lora", "r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "use_rslora": True},
     )
-    assert {field.rpartition(".")[2]: instead for field, instead in found} == {
+    assert {field.rpartition(".")[2]: instead for field, instead in answer_by_field} == {
         "num_train_epochs": "Write `epochs`.",
         "per_device_train_batch_size": "Write `batch_size`.",
         "gradient_accumulation_steps": "Write `gradient_accumulation`.",
@@ -50,10 +50,10 @@ def test_the_arguments_of_hugging_face_are_answered_with_ours() -> None:
 
 
 def test_a_setting_in_another_group_is_answered_with_its_place() -> None:
-    found = dict(
+    answer_by_field = dict(
         answers(epochs=3, rank=8, r=8, load_in_4bit=True, beta=1, hyperparameters={"lora_r": 8, "method": "x"})
     )
-    assert found == {
+    assert answer_by_field == {
         "config.epochs": "Write `hyperparameters.epochs`.",
         "config.rank": "Write `method.rank`.",
         "config.r": "Write `method.rank`.",
@@ -65,16 +65,16 @@ def test_a_setting_in_another_group_is_answered_with_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "ours"),
+    ("setting", "value", "our_value"),
     [
         ("optimizer", "adamw_torch", "adamw"), ("optimizer", "adamw_torch_fused", "adamw"),
         ("optimizer", "adamw_bnb_8bit", "adamw_8bit"), ("schedule", "warmup_stable_decay", "wsd"),
         ("precision", "bfloat16", "bf16"), ("precision", "float32", "fp32"),
     ],
 )  # fmt: skip
-def test_a_value_of_another_tool_is_answered_with_ours(setting: str, value: str, ours: str) -> None:
+def test_a_value_of_another_tool_is_answered_with_ours(setting: str, value: str, our_value: str) -> None:
     assert answers(hyperparameters={setting: value}) == [
-        (f"config.hyperparameters.{setting}", f"Did you mean {ours!r}?")
+        (f"config.hyperparameters.{setting}", f"Did you mean {our_value!r}?")
     ]
 
 
@@ -95,21 +95,21 @@ def test_another_node_is_not_told_of_a_trainer() -> None:
 
 def test_every_suggestion_exists() -> None:
     """No name of ours is in the table as another's, and no name is in it twice."""
-    names = [name for given in SPELLINGS.values() for name in given.split()]
+    names = [name for spellings in SPELLINGS.values() for name in spellings.split()]
     assert len(names) == len(OURS)
-    for ours in SPELLINGS:
-        group, _, last = ours.partition(":")[0].rpartition(".")
+    for our_name in SPELLINGS:
+        group, _, last = our_name.partition(":")[0].rpartition(".")
         models = GROUPS[group] if group else (TrainerConfig, DataSourceConfig)
-        assert any(last in model.model_fields for model in models), ours
+        assert any(last in model.model_fields for model in models), our_name
     within = (name for models in GROUPS.values() for model in models for name in model.model_fields)
     fields = {*TrainerConfig.model_fields, *within}
     assert not fields & {*names, *ELSEWHERE}
     named = {**vars(training), **vars(nodes)}.values()
     kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, StrEnum)]
-    words = {str(word) for kind in kinds for word in kind}
+    axis_values = {str(word) for kind in kinds for word in kind}
     assert (
-        set(VALUES.values()) - words
+        set(VALUES.values()) - axis_values
         == {"fa2", "fa3"}
         <= set(EngineSettings.model_fields["attention"].annotation.__args__)
     )
-    assert not words & set(VALUES)
+    assert not axis_values & set(VALUES)

@@ -33,7 +33,9 @@ def test_a_node_says_what_it_does(kind: str, config: dict[str, Any], line: str) 
 
 def test_every_type_of_node_has_a_line() -> None:
     starts = {"data_source": {"path": "x"}}
-    assert all(summarize_node(one.model_validate(starts.get(name, {}))) for name, one in NODE_CONFIGS.items())
+    assert all(
+        summarize_node(config_class.model_validate(starts.get(name, {}))) for name, config_class in NODE_CONFIGS.items()
+    )
 
 
 def test_defaults_are_the_values_of_the_run() -> None:

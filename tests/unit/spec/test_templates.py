@@ -84,14 +84,14 @@ def test_every_template_is_accepted_as_it_comes(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONTROLLED)
 def test_a_control_is_trained_beside_and_only_the_evaluator_takes_it(name: str) -> None:
-    found = resolve(built(name, steps={"control": True}))
+    resolved_chain = resolve(built(name, steps={"control": True}))
     last = "trainer-2" if name == "alignment-pipeline" else "trainer"
-    control = found.node("control")
-    assert control.config == found.node(last).config.model_copy(update={"control": "shuffled_answers"})
-    assert control.needs == found.node(last).needs
-    assert links(found, "evaluator")["adapter"] == [f"{last}.adapter", "control.adapter*"]
-    assert links(found, "deployer")["adapter"] == [f"{last}.adapter"]
-    assert found.order[-3:] == ("control", "evaluator", "deployer")
+    control = resolved_chain.node("control")
+    assert control.config == resolved_chain.node(last).config.model_copy(update={"control": "shuffled_answers"})
+    assert control.needs == resolved_chain.node(last).needs
+    assert links(resolved_chain, "evaluator")["adapter"] == [f"{last}.adapter", "control.adapter*"]
+    assert links(resolved_chain, "deployer")["adapter"] == [f"{last}.adapter"]
+    assert resolved_chain.order[-3:] == ("control", "evaluator", "deployer")
 
 
 def test_a_control_without_an_evaluator_is_refused_and_not_left_out() -> None:
@@ -106,8 +106,8 @@ def test_deploying_without_evaluation_has_to_be_said() -> None:
 
 
 def test_evaluation_without_validation_is_refused() -> None:
-    found = check(built("qa-pipeline", steps={"validate": False}))
-    assert [reason.row for reason in found] == ["no-heldout"]
+    refusals = check(built("qa-pipeline", steps={"validate": False}))
+    assert [reason.row for reason in refusals] == ["no-heldout"]
 
 
 def test_parameters_arrive_where_they_work() -> None:
@@ -133,28 +133,28 @@ def test_parameters_arrive_where_they_work() -> None:
 
 
 def test_how_a_form_optimises_arrives_at_each_trainer() -> None:
-    asked = {
+    training = {
         "max_steps": 30,
         "schedule": "cosine",
         "warmup_ratio": 0.1,
         "optimizer": "lion",
         "gradient_accumulation": 4,
     }
-    chain = built("alignment-pipeline", training=asked, alignment={"max_steps": 7})
+    chain = built("alignment-pipeline", training=training, alignment={"max_steps": 7})
     first, second = (node.config.hyperparameters for node in chain.nodes if node.type == "trainer")
     for hyper in (first, second):
         assert (hyper.schedule, hyper.warmup_ratio) == (Schedule.COSINE, 0.1)
         assert (hyper.optimizer, hyper.gradient_accumulation) == (Optimizer.LION, 4)
     assert (first.max_steps, second.max_steps) == (30, 7)
-    assert built("qa-pipeline", training=asked).nodes[3].config.hyperparameters == first
+    assert built("qa-pipeline", training=training).nodes[3].config.hyperparameters == first
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_trackers_of_a_form_are_those_of_every_trainer(name: str) -> None:
-    for asked in ({}, {"trackers": ["trackio", "mlflow"]}):
-        chain = built(name, training=asked)
+    for training in ({}, {"trackers": ["trackio", "mlflow"]}):
+        chain = built(name, training=training)
         trainers = [node.config for node in chain.nodes if node.type == "trainer"]
-        assert {config.engine.trackers for config in trainers} == {tuple(asked.get("trackers", ()))}
+        assert {config.engine.trackers for config in trainers} == {tuple(training.get("trackers", ()))}
 
 
 def test_the_form_has_the_defaults_of_a_trainer() -> None:
@@ -183,34 +183,37 @@ def test_without_a_model_pairs_are_extracted() -> None:
 
 def test_alignment_is_sft_then_dpo_of_the_same_adapter() -> None:
     alignment = {"loss": "ipo", "beta": 0.3, "epochs": 2, "learning_rate": 1e-6, "batch_size": 3}
-    found = resolve(built("alignment-pipeline", alignment=alignment, training={"rank": 8, "seed": 3}))
-    sets = found.node("data-source").config.sets
-    assert {port: one.path for port, one in sets.items()} == {
+    resolved_chain = resolve(built("alignment-pipeline", alignment=alignment, training={"rank": 8, "seed": 3}))
+    sets = resolved_chain.node("data-source").config.sets
+    assert {port: data_set.path for port, data_set in sets.items()} == {
         Port.SFT: "examples.json",
         Port.PREFERENCE: "pairs.json",
     }
-    assert all(one.format is DataFormat.AUTO for one in sets.values())
-    first, second = found.node("trainer").config, found.node("trainer-2").config
+    assert all(data_set.format is DataFormat.AUTO for data_set in sets.values())
+    first, second = resolved_chain.node("trainer").config, resolved_chain.node("trainer-2").config
     assert (first.stage.type, second.stage.type) == (Stage.SFT, Stage.DPO)
     assert second.method == first.method
     assert second.method.rank == 8
     hyper = second.hyperparameters
     assert (hyper.epochs, hyper.learning_rate, hyper.batch_size, hyper.seed) == (2, 1e-6, 3, 3)
     assert (second.stage.loss, second.stage.beta) == ("ipo", 0.3)
-    assert links(found, "trainer-2") == {"preference": ["validator.preference"], "adapter": ["trainer.adapter"]}
+    assert links(resolved_chain, "trainer-2") == {
+        "preference": ["validator.preference"],
+        "adapter": ["trainer.adapter"],
+    }
 
 
 def test_alignment_can_be_tried_on_a_few_rows_of_each_set() -> None:
     sets = built("alignment-pipeline", max_rows=50).nodes[0].config.sets
-    assert {port: one.max_rows for port, one in sets.items()} == {Port.SFT: 50, Port.PREFERENCE: 50}
+    assert {port: data_set.max_rows for port, data_set in sets.items()} == {Port.SFT: 50, Port.PREFERENCE: 50}
     assert built("alignment-pipeline").nodes[0].config.sets[Port.SFT].max_rows is None
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_switches_of_a_form_stand_in_the_order_of_the_nodes(name: str) -> None:
     order = ["validate", "evaluate", "deploy", "control"]
-    shown = list(TEMPLATES[name].model.model_fields["steps"].default.model_dump())
-    assert shown == [key for key in order if key in shown]
+    switches = list(TEMPLATES[name].model.model_fields["steps"].default.model_dump())
+    assert switches == [key for key in order if key in switches]
 
 
 def test_rag_checks_answers_against_their_documents() -> None:

@@ -26,40 +26,40 @@ SHAPE = ModelShape(
 )
 
 
-def config(**given: Any) -> TrainerConfig:
-    return resolve_trainer(TrainerConfig.model_validate(given), "starter")
+def config(**settings: Any) -> TrainerConfig:
+    return resolve_trainer(TrainerConfig.model_validate(settings), "starter")
 
 
-def measured(**given: Any) -> StepTiming:
+def measured(**settings: Any) -> StepTiming:
     usual: dict[str, Any] = {"source": "run", "time": 1.0, "max_length": 512, "rows_per_batch": 4, "rows_per_step": 4}
     times = {"seconds_per_step": 0.5, "start_s": 0.3, "load_s": 6.0, "end_s": 0.7, "tokens_per_row": 100.0}
-    return StepTiming(**(usual | times | given))
+    return StepTiming(**(usual | times | settings))
 
 
-def seconds(work: Workload, *known: StepTiming, given: TrainerConfig | None = None) -> float:
-    found = estimate_time(SHAPE, given or config(), work, Timings(known)).seconds
-    assert found is not None
-    return found
+def seconds(work: Workload, *timings: StepTiming, trainer_config: TrainerConfig | None = None) -> float:
+    seconds_needed = estimate_time(SHAPE, trainer_config or config(), work, Timings(timings)).seconds
+    assert seconds_needed is not None
+    return seconds_needed
 
 
 def test_without_a_measurement_there_is_no_time() -> None:
-    found = estimate_time(SHAPE, config(), Workload(1000, 750), Timings(note="the file is broken"))
-    assert found.seconds is None
-    assert found.basis == f"{NOT_MEASURED}; the file is broken"
+    time_estimate = estimate_time(SHAPE, config(), Workload(1000, 750), Timings(note="the file is broken"))
+    assert time_estimate.seconds is None
+    assert time_estimate.basis == f"{NOT_MEASURED}; the file is broken"
     assert estimate_time(SHAPE, config(), Workload(), Timings([measured()])).seconds is None
 
 
 def test_the_parts_of_a_training_add_up() -> None:
     work = Workload(1000, 750, 100.0)
     # 750 steps of half a second, and four checkpoints on the way
-    one = measured(save_s=0.25, rows=1000)
-    assert seconds(work, one) == pytest.approx(0.3 + 6 + 750 * 0.5 + 4 * 0.25 + 0.7)
+    timing = measured(save_s=0.25, rows=1000)
+    assert seconds(work, timing) == pytest.approx(0.3 + 6 + 750 * 0.5 + 4 * 0.25 + 0.7)
     assert save_steps(Hyperparameters(), 750) == 150
 
 
 def test_loading_grows_with_the_rows() -> None:
-    one = measured(rows=200, load_s_per_row=0.01)
-    assert seconds(Workload(1000, 10, 100.0), one) - seconds(Workload(200, 10, 100.0), one) == pytest.approx(8.0)
+    timing = measured(rows=200, load_s_per_row=0.01)
+    assert seconds(Workload(1000, 10, 100.0), timing) - seconds(Workload(200, 10, 100.0), timing) == pytest.approx(8.0)
 
 
 def test_a_step_is_scaled_by_its_operations() -> None:
@@ -72,8 +72,8 @@ def test_a_step_is_scaled_by_its_operations() -> None:
 def test_a_step_of_the_same_size_wins_over_a_similar_one() -> None:
     other = measured(max_length=128, seconds_per_step=99.0, time=2.0)
     assert seconds(Workload(40, 10, 100.0), measured(), other) == pytest.approx(7 + 5)
-    found = estimate_time(SHAPE, config(), Workload(40, 10, 100.0), Timings([other]))
-    assert "at 128 tokens and 4 rows, scaled by operations" in found.basis
+    time_estimate = estimate_time(SHAPE, config(), Workload(40, 10, 100.0), Timings([other]))
+    assert "at 128 tokens and 4 rows, scaled by operations" in time_estimate.basis
 
 
 def test_the_median_of_the_newest_counts() -> None:
@@ -82,9 +82,9 @@ def test_the_median_of_the_newest_counts() -> None:
 
 
 def test_the_same_data_says_steps_and_tokens() -> None:
-    one = measured(data="abc", steps_per_epoch=25.0)
-    found = estimate_time(SHAPE, config(), Workload(None, None, None, frozenset({"abc"})), Timings([one]))
-    assert (found.steps, found.tokens) == (75, 10_000)
+    timing = measured(data="abc", steps_per_epoch=25.0)
+    time_estimate = estimate_time(SHAPE, config(), Workload(None, None, None, frozenset({"abc"})), Timings([timing]))
+    assert (time_estimate.steps, time_estimate.tokens) == (75, 10_000)
     assert count_tokens(None, 3.0) is None
 
 

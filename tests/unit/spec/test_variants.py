@@ -54,23 +54,25 @@ GROUPED = [(axis, value) for axis, value in EVERY if value not in (Stage.DISTILL
 def written(axis: str, value: Any) -> list[dict[str, Any]]:
     """Settings of a stage or method: none, each of its values by itself, and every pair of them."""
     fields, values = AXES[axis][value].model_fields, DRAWN if value is Stage.GRPO else VALUES
-    single = [{name: one} for name in values.keys() & fields.keys() for one in values[name]]
+    single = [{name: setting_value} for name in values.keys() & fields.keys() for setting_value in values[name]]
     assert fields.keys() - {"type"} - NEWER <= values.keys()
-    return [{}, *single, *({**one, **other} for one, other in itertools.combinations(single, 2))]
+    return [{}, *single, *({**first, **other} for first, other in itertools.combinations(single, 2))]
 
 
 def in_earlier_form(axis: str, value: Any, settings: dict[str, Any]) -> dict[str, Any]:
     usual = "lora" if axis == "method" else "rollouts" if value is Stage.GRPO else "preference"
-    words: dict[str, Any] = {axis: value.value}
-    for name, given in settings.items():
+    trainer_settings: dict[str, Any] = {axis: value.value}
+    for name, setting_value in settings.items():
         group, _, old = EARLIER.get(name, f"{usual}.{name}").partition(".")
-        words.setdefault(group, {})[old] = given
-    return words
+        trainer_settings.setdefault(group, {})[old] = setting_value
+    return trainer_settings
 
 
 @pytest.mark.parametrize(("axis", "value"), EVERY)
 def test_a_bare_word_has_the_defaults_of_its_variant(axis: str, value: Any) -> None:
-    by_word, in_full = (TrainerConfig.model_validate({axis: one}) for one in (value.value, {"type": value.value}))
+    by_word, in_full = (
+        TrainerConfig.model_validate({axis: axis_value}) for axis_value in (value.value, {"type": value.value})
+    )
     assert by_word == in_full == TrainerConfig.model_validate({axis: value.settings()})
     variant = getattr(by_word, axis)
     assert (variant.type, str(variant), variant.facts) == (value, value.value, value.facts)
@@ -160,7 +162,7 @@ def test_defaults_that_were_written_out_are_left_where_they_do_not_belong(axis: 
 
 
 @pytest.mark.parametrize(
-    ("given", "because"),
+    ("settings", "because"),
     [
         ({"method": "full", "lora": {"rank": 8}}, "Only method lora, qlora, dora, lora_plus reads lora.rank"),
         ({"method": "oft", "lora": {"profile": "classic", "rank": 32}}, "reads lora.rank; here it would be ignored"),
@@ -173,9 +175,9 @@ def test_defaults_that_were_written_out_are_left_where_they_do_not_belong(axis: 
         ({"stage": "dpo", "engine": {"reward_centering": 0.1}}, "Only stage reward reads engine.reward_centering"),
     ],
 )
-def test_an_earlier_setting_that_does_not_fit_is_refused(given: dict[str, Any], because: str) -> None:
+def test_an_earlier_setting_that_does_not_fit_is_refused(settings: dict[str, Any], because: str) -> None:
     with pytest.raises(ValidationError, match=because):
-        TrainerConfig.model_validate(given)
+        TrainerConfig.model_validate(settings)
 
 
 def test_an_earlier_setting_may_repeat_what_the_method_says() -> None:
@@ -197,10 +199,10 @@ def test_an_earlier_group_is_told_once_a_setting() -> None:
 
 
 def test_a_plan_says_what_to_write() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     job = {"dataset": {"path": "rows.jsonl"}, "lora": {"rank": 8}}
-    plan(PlanInput(target="training-job", parameters=job), Context(load_settings(), say=said.append))
-    assert said == ["lora.rank is deprecated: write method.rank."]
+    plan(PlanInput(target="training-job", parameters=job), Context(load_settings(), say=messages.append))
+    assert messages == ["lora.rank is deprecated: write method.rank."]
 
 
 def test_parameters_are_laid_over_a_word() -> None:

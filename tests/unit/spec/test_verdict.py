@@ -45,8 +45,12 @@ def test_chains_that_may_train_on_few_rows_have_no_floor() -> None:
 
 
 def test_rows_of_task_files_are_not_held_out() -> None:
-    own = {"benchmarks": [{"name": "exact_match", "path": "tasks.jsonl"}], "least_rows": 10, "confidence": 0.9}
-    floor = find_floor(resolved(evaluator(**own), {"type": "deployer"}))
+    evaluator_settings = {
+        "benchmarks": [{"name": "exact_match", "path": "tasks.jsonl"}],
+        "least_rows": 10,
+        "confidence": 0.9,
+    }
+    floor = find_floor(resolved(evaluator(**evaluator_settings), {"type": "deployer"}))
     assert floor is not None
     assert (floor.decides, floor.least_rows, floor.cases_needed) == (None, 10, 5)
     assert floor.reasons(trained=10, held_out=Counted(1, 1)) == []

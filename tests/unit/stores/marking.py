@@ -75,16 +75,16 @@ def work(address: str, seed: int, record: Path) -> None:
         if not left and all(state is MarkerState.COMPLETED for state in markers.states().values()):
             return
         chance.shuffle(left)
-        for one in left[:50]:
-            claim = markers.claim(one, this_owner())
+        for marker in left[:50]:
+            claim = markers.claim(marker, this_owner())
             if claim is None:
                 continue
             try:
                 markers.complete(markers.verify(claim), {"worker": seed})
             except Conflict as error:
-                note(record, {"lost": one.name, "code": error.code})
+                note(record, {"lost": marker.name, "code": error.code})
             else:
-                note(record, {"won": one.name, "fence": claim.fence})
+                note(record, {"won": marker.name, "fence": claim.fence})
 
 
 def note(record: Path, line: dict[str, object]) -> None:

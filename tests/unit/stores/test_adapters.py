@@ -53,8 +53,13 @@ def test_numbers_rise_and_the_list_is_in_order(registry: AdapterRegistry, source
     for role in ("bot", "bot", "agent"):
         registry.register("acme", role, source)
     registry.register("zoo", "bot", source)
-    assert [one.name for one in registry.list()] == ["acme/agent/v1", "acme/bot/v1", "acme/bot/v2", "zoo/bot/v1"]
-    assert [one.name for one in registry.list("acme", "bot")] == ["acme/bot/v1", "acme/bot/v2"]
+    assert [adapter_version.name for adapter_version in registry.list()] == [
+        "acme/agent/v1",
+        "acme/bot/v1",
+        "acme/bot/v2",
+        "zoo/bot/v1",
+    ]
+    assert [adapter_version.name for adapter_version in registry.list("acme", "bot")] == ["acme/bot/v1", "acme/bot/v2"]
     assert registry.list("nobody") == []
 
 
@@ -62,7 +67,7 @@ def test_a_number_is_not_reused_after_its_folder_lost_its_manifest(registry: Ada
     registry.register("acme", "bot", source)
     second = registry.register("acme", "bot", source)
     (registry.path(second) / MANIFEST).unlink()
-    assert [one.version for one in registry.list()] == [1]
+    assert [adapter_version.version for adapter_version in registry.list()] == [1]
     assert registry.register("acme", "bot", source).version == 3
     with pytest.raises(NotFound, match=r"E-ADAPTER-NOT-FOUND: There is no adapter version acme/bot/v2"):
         registry.show("acme/bot/v2")
@@ -95,7 +100,7 @@ def test_eight_racing_processes_get_distinct_numbers(registry: AdapterRegistry, 
         racer.stdin.flush()
     numbers = [int(word) for racer in racers for word in racer.communicate(timeout=60)[0].split()]
     assert sorted(numbers) == list(range(1, 41))
-    assert [one.version for one in registry.list()] == list(range(1, 41))
+    assert [adapter_version.version for adapter_version in registry.list()] == list(range(1, 41))
 
 
 def test_a_registration_that_is_killed_leaves_no_complete_version(registry: AdapterRegistry, source: Path) -> None:
@@ -273,8 +278,8 @@ def test_any_sequence_keeps_numbers_rising_and_the_pointer_on_a_complete_version
         if action == "register":
             seen.append(registry.register("acme", "bot", source).version)
         elif action == "die":  # what a killed registration leaves
-            taken = [int(path.name[1:]) for path in (root / "adapters").glob("acme/bot/v*")]
-            (root / "adapters" / "acme" / "bot" / f"v{max(taken, default=0) + 1}").mkdir(parents=True)
+            numbers = [int(path.name[1:]) for path in (root / "adapters").glob("acme/bot/v*")]
+            (root / "adapters" / "acme" / "bot" / f"v{max(numbers, default=0) + 1}").mkdir(parents=True)
         elif action == "promote" and complete:
             registry.promote(complete[0].name)
         elif action == "rollback":
@@ -284,7 +289,7 @@ def test_any_sequence_keeps_numbers_rising_and_the_pointer_on_a_complete_version
                 assert len({entry["version"] for entry in registry.live("acme", "bot").history}) <= 1
     assert seen == sorted(set(seen))
     live = registry.live("acme", "bot").version
-    assert live is None or live in [one.version for one in registry.list("acme", "bot")]
+    assert live is None or live in [adapter_version.version for adapter_version in registry.list("acme", "bot")]
 
 
 def test_the_pointer_is_readable_json(registry: AdapterRegistry, source: Path) -> None:

@@ -17,14 +17,14 @@ from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 KEY, OTHER = "a" * 64, "b" * 64
 
 
-def made(text: str) -> Produced:
+def produced_set(text: str) -> Produced:
     return Produced(outputs={Port.TEXT: ProducedSet(folder="text", rows=1)}, facts={"text": text})
 
 
 def write(text: str, folder: Path) -> Produced:
     (folder / "text").mkdir()
     (folder / "text" / "rows.txt").write_text(text, encoding="utf-8")
-    return made(text)
+    return produced_set(text)
 
 
 def never_finish(root: Path) -> None:
@@ -74,10 +74,10 @@ def test_replace_exchanges_a_result(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     store.produce(KEY, lambda folder: write("old", folder))
     fresh = store.produce(KEY, lambda folder: write("new", folder), replace=True)
-    found = store.find(KEY)
-    assert found is not None
-    assert found.outputs == fresh.outputs
-    assert (found.outputs[Port.TEXT].path / "rows.txt").read_text(encoding="utf-8") == "new"
+    found_artifact = store.find(KEY)
+    assert found_artifact is not None
+    assert found_artifact.outputs == fresh.outputs
+    assert (found_artifact.outputs[Port.TEXT].path / "rows.txt").read_text(encoding="utf-8") == "new"
     assert list(tmp_path.glob(".*")) == []
 
 
@@ -91,13 +91,13 @@ def test_a_replacement_that_fails_leaves_the_old_result(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="disk is full"):
         store.produce(KEY, fail, replace=True)
-    found = store.find(KEY)
-    assert found is not None
-    assert found.facts == {"text": "old"}
+    found_artifact = store.find(KEY)
+    assert found_artifact is not None
+    assert found_artifact.facts == {"text": "old"}
 
 
 def test_without_replace_the_first_result_is_kept(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     store.produce(KEY, lambda folder: write("old", folder))
-    kept = store.produce(KEY, lambda folder: write("new", folder))
-    assert kept.facts == {"text": "old"}
+    artifact = store.produce(KEY, lambda folder: write("new", folder))
+    assert artifact.facts == {"text": "old"}

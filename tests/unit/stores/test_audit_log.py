@@ -24,17 +24,17 @@ for number in range(60):
 @pytest.fixture
 def log(tmp_path: Path) -> AuditLog:
     """Ten lines in a file."""
-    made = AuditLog(tmp_path / "audit")
+    audit_log = AuditLog(tmp_path / "audit")
     for number in range(10):
-        made.append({"number": number, "text": "ü"})
-    return made
+        audit_log.append({"number": number, "text": "ü"})
+    return audit_log
 
 
 def test_lines_come_back_in_both_orders(log: AuditLog) -> None:
     assert [line["number"] for line in log.lines()] == list(range(10))
     assert [line["number"] for line in log.lines(newest_first=True)] == list(range(9, -1, -1))
-    found = verify_log(log.folder)
-    assert (found.lines, found.first, found.last, found.problems) == (10, 1, 10, ())
+    audit_check = verify_log(log.folder)
+    assert (audit_check.lines, audit_check.first, audit_check.last, audit_check.problems) == (10, 1, 10, ())
 
 
 def test_nobody_else_may_read_it(log: AuditLog) -> None:
@@ -58,9 +58,9 @@ def test_a_line_that_was_removed_is_noticed(log: AuditLog, line: int) -> None:
 def test_every_change_of_a_byte_is_noticed(log: AuditLog) -> None:
     (path,) = log_files(log.folder)
     whole = path.read_bytes()
-    for place in range(0, len(whole), 7):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert verify_log(log.folder).problems, place
+    for offset in range(0, len(whole), 7):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+        assert verify_log(log.folder).problems, offset
     path.write_bytes(whole)
     assert not verify_log(log.folder).problems
 
@@ -85,8 +85,8 @@ def test_a_line_that_a_power_cut_took_half_of_is_named_and_the_log_continues(log
     (path,) = log_files(log.folder)
     path.write_bytes(path.read_bytes()[:-30])
     log.append({"number": 10})
-    found = verify_log(log.folder)
-    assert found.problems[0] == "audit-000001.jsonl:10 is not a whole line: cut off by a power cut, or changed"
+    audit_check = verify_log(log.folder)
+    assert audit_check.problems[0] == "audit-000001.jsonl:10 is not a whole line: cut off by a power cut, or changed"
     assert [line["number"] for line in log.lines()] == [*range(9), 10]
 
 
@@ -109,10 +109,10 @@ def test_a_missing_file_and_a_missing_head_are_noticed(log: AuditLog) -> None:
 def test_processes_take_turns_over_several_files(tmp_path: Path) -> None:
     folder = tmp_path / "audit"
     running = [subprocess.Popen([sys.executable, "-c", WRITER, str(folder), name]) for name in "ab"]
-    assert [one.wait(60) for one in running] == [0, 0]
-    found = verify_log(folder)
-    assert (found.lines, found.problems) == (120, ())
-    assert found.files > 3
+    assert [process.wait(60) for process in running] == [0, 0]
+    audit_check = verify_log(folder)
+    assert (audit_check.lines, audit_check.problems) == (120, ())
+    assert audit_check.files > 3
     assert all(path.stat().st_size < 4_600 for path in log_files(folder))
 
 

@@ -24,7 +24,7 @@ def test_its_file_is_for_its_owner_alone_at_every_moment(home: Path) -> None:
     path.chmod(0o644)
     keep_auth(settings())
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [one.name for one in home.iterdir()] == [path.name], "no temporary file is left"
+    assert [path.name for path in home.iterdir()] == [path.name], "no temporary file is left"
 
 
 def test_an_operator_s_string_replaces_the_random_one() -> None:

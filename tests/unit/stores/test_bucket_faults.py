@@ -163,23 +163,23 @@ def test_two_publishers_create_each_version_once(server: ObjectServer) -> None:
     patient = ObjectSettings(deadline_s=20, first_wait_s=0.01, most_wait_s=0.05)
     won: dict[str, list[str]] = {"one": [], "two": []}
 
-    def publish(who: str) -> None:
+    def publish(publisher: str) -> None:
         store = open_store("gs://weights", patient)
         for number in range(120):
             try:
-                store.put(f"v{number}/manifest.json", who.encode(), if_generation_match=0)
+                store.put(f"v{number}/manifest.json", publisher.encode(), if_generation_match=0)
             except Conflict:
                 continue
-            won[who].append(f"v{number}/manifest.json")
+            won[publisher].append(f"v{number}/manifest.json")
 
-    threads = [threading.Thread(target=publish, args=(who,)) for who in won]
+    threads = [threading.Thread(target=publish, args=(publisher,)) for publisher in won]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(won["one"] + won["two"]) == sorted(f"v{number}/manifest.json" for number in range(120))
-    for who, names in won.items():
-        assert {server.objects["weights", name].data for name in names} <= {who.encode()}
+    for publisher, names in won.items():
+        assert {server.objects["weights", name].data for name in names} <= {publisher.encode()}
 
 
 def test_no_question_is_asked_that_was_not_meant(store: ObjectStore, server: ObjectServer) -> None:

@@ -54,15 +54,15 @@ def test_one_of_many_writers_takes_a_number(store: ChainStore) -> None:
 
 
 def test_tenants_do_not_see_each_other(store: ChainStore) -> None:
-    ours, theirs = store.create(chain(tenant="acme")), store.create(chain(tenant="other"))
-    assert store.list("acme") == [ours]
-    assert store.find("guide", "acme") == ours
+    acme_chain, other_chain = store.create(chain(tenant="acme")), store.create(chain(tenant="other"))
+    assert store.list("acme") == [acme_chain]
+    assert store.find("guide", "acme") == acme_chain
     missing = "chain-000000000000"
-    with pytest.raises(NotFound) as one:
-        store.find(theirs.id, "acme")
+    with pytest.raises(NotFound) as error:
+        store.find(other_chain.id, "acme")
     with pytest.raises(NotFound) as other:
         store.find(missing, "acme")
-    assert str(one.value).replace(theirs.id, missing) == str(other.value)
+    assert str(error.value).replace(other_chain.id, missing) == str(other.value)
     with pytest.raises(Conflict, match=r"'guide' is the name of 2 stored chains"):
         store.find("guide")
 
@@ -72,7 +72,7 @@ def test_a_deleted_chain_is_gone_as_a_whole(store: ChainStore, tmp_path: Path) -
     store.delete(first)
     assert store.list() == []
     assert list(tmp_path.glob("chains/default/*")) == []
-    for late in (store.delete, lambda one: store.write(one.model_copy(update={"revision": 2}))):
+    for late in (store.delete, lambda stored: store.write(stored.model_copy(update={"revision": 2}))):
         with pytest.raises(NotFound, match="E-NOT-FOUND"):
             late(first)
     (tmp_path / "chains" / "default" / "chain-0123456789ab").mkdir()  # its writer died before it wrote

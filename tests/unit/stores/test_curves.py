@@ -70,44 +70,44 @@ def assert_levels_agree(store: CurveStore) -> None:
     """Compare every resolution with the same groups of the whole curve."""
     whole = store.read().points
     for most in (1, 2, 3, 5, 8, 13):
-        found = store.read(most)
-        assert len(found.points) <= most
-        if found.steps_per_point == 1:
-            assert found.points == whole
+        curve = store.read(most)
+        assert len(curve.points) <= most
+        if curve.steps_per_point == 1:
+            assert curve.points == whole
             continue
         groups: dict[int, list[Point]] = {}
         for point in whole:
-            groups.setdefault(point.step // found.steps_per_point, []).append(point)
-        assert [point.step for point in found.points] == [group[-1].step for _, group in sorted(groups.items())]
+            groups.setdefault(point.step // curve.steps_per_point, []).append(point)
+        assert [point.step for point in curve.points] == [group[-1].step for _, group in sorted(groups.items())]
         for name in MEASURED:
             for at, (_, group) in enumerate(sorted(groups.items())):
-                given = [value for point in group if (value := getattr(point, name)) is not None]
-                mean = getattr(found.points[at], name)
-                if not given:
+                values = [value for point in group if (value := getattr(point, name)) is not None]
+                mean = getattr(curve.points[at], name)
+                if not values:
                     assert mean is None
                     continue
-                assert mean == pytest.approx(sum(given) / len(given), abs=1e-9)
-                assert (found.low[name][at], found.high[name][at]) == (min(given), max(given))
-                assert found.last[name][at] == given[-1]
+                assert mean == pytest.approx(sum(values) / len(values), abs=1e-9)
+                assert (curve.low[name][at], curve.high[name][at]) == (min(values), max(values))
+                assert curve.last[name][at] == values[-1]
 
 
 def test_a_spike_is_in_every_resolution(work: TrainingLogs) -> None:
     write(work.folder / "events.jsonl", [progress(step, loss=2.0 if step != 1234 else 99.0) for step in range(1, 5001)])
     for most in (3, 10, 100, 700):
-        found = read(work).read(most)
-        assert len(found.points) <= most
-        assert max(value for value in found.high["loss"] if value is not None) == 99.0
-        assert found.steps_per_point >= 5000 / most / FACTOR
+        curve = read(work).read(most)
+        assert len(curve.points) <= most
+        assert max(value for value in curve.high["loss"] if value is not None) == 99.0
+        assert curve.steps_per_point >= 5000 / most / FACTOR
 
 
 def test_a_curve_from_a_step_on(work: TrainingLogs) -> None:
     write(work.folder / "events.jsonl", [progress(step, loss=float(step)) for step in range(1, 1001)])
     store = read(work)
     assert [point.step for point in store.read(since_step=998).points] == [998, 999, 1000]
-    found = store.read(10, since_step=900)
-    assert found.points[-1].step == 1000
-    assert 5 <= len(found.points) <= 10
-    assert found.points[0].step >= 900
+    curve = store.read(10, since_step=900)
+    assert curve.points[-1].step == 1000
+    assert 5 <= len(curve.points) <= 10
+    assert curve.points[0].step >= 900
     assert store.read(10, since_step=2000).points == ()
 
 
@@ -117,11 +117,11 @@ def test_a_part_of_a_curve(work: TrainingLogs) -> None:
     assert [point.step for point in store.read(since_step=10, until_step=12).points] == [10, 11, 12]
     assert store.read(until_step=10**30).points == store.read().points
     assert store.read(since_step=10**30).points == ()
-    found = store.read(20, since_step=200, until_step=400)
-    assert found.steps_per_point < 1000 // 20  # finer than the whole curve
-    assert len(found.points) <= 20
-    assert found.points[0].step >= 200
-    assert 400 <= found.points[-1].step < 400 + found.steps_per_point
+    curve = store.read(20, since_step=200, until_step=400)
+    assert curve.steps_per_point < 1000 // 20  # finer than the whole curve
+    assert len(curve.points) <= 20
+    assert curve.points[0].step >= 200
+    assert 400 <= curve.points[-1].step < 400 + curve.steps_per_point
 
 
 def test_a_restart_cuts_every_level(work: TrainingLogs) -> None:
@@ -129,9 +129,9 @@ def test_a_restart_cuts_every_level(work: TrainingLogs) -> None:
     write(path, [progress(step, loss=1.0) for step in range(1, 2001)])
     assert read(work).read(10).points[-1].step == 2000
     write(path, [{"event": "begin", "restarted_from": {"step": 777}}, progress(778, loss=5.0)])
-    found = read(work).read(10)
-    assert found.points[-1].step == 778
-    assert found.last["loss"][-1] == 5.0
+    curve = read(work).read(10)
+    assert curve.points[-1].step == 778
+    assert curve.last["loss"][-1] == 5.0
     assert_levels_agree(read(work))
     write(path, [{"event": "begin"}])
     assert read(work).read().points == ()

@@ -38,9 +38,9 @@ def test_an_entry_is_kept_across_openings(tmp_path: Path) -> None:
     assert again.entries() == ledger.entries() == [entry(1), replace(entry(2), status="quarantined", reason="no JSON")]
     assert [again.done(entry(number).key) for number in (1, 2, 3)] == [True, True, False]
     assert not again.done(entry(1, version="v2").key)
-    found = again.status("2.md")
-    assert found is not None
-    assert found.reason == "no JSON"
+    ledger_entry = again.status("2.md")
+    assert ledger_entry is not None
+    assert ledger_entry.reason == "no JSON"
     assert again.status("3.md") is None
 
 
@@ -51,11 +51,11 @@ def test_an_edited_document_replaces_and_going_back_is_an_edit_too(tmp_path: Pat
     assert ledger.current() == [second]
     assert ledger.entries() == [first, second]
     assert ledger.done(first.key)
-    assert [ledger.done(one.key, "same.md") for one in (first, second)] == [False, True]
+    assert [ledger.done(ledger_entry.key, "same.md") for ledger_entry in (first, second)] == [False, True]
     back = replace(first, night="n2", at=5000.0)
     assert ledger.record(back)
     assert ledger.current() == [back]
-    assert [ledger.done(one.key, "same.md") for one in (first, second)] == [True, False]
+    assert [ledger.done(ledger_entry.key, "same.md") for ledger_entry in (first, second)] == [True, False]
 
 
 def test_the_same_content_under_another_name_is_known(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_a_quarantined_document_may_be_done_later(tmp_path: Path) -> None:
 
 
 def test_two_ledgers_on_one_file_see_each_other(tmp_path: Path) -> None:
-    one, two = DocumentLedger(tmp_path / "ledger.jsonl"), DocumentLedger(tmp_path / "ledger.jsonl")
-    assert [one.record(entry(1)), two.record(entry(1)), two.record(entry(2))] == [True, False, True]
-    one.refresh()
-    assert one.entries() == two.entries()
+    first, two = DocumentLedger(tmp_path / "ledger.jsonl"), DocumentLedger(tmp_path / "ledger.jsonl")
+    assert [first.record(entry(1)), two.record(entry(1)), two.record(entry(2))] == [True, False, True]
+    first.refresh()
+    assert first.entries() == two.entries()
 
 
 def test_a_torn_tail_is_cut_and_the_next_entry_stands(tmp_path: Path) -> None:
@@ -120,11 +120,13 @@ def test_killed_at_any_call_no_acknowledged_entry_is_lost() -> None:
             files.before = lambda _call: None
             files.crash()
             ledger = DocumentLedger(PATH, files)
-            known = [one.name for one in ledger.entries()]
-            assert known[: len(acknowledged)] == acknowledged
-            assert known == [f"{number}.md" for number in range(len(known))]
+            names = [ledger_entry.name for ledger_entry in ledger.entries()]
+            assert names[: len(acknowledged)] == acknowledged
+            assert names == [f"{number}.md" for number in range(len(names))]
             ledger.record_many(entry(number) for number in range(4))
-            assert [one.name for one in DocumentLedger(PATH, files).entries()] == [f"{n}.md" for n in range(4)]
+            assert [ledger_entry.name for ledger_entry in DocumentLedger(PATH, files).entries()] == [
+                f"{n}.md" for n in range(4)
+            ]
     assert deaths > 150
 
 

@@ -25,9 +25,9 @@ RUN = "0190d3c2-1f2e-7a3b-8c4d-5e6f70819203"
 
 
 def test_a_drawn_id_is_job_and_twelve_hex_digits() -> None:
-    drawn = {draw_job_id() for _ in range(1000)}
-    assert len(drawn) == 1000
-    assert all(JOB_ID.fullmatch(one) for one in drawn)
+    job_ids = {draw_job_id() for _ in range(1000)}
+    assert len(job_ids) == 1000
+    assert all(JOB_ID.fullmatch(job_id) for job_id in job_ids)
 
 
 @given(st.uuids())
@@ -51,7 +51,7 @@ def test_a_run_without_a_trainer_is_named_by_its_own_id() -> None:
 
 def test_tags_that_say_what_a_run_is_are_reserved() -> None:
     reserved = ["job", "job-00000000000a", "tenant:acme", "trace:1", "continues:run"]
-    assert [is_reserved(one) for one in reserved] == [True] * 5
+    assert [is_reserved(tag) for tag in reserved] == [True] * 5
     assert not any(map(is_reserved, ["jobs", "job-1", "chain:a", "project:tenant"]))
 
 
@@ -61,17 +61,19 @@ def test_a_retried_job_continues_the_run_of_its_tag() -> None:
 
 
 def test_the_facts_of_a_job_are_in_any_of_its_spellings() -> None:
-    ours = {"job": {"dataset": {"path": "a"}, "stage": {"type": "dpo"}, "method": {"type": "lora"}, "backend": "trl"}}
-    theirs = {"job": {"dataset": {"path": "a"}, "method": "dpo", "backend": "trl"}}
-    wanted = {"tenant": "default", "stage": "dpo", "method": "lora", "backend": "trl", "base_model": ""}
-    assert read_facts([], ours) == read_facts([], theirs) == wanted
+    full_job = {
+        "job": {"dataset": {"path": "a"}, "stage": {"type": "dpo"}, "method": {"type": "lora"}, "backend": "trl"}
+    }
+    short_job = {"job": {"dataset": {"path": "a"}, "method": "dpo", "backend": "trl"}}
+    expected_facts = {"tenant": "default", "stage": "dpo", "method": "lora", "backend": "trl", "base_model": ""}
+    assert read_facts([], full_job) == read_facts([], short_job) == expected_facts
 
 
 def test_the_facts_of_a_chain_are_those_of_its_last_trainer() -> None:
     first, last = {"type": "trainer", "config": {}}, {"type": "trainer", "config": {"base_model": "m", "stage": "cpt"}}
     chain = {"tenant": "acme", "nodes": [first, last, {"type": "evaluator"}]}
-    wanted = {"tenant": "acme", "stage": "cpt", "method": "lora", "backend": "native", "base_model": "m"}
-    assert read_facts([], {"spec": chain}) == read_facts([], {"spec": {"chain": chain}}) == wanted
+    expected_facts = {"tenant": "acme", "stage": "cpt", "method": "lora", "backend": "native", "base_model": "m"}
+    assert read_facts([], {"spec": chain}) == read_facts([], {"spec": {"chain": chain}}) == expected_facts
 
 
 def test_the_tag_says_whose_a_run_is() -> None:
@@ -80,9 +82,9 @@ def test_the_tag_says_whose_a_run_is() -> None:
 
 
 def test_parameters_that_nobody_can_read_leave_the_defaults() -> None:
-    found = read_facts(["tenant:acme"], {"job": {"stage": 7, "method": {"type": ["x"]}, "lora": "wide"}})
-    assert found["tenant"] == "acme"
-    assert all(isinstance(one, str) for one in found.values())
+    facts = read_facts(["tenant:acme"], {"job": {"stage": 7, "method": {"type": ["x"]}, "lora": "wide"}})
+    assert facts["tenant"] == "acme"
+    assert all(isinstance(fact, str) for fact in facts.values())
 
 
 def test_the_resolved_chain_of_a_run_has_the_facts(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_the_resolved_chain_of_a_run_has_the_facts(tmp_path: Path) -> None:
     config = {"stage": {"type": "sft"}, "method": {"type": "qlora"}, "backend": "trl", "base_model": "m"}
     chain = {"tenant": "acme", "nodes": [{"type": "trainer", "config": config}]}
     (tmp_path / "chain.json").write_bytes(orjson.dumps(chain))
-    wanted = {"tenant": "acme", "stage": "sft", "method": "qlora", "backend": "trl", "base_model": "m"}
-    assert read_chain_facts(tmp_path) == wanted
+    expected_facts = {"tenant": "acme", "stage": "sft", "method": "qlora", "backend": "trl", "base_model": "m"}
+    assert read_chain_facts(tmp_path) == expected_facts
     (tmp_path / "chain.json").write_bytes(b"{")
     assert read_chain_facts(tmp_path) is None

@@ -37,11 +37,11 @@ RUNS = [f"{number:08x}-0000-4000-8000-{number:012x}" for number in range(8)]
 
 def row(number: int, **more: Any) -> Row:
     run_id = f"{number:08x}-0000-4000-8000-{number:012x}"
-    given: Row = {
+    default_row: Row = {
         "run_id": run_id, "id": f"job-{run_id[-12:]}", "name": f"guide-{number}", "tenant": "default",
         "state": JobState.COMPLETED, "created": 1000.0 + number, "backend": "native", "stage": "sft", "tags": ["job"],
     }  # fmt: skip
-    return given | more
+    return default_row | more
 
 
 @pytest.fixture
@@ -88,14 +88,16 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(some=st.lists(rows, max_size=4), seen=st.integers(0, 9))
     def put(self, some: list[Row], seen: float) -> None:
         self.index.put(some, seen)
-        for one in some:
-            if self.rows.get(one["run_id"], (-1.0, {}))[0] <= seen:
-                self.rows[one["run_id"]] = (seen, one)
+        for job_row in some:
+            if self.rows.get(job_row["run_id"], (-1.0, {}))[0] <= seen:
+                self.rows[job_row["run_id"]] = (seen, job_row)
 
     @rule(run_ids=st.sets(st.sampled_from(RUNS)), seen=st.integers(0, 9))
     def remove(self, run_ids: set[str], seen: float) -> None:
         self.index.remove(run_ids, seen)
-        self.rows = {name: one for name, one in self.rows.items() if name not in run_ids or one[0] >= seen}
+        self.rows = {
+            name: stored_row for name, stored_row in self.rows.items() if name not in run_ids or stored_row[0] >= seen
+        }
 
     @rule()
     def lose_the_file(self) -> None:
@@ -104,27 +106,31 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(query=queries)
     def select(self, query: JobQuery) -> None:
-        wanted = sorted((one for _, one in self.rows.values() if query.accepts(one)), key=place_of, reverse=True)
+        expected_rows = sorted(
+            (job_row for _, job_row in self.rows.values() if query.accepts(job_row)), key=place_of, reverse=True
+        )
         page = self.index.select(query)
-        assert page.rows == wanted[: query.limit]
-        assert bool(page.next) is (len(wanted) > query.limit)
+        assert page.rows == expected_rows[: query.limit]
+        assert bool(page.next) is (len(expected_rows) > query.limit)
 
     @rule(number=st.integers(0, 7), length=st.integers(1, 36), tenant=st.sampled_from(["", "acme"]))
     def find(self, number: int, length: int, tenant: str) -> None:
         word = RUNS[number][:length]
-        own = [one for _, one in self.rows.values() if tenant in ("", one["tenant"])]
-        wanted = {one["run_id"] for one in own if one["run_id"].startswith(word)}
-        found = {one["run_id"] for one in self.index.find(word, tenant)}
-        assert found <= wanted
-        assert len(found) == min(len(wanted), 6)
-        by_name = {one["run_id"] for one in self.index.find("chat", tenant)}
-        assert by_name <= {one["run_id"] for one in own if one["name"] == "chat"}
+        tenant_rows = [job_row for _, job_row in self.rows.values() if tenant in ("", job_row["tenant"])]
+        expected_ids = {job_row["run_id"] for job_row in tenant_rows if job_row["run_id"].startswith(word)}
+        matching_ids = {job_row["run_id"] for job_row in self.index.find(word, tenant)}
+        assert matching_ids <= expected_ids
+        assert len(matching_ids) == min(len(expected_ids), 6)
+        by_name = {job_row["run_id"] for job_row in self.index.find("chat", tenant)}
+        assert by_name <= {job_row["run_id"] for job_row in tenant_rows if job_row["name"] == "chat"}
 
     @invariant()
     def knows_every_run(self) -> None:
         assert self.index.runs() == set(self.rows)
-        assert self.index.open_runs() == {name for name, (_, one) in self.rows.items() if one["state"] not in ENDED}
-        assert self.index.rows_of(RUNS) == {name: one for name, (_, one) in self.rows.items()}
+        assert self.index.open_runs() == {
+            name for name, (_, job_row) in self.rows.items() if job_row["state"] not in ENDED
+        }
+        assert self.index.rows_of(RUNS) == {name: job_row for name, (_, job_row) in self.rows.items()}
 
 
 TestIndexMachine = IndexMachine.TestCase
@@ -133,7 +139,7 @@ TestIndexMachine.settings = settings(max_examples=60, stateful_step_count=15, de
 
 @settings(max_examples=60, deadline=None)
 @given(
-    first=st.lists(st.tuples(st.integers(0, 500), st.sampled_from([1.0, 2.0, 3.0])), unique_by=lambda one: one[0]),
+    first=st.lists(st.tuples(st.integers(0, 500), st.sampled_from([1.0, 2.0, 3.0])), unique_by=lambda pair: pair[0]),
     later=st.lists(st.lists(st.tuples(st.integers(501, 999), st.sampled_from([0.5, 2.0, 2.5, 9.0])), max_size=3)),
     limit=st.integers(1, 7),
 )
@@ -147,12 +153,12 @@ def test_pages_neither_repeat_nor_lose_a_job_under_inserts(
         cursor, arriving = "", iter(later)
         while True:
             page = index.select(JobQuery(limit=limit, after=read_cursor(cursor) if cursor else None))
-            seen += [one["run_id"] for one in page.rows]
+            seen += [job_row["run_id"] for job_row in page.rows]
             if not page.next:
                 break
             cursor = page.next
             new = {row(number)["run_id"]: row(number, created=created) for number, created in next(arriving, [])}
-            index.put([one for run_id, one in new.items() if run_id not in index.runs()], 1.0)  # created once
+            index.put([job_row for run_id, job_row in new.items() if run_id not in index.runs()], 1.0)  # created once
     assert len(seen) == len(set(seen))
     assert {row(number)["run_id"] for number, _ in first} <= set(seen)
 
@@ -171,7 +177,7 @@ def test_what_is_no_cursor_is_refused(cursor: str) -> None:
 def test_a_word_that_names_several_jobs_finds_more_than_one(index: JobIndex) -> None:
     index.put([row(number, name="twins") for number in range(9)], 1.0)
     assert len(index.find("twins")) == 6
-    assert [one["run_id"] for one in index.find("JOB-000000000003")] == [RUNS[3]]
+    assert [job_row["run_id"] for job_row in index.find("JOB-000000000003")] == [RUNS[3]]
     assert index.find("") == []
     assert len(index.find("twin")) == 6
 
@@ -230,11 +236,11 @@ def test_a_reader_sees_a_file_that_was_replaced_or_written_over(index: JobIndex,
 
 def test_a_thread_keeps_connections_to_a_few_files_only(tmp_path: Path) -> None:
     indexes = [JobIndex(tmp_path / f"{number}.sqlite3") for number in range(MOST_KEPT + 2)]
-    for number, one in enumerate(indexes):
-        one.put([row(number)], 1.0)
-        assert one.runs() == {RUNS[number]}
+    for number, job_index in enumerate(indexes):
+        job_index.put([row(number)], 1.0)
+        assert job_index.runs() == {RUNS[number]}
     assert len(READERS.readers) == MOST_KEPT
-    assert [one.runs() for one in indexes] == [{RUNS[number]} for number in range(len(indexes))]
+    assert [job_index.runs() for job_index in indexes] == [{RUNS[number]} for number in range(len(indexes))]
 
 
 LEFT_BEHIND = """
@@ -291,9 +297,9 @@ def test_several_writers_and_readers_share_it(index: JobIndex) -> None:
 def test_a_job_is_found_by_the_name_it_was_given(index: JobIndex) -> None:
     index.put([row(1, name="first-job-ce98214c"), row(2, name="first-job-two-ce98214c")], 1.0)
     for word in ("first-job", "first-job-ce98214c"):
-        assert [found["run_id"] for found in index.find(word)] == [RUNS[1]]
-        assert [found["run_id"] for found in index.select(JobQuery(name=word)).rows] == [RUNS[1]]
-    assert [found["run_id"] for found in index.find("first-job-t")] == [RUNS[2]]
+        assert [job_row["run_id"] for job_row in index.find(word)] == [RUNS[1]]
+        assert [job_row["run_id"] for job_row in index.select(JobQuery(name=word)).rows] == [RUNS[1]]
+    assert [job_row["run_id"] for job_row in index.find("first-job-t")] == [RUNS[2]]
     assert len(index.find("first")) == 2
     assert index.find("second") == []
 
@@ -302,7 +308,7 @@ def test_jobs_since_a_time_are_selected(index: JobIndex) -> None:
     index.put([row(number, created=1_000.0 * number) for number in range(4)], seen=1.0)
     for since in (datetime.fromtimestamp(2_000, UTC), datetime.fromtimestamp(2_000)):
         query = JobQuery(since=since)
-        assert [found["run_id"] for found in index.select(query).rows] == [RUNS[3], RUNS[2]]
+        assert [job_row["run_id"] for job_row in index.select(query).rows] == [RUNS[3], RUNS[2]]
         assert [query.accepts(row(number, created=1_000.0 * number)) for number in range(4)] == [0, 0, 1, 1]
 
 
@@ -315,9 +321,9 @@ def test_jobs_are_found_by_their_group(index: JobIndex) -> None:
         ["job"],
         ["group:x", "sweep:bikes"],
     )
-    index.put([row(number, tags=list(given)) for number, given in enumerate(tags)], seen=1.0)
+    index.put([row(number, tags=list(row_tags)) for number, row_tags in enumerate(tags)], seen=1.0)
     query = JobQuery(group="bikes")
-    assert [one["run_id"] for one in index.select(query).rows] == [RUNS[1], RUNS[0]]
-    assert [query.accepts(row(number, tags=given)) for number, given in enumerate(tags)] == [1, 1, 0, 0, 0]
-    assert [one["run_id"] for one in index.select(JobQuery(group="x")).rows] == [RUNS[4]]
+    assert [job_row["run_id"] for job_row in index.select(query).rows] == [RUNS[1], RUNS[0]]
+    assert [query.accepts(row(number, tags=row_tags)) for number, row_tags in enumerate(tags)] == [1, 1, 0, 0, 0]
+    assert [job_row["run_id"] for job_row in index.select(JobQuery(group="x")).rows] == [RUNS[4]]
     assert index.select(JobQuery(group="bike")).rows == []

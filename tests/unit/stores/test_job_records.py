@@ -34,8 +34,8 @@ def test_records_are_kept_listed_and_removed(tmp_path: Path) -> None:
     assert store.list() == []
     first = store.put(record("one", created=1.0))
     store.put(record("two", created=2.0, state=JobState.RUNNING))
-    assert [one.id for one in store.list()] == ["two", "one"]
-    assert [one.id for one in store.list(JobState.RUNNING)] == ["two"]
+    assert [job.id for job in store.list()] == ["two", "one"]
+    assert [job.id for job in store.list(JobState.RUNNING)] == ["two"]
     assert store.get("one") == first
     assert first.updated >= first.created
     store.delete("one")
@@ -48,7 +48,7 @@ def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     store.put(record("one"))
     (tmp_path / "two.json").write_text('{"id": ')
-    assert [one.id for one in store.list()] == ["one"]
+    assert [job.id for job in store.list()] == ["one"]
 
 
 @pytest.mark.parametrize("job_id", ["../one", "", "a/b", ".hidden", "x" * 200])
@@ -84,9 +84,9 @@ def test_pauses_and_a_clock_that_jumps_back_are_no_working_time(tmp_path: Path) 
     assert metrics(read_events(path)).duration_s == 17.0
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (59, "59 s"), (90, "2 min"), (7500, "2 h 5 min")])
-def test_a_time_is_put_into_words(seconds: float, words: str) -> None:
-    assert in_time(seconds) == words
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (90, "2 min"), (7500, "2 h 5 min")])
+def test_a_time_is_put_into_words(seconds: float, text: str) -> None:
+    assert in_time(seconds) == text
 
 
 def test_the_time_that_is_left_is_that_of_the_mean_pace() -> None:

@@ -28,7 +28,7 @@ from trainyard.stores.graph.tables import BULK_ROWS, Tables
 JANE, ACME = Named("person", "Jane Doe"), Named("company", "Acme GmbH")
 
 
-def said(
+def mutation(
     name: str, text: str, entities: tuple[Entity, ...] = (), relations: tuple[Relation, ...] = (), **other: str
 ) -> Mutation:
     content = hashlib.sha256(text.encode()).hexdigest()
@@ -36,15 +36,15 @@ def said(
     return Mutation(name=name, content_sha256=content, entities=entities, relations=relations, **fields)
 
 
-WORKS = said(
+WORKS = mutation(
     "a.md", "one", (Entity("person", "Jane Doe", {"email": "j@acme.example"}),), (Relation("works_at", JANE, ACME),)
 )
 
 
 @pytest.fixture(params=["memory", "database"])
 def graph(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Graph]:
-    made: Graph = MemoryGraph() if request.param == "memory" else LadybugGraph(tmp_path / "graph.lbug")
-    with made as opened:
+    new_graph: Graph = MemoryGraph() if request.param == "memory" else LadybugGraph(tmp_path / "graph.lbug")
+    with new_graph as opened:
         yield opened
 
 
@@ -57,7 +57,7 @@ def names(graph: Graph, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "one", "other"),
+    ("kind", "first", "other"),
     [
         ("person", "Jane Doe", "  DR. jane   DOE "),
         ("company", "Acme GmbH", "ACME"),
@@ -66,8 +66,8 @@ def names(graph: Graph, kind: str) -> list[str]:
         ("location", "Ｂremen", "bremen"),
     ],
 )
-def test_spellings_of_one_name_have_one_key(kind: str, one: str, other: str) -> None:
-    assert entity_key("t", kind, one) == entity_key("t", kind, other)
+def test_spellings_of_one_name_have_one_key(kind: str, first: str, other: str) -> None:
+    assert entity_key("t", kind, first) == entity_key("t", kind, other)
 
 
 def test_tenants_and_kinds_keep_names_apart() -> None:
@@ -76,7 +76,7 @@ def test_tenants_and_kinds_keep_names_apart() -> None:
 
 
 def test_the_ends_of_a_relation_are_entities() -> None:
-    assert [one.name for one in check_mutation(WORKS).entities] == ["Jane Doe", "Acme GmbH"]
+    assert [entity.name for entity in check_mutation(WORKS).entities] == ["Jane Doe", "Acme GmbH"]
 
 
 ONE, FIRM = {"kind": "person", "name": "A"}, {"kind": "company", "name": "B"}
@@ -119,9 +119,9 @@ def test_the_same_document_twice_adds_nothing(graph: Graph) -> None:
 
 
 def test_an_edited_document_replaces_what_only_it_stated(graph: Graph) -> None:
-    other = said("b.md", "two", (Entity("company", "acme"),))
+    other = mutation("b.md", "two", (Entity("company", "acme"),))
     graph.mutate([WORKS, other])
-    result = graph.mutate([said("a.md", "one, edited", (Entity("person", "Ann Poe"),))])[0]
+    result = graph.mutate([mutation("a.md", "one, edited", (Entity("person", "Ann Poe"),))])[0]
     assert names(graph, "person") == ["Ann Poe"]
     assert names(graph, "company") == ["acme"]
     assert (result.removed_entities, result.removed_relations, result.changed_entities) == (1, 1, 1)
@@ -130,37 +130,37 @@ def test_an_edited_document_replaces_what_only_it_stated(graph: Graph) -> None:
 
 def test_one_content_under_two_names_is_one_document(graph: Graph) -> None:
     graph.mutate([WORKS])
-    copy = graph.mutate([said("copy.md", "one")])[0]
+    copy = graph.mutate([mutation("copy.md", "one")])[0]
     assert copy.already
-    graph.mutate([said("a.md", "one, edited")])
+    graph.mutate([mutation("a.md", "one, edited")])
     assert names(graph, "person") == ["Jane Doe"]
-    graph.mutate([said("copy.md", "other")])
+    graph.mutate([mutation("copy.md", "other")])
     assert graph.stats().entities == 0
 
 
 def test_the_order_of_documents_makes_no_difference(tmp_path: Path) -> None:
     batch = [
-        said(f"{n}.md", str(n), (Entity("person", spelling, {"role": role}),))
+        mutation(f"{n}.md", str(n), (Entity("person", spelling, {"role": role}),))
         for n, (spelling, role) in enumerate(
             [("Jane Doe", "b"), ("JANE DOE", "a"), ("Jane Doe", "a"), ("Dr Jane Doe", "b")]
         )
     ]
-    one, other = MemoryGraph(), MemoryGraph()
-    one.mutate(batch)
+    first, other = MemoryGraph(), MemoryGraph()
+    first.mutate(batch)
     for single in reversed(batch):
         other.mutate([single])
-    assert list(one.dump()) == list(other.dump())
-    assert names(one, "person") == ["Jane Doe"]
+    assert list(first.dump()) == list(other.dump())
+    assert names(first, "person") == ["Jane Doe"]
 
 
 def test_hostile_text_is_data(graph: Graph) -> None:
     nasty = "'}) DETACH DELETE e // <script>alert(1)</script>"
-    graph.mutate([said("a.md", "one", (Entity("person", nasty, {"email": "$key"}),)), WORKS])
+    graph.mutate([mutation("a.md", "one", (Entity("person", nasty, {"email": "$key"}),)), WORKS])
     assert nasty in names(graph, "person")
 
 
 def test_tenants_do_not_meet(graph: Graph) -> None:
-    graph.mutate([WORKS, said("a.md", "one", WORKS.entities, tenant="other")])
+    graph.mutate([WORKS, mutation("a.md", "one", WORKS.entities, tenant="other")])
     assert [graph.stats(tenant).entities for tenant in ("default", "other", None)] == [2, 1, 3]
     assert all('"tenant":"other"' in line for line in graph.dump("other"))
 
@@ -179,10 +179,10 @@ ENTITIES = st.builds(
     Entity, st.sampled_from(["person", "company"]), WORDS, st.sampled_from([{}, {"role": "x"}, {"role": "y"}])
 )
 RELATIONS = st.builds(
-    lambda one, two: Relation("works_at", Named("person", one), Named("company", two)), WORDS, WORDS
+    lambda person_name, two: Relation("works_at", Named("person", person_name), Named("company", two)), WORDS, WORDS
 )  # fmt: skip
 MUTATIONS = st.builds(
-    lambda name, text, entities, relations: said(name, text, tuple(entities), tuple(relations)),
+    lambda name, text, entities, relations: mutation(name, text, tuple(entities), tuple(relations)),
     st.sampled_from(["a.md", "b.md", "c.md"]), st.sampled_from("uvwxyz"),
     st.lists(ENTITIES, max_size=4), st.lists(RELATIONS, max_size=3),
 )  # fmt: skip
@@ -198,7 +198,7 @@ def test_the_database_does_what_the_memory_does(
     path, memory = tmp_path_factory.mktemp("graph") / "graph.lbug", MemoryGraph()
     tables = Tables(path)
     for batch in batches:
-        assert tables.mutate([check_mutation(one) for one in batch]) == memory.mutate(batch)
+        assert tables.mutate([check_mutation(mutation) for mutation in batch]) == memory.mutate(batch)
         assert tables.dump(None) == list(memory.dump())
     tables.close()
     again = Tables(path)
@@ -209,7 +209,7 @@ def test_the_database_does_what_the_memory_does(
 
 def test_a_bulk_write_is_the_same_as_single_ones(tmp_path: Path) -> None:
     batch = [
-        said(f"{n}.md", str(n), (Entity("person", f"P {n}"), Entity("company", f"C {n % 7}")),
+        mutation(f"{n}.md", str(n), (Entity("person", f"P {n}"), Entity("company", f"C {n % 7}")),
              (Relation("works_at", Named("person", f"P {n}"), Named("company", f"C {n % 7}")),))
         for n in range(BULK_ROWS + 50)
     ]  # fmt: skip
@@ -218,7 +218,7 @@ def test_a_bulk_write_is_the_same_as_single_ones(tmp_path: Path) -> None:
     with LadybugGraph(tmp_path / "graph.lbug") as graph:
         graph.mutate(batch)
         assert list(graph.dump()) == list(memory.dump())
-        assert sum(one.new_entities + one.new_relations for one in graph.mutate(batch)) == 0
+        assert sum(counts.new_entities + counts.new_relations for counts in graph.mutate(batch)) == 0
 
 
 # its process
@@ -235,14 +235,14 @@ def test_a_killed_writer_is_an_error_and_the_next_call_works(tmp_path: Path) -> 
         graph.writer.send_signal(signal.SIGSTOP)
         graph.answer_s = 0.5
         with pytest.raises(Unavailable, match=r"E-GRAPH-STORE.*signal 9"):
-            graph.mutate([said("b.md", "two", (Entity("person", "Ann Poe"),))])
+            graph.mutate([mutation("b.md", "two", (Entity("person", "Ann Poe"),))])
         graph.answer_s = 60
         assert names(graph, "person") == ["Jane Doe"]
 
 
 def test_two_processes_do_not_share_a_database(tmp_path: Path) -> None:
-    with LadybugGraph(tmp_path / "graph.lbug") as one, LadybugGraph(tmp_path / "graph.lbug") as other:
-        one.stats()
+    with LadybugGraph(tmp_path / "graph.lbug") as first, LadybugGraph(tmp_path / "graph.lbug") as other:
+        first.stats()
         with pytest.raises(Conflict, match="E-GRAPH-BUSY"):
             other.stats()
 

@@ -106,9 +106,9 @@ class Night(RuleBasedStateMachine):
         assert self.markers.publish(marker(number)) == (number not in self.published)
         self.published.add(number)
 
-    @rule(number=st.integers(0, 1), who=st.integers(1, 2))
-    def claim(self, number: int, who: int) -> None:
-        claim = self.markers.claim(marker(number), owner(who))
+    @rule(number=st.integers(0, 1), worker=st.integers(1, 2))
+    def claim(self, number: int, worker: int) -> None:
+        claim = self.markers.claim(marker(number), owner(worker))
         if claim is None:
             return
         assert number in self.published
@@ -117,31 +117,31 @@ class Night(RuleBasedStateMachine):
         assert self.clock.now() > self.leases.get(number, 0.0)
         self.leases[number] = claim.expires
         self.fences[number] = claim.fence
-        self.claims[number, who] = claim
+        self.claims[number, worker] = claim
 
-    @rule(number=st.integers(0, 1), who=st.integers(1, 2))
-    def heartbeat(self, number: int, who: int) -> None:
+    @rule(number=st.integers(0, 1), worker=st.integers(1, 2))
+    def heartbeat(self, number: int, worker: int) -> None:
         def verify(claim: Claim) -> None:
-            self.claims[number, who] = self.markers.verify(claim)
-            self.leases[number] = self.claims[number, who].expires
+            self.claims[number, worker] = self.markers.verify(claim)
+            self.leases[number] = self.claims[number, worker].expires
 
-        self.act(number, who, verify)
+        self.act(number, worker, verify)
 
-    @rule(number=st.integers(0, 1), who=st.integers(1, 2))
-    def complete(self, number: int, who: int) -> None:
-        if self.act(number, who, lambda claim: self.markers.complete(claim, {"who": who})):
+    @rule(number=st.integers(0, 1), worker=st.integers(1, 2))
+    def complete(self, number: int, worker: int) -> None:
+        if self.act(number, worker, lambda claim: self.markers.complete(claim, {"who": worker})):
             self.ended[marker(number).name] = MarkerState.COMPLETED
 
-    @rule(number=st.integers(0, 1), who=st.integers(1, 2), retry=st.booleans())
-    def fail(self, number: int, who: int, retry: bool) -> None:
-        if self.act(number, who, lambda claim: self.markers.fail(claim, "because", retry=retry)):
+    @rule(number=st.integers(0, 1), worker=st.integers(1, 2), retry=st.booleans())
+    def fail(self, number: int, worker: int, retry: bool) -> None:
+        if self.act(number, worker, lambda claim: self.markers.fail(claim, "because", retry=retry)):
             self.leases.pop(number)
             if not retry:
                 self.ended[marker(number).name] = MarkerState.FAILED
 
-    def act(self, number: int, who: int, effect: Callable[[Claim], None]) -> bool:
+    def act(self, number: int, worker: int, effect: Callable[[Claim], None]) -> bool:
         """Only the last owner may act; nobody may once it has ended, but saying the same end twice is nothing new."""
-        claim = self.claims.get((number, who))
+        claim = self.claims.get((number, worker))
         if claim is None:
             return False
         before = self.markers.states()[marker(number).name]
@@ -167,8 +167,8 @@ class Night(RuleBasedStateMachine):
         self.files.crash()
         self.markers = self.make(self.files)
 
-    @rule(number=st.integers(0, 1), who=st.integers(1, 2), call=st.integers(1, 6))
-    def lose_power_amid_a_claim(self, number: int, who: int, call: int) -> None:
+    @rule(number=st.integers(0, 1), worker=st.integers(1, 2), call=st.integers(1, 6))
+    def lose_power_amid_a_claim(self, number: int, worker: int, call: int) -> None:
         count = iter(range(1, 1000))
 
         def die(_call: str) -> None:
@@ -177,14 +177,14 @@ class Night(RuleBasedStateMachine):
 
         self.files.before = die
         try:
-            self.claim(number, who)
+            self.claim(number, worker)
         except KeyboardInterrupt:
             self.files.crash()
             self.markers = self.make(self.files)
             if number in self.published:
-                shown = self.markers.show(marker(number).name)
-                self.fences[number] = max(self.fences.get(number, 0), shown.fence)
-                self.leases[number] = shown.expires if shown.state is MarkerState.CLAIMED else 0.0
+                record = self.markers.show(marker(number).name)
+                self.fences[number] = max(self.fences.get(number, 0), record.fence)
+                self.leases[number] = record.expires if record.state is MarkerState.CLAIMED else 0.0
         finally:
             self.files.before = lambda _call: None
 
@@ -248,8 +248,8 @@ def test_a_worker_that_was_stopped_beyond_its_lease_can_do_nothing_when_it_wakes
         time.sleep(0.35)
         claim = markers.claim(marker(), this_owner())
         sleeper.send_signal(signal.SIGCONT)
-        said, _ = sleeper.communicate("go on\n", timeout=120)
-    assert said.split() == ["E-MARKER-LOST"] * 3
+        output, _ = sleeper.communicate("go on\n", timeout=120)
+    assert output.split() == ["E-MARKER-LOST"] * 3
     assert claim is not None
     markers.complete(claim, {"by": "the second"})
     assert markers.show(marker().name).facts == {"by": "the second"}

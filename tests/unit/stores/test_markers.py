@@ -69,8 +69,8 @@ def test_the_way_of_a_marker(markers: MarkerStore) -> None:
     claim = markers.verify(markers.heartbeat(claim))
     markers.complete(claim, {"version": "acme/coder/v1"})
     markers.complete(claim, {"version": "acme/coder/v1"})
-    shown = markers.show(marker().name)
-    assert (shown.state, shown.facts) == (MarkerState.COMPLETED, {"version": "acme/coder/v1"})
+    record = markers.show(marker().name)
+    assert (record.state, record.facts) == (MarkerState.COMPLETED, {"version": "acme/coder/v1"})
     assert [markers.claim(marker(), owner(2)), markers.publish(marker()), markers.pending()] == [None, False, []]
     with pytest.raises(Conflict, match=r"E-MARKER-LOST.*It is completed now"):
         markers.heartbeat(claim)
@@ -81,8 +81,8 @@ def test_a_failure_gives_it_back_or_gives_it_up(markers: MarkerStore) -> None:
     claim = markers.claim(marker(), owner(1))
     assert claim is not None
     markers.fail(claim, "out of memory", retry=True)
-    shown = markers.show(marker().name)
-    assert (shown.state, shown.attempts, shown.reason) == (MarkerState.PENDING, 1, "out of memory")
+    record = markers.show(marker().name)
+    assert (record.state, record.attempts, record.reason) == (MarkerState.PENDING, 1, "out of memory")
     with pytest.raises(Conflict, match="E-MARKER-LOST"):
         markers.verify(claim)
     again = markers.claim(marker(), owner(1))
@@ -105,7 +105,7 @@ def test_a_silent_owner_is_replaced_once_and_can_do_nothing_more(markers: Marker
     assert new is not None
     assert new.fence == 2
     assert markers.claim(marker(), owner(3)) is None
-    for effect in (markers.heartbeat, markers.verify, lambda one: markers.complete(one, {}), give_up(markers)):
+    for effect in (markers.heartbeat, markers.verify, lambda claim: markers.complete(claim, {}), give_up(markers)):
         with pytest.raises(Conflict, match=r"E-MARKER-LOST.*fencing number 2"):
             effect(old)
     markers.complete(new, {"by": 2})
@@ -208,7 +208,7 @@ def test_two_names_after_a_crash_amid_link_and_unlink_count_as_one(tmp_path: Pat
     assert visible(tmp_path) == [f"{marker().name}.json.claimed"]
 
 
-def by_hand(markers: MarkerStore, *, told: bool = True) -> None:
+def by_hand(markers: MarkerStore, *, with_metadata: bool = True) -> None:
     """Rename a pending marker to `.claimed`, as an operator (or a shell script) does it: nobody is its owner."""
     name = marker().name
     if isinstance(markers, LocalMarkers):
@@ -219,13 +219,13 @@ def by_hand(markers: MarkerStore, *, told: bool = True) -> None:
     assert there is not None
     content = markers.store.get(there.name)
     markers.store.delete(there.name)
-    markers.store.put(f"{there.name}.claimed", content, metadata=there.metadata if told else {})
+    markers.store.put(f"{there.name}.claimed", content, metadata=there.metadata if with_metadata else {})
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["with-metadata", "without"])
-def test_a_claim_without_an_owner_is_taken_by_the_next_worker(markers: MarkerStore, *, told: bool) -> None:
+@pytest.mark.parametrize("with_metadata", [True, False], ids=["with-metadata", "without"])
+def test_a_claim_without_an_owner_is_taken_by_the_next_worker(markers: MarkerStore, *, with_metadata: bool) -> None:
     markers.publish(marker())
-    by_hand(markers, told=told)
+    by_hand(markers, with_metadata=with_metadata)
     waiting = [*markers.pending(), *(claim.marker for claim in markers.expired())]
     assert waiting == [marker()]
     claim = markers.claim(marker(), owner(1))
@@ -247,10 +247,10 @@ def test_a_record_that_says_claimed_by_nobody_is_expired(markers: MarkerStore) -
         nobody = replace(markers.show(marker().name), owner=None).to_json()
         name = f"markers/{marker().name}.json.claimed"
         markers.store.put(name, nobody, metadata={"record": nobody.decode()})
-    assert [one.fence for one in markers.expired()] == [1]
-    taken = markers.claim(marker(), owner(2))
-    assert taken is not None
-    assert taken.fence == 2
+    assert [claim.fence for claim in markers.expired()] == [1]
+    new_claim = markers.claim(marker(), owner(2))
+    assert new_claim is not None
+    assert new_claim.fence == 2
 
 
 def test_a_full_disk_leaves_the_marker_pending() -> None:
@@ -309,7 +309,7 @@ def test_killed_at_a_point_and_run_again_it_ends_the_same(point: str, kind: str,
         assert killed.returncode == -signal.SIGKILL
     subprocess.run(command, check=True)
     markers = open_markers(address)
-    shown = markers.show(marker().name)
+    record = markers.show(marker().name)
     assert markers.states() == {marker().name: MarkerState.COMPLETED}
-    assert (shown.facts, shown.marker) == ({"version": "v1"}, marker())
-    assert isinstance(shown.owner, Owner)
+    assert (record.facts, record.marker) == ({"version": "v1"}, marker())
+    assert isinstance(record.owner, Owner)

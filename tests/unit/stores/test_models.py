@@ -89,8 +89,10 @@ def test_a_hub_name_in_the_cache_is_a_folder_and_is_checked(folder: Path, config
         "print(resolve_model('org/tiny', load_settings()).path)"
     )
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub")}
-    asked = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert Path(asked.stdout.strip()) == cached / "snapshots" / "rev1"
+    completed = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert Path(completed.stdout.strip()) == cached / "snapshots" / "rev1"
     (cached / "snapshots" / "rev1" / "custom_generate").mkdir()
     refused = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False

@@ -18,10 +18,10 @@ def test_a_note_is_replaced_and_removed(tmp_path: Path) -> None:
     notes.write(RUN, "")  # there is none to remove
     notes.write(RUN, " too few steps\n", "ann")
     notes.write(RUN, "twice the steps", "ben")
-    found = notes.read(RUN)
-    assert found is not None
-    assert (found.text, found.author) == ("twice the steps", "ben")
-    assert found.updated > 0
+    note = notes.read(RUN)
+    assert note is not None
+    assert (note.text, note.author) == ("twice the steps", "ben")
+    assert note.updated > 0
     notes.write(RUN, "  ")
     assert notes.read(RUN) is None
     assert list((tmp_path / "notes").iterdir()) == []

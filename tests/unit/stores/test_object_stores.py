@@ -82,7 +82,7 @@ def test_what_is_not_there(store: ObjectStore, tmp_path: Path) -> None:
     "name", ["../x", "a/../b", "/etc/passwd", "", "a//b", "a/", ".objects/x", "a\\b", "a\nb", "\ud800"]
 )
 def test_a_name_stays_inside(store: ObjectStore, name: str) -> None:
-    for call in (store.get, store.head, store.delete, lambda one: store.put(one, b"")):
+    for call in (store.get, store.head, store.delete, lambda object_name: store.put(object_name, b"")):
         with pytest.raises(InvalidInput, match="E-NAME"):
             call(name)
     with pytest.raises(InvalidInput, match="E-NAME"):
@@ -166,10 +166,10 @@ def test_the_power_fails_at_every_call(effect: str) -> None:
                 "same": ((b"OLD", None), (b"OLD", None)),
                 "delete": ((b"OLD", None), (None, None)),
             }[effect]
-            found = tuple(store.get(name) if store.head(name) else None for name in ("a/it", "b/to"))
-            assert found in ([after] if finished else [before, after])
+            contents = tuple(store.get(name) if store.head(name) else None for name in ("a/it", "b/to"))
+            assert contents in ([after] if finished else [before, after])
             assert [info.name for info in store.list()] == [
-                name for name, content in zip(("a/it", "b/to"), found, strict=True) if content is not None
+                name for name, content in zip(("a/it", "b/to"), contents, strict=True) if content is not None
             ]
             assert store.put("a/it", b"X").generation > 1 or effect == "create"
         if finished:
@@ -232,7 +232,7 @@ def test_killed_at_a_point_and_run_again_it_is_there_once(point: str, tmp_path: 
 
 def test_crc32c_of_known_texts() -> None:
     """RFC 3720, appendix B.4, and Cloud Storage's own example of base64."""
-    known = {b"123456789": 0xE3069283, bytes(32): 0x8A9136AA, bytes(range(32)): 0x46DD794E}
-    for text, value in known.items():
+    checksums = {b"123456789": 0xE3069283, bytes(32): 0x8A9136AA, bytes(range(32)): 0x46DD794E}
+    for text, value in checksums.items():
         assert base64.b64decode(crc32c(text)) == value.to_bytes(4, "big")
     assert crc32c(b"") == "AAAAAA=="

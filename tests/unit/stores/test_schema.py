@@ -90,7 +90,9 @@ def write_night(home: Path) -> Path:
 
 def write_object(home: Path) -> Path:
     FolderStore(home / "cloud").put("a/b", b"data")
-    (path,) = [one for one in (home / "cloud").rglob("*") if one.is_file() and one.read_bytes().startswith(b'{"last"')]
+    (path,) = [
+        path for path in (home / "cloud").rglob("*") if path.is_file() and path.read_bytes().startswith(b'{"last"')
+    ]
     return path
 
 
@@ -135,13 +137,13 @@ def test_a_ledger_reads_earlier_entries_and_refuses_newer_ones(tmp_path: Path) -
     line = to_line(ENTRY).rstrip(b"\n")
     assert json.loads(line)["entry"][KEY] == KINDS["document"].version
     assert from_line(line) == ENTRY
-    for version, wanted in ((None, ENTRY), (KINDS["document"].version + 1, Conflict)):
+    for version, expected in ((None, ENTRY), (KINDS["document"].version + 1, Conflict)):
         entry = {name: value for name, value in json.loads(line)["entry"].items() if name != KEY}
         body = json.dumps(entry if version is None else {**entry, KEY: version}).encode()
         path = tmp_path / "tenants" / "acme" / "documents.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b'{"sha256":"' + content_sha256(body).encode() + b'","entry":' + body + b"}\n")
-        if wanted is Conflict:
+        if expected is Conflict:
             with pytest.raises(Conflict, match="E-SCHEMA"):
                 list(DocumentLedger(path).entries())
         else:

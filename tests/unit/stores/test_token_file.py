@@ -19,9 +19,9 @@ def tokens(tmp_path: Path) -> TokenFile:
 
 def test_a_token_is_found_and_nowhere_written(tokens: TokenFile, tmp_path: Path) -> None:
     token = tokens.create("ci", "run", "acme", 3)
-    found = tokens.find(token)
-    assert found is not None
-    assert (found.name, found.scope, found.tenant) == ("ci", "run", "acme")
+    record = tokens.find(token)
+    assert record is not None
+    assert (record.name, record.scope, record.tenant) == ("ci", "run", "acme")
     assert len(token) == 46
     assert token.startswith("ty_")
     assert token not in tokens_file(tmp_path).read_text()
@@ -52,7 +52,7 @@ def test_a_token_expires_and_gives_its_name_free(tokens: TokenFile) -> None:
     assert tokens.find(token, now=1_000.0 + DAY_S) is None
     assert tokens.find_by_id(digest_of(token)) is None
     tokens.create("ci", "read", "", 1)
-    assert [one.scope for one in tokens.list()] == ["read"]
+    assert [token.scope for token in tokens.list()] == ["read"]
 
 
 def test_names(tokens: TokenFile) -> None:
@@ -84,10 +84,10 @@ def test_every_request_compares_with_all_of_the_most_tokens_quickly(tokens: Toke
         (row,) = records.values()
         records |= {f"{number:064x}": row | {"name": f"n{number}"} for number in range(MAX_TOKENS - 1)}
     assert tokens.find(token) is not None
-    begun = time.process_time()
+    start_s = time.process_time()
     for _ in range(20):
         tokens.find(token)
-    assert (time.process_time() - begun) / 20 < 0.01
+    assert (time.process_time() - start_s) / 20 < 0.01
 
 
 def test_a_browser_is_logged_in_for_half_a_day(tmp_path: Path) -> None:

@@ -80,10 +80,10 @@ class Writer:
             {"arguments": value}, {"arguments": json.dumps(value)}, {"arguments": json.dumps(json.dumps(value))},
             {"arguments": {}}, {"arguments": "{}"}, {"arguments": None}, {"arguments": "null"}, {},
         ]  # fmt: skip
-        chosen = self.dice.choice(spellings)
-        if not any(self.texts["calls"][-1] in str(part) for part in chosen.values()):
+        call = self.dice.choice(spellings)
+        if not any(self.texts["calls"][-1] in str(part) for part in call.values()):
             del self.texts["calls"][-2:]
-        return chosen
+        return call
 
     def answer(self, content: str, calls: str | None = None) -> Message:
         more: dict[str, Any] = {}

@@ -55,15 +55,15 @@ def test_arguments_that_are_no_object_are_refused_with_the_name_of_the_call(name
 @given(JSON)
 def test_arguments_are_an_object_or_refused(value: Any) -> None:
     spellings = [value, json.dumps(value), json.dumps(json.dumps(value))]
-    wanted: Any = value if isinstance(value, dict) else {} if value in (None, "") else None
+    expected: Any = value if isinstance(value, dict) else {} if value in (None, "") else None
     if isinstance(value, str) and value:
         return  # JSON text inside of text is read on, and may be anything
     for spelling in spellings:
-        if wanted is None:
+        if expected is None:
             with pytest.raises(TemplateRefusal, match="not an object"):
                 read_arguments(spelling, "f")
         else:
-            assert read_arguments(spelling, "f") == wanted
+            assert read_arguments(spelling, "f") == expected
 
 
 def test_results_follow_the_order_of_their_calls() -> None:
@@ -87,8 +87,8 @@ def test_results_follow_the_order_of_their_calls() -> None:
     ],
 )
 def test_whatever_a_template_raises_is_a_refusal(template: str, words: str) -> None:
-    known = Renderer(toy_tokenizer(template))
-    known.is_trusted = True  # rendered in this process, as a template of the table is
-    for renderer in (known, Renderer(toy_tokenizer(template))):
+    trusted = Renderer(toy_tokenizer(template))
+    trusted.is_trusted = True  # rendered in this process, as a template of the table is
+    for renderer in (trusted, Renderer(toy_tokenizer(template))):
         with pytest.raises(TemplateError, match=words):
             renderer.text([user("a")])

@@ -26,8 +26,8 @@ def spoken(renderer: Renderer, turns: list[Turn], index: int, tools: list[dict[s
     encoded = example(renderer, turns[: index + 1], tools)
     rows = list(zip(encoded.ids, encoded.weights, encoded.message_index, strict=True))
     before = renderer.tokenizer.decode([id for id, _, message in rows if message < index])
-    own = [id for id, weight, message in rows if weight and message == index]
-    return renderer.parse(own, opened=renderer.opening(before))
+    learned_ids = [id for id, weight, message in rows if weight and message == index]
+    return renderer.parse(learned_ids, opened=renderer.opening(before))
 
 
 def plain(turn: Turn) -> tuple[object, ...]:
@@ -37,14 +37,14 @@ def plain(turn: Turn) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_rendered_is_read_back(name: str) -> None:
-    found, compared = toy(name), 0
-    for one in (one for flavour in Flavour for one in samples(flavour) if relate(found, one)):
-        for index, turn in enumerate(one.turns):
-            if turn["role"] != "assistant" or ("diffusion" in name and index == 3 and one.tools):
+    renderer, compared = toy(name), 0
+    for sample in (sample for flavour in Flavour for sample in samples(flavour) if relate(renderer, sample)):
+        for index, turn in enumerate(sample.turns):
+            if turn["role"] != "assistant" or ("diffusion" in name and index == 3 and sample.tools):
                 continue  # diffusion_gemma does not prompt for an answer to a tool's result
-            text, thought = found.text(one.turns[: index + 1], one.tools), turn.get("reasoning_content")
+            text, thought = renderer.text(sample.turns[: index + 1], sample.tools), turn.get("reasoning_content")
             want = {**turn, "reasoning_content": thought if thought and thought in text else None}
-            got = spoken(found, one.turns, index, one.tools)
+            got = spoken(renderer, sample.turns, index, sample.tools)
             assert plain(got.turn) == plain(want), (index, text)
             assert got.termination is Termination.STOP
             compared += 1
@@ -57,23 +57,23 @@ TEXT = st.text(alphabet="ab .é🦊\n{}\"'", max_size=30)
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["chatml", "qwen2.5", "role_colon", "mistral", "phi3", "olmo3"]), TEXT)
 def test_any_answer_is_read_back_to_the_letter(name: str, text: str) -> None:
-    found = toy(name)
-    got = spoken(found, [user("one"), assistant(text)], 1, None)
+    renderer = toy(name)
+    got = spoken(renderer, [user("one"), assistant(text)], 1, None)
     # What ends an answer may be glued to white space at its end where a template trims; these templates do not.
     assert got.turn["content"] == text
 
 
 def test_a_turn_that_was_cut_off_says_so() -> None:
-    found = toy("qwen3")
-    got = found.parse(ids_of(found, "<think>\nhm"))
+    renderer = toy("qwen3")
+    got = renderer.parse(ids_of(renderer, "<think>\nhm"))
     assert got.termination is Termination.LENGTH
     assert not got.termination.finished
     assert got.turn == {"role": "assistant", "reasoning_content": "hm", "content": ""}
 
 
 def test_what_follows_a_stop_token_is_ignored() -> None:
-    found = toy("llama3")
-    got = found.parse([*ids_of(found, "Yes."), found.stops["<|eot_id|>"], *ids_of(found, "user: more")])
+    renderer = toy("llama3")
+    got = renderer.parse([*ids_of(renderer, "Yes."), renderer.stops["<|eot_id|>"], *ids_of(renderer, "user: more")])
     assert got == Parsed({"role": "assistant", "content": "Yes."}, Termination.STOP)
 
 
@@ -87,17 +87,19 @@ def test_what_follows_a_stop_token_is_ignored() -> None:
     ],
 )
 def test_a_call_that_cannot_be_read_is_malformed_and_kept_as_text(name: str, text: str) -> None:
-    found = toy(name)
-    got = found.parse([*ids_of(found, text), next(iter(found.stop_ids))])
+    renderer = toy(name)
+    got = renderer.parse([*ids_of(renderer, text), next(iter(renderer.stop_ids))])
     assert got.termination is Termination.MALFORMED
     assert got.turn["content"] == text
 
 
 def test_a_thought_that_the_prompt_opened_is_read() -> None:
-    found = toy("deepseek-r1")
-    prompt = found.text([user("one")], ask=True)
-    assert found.opening(prompt) == "<think>"
-    got = found.parse([*ids_of(found, "hm\n</think>\n\nYes."), *found.stop_ids], opened=found.opening(prompt))
+    renderer = toy("deepseek-r1")
+    prompt = renderer.text([user("one")], ask=True)
+    assert renderer.opening(prompt) == "<think>"
+    got = renderer.parse(
+        [*ids_of(renderer, "hm\n</think>\n\nYes."), *renderer.stop_ids], opened=renderer.opening(prompt)
+    )
     assert plain(got.turn) == ("Yes.", "hm", [])
 
 
@@ -106,40 +108,42 @@ BRIDGED = ["chatml", "qwen2.5", "qwen3", "llama3", "gemma3", "phi3", "mistral", 
 
 @pytest.mark.parametrize("name", BRIDGED)
 def test_a_bridge_keeps_what_was_sampled(name: str) -> None:
-    found = toy(name)
-    stop = found.stops[found.separator or found.tokenizer.eos_token]
-    prompt = ids_of(found, found.text([user("one")], ask=True))
-    completion = [*ids_of(found, "two   words"), stop]
-    bridged = found.bridge(prompt, completion, [user("three")])
+    renderer = toy(name)
+    stop = renderer.stops[renderer.separator or renderer.tokenizer.eos_token]
+    prompt = ids_of(renderer, renderer.text([user("one")], ask=True))
+    completion = [*ids_of(renderer, "two   words"), stop]
+    bridged = renderer.bridge(prompt, completion, [user("three")])
     assert bridged is not None
     assert bridged[: len(prompt) + len(completion)] == [*prompt, *completion]
-    asked = [user("one"), assistant("two   words"), user("three")]
-    rendered, ours = remove_marks(found.text(asked, ask=True)), found.tokenizer.decode(bridged)
+    turns = [user("one"), assistant("two   words"), user("three")]
+    rendered, bridged_text = remove_marks(renderer.text(turns, ask=True)), renderer.tokenizer.decode(bridged)
     # What stands between prompt and answer in a rendering is not in the bridge: the model did not say it.
-    assert ours in (rendered, rendered.replace(f"{found.lead}two", "two"))
+    assert bridged_text in (rendered, rendered.replace(f"{renderer.lead}two", "two"))
 
 
 def test_a_bridge_takes_the_result_of_a_tool() -> None:
-    found = toy("qwen3")
-    prompt = ids_of(found, found.text([user("one")], ask=True))
+    renderer = toy("qwen3")
+    prompt = ids_of(renderer, renderer.text([user("one")], ask=True))
     call = '<tool_call>\n{"name": "weigh", "arguments": {}}\n</tool_call>'
-    completion = [*ids_of(found, call), found.stops["<|im_end|>"]]
-    bridged = found.bridge(prompt, completion, [{"role": "tool", "content": "80"}])
+    completion = [*ids_of(renderer, call), renderer.stops["<|im_end|>"]]
+    bridged = renderer.bridge(prompt, completion, [{"role": "tool", "content": "80"}])
     assert bridged is not None
-    assert found.tokenizer.decode(bridged[len(prompt) + len(completion) :]) == (
+    assert renderer.tokenizer.decode(bridged[len(prompt) + len(completion) :]) == (
         "\n<|im_start|>user\n<tool_response>\n80\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 def test_no_bridge_where_it_would_be_another_conversation() -> None:
-    found = toy("chatml")
-    prompt, stop = ids_of(found, found.text([user("one")], ask=True)), found.stops["<|im_end|>"]
-    said = ids_of(found, "two")
-    assert found.bridge(prompt, said, [user("three")]) is None, "it was cut off"
-    assert found.bridge(prompt, [], [user("three")]) is None
-    assert found.bridge(prompt, [*said, stop], []) is None
-    assert found.bridge(prompt, [*said, stop], [assistant("more")]) is None
-    assert found.bridge(prompt, [*said, found.stops["</s>"]], [user("three")]) is None, "it ended in another way"
+    renderer = toy("chatml")
+    prompt, stop = ids_of(renderer, renderer.text([user("one")], ask=True)), renderer.stops["<|im_end|>"]
+    completion = ids_of(renderer, "two")
+    assert renderer.bridge(prompt, completion, [user("three")]) is None, "it was cut off"
+    assert renderer.bridge(prompt, [], [user("three")]) is None
+    assert renderer.bridge(prompt, [*completion, stop], []) is None
+    assert renderer.bridge(prompt, [*completion, stop], [assistant("more")]) is None
+    assert renderer.bridge(prompt, [*completion, renderer.stops["</s>"]], [user("three")]) is None, (
+        "it ended in another way"
+    )
     harmony = toy("gpt-oss")
-    said = [*ids_of(harmony, "<|channel|>final<|message|>two"), harmony.stops["<|return|>"]]
-    assert harmony.bridge(prompt, said, [user("three")]) is None, "an earlier answer ends with <|end|>"
+    completion = [*ids_of(harmony, "<|channel|>final<|message|>two"), harmony.stops["<|return|>"]]
+    assert harmony.bridge(prompt, completion, [user("three")]) is None, "an earlier answer ends with <|end|>"

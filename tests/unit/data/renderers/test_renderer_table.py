@@ -29,8 +29,8 @@ def test_every_template_that_trl_ships_has_a_row_or_is_left_to_the_default() -> 
     listed = Counter(name for spec in RENDERERS.values() for name in spec.templates)
     assert max(listed.values()) == 1
     assert set(list_shipped()) - set(listed) == WITHOUT_A_ROW
-    own = {name for spec in RENDERERS.values() for name in spec.own_templates}
-    assert set(listed) - set(list_shipped()) == own == {"chatml", "mistral", "olmo3", "role_colon"}
+    own_templates = {name for spec in RENDERERS.values() for name in spec.own_templates}
+    assert set(listed) - set(list_shipped()) == own_templates == {"chatml", "mistral", "olmo3", "role_colon"}
 
 
 def test_the_families_that_are_promised_are_in_the_table() -> None:
@@ -45,16 +45,21 @@ def test_digests_tell_the_templates_apart() -> None:
 
 def test_every_claim_is_what_is_measured_and_every_rendering_has_parity() -> None:
     table = verify()
-    assert [one.problem for one in table if one.problem] == []
+    assert [row.problem for row in table if row.problem] == []
     assert len(table) == len(list_shipped()) + 4
-    found = {one.template: one for one in table}
-    assert found["qwen3"].kinds == dict.fromkeys(("plain", "system", "thoughts", "tools"), "not history")
-    assert found["deepseekv3"].kinds["plain"] == "not prompt"
-    assert found["mistral"].kinds == {"plain": "yes", "system": "not history", "thoughts": "-", "tools": "not history"}
-    assert {name for name in ("llama3", "qwen2_5", "gemma3", "qwen3_training", "phi3") if found[name].extension} == {
+    rows = {row.template: row for row in table}
+    assert rows["qwen3"].kinds == dict.fromkeys(("plain", "system", "thoughts", "tools"), "not history")
+    assert rows["deepseekv3"].kinds["plain"] == "not prompt"
+    assert rows["mistral"].kinds == {
+        "plain": "yes",
+        "system": "not history",
+        "thoughts": "-",
+        "tools": "not history",
+    }
+    assert {name for name in ("llama3", "qwen2_5", "gemma3", "qwen3_training", "phi3") if rows[name].extension} == {
         "llama3", "qwen2_5", "gemma3", "qwen3_training", "phi3",
     }  # fmt: skip
-    assert not any(found[name].extension for name in ("qwen3", "gptoss", "olmo3", "deepseek_r1_distill", "glm4moe"))
+    assert not any(rows[name].extension for name in ("qwen3", "gptoss", "olmo3", "deepseek_r1_distill", "glm4moe"))
 
 
 @pytest.mark.parametrize(
@@ -86,11 +91,11 @@ def test_a_wrong_flag_is_told_with_what_was_measured() -> None:
 def test_an_unknown_template_is_probed() -> None:
     turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
     text = turns + "{{ '[assistant]' if add_generation_prompt }}"
-    found = Renderer(toy_tokenizer(text))
-    assert found.spec is DEFAULT
+    renderer = Renderer(toy_tokenizer(text))
+    assert renderer.spec is DEFAULT
     assert digest(text) not in by_digest()
-    assert measure(found).extension
-    assert list(found.stops) == ["</s>"]
+    assert measure(renderer).extension
+    assert list(renderer.stops) == ["</s>"]
     forgetful = text.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}")
     assert not measure(Renderer(toy_tokenizer(forgetful))).extension
 
@@ -115,12 +120,12 @@ CALLED = "{{ m.tool_calls | tojson if m.tool_calls }}"
 )  # fmt: skip
 def test_windows_over_messages_and_results_are_found(template: str, plain: str, tools: str | None) -> None:
     text = template + "{{ '[assistant]' if add_generation_prompt }}"
-    found = measure(Renderer(toy_tokenizer(text)))
-    assert found.relations[Flavour.PLAIN].hidden == plain
-    assert (Flavour.PLAIN in found.extends_in) is not bool(plain)
+    measurement = measure(Renderer(toy_tokenizer(text)))
+    assert measurement.relations[Flavour.PLAIN].hidden == plain
+    assert (Flavour.PLAIN in measurement.extends_in) is not bool(plain)
     if tools is not None:
-        assert found.relations[Flavour.TOOLS].hidden == tools
-        assert (Flavour.TOOLS in found.extends_in) is not bool(tools)
+        assert measurement.relations[Flavour.TOOLS].hidden == tools
+        assert (Flavour.TOOLS in measurement.extends_in) is not bool(tools)
     words = verify_template(DEFAULT, "mine", text).kinds
     assert words["plain"] == (f"not history ({plain})" if plain else "yes")
 
@@ -132,21 +137,21 @@ def test_a_template_that_always_writes_the_next_header_extends(ends: str) -> Non
         "{% for m in messages %}<|start|><|{{ m.role }}|>{{ m.content }}" + ends + "{% endfor %}<|start|><|assistant|>"
     )
     renderer = Renderer(toy_tokenizer(text))
-    found = measure(renderer)
-    assert found.extends_in == PLAIN
+    measurement = measure(renderer)
+    assert measurement.extends_in == PLAIN
     pieces = renderer.pieces([user("one"), assistant("two"), user("three"), assistant("four")])
     first = ends.partition("><")[0].rstrip(">") + ">"
     assert [piece.text for piece in pieces if piece.learned] == [f"two{first}", f"four{first}"]
 
 
 def test_a_template_that_takes_nothing_has_no_extension() -> None:
-    found = measure(Renderer(toy_tokenizer("{{ raise_exception('never') }}")))
-    assert found.relations == {}
-    assert not found.extension
+    measurement = measure(Renderer(toy_tokenizer("{{ raise_exception('never') }}")))
+    assert measurement.relations == {}
+    assert not measurement.extension
 
 
 def test_verify_takes_names_and_refuses_unknown_ones() -> None:
-    assert [one.template for one in verify(frozenset({"llama3", "qwen3_training"}))] == [
+    assert [row.template for row in verify(frozenset({"llama3", "qwen3_training"}))] == [
         "llama3", "llama3_training", "qwen3_training",
     ]  # fmt: skip
     with pytest.raises(NotFound, match="E-CHAT-TEMPLATE"):
@@ -161,16 +166,16 @@ WORDS = st.text(alphabet="abc XYZ.?é🦊\n<|>{}", max_size=24).map(lambda text:
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(EXTENDING), st.lists(st.tuples(WORDS, WORDS), min_size=2, max_size=4))
 def test_templates_that_extend_do_so_for_any_conversation(name: str, talk: list[tuple[str, str]]) -> None:
-    turns: list[Turn] = [turn for asked, said in talk for turn in (user(asked), assistant(said))]
-    found = relate(toy(name), Sample(turns, ()))
-    assert found is not None
-    assert found.extends
+    turns: list[Turn] = [turn for question, answer in talk for turn in (user(question), assistant(answer))]
+    relation = relate(toy(name), Sample(turns, ()))
+    assert relation is not None
+    assert relation.extends
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(["qwen3", "gptoss", "olmo3"]), st.lists(st.tuples(WORDS, WORDS), min_size=2, max_size=4))
 def test_templates_that_rewrite_their_history_never_extend(name: str, talk: list[tuple[str, str]]) -> None:
-    turns: list[Turn] = [turn for asked, said in talk for turn in (user(asked), assistant(said))]
-    found = relate(toy(name), Sample(turns, ()))
-    assert found is not None
-    assert not found.history
+    turns: list[Turn] = [turn for question, answer in talk for turn in (user(question), assistant(answer))]
+    relation = relate(toy(name), Sample(turns, ()))
+    assert relation is not None
+    assert not relation.history

@@ -39,8 +39,8 @@ def test_each_text_is_shown_or_counted_and_each_turn_learned_once(name: str, see
 
 def check_shown(conversation: Generated, cut: Cut) -> None:
     """Exactly the kinds of which a text is missing are counted as hidden."""
-    shown = set(WORD.findall(" ".join(piece.text for pieces in cut.examples for piece in pieces)))
-    missing = {KINDS[kind] for kind, texts in conversation.texts.items() if not shown.issuperset(texts)}
+    rendered_words = set(WORD.findall(" ".join(piece.text for pieces in cut.examples for piece in pieces)))
+    missing = {KINDS[kind] for kind, texts in conversation.texts.items() if not rendered_words.issuperset(texts)}
     if "tools" in missing:
         missing.discard("tool_schema")  # the description of a field of a tool that is not there
     assert cut.hidden == missing
@@ -57,10 +57,10 @@ def check_learned(renderer: Renderer, conversation: Generated, cut: Cut) -> None
     assert len(targets) == len(owners) + cut.empty + cut.unlearned
     assert sum(at not in owners for at in targets if messages[at].content) <= cut.unlearned
     for piece in learned:
-        own = messages[piece.message]
-        assert own.content in piece.text or "turn" in cut.hidden
+        message = messages[piece.message]
+        assert message.content in piece.text or "turn" in cut.hidden
         ids = renderer.learned_ids(piece.text)
         assert ids[-1] in renderer.stop_ids | renderer.end_ids
-        others = " ".join(other.content for at, other in enumerate(messages) if at != piece.message)
-        assert not set(WORD.findall(others)).intersection(WORD.findall(piece.text))
+        other_texts = " ".join(other.content for at, other in enumerate(messages) if at != piece.message)
+        assert not set(WORD.findall(other_texts)).intersection(WORD.findall(piece.text))
         assert WORD.search(piece.text), "a learned turn says something"

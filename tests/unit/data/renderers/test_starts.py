@@ -89,22 +89,22 @@ def test_every_template_begins_with_what_the_tokenizer_adds(kind: str) -> None:
     for name in set(RENDERERS) - (NEED_BOS if kind == "bytes, has none" else set()):
         tokenizer = build(name)
         assert find_start(tokenizer) == start
-        chosen = choose_for_tokenizer(tokenizer, name)
-        assert recognise_template(chosen.text) is RENDERERS[name]
-        assert is_known(chosen.text)
-        assert start or chosen == choose_template(name), "a template changes only for a tokenizer that adds tokens"
-        tokenizer.chat_template = chosen.text
+        template = choose_for_tokenizer(tokenizer, name)
+        assert recognise_template(template.text) is RENDERERS[name]
+        assert is_known(template.text)
+        assert start or template == choose_template(name), "a template changes only for a tokenizer that adds tokens"
+        tokenizer.chat_template = template.text
         renderer = Renderer(tokenizer)
         served: Any = tokenizer.apply_chat_template
         ids = renderer.render(TALK).ids
         assert ids == served(renderer.adapt_turns(TALK), return_dict=False), name
         (pieces,) = renderer.ids_of_pieces([renderer.pieces(TALK)])
-        asked = served(renderer.adapt_turns(TALK[:1]), add_generation_prompt=True, return_dict=False)
-        assert renderer.ids(renderer.text(TALK[:1], ask=True)) == asked
+        prompt_ids = served(renderer.adapt_turns(TALK[:1]), add_generation_prompt=True, return_dict=False)
+        assert renderer.ids(renderer.text(TALK[:1], ask=True)) == prompt_ids
         first = tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"] if "gMASK" in start else ["<s>"])
-        for found in (ids, asked, list(chain.from_iterable(pieces))):
-            assert not start or found[: len(first)] == first, name
-            assert found.count(first[0]) <= 1, name
+        for token_ids in (ids, prompt_ids, list(chain.from_iterable(pieces))):
+            assert not start or token_ids[: len(first)] == first, name
+            assert token_ids.count(first[0]) <= 1, name
 
 
 @pytest.mark.parametrize("name", sorted(NEED_BOS))
@@ -116,22 +116,22 @@ def test_a_template_that_needs_a_bos_refuses_a_tokenizer_without(name: str) -> N
 
 def test_a_base_without_a_template_gets_one_with_bos(tmp_path: Path) -> None:
     tokenizer = put_first(plain("role_colon"), "<s>")
-    chosen = choose_for_tokenizer(tokenizer)
-    assert chosen.text.startswith("{{ bos_token }}{% for")
-    assert "The template does not write <s>, which the tokenizer puts first" in chosen.note
-    tokenizer.chat_template = chosen.text
+    template = choose_for_tokenizer(tokenizer)
+    assert template.text.startswith("{{ bos_token }}{% for")
+    assert "The template does not write <s>, which the tokenizer puts first" in template.note
+    tokenizer.chat_template = template.text
     tokenizer.save_pretrained(tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
     assert again.decode(again.apply_chat_template(TALK[:2], return_dict=False)).startswith("<s>user: Is a")
-    assert choose_for_tokenizer(again) == choose_template("auto", chosen.text), "what was saved stays as it is"
+    assert choose_for_tokenizer(again) == choose_template("auto", template.text), "what was saved stays as it is"
 
 
 def test_the_own_template_of_a_base_stays_and_is_named() -> None:
     tokenizer = put_first(plain("role_colon"), "<s>")
     tokenizer.chat_template = OWN
-    chosen = choose_for_tokenizer(tokenizer)
-    assert chosen.text == OWN
-    assert chosen.note == (
+    template = choose_for_tokenizer(tokenizer)
+    assert template.text == OWN
+    assert template.note == (
         "The tokenizer puts <s> before a text, and the base's own chat template does not: no chat has it."
     )
 

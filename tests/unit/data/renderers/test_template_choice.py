@@ -17,17 +17,17 @@ from trainyard.errors import InvalidInput, NotFound, Refused
 
 def test_auto_takes_the_tokenizers_own_and_knows_it_by_its_digest() -> None:
     text = list_shipped()["qwen3"].read_text(encoding="utf-8")
-    chosen = choose_template("auto", text)
-    assert (chosen.spec.name, chosen.text, chosen.note) == ("qwen3", text, "")
-    assert chosen.sha256 == hashlib.sha256(text.encode()).hexdigest()
+    template = choose_template("auto", text)
+    assert (template.spec.name, template.text, template.note) == ("qwen3", text, "")
+    assert template.sha256 == hashlib.sha256(text.encode()).hexdigest()
     assert recognise_template(text + " ") is DEFAULT, "a changed template is another template"
 
 
 def test_auto_without_a_template_falls_back_and_says_so() -> None:
-    chosen = choose_template("auto", None)
-    assert chosen.spec.name == "role_colon"
-    assert chosen.text == PLAIN_TEMPLATE
-    assert chosen.note.startswith("The tokenizer has no chat template; the renderer role_colon is used")
+    template = choose_template("auto", None)
+    assert template.spec.name == "role_colon"
+    assert template.text == PLAIN_TEMPLATE
+    assert template.note.startswith("The tokenizer has no chat template; the renderer role_colon is used")
 
 
 @pytest.mark.parametrize("name", RENDERERS)
@@ -45,8 +45,8 @@ def test_an_unknown_name_is_refused_with_a_neighbour() -> None:
 
 def test_a_file_is_read_inside_its_root(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }}")
-    chosen = choose_template("own.jinja", roots=(tmp_path,))
-    assert (chosen.spec, chosen.text) == (DEFAULT, "{{ messages[0].content }}")
+    template = choose_template("own.jinja", roots=(tmp_path,))
+    assert (template.spec, template.text) == (DEFAULT, "{{ messages[0].content }}")
     (tmp_path / "known.jinja").write_text(choose_template("llama3").text)
     assert choose_template("known.jinja", roots=(tmp_path,)).spec.name == "llama3"
     with pytest.raises(Refused, match="R-PATH-ROOT"):

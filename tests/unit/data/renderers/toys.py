@@ -16,12 +16,12 @@ from trainyard.data.rows import Message
 @cache
 def toy(name: str) -> Renderer:
     """The renderer of a name, or of a template that TRL ships."""
-    known = list_shipped()
-    if name in known:
-        text = known[name].read_text(encoding="utf-8")
+    shipped = list_shipped()
+    if name in shipped:
+        text = shipped[name].read_text(encoding="utf-8")
         return Renderer(toy_tokenizer(text, recognise_template(text)))
-    chosen = choose_template(name)
-    return Renderer(toy_tokenizer(chosen.text, chosen.spec), chosen.spec, chosen.text)
+    template = choose_template(name)
+    return Renderer(toy_tokenizer(template.text, template.spec), template.spec, template.text)
 
 
 def user(text: str) -> Turn:
@@ -38,10 +38,10 @@ def example(renderer: Renderer, messages: Sequence[Message | Turn], tools: Tools
     weights: list[float] = []
     owners: list[int] = []
     for number, piece in enumerate(renderer.pieces(messages, tools)):
-        own = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=number == 0)
-        ids += own
-        weights += [float(piece.learned)] * len(own)
-        owners += [piece.message] * len(own)
+        piece_ids = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=number == 0)
+        ids += piece_ids
+        weights += [float(piece.learned)] * len(piece_ids)
+        owners += [piece.message] * len(piece_ids)
     return Rendered(ids, weights, owners)
 
 

@@ -26,8 +26,8 @@ def random_tensor(generator: np.random.Generator, dtype: str, *shape: int) -> Te
 def make_finite(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Clear the highest bit of each exponent: no number is NaN or infinite."""
     return {
-        name: Tensor(one.dtype, one.bits & ~np.array(1 << (8 * BYTES[one.dtype] - 2), one.bits.dtype))
-        for name, one in tensors.items()
+        name: Tensor(tensor.dtype, tensor.bits & ~np.array(1 << (8 * BYTES[tensor.dtype] - 2), tensor.bits.dtype))
+        for name, tensor in tensors.items()
     }
 
 
@@ -47,8 +47,8 @@ def make_adapter(
     b = {module: random_tensor(draw, dtype, width, RANK) for module, width in outs.items()}
     m = {module: random_tensor(draw, dtype, width) for module, width in outs.items()} if dora else {}
     names = sorted(name.rpartition(".")[2] for name in widths)
-    made = peft_config(rank=RANK, alpha=5.5, dropout=0.1, modules=names, dora=dora, base="base")
-    write_adapter(Adapter({**made, **config}, make_finite(a), make_finite(b), make_finite(m)), folder)
+    defaults = peft_config(rank=RANK, alpha=5.5, dropout=0.1, modules=names, dora=dora, base="base")
+    write_adapter(Adapter({**defaults, **config}, make_finite(a), make_finite(b), make_finite(m)), folder)
     return folder
 
 

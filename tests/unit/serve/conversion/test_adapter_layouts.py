@@ -61,11 +61,11 @@ def test_to_gguf_and_back_gives_the_same_bytes(dtype: str, kind: str, tmp_path: 
 
 def test_mlx_names_the_modules_and_scales_as_peft_does(tmp_path: Path) -> None:
     peft_to_mlx(make_adapter(tmp_path / "peft", use_rslora=True), tmp_path / "mlx")
-    told = json.loads((tmp_path / "mlx" / CONFIG_FILE).read_text())
-    assert told["fine_tune_type"] == "lora"
-    assert told["num_layers"] == -1
-    assert told["lora_parameters"]["scale"] == pytest.approx(5.5 / RANK**0.5)
-    assert told["lora_parameters"]["keys"][0] == "model.layers.0.self_attn.k_proj"
+    mlx_config = json.loads((tmp_path / "mlx" / CONFIG_FILE).read_text())
+    assert mlx_config["fine_tune_type"] == "lora"
+    assert mlx_config["num_layers"] == -1
+    assert mlx_config["lora_parameters"]["scale"] == pytest.approx(5.5 / RANK**0.5)
+    assert mlx_config["lora_parameters"]["keys"][0] == "model.layers.0.self_attn.k_proj"
     held = read_tensors(tmp_path / "mlx" / MLX_FILE)
     assert held["model.layers.0.self_attn.q_proj.lora_a"].shape == (16, RANK)
     assert held["model.layers.0.self_attn.k_proj.lora_b"].shape == (RANK, 8)
@@ -74,13 +74,13 @@ def test_mlx_names_the_modules_and_scales_as_peft_does(tmp_path: Path) -> None:
 def test_an_adapter_that_mlx_made_by_itself_becomes_peft(tmp_path: Path) -> None:
     peft_to_mlx(make_adapter(tmp_path / "peft"), tmp_path / "mlx")
     path = tmp_path / "mlx" / CONFIG_FILE
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in told.items() if name != "peft"}))
+    mlx_config = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in mlx_config.items() if name != "peft"}))
     mlx_to_peft(tmp_path / "mlx", tmp_path / "back", "org/base")
-    made = read_adapter(tmp_path / "back")
-    assert made.config["base_model_name_or_path"] == "org/base"
-    assert (made.rank, made.config["lora_alpha"]) == (RANK, 5.5)
-    assert len(made.modules) == len(made.config["target_modules"]) == 8
+    adapter = read_adapter(tmp_path / "back")
+    assert adapter.config["base_model_name_or_path"] == "org/base"
+    assert (adapter.rank, adapter.config["lora_alpha"]) == (RANK, 5.5)
+    assert len(adapter.modules) == len(adapter.config["target_modules"]) == 8
 
 
 def test_an_adapter_of_llama_cpp_becomes_peft(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_an_adapter_of_llama_cpp_becomes_peft(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     gguf_to_peft(tmp_path / "plain.gguf", tmp_path / "back", base)
-    made = read_adapter(tmp_path / "back")
-    assert (made.rank, made.config["lora_alpha"]) == (RANK, 6)
+    adapter = read_adapter(tmp_path / "back")
+    assert (adapter.rank, adapter.config["lora_alpha"]) == (RANK, 6)
     assert (tmp_path / "back" / WEIGHTS_FILE).read_bytes() == (tmp_path / "peft" / WEIGHTS_FILE).read_bytes()
 
 
@@ -135,10 +135,10 @@ def test_rows_are_reordered_and_restored(heads: int, half: int, width: int) -> N
 )
 def test_what_the_other_layouts_have_no_words_for_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
     source, base = make_adapter(tmp_path / "peft", **config), make_base(tmp_path / "base")
-    wanted = f"E-ADAPTER-INVALID: The adapter cannot be converted.*{why}"
-    with pytest.raises(InvalidInput, match=wanted):
+    message = f"E-ADAPTER-INVALID: The adapter cannot be converted.*{why}"
+    with pytest.raises(InvalidInput, match=message):
         peft_to_mlx(source, tmp_path / "mlx")
-    with pytest.raises(InvalidInput, match=wanted):
+    with pytest.raises(InvalidInput, match=message):
         peft_to_gguf(source, tmp_path / "adapter.gguf", base)
 
 
@@ -195,7 +195,7 @@ def test_an_array_that_claims_to_be_endless_ends_soon(kind: int, tmp_path: Path)
     base = make_base(tmp_path / "base")
     head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, 2**60)
     (tmp_path / "endless.gguf").write_bytes(head + bytes(50))
-    begun = time.process_time()
+    start_s = time.process_time()
     with pytest.raises(Corrupt, match=r"E-CORRUPT: endless.gguf is not a whole GGUF adapter"):
         gguf_to_peft(tmp_path / "endless.gguf", tmp_path / "back", base)
-    assert time.process_time() - begun < 5
+    assert time.process_time() - start_s < 5

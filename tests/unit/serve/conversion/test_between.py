@@ -19,17 +19,17 @@ from trainyard.spec.axes.latent import LATENT_FILE
 NAMES = {Layout.PEFT: "peft", Layout.MLX: "mlx", Layout.GGUF: "adapter.gguf"}
 
 
-@pytest.mark.parametrize(("one", "other"), list(itertools.permutations(Layout, 2)))
-def test_every_way_and_back_gives_the_same_bytes(one: Layout, other: Layout, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layout", "other"), list(itertools.permutations(Layout, 2)))
+def test_every_way_and_back_gives_the_same_bytes(layout: Layout, other: Layout, tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     peft = make_adapter(tmp_path / "trained", base_model_name_or_path=str(base))
-    first, second, last = tmp_path / "1" / NAMES[one], tmp_path / "2" / NAMES[other], tmp_path / "3" / "peft"
-    assert convert(peft, first, one, base) is Layout.PEFT
-    assert convert(first, second, other, base) is one
+    first, second, last = tmp_path / "1" / NAMES[layout], tmp_path / "2" / NAMES[other], tmp_path / "3" / "peft"
+    assert convert(peft, first, layout, base) is Layout.PEFT
+    assert convert(first, second, other, base) is layout
     assert convert(second, last, Layout.PEFT, base) is other
     assert (last / WEIGHTS_FILE).read_bytes() == (peft / WEIGHTS_FILE).read_bytes()
     assert json.loads((last / CONFIG_FILE).read_text()) == json.loads((peft / CONFIG_FILE).read_text())
-    assert [layout_of(path) for path in (first, second, last)] == [one, other, Layout.PEFT]
+    assert [layout_of(path) for path in (first, second, last)] == [layout, other, Layout.PEFT]
 
 
 def test_the_trained_chat_template_travels_with_a_folder(tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def test_the_trained_chat_template_travels_with_a_folder(tmp_path: Path) -> None
     (source / "tokenizer" / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     convert(source, tmp_path / "mlx", Layout.MLX)
     convert(tmp_path / "mlx", tmp_path / "back", Layout.PEFT)
-    found = (tmp_path / "back" / "tokenizer" / "chat_template.jinja").read_text()
-    assert found == "{{ bos_token }}{{ messages[0].content }}"
+    template = (tmp_path / "back" / "tokenizer" / "chat_template.jinja").read_text()
+    assert template == "{{ bos_token }}{{ messages[0].content }}"
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

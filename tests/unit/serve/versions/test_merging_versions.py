@@ -95,8 +95,8 @@ def test_merged_folder_says_what_both_say_and_how_far_it_is(
     done = merge(MergeInput(name="acme/bot/v1", target=tmp_path / "merged", dtype="float32"), context)
     assert 0 < done.divergence < 1e-3
     assert done.saved_divergence == done.divergence
-    kept = json.loads((tmp_path / "merged" / "merged.json").read_text())
-    assert (kept["divergence"], kept["version"]) == (done.divergence, "acme/bot/v1")
+    merge_report = json.loads((tmp_path / "merged" / "merged.json").read_text())
+    assert (merge_report["divergence"], merge_report["version"]) == (done.divergence, "acme/bot/v1")
     assert "largest difference of a logit from base plus adapter: " in render("adapters merge", done)
     require_same_model(tiny_model, trained, tmp_path / "merged")
     with pytest.raises(Conflict, match="E-FILE-EXISTS"):
@@ -144,9 +144,9 @@ def test_wrong_merges_are_refused_before_anything_is_loaded(context: Context, tm
 
 @pytest.mark.slow
 def test_snippet_of_the_card_runs_as_it_is(context: Context, tmp_path: Path, tiny_model: Path, trained: Path) -> None:
-    shown = show_card(CardInput(name="acme/bot/v1", out=tmp_path / "card.md"), context)
+    card_report = show_card(CardInput(name="acme/bot/v1", out=tmp_path / "card.md"), context)
     card = (tmp_path / "card.md").read_text()
-    assert (card, shown.path) == (shown.markdown, str(tmp_path / "card.md"))
+    assert (card, card_report.path) == (card_report.markdown, str(tmp_path / "card.md"))
     assert "| heldout_loss/unseen_wording | 40 | 2 | 1.5 | +0.5000 [+0.2500, +0.7500] |" in card
     assert "| rows | 122 | 120 | 0 |" in card
     assert [line for line in card.splitlines() if line.startswith("### ")] == [
@@ -183,16 +183,16 @@ def roll_out(context: Context, *targets: Target) -> dict[str, Any]:
 def test_a_registry_target_keeps_the_merged_model_of_its_version(
     context: Context, tiny_model: Path, trained: Path
 ) -> None:
-    wanted = Target(type=TargetType.REGISTRY, merged="safetensors")
-    (said,) = roll_out(context, wanted)["targets"]
-    folder = Path(said["merged"]["path"])
+    merged_target = Target(type=TargetType.REGISTRY, merged="safetensors")
+    (deployed_target,) = roll_out(context, merged_target)["targets"]
+    folder = Path(deployed_target["merged"]["path"])
     assert folder == context.settings.models / "merged" / "acme/bot/v1/safetensors"
-    assert 0 < said["merged"]["divergence"] < 1e-3
+    assert 0 < deployed_target["merged"]["divergence"] < 1e-3
     require_same_model(tiny_model, trained, folder)
-    made = (folder / "merged.json").stat().st_mtime_ns
-    again = roll_out(context, wanted)
-    assert again["targets"] == [said]
-    assert (folder / "merged.json").stat().st_mtime_ns == made
+    merged_at_ns = (folder / "merged.json").stat().st_mtime_ns
+    again = roll_out(context, merged_target)
+    assert again["targets"] == [deployed_target]
+    assert (folder / "merged.json").stat().st_mtime_ns == merged_at_ns
     registry = AdapterRegistry(context.settings.adapters)
     registry.register("acme", "bot", trained)
     registry.point("acme", "bot", 2, "promote")
@@ -202,12 +202,12 @@ def test_a_registry_target_keeps_the_merged_model_of_its_version(
 
 @pytest.mark.slow
 def test_nothing_is_left_of_a_merged_model_that_is_not_served(context: Context) -> None:
-    wanted = Target(type=TargetType.REGISTRY, merged="safetensors")
+    merged_target = Target(type=TargetType.REGISTRY, merged="safetensors")
     base = AdapterRegistry(context.settings.adapters).show("acme/bot/v1").facts["base_path"]
     with vllm_server(base) as server:
         server.broken["/v1/load_lora_adapter"] = (500, "out of memory")
         with pytest.raises(TrainyardError, match=r"Everything was undone"):
-            roll_out(context, Target(type=TargetType.VLLM, url=server.url), wanted)
+            roll_out(context, Target(type=TargetType.VLLM, url=server.url), merged_target)
     assert not list((context.settings.models / "merged").rglob("merged.json"))
     assert AdapterRegistry(context.settings.adapters).live("acme", "bot").version is None
 

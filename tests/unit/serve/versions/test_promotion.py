@@ -32,7 +32,7 @@ class Deployed(Yard):
             self.deploy(*self.targets, canary=f"Are you {number}?")
 
     def actions(self) -> list[tuple[int, str]]:
-        return [(one["version"], one["action"]) for one in self.registry.live("acme", "bot").history]
+        return [(entry["version"], entry["action"]) for entry in self.registry.live("acme", "bot").history]
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def test_target_that_is_down_is_an_error_and_others_can_be_named(
     with pytest.raises(Unavailable, match=r"E-SERVER-UNREACHABLE: vllm at http://127\.0\.0\.1:9"):
         promote(PromoteInput(name="acme/bot/v1"), deployed.context)
     assert deployed.live() == 3
-    given = PromoteInput(name="acme/bot/v1", targets=(f"embedded={embedded.url}",))
-    assert [one["type"] for one in promote(given, deployed.context).targets] == ["embedded", "registry"]
+    request = PromoteInput(name="acme/bot/v1", targets=(f"embedded={embedded.url}",))
+    assert [target["type"] for target in promote(request, deployed.context).targets] == ["embedded", "registry"]
     assert embedded.alias == {"acme/bot": "acme/bot/v1"}
 
 
@@ -145,16 +145,16 @@ def test_changed_files_and_another_base_are_refused(deployed: Deployed, servers:
 
 
 def test_deleted_version_keeps_its_number_and_nothing_else(deployed: Deployed) -> None:
-    gone = delete_version(DeleteInput(name="acme/bot/v1"), deployed.context)
-    assert (gone.version, gone.files, gone.bytes > 0) == ("acme/bot/v1", 4, True)
+    deletion = delete_version(DeleteInput(name="acme/bot/v1"), deployed.context)
+    assert (deletion.version, deletion.files, deletion.bytes > 0) == ("acme/bot/v1", 4, True)
     folder = deployed.registry.root / "acme" / "bot" / "v1"
     assert [path.name for path in folder.iterdir()] == ["manifest.json"]
     assert json.loads((folder / "manifest.json").read_text())["deleted"] > 0
-    assert [one.version for one in deployed.registry.list()] == [2, 3]
+    assert [adapter_version.version for adapter_version in deployed.registry.list()] == [2, 3]
     with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND: The adapter version acme/bot/v1 was deleted at 20"):
         promote(PromoteInput(name="acme/bot/v1"), deployed.context)
     again = delete_version(DeleteInput(name="acme/bot/v1"), deployed.context)
-    assert again.deleted == gone.deleted
+    assert again.deleted == deletion.deleted
     assert deployed.deploy(*deployed.targets).facts["version"] == "acme/bot/v4"
 
 
@@ -176,7 +176,7 @@ def test_deletion_that_was_cut_short_is_finished(deployed: Deployed, tmp_path: P
     folder = registry.path(registry.show("acme/bot/v1"))
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "deleted": 1.0}))
-    assert [one.version for one in AdapterRegistry(registry.root).list()] == [2, 3]
+    assert [adapter_version.version for adapter_version in AdapterRegistry(registry.root).list()] == [2, 3]
     delete_version(DeleteInput(name="acme/bot/v1"), deployed.context)
     assert [path.name for path in folder.iterdir()] == ["manifest.json"]
 

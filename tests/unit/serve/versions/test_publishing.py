@@ -52,30 +52,32 @@ class Machine:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {**environment, "HF_HOME": str(self.home / "hub")}.items():
                 patch.setenv(name, value)
-            for name, wanted in {"HF_HUB_OFFLINE": offline, "HF_HUB_DISABLE_XET": True}.items():
-                patch.setattr(constants, name, wanted)  # the client reads them from the environment when it is imported
+            for name, constant in {"HF_HUB_OFFLINE": offline, "HF_HUB_DISABLE_XET": True}.items():
+                patch.setattr(
+                    constants, name, constant
+                )  # the client reads them from the environment when it is imported
             context = Context(load_settings(home=self.home), say=lambda _text: None)
-            found = [self.answer(name, given, context) for name, given in calls]
-        assert TOKEN not in json.dumps(found)
-        return found
+            results = [self.answer(name, fields, context) for name, fields in calls]
+        assert TOKEN not in json.dumps(results)
+        return results
 
     @staticmethod
-    def answer(name: str, given: dict[str, Any], context: Context) -> Any:
+    def answer(name: str, fields: dict[str, Any], context: Context) -> Any:
         try:
-            done = load(f"trainyard.{OPERATIONS[name].run}")(request_of(name, given), context)
+            done = load(f"trainyard.{OPERATIONS[name].run}")(request_of(name, fields), context)
         except TrainyardError as error:
             return str(error)
         return json.loads(done.model_dump_json())
 
     def add(self, seed: int = 0, **facts: Any) -> AdapterVersion:
         """Register one more version of acme/bot on the tiny model."""
-        made = self.home.parent / f"made-{self.home.name}-{seed}"
-        make_adapter(made, base_model_name_or_path=BASE_FOLDER)
+        adapter_folder = self.home.parent / f"made-{self.home.name}-{seed}"
+        make_adapter(adapter_folder, base_model_name_or_path=BASE_FOLDER)
         training = {"base_model": "org/tiny", "base_path": BASE_FOLDER, "base_sha256": BASE_SHA256}
         training |= {"stage": "sft", "log_head": "/data/someone/secret", "seed": seed}
-        (made / "training.json").write_text(json.dumps(training))
-        known = {"base_model": "org/tiny", "base_path": BASE_FOLDER, "base_sha256": training["base_sha256"]}
-        return self.registry.register("acme", "bot", made, facts={**known, "evaluated": False, **facts})
+        (adapter_folder / "training.json").write_text(json.dumps(training))
+        base_facts = {"base_model": "org/tiny", "base_path": BASE_FOLDER, "base_sha256": training["base_sha256"]}
+        return self.registry.register("acme", "bot", adapter_folder, facts={**base_facts, "evaluated": False, **facts})
 
 
 @pytest.fixture
@@ -113,13 +115,13 @@ def test_version_goes_over_the_hub_to_another_machine_once(machines: tuple[Machi
     assert (folder / "README.md").read_text().startswith('---\nlibrary_name: "peft"\nbase_model: "org/tiny"\n')
     pulled, twice = there.calls(pull(), pull())
     assert (pulled["version"], twice) == ("acme/bot/v1", pulled)
-    found = there.registry.show("acme/bot/v1")
-    assert found.facts["origin"]["name"] == "acme/bot/v1"
-    assert found.facts["origin"]["revision"] == first["revision"]
-    assert found.facts["gate"] == version.facts["gate"]
+    version_there = there.registry.show("acme/bot/v1")
+    assert version_there.facts["origin"]["name"] == "acme/bot/v1"
+    assert version_there.facts["origin"]["revision"] == first["revision"]
+    assert version_there.facts["gate"] == version.facts["gate"]
     weights = "adapter_model.safetensors"
-    assert found.files[weights] == version.files[weights]
-    there.registry.verify(found)
+    assert version_there.files[weights] == version.files[weights]
+    there.registry.verify(version_there)
 
 
 def test_next_version_replaces_the_files_of_the_one_before(machines: tuple[Machine, Machine], hub: HubServer) -> None:
@@ -129,13 +131,13 @@ def test_next_version_replaces_the_files_of_the_one_before(machines: tuple[Machi
     _, second, branch = here.calls(push(), push("acme/bot/v2"), push(revision="stable"))
     assert second["changed"]
     assert branch["changed"]
-    assert [one[1:] for one in hub.commits] == [
+    assert [commit[1:] for commit in hub.commits] == [
         ("main", "Publish acme/bot/v1"),
         ("main", "Publish acme/bot/v2"),
         ("stable", "Publish acme/bot/v1"),
     ]
     newest, stable, named = there.calls(pull(), pull(revision="stable"), pull(alias="acme/other"))
-    assert [one["version"] for one in (newest, stable, named)] == ["acme/bot/v1", "acme/bot/v2", "acme/other/v1"]
+    assert [pulled["version"] for pulled in (newest, stable, named)] == ["acme/bot/v1", "acme/bot/v2", "acme/other/v1"]
     assert json.loads((there.registry.root / "acme/bot/v1/training.json").read_text())["seed"] == 2
 
 
@@ -144,11 +146,11 @@ def test_registered_files_stay_as_they_are_and_no_folder_of_this_machine_is_publ
 ) -> None:
     """A base that is named by its folder, and an adapter with a README of its own, which the card replaces."""
     here, _ = machines
-    made = tmp_path / "own"
-    make_adapter(made, base_model_name_or_path=BASE_FOLDER)
-    (made / "training.json").write_text(json.dumps({"base_model": BASE_FOLDER, "base_path": BASE_FOLDER}))
-    (made / "README.md").write_text("own words")
-    version = here.registry.register("acme", "bot", made, facts={"base_model": BASE_FOLDER})
+    adapter_folder = tmp_path / "own"
+    make_adapter(adapter_folder, base_model_name_or_path=BASE_FOLDER)
+    (adapter_folder / "training.json").write_text(json.dumps({"base_model": BASE_FOLDER, "base_path": BASE_FOLDER}))
+    (adapter_folder / "README.md").write_text("own words")
+    version = here.registry.register("acme", "bot", adapter_folder, facts={"base_model": BASE_FOLDER})
     here.calls(push())
     folder = hub.models["acme/assistant"]
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
@@ -252,8 +254,8 @@ def test_half_written_and_foreign_numbers_in_a_store_are_refused(
     here.calls(push(to=store))
     other = Machine(tmp_path / "c", here.hub)
     other.add(seed=5)
-    (taken,) = other.calls(push(to=store))
-    assert taken.startswith("E-PUBLISH: Another adapter is published as acme/bot/v1.")
+    (conflict,) = other.calls(push(to=store))
+    assert conflict.startswith("E-PUBLISH: Another adapter is published as acme/bot/v1.")
     weights = tmp_path / "store" / "adapters" / "acme" / "bot" / "v1" / "adapter_model.safetensors"
     source, good = f"{store}/adapters/acme/bot/v1", weights.read_bytes()
     weights.write_bytes(bytes(len(good)))
@@ -269,10 +271,10 @@ def test_half_written_and_foreign_numbers_in_a_store_are_refused(
 
 def test_adapter_of_another_base_is_not_pulled(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     here, there = machines
-    made = tmp_path / "on-starter"
-    make_adapter(made)
-    (made / "training.json").write_text(json.dumps({"base_model": "starter", "base_sha256": "0" * 64}))
-    here.registry.register("acme", "bot", made, facts={"base_model": "starter"})
+    adapter_folder = tmp_path / "on-starter"
+    make_adapter(adapter_folder)
+    (adapter_folder / "training.json").write_text(json.dumps({"base_model": "starter", "base_sha256": "0" * 64}))
+    here.registry.register("acme", "bot", adapter_folder, facts={"base_model": "starter"})
     store = (tmp_path / "store").as_uri()
     here.calls(push(to=store))
     (refused,) = there.calls(pull(f"{store}/adapters/acme/bot/v1"))
@@ -293,14 +295,14 @@ get_peft_model(AutoModelForCausalLM.from_pretrained(sys.argv[1]), lora).save_pre
 @pytest.mark.slow
 def test_another_machine_serves_what_it_has_pulled(home: Path, tiny_model: Path, tmp_path: Path) -> None:
     """Home A publishes; home B pulls, promotes to its own embedded server, and answers under the alias."""
-    made, base, store = tmp_path / "made", str(tiny_model), (tmp_path / "store").as_uri()
-    subprocess.run([sys.executable, "-c", RANDOM_ADAPTER, base, str(made)], check=True, capture_output=True)
-    (made / "README.md").unlink(missing_ok=True)
+    adapter_folder, base, store = tmp_path / "made", str(tiny_model), (tmp_path / "store").as_uri()
+    subprocess.run([sys.executable, "-c", RANDOM_ADAPTER, base, str(adapter_folder)], check=True, capture_output=True)
+    (adapter_folder / "README.md").unlink(missing_ok=True)
     training = {"base_model": base, "base_path": base, "base_sha256": model_sha256(tiny_model)}
-    (made / "training.json").write_text(json.dumps(training))
+    (adapter_folder / "training.json").write_text(json.dumps(training))
     there = load_settings()
     here = Context(there.model_copy(update={"home": tmp_path / "a"}), say=lambda _text: None)
-    AdapterRegistry(here.settings.adapters).register("acme", "bot", made, facts=training)
+    AdapterRegistry(here.settings.adapters).register("acme", "bot", adapter_folder, facts=training)
     AdapterRegistry(here.settings.adapters).promote("acme/bot/v1")
     assert versions.push(PushInput(name="acme/bot", to=store), here).live
     other = Context(there, say=lambda _text: None)

@@ -55,10 +55,10 @@ class Yard:
 
     def publish(self, fault: str = "") -> str:
         """Register an adapter without a trial, send its files to a store, and return their address."""
-        made = fitting_adapter(self.root / "made", self.base, fault)
+        adapter_folder = fitting_adapter(self.root / "made", self.base, fault)
         registry = AdapterRegistry(self.here.settings.adapters)
         facts = {"base_model": str(self.base), "adapter_run": True}  # a publisher that says so is not believed
-        registry.register("acme", "bot", made, facts=facts)
+        registry.register("acme", "bot", adapter_folder, facts=facts)
         push(PushInput(name="acme/bot/v1", to=(self.root / "store").as_uri()), self.here)
         return f"{(self.root / 'store').as_uri()}/adapters/acme/bot/v1"
 
@@ -92,8 +92,8 @@ def test_version_without_its_base_says_so_and_is_run_before_it_is_live(yard: Yar
     assert pulled.adapter_run is False
     assert pulled.adapter_run_because == "its base base is not on this machine"
     assert "not run on its base here" in render("adapters pull", pulled)
-    shown = show_adapter(AdapterName(name="acme/bot/v1"), yard.there).record["facts"]
-    assert (shown["adapter_run"], shown["adapter_run_because"]) == (False, pulled.adapter_run_because)
+    adapter_facts = show_adapter(AdapterName(name="acme/bot/v1"), yard.there).record["facts"]
+    assert (adapter_facts["adapter_run"], adapter_facts["adapter_run_because"]) == (False, pulled.adapter_run_because)
     assert [row["run"] for row in yard.registered()] == ["no"]
     card = show_card(CardInput(name="acme/bot/v1"), yard.there).markdown
     assert f"never run on its base where it was registered: {pulled.adapter_run_because}." in card
@@ -166,9 +166,9 @@ def test_converted_adapter_is_run_once(yard: Yard) -> None:
 def test_live_adapters_of_a_restored_home_are_run(yard: Yard) -> None:
     registry = AdapterRegistry(yard.here.settings.adapters)
     for role, fault in (("good", ""), ("bad", "wrong shape")):
-        made = fitting_adapter(yard.root / role, yard.base, fault)
+        adapter_folder = fitting_adapter(yard.root / role, yard.base, fault)
         for _ in range(2):
-            registry.register("acme", role, made, facts={"adapter_run": True})
+            registry.register("acme", role, adapter_folder, facts={"adapter_run": True})
         registry.promote(f"acme/{role}/v2")
     back_up(BackupInput(file=yard.root / "home.tar.gz"), yard.here)
     shutil.rmtree(yard.here.settings.home)
@@ -177,7 +177,7 @@ def test_live_adapters_of_a_restored_home_are_run(yard: Yard) -> None:
     assert good == "acme/good/v2 was run once on its base"
     assert bad.startswith(f"acme/bad/v2 is live and cannot be run: {INVALID}")
     assert good in render("restore", restored)
-    runs = {one.name: one.facts["adapter_run"] for one in registry.list()}
+    runs = {adapter_version.name: adapter_version.facts["adapter_run"] for adapter_version in registry.list()}
     assert runs == {"acme/bad/v1": False, "acme/bad/v2": False, "acme/good/v1": False, "acme/good/v2": True}
 
 
