@@ -33,8 +33,8 @@ base_model: {base}
 @pytest.fixture
 def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.chdir(tmp_path)
-    said = [("user", "What is {}?"), ("assistant", "It is {}.")]
-    rows = [{"messages": [{"role": role, "content": text.format(n)} for role, text in said]} for n in range(12)]
+    turns = [("user", "What is {}?"), ("assistant", "It is {}.")]
+    rows = [{"messages": [{"role": role, "content": text.format(n)} for role, text in turns]} for n in range(12)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return load_settings(home=home)
 
@@ -46,7 +46,7 @@ def job(tmp_path: Path, base: Path, more: str = "") -> str:
 
 
 def test_every_backend_says_what_it_is_or_what_mends_it(here: Settings) -> None:
-    rows = {one.name: one for one in backend_table(here, imports=True).rows}
+    rows = {row.name: row for row in backend_table(here, imports=True).rows}
     assert set(rows) == set(BackendName)
     assert (rows[BackendName.NATIVE].imports, rows[BackendName.NATIVE].fits) == ("with trainyard", True)
     for name in environments.ENVIRONMENTS:
@@ -62,30 +62,30 @@ def test_every_backend_says_what_it_is_or_what_mends_it(here: Settings) -> None:
 
 
 def test_an_environment_that_does_not_import_is_shown_as_broken(here: Settings) -> None:
-    place = here.home / "envs" / "deepspeed"
-    venv.create(place, with_pip=False)
-    (site,) = environments.site_packages(place)
+    envs_folder = here.home / "envs" / "deepspeed"
+    venv.create(envs_folder, with_pip=False)
+    (site,) = environments.site_packages(envs_folder)
     (site / f"deepspeed-{environments.pins(BackendName.DEEPSPEED)['deepspeed']}.dist-info").mkdir()
-    row = {one.name: one for one in backend_table(here, imports=False).rows}[BackendName.DEEPSPEED]
+    row = {row.name: row for row in backend_table(here, imports=False).rows}[BackendName.DEEPSPEED]
     assert (row.available, row.imports) == (True, "not tested")
-    row = {one.name: one for one in backend_table(here, imports=True).rows}[BackendName.DEEPSPEED]
+    row = {row.name: row for row in backend_table(here, imports=True).rows}[BackendName.DEEPSPEED]
     assert (row.available, row.imports) == (False, "broken")
     assert "No module named 'torch'" in row.why
-    (check,) = [one for one in look_at_backends(here) if one.name == "backend deepspeed"]
+    (check,) = [check for check in look_at_backends(here) if check.name == "backend deepspeed"]
     assert (check.ok, check.note) == (False, True)
     assert check.detail.endswith("Run `trainyard backends install deepspeed`.")
 
 
 def identity(config: TrainerConfig, here: Settings) -> dict[str, str]:
-    return {one.name: one.digest() for one in trainer_identity(config, here)}
+    return {dependency.name: dependency.digest() for dependency in trainer_identity(config, here)}
 
 
 def test_another_environment_and_another_script_make_other_results(here: Settings) -> None:
     config = TrainerConfig(backend=BackendName.DEEPSPEED)
     assert identity(config, here) == {}
-    place = here.home / "envs" / "deepspeed"
-    venv.create(place, with_pip=False)
-    (site,) = environments.site_packages(place)
+    envs_folder = here.home / "envs" / "deepspeed"
+    venv.create(envs_folder, with_pip=False)
+    (site,) = environments.site_packages(envs_folder)
     (site / "deepspeed-1.0.dist-info").mkdir()
     first = identity(config, here)
     (site / "other-1.0.dist-info").mkdir()
@@ -94,20 +94,20 @@ def test_another_environment_and_another_script_make_other_results(here: Setting
     folder = here.home / TEMPLATES_FOLDER
     folder.mkdir()
     (folder / "mine.py").write_text("1")
-    mine = TrainerConfig.model_validate({"backend": "script", "launch": {"script": "mine"}})
-    before = identity(mine, here)
+    script_config = TrainerConfig.model_validate({"backend": "script", "launch": {"script": "mine"}})
+    before = identity(script_config, here)
     (folder / "mine.py").write_text("2")
-    assert before != identity(mine, here)
+    assert before != identity(script_config, here)
 
 
 def test_a_job_file_becomes_a_folder_to_run_by_hand(here: Settings, tmp_path: Path, tiny_model: Path) -> None:
-    made = eject(EjectInput(target=job(tmp_path, tiny_model, "method: dora")), Context(here))
-    assert made.folder == tmp_path / "trainer-script"
-    assert {path.name for path in made.folder.iterdir()} == {"train.py", "spec.json", "rows.jsonl"}
-    assert made.rows == 12
-    spec = json.loads((made.folder / "spec.json").read_text())
+    ejected = eject(EjectInput(target=job(tmp_path, tiny_model, "method: dora")), Context(here))
+    assert ejected.folder == tmp_path / "trainer-script"
+    assert {path.name for path in ejected.folder.iterdir()} == {"train.py", "spec.json", "rows.jsonl"}
+    assert ejected.rows == 12
+    spec = json.loads((ejected.folder / "spec.json").read_text())
     assert (spec["method"], spec["base"], spec["hyperparameters"]["epochs"]) == ("dora", str(tiny_model), 3.0)
-    assert "train.py spec.json" in render("eject", made)
+    assert "train.py spec.json" in render("eject", ejected)
     with pytest.raises(InvalidInput, match="E-FILE-EXISTS"):
         eject(EjectInput(target=job(tmp_path, tiny_model)), Context(here))
 

@@ -29,7 +29,7 @@ from trainyard.surfaces.serve import serve
 
 
 @pytest.mark.parametrize(
-    ("chosen", "everybody", "expected"),
+    ("exposure", "everybody", "expected"),
     [
         (Exposure("0.0.0.0"), False, r"E-PARAMETER: The server does not listen on 0\.0\.0\.0 without TLS"),
         (Exposure("::"), False, "E-PARAMETER: The server does not listen on :: without TLS"),
@@ -43,28 +43,28 @@ from trainyard.surfaces.serve import serve
         (Exposure(tls_cert="/none/a.pem", tls_key="/none/b.pem"), False, "/none/a.pem cannot be read: No such file"),
     ],
 )  # fmt: skip
-def test_what_would_let_others_in_is_refused(chosen: Exposure, everybody: bool, expected: str) -> None:
+def test_what_would_let_others_in_is_refused(exposure: Exposure, everybody: bool, expected: str) -> None:
     with pytest.raises(InvalidInput, match=expected):
-        require_safe(chosen, everybody=everybody)
+        require_safe(exposure, everybody=everybody)
 
 
 def test_loopback_and_a_proxy_need_no_certificate() -> None:
-    for chosen in (Exposure(), Exposure("localhost"), Exposure("::1"), Exposure("0.0.0.0", behind_proxy="::1")):
-        assert require_safe(chosen, everybody=False) is None
+    for exposure in (Exposure(), Exposure("localhost"), Exposure("::1"), Exposure("0.0.0.0", behind_proxy="::1")):
+        assert require_safe(exposure, everybody=False) is None
     assert require_safe(Exposure(), everybody=True) is None
 
 
 def test_a_certificate_names_its_hosts_and_its_end(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "lab.example.org", "*.example.org", "192.0.2.7", "fd00::7", days=9)
-    found = read_certificate(certificate, key)
-    assert found.names == ("lab.example.org", "192.0.2.7", "[fd00::7]")
-    said: list[str] = []
-    warn_of_expiry(found, said.append)
-    assert re.search("expires in [89] days", said[0])
-    warn_of_expiry(read_certificate(*make_certificate(tmp_path, days=-1)), said.append)
-    assert "has expired" in said[1]
-    warn_of_expiry(read_certificate(*make_certificate(tmp_path)), said.append)
-    assert len(said) == 2
+    read_back = read_certificate(certificate, key)
+    assert read_back.names == ("lab.example.org", "192.0.2.7", "[fd00::7]")
+    messages: list[str] = []
+    warn_of_expiry(read_back, messages.append)
+    assert re.search("expires in [89] days", messages[0])
+    warn_of_expiry(read_certificate(*make_certificate(tmp_path, days=-1)), messages.append)
+    assert "has expired" in messages[1]
+    warn_of_expiry(read_certificate(*make_certificate(tmp_path)), messages.append)
+    assert len(messages) == 2
 
 
 def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
@@ -74,16 +74,21 @@ def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "text.pem").write_text("hello")
     with pytest.raises(InvalidInput, match=r"other-key\.pem is not the key of .*tls-cert\.pem"):
         read_certificate(certificate, other)
-    for one, two in ((tmp_path / "text.pem", key), (certificate, tmp_path / "text.pem"), (key, certificate), locked):
+    for certificate_file, key_file in (
+        (tmp_path / "text.pem", key),
+        (certificate, tmp_path / "text.pem"),
+        (key, certificate),
+        locked,
+    ):
         with pytest.raises(InvalidInput, match="is not a valid certificate with its key"):
-            read_certificate(one, two)
+            read_certificate(certificate_file, key_file)
     with pytest.raises(InvalidInput, match="cannot be read: Is a directory"):
         read_certificate(tmp_path, key)
 
 
 def test_every_address_means_those_of_this_machine_besides_loopback() -> None:
-    known = {row.address for rows in psutil.net_if_addrs().values() for row in rows}
-    assert set(addresses_of("::") if len(known) > 3 else ()) <= known
+    addresses = {row.address for rows in psutil.net_if_addrs().values() for row in rows}
+    assert set(addresses_of("::") if len(addresses) > 3 else ()) <= addresses
     assert addresses_of("127.0.0.1") == ()
     with pytest.raises(InvalidInput, match=r"'nowhere\.invalid' is not an address of this machine"):
         addresses_of("nowhere.invalid")
@@ -91,19 +96,19 @@ def test_every_address_means_those_of_this_machine_besides_loopback() -> None:
 
 def test_names_are_those_of_certificate_address_and_option(tmp_path: Path) -> None:
     certificate = read_certificate(*make_certificate(tmp_path, "lab.example.org"))
-    chosen = Exposure("192.0.2.7", names=("proxy.example.org",))
-    assert names_for(chosen, certificate) == ("192.0.2.7", "192.0.2.7", "lab.example.org", "proxy.example.org")
+    exposure = Exposure("192.0.2.7", names=("proxy.example.org",))
+    assert names_for(exposure, certificate) == ("192.0.2.7", "192.0.2.7", "lab.example.org", "proxy.example.org")
     assert names_for(Exposure(names=("a",)), None) == ("a",)
 
 
 def test_what_up_chose_is_kept_for_a_restart(home: Path) -> None:
-    given = UpInput(expose=True, host="192.0.2.7", behind_proxy="192.0.2.9", allow_host=("lab.example.org",))
-    chosen = exposure_of(given)
+    up_input = UpInput(expose=True, host="192.0.2.7", behind_proxy="192.0.2.9", allow_host=("lab.example.org",))
+    exposure = exposure_of(up_input)
     settings().services.mkdir(parents=True)
-    choose_exposure(settings(), chosen)
-    assert read_exposure(settings()) == chosen
-    assert chosen is not None
-    assert chosen.arguments() == [
+    choose_exposure(settings(), exposure)
+    assert read_exposure(settings()) == exposure
+    assert exposure is not None
+    assert exposure.arguments() == [
         "--host", "192.0.2.7", "--behind-proxy", "192.0.2.9", "--allow-host", "lab.example.org",
     ]  # fmt: skip
     assert exposed_urls(settings(), "http://127.0.0.1:8898") == ("http://192.0.2.7:8898",)
@@ -121,6 +126,6 @@ def test_options_without_expose_are_refused(field: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("role", ["graph", "model"])
 def test_options_of_the_api_are_refused_by_other_roles(role: str) -> None:
-    given = ServeInput.model_validate({"role": role, "behind_proxy": "192.0.2.9"})
+    serve_input = ServeInput.model_validate({"role": role, "behind_proxy": "192.0.2.9"})
     with pytest.raises(InvalidInput, match="--behind-proxy belongs to the role training"):
-        serve(given, Context(settings()))
+        serve(serve_input, Context(settings()))

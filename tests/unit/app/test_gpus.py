@@ -50,8 +50,8 @@ def monitor(**more: Any) -> GpuMonitor:
 
 
 def test_the_memory_of_a_jobs_processes_is_the_jobs(context: Context, child: subprocess.Popen[bytes]) -> None:
-    found = list_gpus(monitor(processes={os.getpid(): 100, child.pid: 20_000, 1: 7}).read(), context)
-    (gpu,) = json.loads(found.model_dump_json())["gpus"]
+    gpus = list_gpus(monitor(processes={os.getpid(): 100, child.pid: 20_000, 1: 7}).read(), context)
+    (gpu,) = json.loads(gpus.model_dump_json())["gpus"]
     assert gpu["processes"] == [
         {"job": "job-0123456789ab", "memory_mb": 20_100, "pids": sorted([os.getpid(), child.pid])},
         {"job": None, "memory_mb": 7, "pids": [1]},
@@ -61,7 +61,7 @@ def test_the_memory_of_a_jobs_processes_is_the_jobs(context: Context, child: sub
         "memory_free_mb": 57_344, "utilization_gpu": 78, "utilization_memory": 30, "temperature_c": 62,
         "power_draw_w": 245.0, "clock_graphics_mhz": 1_410, "clock_memory_mhz": 1_512,
     }  # fmt: skip
-    text = gpus_text(found)
+    text = gpus_text(gpus)
     assert "24,576 / 81,920" in text
     assert "job-0123456789ab, 20,100 MiB" in text
     assert "CUDA 12.2" in text
@@ -71,23 +71,23 @@ def test_a_tenant_sees_its_own_processes(context: Context) -> None:
     for tenant, jobs in (("acme", ["job-0123456789ab"]), ("other", [])):
         asking = Context(context.settings, caller=Caller("t", tenant=tenant))
         (gpu,) = list_gpus(monitor(processes={os.getpid(): 100, 1: 7}).read(), asking).gpus
-        assert [one.job for one in gpu.processes] == jobs
+        assert [process.job for process in gpu.processes] == jobs
 
 
 def test_memory_that_the_driver_does_not_say_is_not_guessed(context: Context) -> None:
     (gpu,) = list_gpus(monitor(processes={os.getpid(): None}).read(), context).gpus
-    assert [one.memory_mb for one in gpu.processes] == [None]
+    assert [process.memory_mb for process in gpu.processes] == [None]
 
 
 def test_without_a_gpu_the_answer_is_a_state(context: Context) -> None:
-    found = list_gpus(GpuMonitor((lambda: None,)).read(), context)
-    answer = json.loads(found.model_dump_json())
+    gpus = list_gpus(GpuMonitor((lambda: None,)).read(), context)
+    answer = json.loads(gpus.model_dump_json())
     machine = answer.pop("machine")
     assert answer.pop("devices")[0] == {"device": 0, "holder": None, "waiting": []}
     assert answer == {
         "state": "no GPU", "gpus": [], "driver_version": None, "cuda_version": None, "alerts": [],
     }  # fmt: skip
-    first, processors, memory, *_ = gpus_text(found).splitlines()
+    first, processors, memory, *_ = gpus_text(gpus).splitlines()
     assert first == "no GPU"
     assert processors.startswith(f"{machine['processors']} processors, load ")
     assert 0 < machine["memory_used_mb"] < machine["memory_total_mb"]
@@ -97,5 +97,5 @@ def test_without_a_gpu_the_answer_is_a_state(context: Context) -> None:
 def test_the_memory_of_a_job_is_that_of_its_processes(context: Context) -> None:
     machine = list_gpus(GpuMonitor((lambda: None,)).read(), context).machine
     assert machine is not None
-    assert [one.job for one in machine.jobs] == ["job-0123456789ab"]  # this process is its worker
+    assert [job.job for job in machine.jobs] == ["job-0123456789ab"]  # this process is its worker
     assert machine.jobs[0].memory_mb > 0

@@ -35,8 +35,8 @@ def data(sha256: str = "1" * 64) -> dict[Port, list[Reference]]:
     return {Port.SFT: [Reference(uri="file:///x", sha256=sha256, kind=Port.SFT)]}
 
 
-def source_key(here: Settings, run_id: str = "run", **given: Any) -> str:
-    return keys.content_key(node(DataSourceConfig(**given), "data_source"), {}, here, run_id)
+def source_key(here: Settings, run_id: str = "run", **fields: Any) -> str:
+    return keys.content_key(node(DataSourceConfig(**fields), "data_source"), {}, here, run_id)
 
 
 def test_the_same_files_have_the_same_key_in_every_run(here: Settings) -> None:
@@ -52,8 +52,8 @@ def test_what_an_evaluation_leaves_open_is_a_part_of_its_key(here: Settings) -> 
     two = here.model_copy(update={"threads": 2})
     assert key(two) == key(two)
     assert key(two) != key(here.model_copy(update={"threads": 1}))
-    kept = keep_evaluation(two)
-    assert kept == decide_evaluation(two)
+    kept_evaluation = keep_evaluation(two)
+    assert kept_evaluation == decide_evaluation(two)
     (path,) = two.choices.iterdir()
     value = json.loads(path.read_text())
     assert (value["chosen"]["threads"], value["facts"]["requested"]) == (2, {"node": "evaluator"})
@@ -81,10 +81,10 @@ def test_a_new_file_changes_the_key(here: Settings) -> None:
     assert source_key(here, path="docs") != before
 
 
-@pytest.mark.parametrize("place", [{"url": "https://example.org/a.jsonl"}, {"repository": "docs"}])
-def test_what_cannot_be_pinned_is_named_by_the_run(here: Settings, place: dict[str, str]) -> None:
-    assert source_key(here, "one", **place) == source_key(here, "one", **place)
-    assert source_key(here, "one", **place) != source_key(here, "two", **place)
+@pytest.mark.parametrize("fields", [{"url": "https://example.org/a.jsonl"}, {"repository": "docs"}])
+def test_what_cannot_be_pinned_is_named_by_the_run(here: Settings, fields: dict[str, str]) -> None:
+    assert source_key(here, "one", **fields) == source_key(here, "one", **fields)
+    assert source_key(here, "one", **fields) != source_key(here, "two", **fields)
 
 
 def test_each_of_several_sets_counts(here: Settings) -> None:
@@ -111,9 +111,9 @@ def test_other_inputs_make_another_result(here: Settings) -> None:
 
 
 def test_a_trainer_depends_on_its_base_model(here: Settings, tiny_model: Path) -> None:
-    one = keys.content_key(node(TrainerConfig(base_model=str(tiny_model)), "trainer"), data(), here, "r")
+    first_key = keys.content_key(node(TrainerConfig(base_model=str(tiny_model)), "trainer"), data(), here, "r")
     other = keys.content_key(node(TrainerConfig(base_model="org/model"), "trainer"), data(), here, "r")
-    assert one != other
+    assert first_key != other
 
 
 def test_a_trainer_without_reuse_is_made_by_each_run(here: Settings) -> None:
@@ -130,8 +130,8 @@ def test_a_missing_base_model_is_told_before_any_work(here: Settings) -> None:
 
 def test_a_validator_depends_on_its_tokenizer_and_its_evaluation_sets(here: Settings) -> None:
     config = ValidatorConfig(tokenizer="org/model", evaluation_sets=("docs/a.md",))
-    found = keys.dependencies(node(config, "validator"), here, "r")
-    assert {one.name for one in found if one.digest()} == {"tokenizer", "evaluation/0"}
+    dependencies = keys.dependencies(node(config, "validator"), here, "r")
+    assert {dependency.name for dependency in dependencies if dependency.digest()} == {"tokenizer", "evaluation/0"}
 
 
 def live_adapter(here: Settings, folder: Path, role: str) -> str:
@@ -165,9 +165,9 @@ def test_a_comparison_with_what_is_live_is_made_anew_when_that_changes(
 
 def test_what_a_machine_decides_is_part_of_a_trainers_key(here: Settings, tiny_model: Path) -> None:
     def key(threads: int = 1, **config: object) -> str:
-        given = {"base_model": str(tiny_model), "device": "cpu", **config}
+        fields = {"base_model": str(tiny_model), "device": "cpu", **config}
         settings = here.model_copy(update={"threads": threads})
-        return keys.content_key(node(TrainerConfig.model_validate(given), "trainer"), data(), settings, "r")
+        return keys.content_key(node(TrainerConfig.model_validate(fields), "trainer"), data(), settings, "r")
 
     assert key() == key()
     assert key() != key(threads=2)
@@ -181,7 +181,7 @@ def test_deploying_is_an_act_and_never_found_in_the_store(here: Settings) -> Non
 
 def test_every_node_type_names_the_rooms_that_make_its_result() -> None:
     from_types = {kind: keys.versions(kind) for kind in keys.ROOMS}
-    assert all(len(found["code"]) == 64 for found in from_types.values())
+    assert all(len(digests["code"]) == 64 for digests in from_types.values())
     packages = {"torch", "transformers", "peft", "trl", "bitsandbytes", "schedulefree", "pytorch_optimizer", "torchao"}
     packages |= {"flash_attn", "flash_attn_3", "liger_kernel"}
     assert set(from_types["trainer"]) == {"trainyard", "code", *packages}

@@ -23,8 +23,8 @@ REMOTE = Caller("admin", remote=True)
 WAIT_S = 60.0
 
 
-def carry_out(operation: str, context: Context, **given: Any) -> Any:
-    return implementation_of(operation)(request_of(operation, given), context)
+def carry_out(operation: str, context: Context, **fields: Any) -> Any:
+    return implementation_of(operation)(request_of(operation, fields), context)
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def remote(context: Context, **settings: Any) -> Context:
 def test_each_setting_has_its_source(context: Context, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "trainyard.toml").write_text('threads = 3\n[endpoints.guide]\nbase_url = "http://me:pass@host/v1"\n')
     monkeypatch.setenv("TRAINYARD_WORK_POOL", "other")
-    found = carry_out("settings", replace(context, settings=load_settings(min_free_mb=7)))
-    rows = {one.name: one for one in found.settings}
+    report = carry_out("settings", replace(context, settings=load_settings(min_free_mb=7)))
+    rows = {setting.name: setting for setting in report.settings}
     assert set(rows) == set(Settings.model_fields)
     assert {name: rows[name].source for name in ("home", "threads", "work_pool", "min_free_mb", "tenant")} == {
         "home": "environment", "threads": "file", "work_pool": "environment", "min_free_mb": "argument",
@@ -52,7 +52,7 @@ def test_each_setting_has_its_source(context: Context, home: Path, monkeypatch: 
     }  # fmt: skip
     assert (rows["threads"].value, rows["threads"].default) == (3, 0)
     assert "pass" not in str(rows["endpoints"].value)
-    assert found.file == home / "trainyard.toml"
+    assert report.file == home / "trainyard.toml"
 
 
 # scripts
@@ -61,9 +61,9 @@ def test_each_setting_has_its_source(context: Context, home: Path, monkeypatch: 
 def test_a_script_is_saved_and_shown(context: Context, home: Path) -> None:
     saved = carry_out("scripts save", context, name="mine", text="print('trained')\n")
     assert (home / "script_templates" / "mine.py").read_text() == saved.text == "print('trained')\n"
-    found = carry_out("scripts list", context)
-    assert [one.name for one in found.scripts] == ["built-in", "mine"]
-    assert (found.can_run, found.can_edit) == (False, True)
+    listing = carry_out("scripts list", context)
+    assert [script.name for script in listing.scripts] == ["built-in", "mine"]
+    assert (listing.can_run, listing.can_edit) == (False, True)
     assert carry_out("scripts show", context, name="mine") == saved
 
 
@@ -125,11 +125,11 @@ def test_a_nearly_full_gpu_is_an_alert(context: Context) -> None:
         index=0, name="card", memory_total_mb=1000, memory_used_mb=950, utilization_gpu=None,
         utilization_memory=None, temperature_c=None, power_draw_w=None, clocks=Clocks(), processes=(),
     )  # fmt: skip
-    found = MonitorReading(state="ok", gpus=(gpu,))
-    assert list_gpus(found, context).alerts == ("GPU 0 (card) uses 950 of 1,000 MiB.",)
+    reading = MonitorReading(state="ok", gpus=(gpu,))
+    assert list_gpus(reading, context).alerts == ("GPU 0 (card) uses 950 of 1,000 MiB.",)
     for percent in (96, 0):
         settings = context.settings.model_copy(update={"gpu_memory_alert_percent": percent})
-        assert list_gpus(found, replace(context, settings=settings)).alerts == ()
+        assert list_gpus(reading, replace(context, settings=settings)).alerts == ()
 
 
 # installations
@@ -141,13 +141,13 @@ def silent_index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.getsockname()[1]}/simple")
         monkeypatch.delenv("PIP_NO_INDEX", raising=False)
-        ended, kept = threading.Event(), []
+        ended, connections = threading.Event(), []
 
         def accept() -> None:
             server.settimeout(0.2)
             while not ended.is_set():
                 try:
-                    kept.append(server.accept()[0])
+                    connections.append(server.accept()[0])
                 except TimeoutError:
                     continue
 
@@ -156,8 +156,8 @@ def silent_index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
         ended.set()
         thread.join()
-        for one in kept:
-            one.close()
+        for connection in connections:
+            connection.close()
 
 
 def installation_of(context: Context) -> Any:
@@ -168,10 +168,10 @@ def installation_of(context: Context) -> Any:
 def wait_for(context: Context, state: str, text: str) -> Any:
     deadline = time.monotonic() + WAIT_S
     while True:
-        found = installation_of(context)
-        if found.state == state and any(text in line for line in found.lines):
-            return found
-        assert time.monotonic() < deadline, found
+        installation = installation_of(context)
+        if installation.state == state and any(text in line for line in installation.lines):
+            return installation
+        assert time.monotonic() < deadline, installation
         time.sleep(0.2)
 
 

@@ -36,7 +36,7 @@ def night(**training: Any) -> NightConfig:
     return read_night({"phase2": {"training": {"method": "lora", **training}}})
 
 
-def found(config: NightConfig, here: Settings) -> list[str]:
+def list_unfit(config: NightConfig, here: Settings) -> list[str]:
     return [f"{reason.code} {reason.field}" for reason in unfit_here(config, here)]
 
 
@@ -52,7 +52,7 @@ def found(config: NightConfig, here: Settings) -> list[str]:
 )
 def test_a_machine_is_asked_the_rows_of_a_run(training: dict[str, Any], expected: list[str], here: Settings) -> None:
     """Both buckets, the sft one and the dpo one, give the reason: it is listed once."""
-    assert found(night(**training), here) == expected
+    assert list_unfit(night(**training), here) == expected
 
 
 @NO_CUDA
@@ -98,7 +98,7 @@ def test_a_night_that_is_done_runs_again_under_a_name_of_its_own(here: Settings,
     nights = here.home / "tenants" / "acme" / "nights"
     (nights / "20270102-3" / "report.json").unlink()
     assert run(again=True) == ("20270102-3", "completed"), "one that was killed is continued"
-    assert sorted(one.name for one in nights.iterdir()) == ["20270102", "20270102-2", "20270102-3"]
+    assert sorted(path.name for path in nights.iterdir()) == ["20270102", "20270102-2", "20270102-3"]
 
 
 def test_a_name_that_leads_outside_is_refused_again_too(here: Settings, tmp_path: Path) -> None:

@@ -68,30 +68,30 @@ def failed_night() -> dict[str, Any]:
 def test_nights_are_listed_the_newest_first_and_shown_whole(context: Context) -> None:
     write_night(context, "default", "2026-10-01")
     write_night(context, "default", "2026-10-03", **failed_night())
-    begun = tenant_root(context.settings, "default") / "nights" / "2026-10-02"
-    begun.mkdir()
-    (begun / "begun.json").write_text(json.dumps(versioned("night", {"started": 50.0})))
-    found = list_night_reports(NightsInput(), context)
-    assert [(one.night, one.state, one.started) for one in found.nights] == [
+    night_folder = tenant_root(context.settings, "default") / "nights" / "2026-10-02"
+    night_folder.mkdir()
+    (night_folder / "begun.json").write_text(json.dumps(versioned("night", {"started": 50.0})))
+    listing = list_night_reports(NightsInput(), context)
+    assert [(night.night, night.state, night.started) for night in listing.nights] == [
         ("2026-10-03", "failed", 100.0), ("2026-10-02", "begun", 50.0), ("2026-10-01", "completed", None)
     ]  # fmt: skip
-    assert found.nights[0].published == ("default/bot/v2",)
+    assert listing.nights[0].published == ("default/bot/v2",)
     assert list_night_reports(NightsInput(limit=2), context).more is True
-    one = show_night(NightNameInput(night="2026-10-03"), context)
-    assert one.report is not None
-    assert one.report.phase2.buckets[0].threshold == 4
-    assert one.next_steps[0] == "E-DISK-FULL: The disk is full. Do: Make room."
-    assert "default/2026-10-03  failed" in nights_text(found)
-    assert "## Documents" in night_detail_text(one)
+    detail = show_night(NightNameInput(night="2026-10-03"), context)
+    assert detail.report is not None
+    assert detail.report.phase2.buckets[0].threshold == 4
+    assert detail.next_steps[0] == "E-DISK-FULL: The disk is full. Do: Make room."
+    assert "default/2026-10-03  failed" in nights_text(listing)
+    assert "## Documents" in night_detail_text(detail)
     assert night_detail_text(show_night(NightNameInput(night="2026-10-02"), context)).endswith("has no report.")
 
 
 def test_nights_of_tenants_stay_apart(context: Context) -> None:
     write_night(context, "blue", "2026-10-01")
     write_night(context, "red", "2026-10-01")
-    assert {one.tenant for one in list_night_reports(NightsInput(), context).nights} == {"blue", "red"}
+    assert {night.tenant for night in list_night_reports(NightsInput(), context).nights} == {"blue", "red"}
     blue = of_tenant(context, "blue")
-    assert [one.tenant for one in list_night_reports(NightsInput(), blue).nights] == ["blue"]
+    assert [night.tenant for night in list_night_reports(NightsInput(), blue).nights] == ["blue"]
     assert list_night_reports(NightsInput(tenant="red"), blue).nights == ()
     assert show_night(NightNameInput(night="2026-10-01"), blue).tenant == "blue"
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
@@ -117,7 +117,7 @@ def test_a_report_that_cannot_be_read_is_listed_and_is_an_error_when_it_is_shown
         show_night(NightNameInput(night="2026-10-01"), context)
 
 
-def said(tenant: str, name: str) -> Mutation:
+def mutation_of(tenant: str, name: str) -> Mutation:
     entities = (Entity("person", "Jane Doe", {"email": "j@acme.example"}), Entity("company", "Acme"))
     relations = (Relation("works_at", JANE, ACME),)
     return Mutation(tenant, "meetings", name, f"{len(tenant):064x}", "v1", entities, relations)
@@ -127,16 +127,19 @@ def said(tenant: str, name: str) -> Mutation:
 def written(context: Context) -> Context:
     graph_file(context.settings).parent.mkdir(parents=True)
     with LadybugGraph(graph_file(context.settings)) as graph:
-        graph.mutate([said("blue", "a.md"), said("crimson", "b.md")])
+        graph.mutate([mutation_of("blue", "a.md"), mutation_of("crimson", "b.md")])
     return context
 
 
 def test_entities_are_found_by_a_part_of_their_names(written: Context) -> None:
-    found = list_entities(EntitiesInput(text="JANE", tenant="blue"), written)
-    assert [(one.kind, one.name, one.attributes) for one in found.entities] == [
+    listing = list_entities(EntitiesInput(text="JANE", tenant="blue"), written)
+    assert [(entity.kind, entity.name, entity.attributes) for entity in listing.entities] == [
         ("person", "Jane Doe", {"email": "j@acme.example"})
     ]
-    assert [one.name for one in list_entities(EntitiesInput(kind="company"), written).entities] == ["Acme", "Acme"]
+    assert [entity.name for entity in list_entities(EntitiesInput(kind="company"), written).entities] == [
+        "Acme",
+        "Acme",
+    ]
     first = list_entities(EntitiesInput(limit=3), written)
     assert (len(first.entities), first.next_offset) == (3, 3)
     assert len(list_entities(EntitiesInput(limit=3, offset=3), written).entities) == 1
@@ -145,18 +148,20 @@ def test_entities_are_found_by_a_part_of_their_names(written: Context) -> None:
 
 
 def test_neighbors_are_relations_both_ways_and_documents(written: Context) -> None:
-    jane, acme = (entity_key("blue", one.kind, one.name) for one in (JANE, ACME))
-    found = show_neighbors(NeighborsInput(key=jane), written)
-    assert [(one.kind, one.direction, one.entity.key) for one in found.relations] == [("works_at", "out", acme)]
-    assert [one.names for one in found.documents] == [("a.md",)]
+    jane, acme = (entity_key("blue", entity.kind, entity.name) for entity in (JANE, ACME))
+    neighbors = show_neighbors(NeighborsInput(key=jane), written)
+    assert [(relation.kind, relation.direction, relation.entity.key) for relation in neighbors.relations] == [
+        ("works_at", "out", acme)
+    ]
+    assert [document.names for document in neighbors.documents] == [("a.md",)]
     (back,) = show_neighbors(NeighborsInput(key=acme), written).relations
     assert (back.direction, back.entity.name) == ("in", "Jane Doe")
-    assert "-works_at-> Acme" in neighbors_text(found)
+    assert "-works_at-> Acme" in neighbors_text(neighbors)
 
 
 def test_the_graphs_of_tenants_stay_apart(written: Context) -> None:
     blue = of_tenant(written, "blue")
-    assert {one.tenant for one in list_entities(EntitiesInput(), blue).entities} == {"blue"}
+    assert {entity.tenant for entity in list_entities(EntitiesInput(), blue).entities} == {"blue"}
     assert list_entities(EntitiesInput(tenant="crimson"), blue).entities == ()
     other = entity_key("crimson", JANE.kind, JANE.name)
     for fields in ({}, {"tenant": "crimson"}):
@@ -194,6 +199,6 @@ def test_a_tenant_cannot_ask_the_adapter_of_another(context: Context, tmp_path: 
 
 
 def test_two_answers_are_a_text() -> None:
-    one = AskedAnswer(question="Why?", base="No.", adapter="So.", base_model="starter", adapter_version="a/b/v1")
-    assert answer_text(one) == "starter: No.\n\na/b/v1: So."
-    assert answer_text(one.model_copy(update={"error": "too long"})) == "refused: too long"
+    answer = AskedAnswer(question="Why?", base="No.", adapter="So.", base_model="starter", adapter_version="a/b/v1")
+    assert answer_text(answer) == "starter: No.\n\na/b/v1: So."
+    assert answer_text(answer.model_copy(update={"error": "too long"})) == "refused: too long"

@@ -57,7 +57,7 @@ def make_rows(folder: Path, rows: int = 5) -> Produced:
     (out / HELD_OUT_FOLDER).mkdir(parents=True)
     write_rows(out / ROWS_FILE, Port.SFT, [question(number) for number in range(rows)])
     write_rows(out / HELD_OUT_FOLDER / "unseen_wording.arrow", Port.SFT, [question(99, "x" * 5_000)])
-    (out / QUARANTINE_FILE).write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in DROPS))
+    (out / QUARANTINE_FILE).write_bytes(b"".join(orjson.dumps(drop) + b"\n" for drop in DROPS))
     facts = {"read": rows + 3, "kept": rows, "dropped": {"too_long": 1, "near_duplicate": 1}}
     return Produced(outputs={Port.SFT: ProducedSet(folder="sft", rows=rows, facts=facts)})
 
@@ -106,13 +106,15 @@ def sft(run: str = BLUE, **fields: Any) -> dict[str, Any]:
 
 def test_results_are_listed_by_run_the_newest_first_page_by_page(context: Context) -> None:
     whole = list_artifacts(ArtifactsInput(), context)
-    assert [(one.run_id, one.node, one.port, one.rows, one.reused) for one in whole.artifacts] == [
+    assert [
+        (artifact.run_id, artifact.node, artifact.port, artifact.rows, artifact.reused) for artifact in whole.artifacts
+    ] == [
         (RED, "validator", "sft", 5, True),
         (RED, "evaluator", "report", None, False),
         (BLUE, "validator", "sft", 5, False),
         (BLUE, "evaluator", "report", None, False),
     ]
-    assert {one.run_name for one in whole.artifacts} == {"red-chain", "blue-chain"}
+    assert {artifact.run_name for artifact in whole.artifacts} == {"red-chain", "blue-chain"}
     pages: list[Artifact] = []
     cursor = None
     for _ in range(3):
@@ -130,35 +132,38 @@ def test_a_page_looks_at_a_bounded_number_of_runs(context: Context, monkeypatch:
     first = list_artifacts(ArtifactsInput(tenant="blue"), context)
     assert first.artifacts == ()
     second = list_artifacts(ArtifactsInput(tenant="blue", cursor=first.next), context)
-    assert [one.run_id for one in second.artifacts] == [BLUE, BLUE]
+    assert [artifact.run_id for artifact in second.artifacts] == [BLUE, BLUE]
     assert second.next is None
 
 
 def test_results_are_chosen_by_run_and_kind(context: Context) -> None:
-    found = list_artifacts(ArtifactsInput(run=BLUE[:8], port=Port.REPORT), context)
-    assert [(one.run_id, one.port) for one in found.artifacts] == [(BLUE, "report")]
-    assert [one.run_id for one in list_evaluations(EvaluationsInput(), context).evaluations] == [RED, BLUE]
+    listing = list_artifacts(ArtifactsInput(run=BLUE[:8], port=Port.REPORT), context)
+    assert [(artifact.run_id, artifact.port) for artifact in listing.artifacts] == [(BLUE, "report")]
+    assert [evaluation.run_id for evaluation in list_evaluations(EvaluationsInput(), context).evaluations] == [
+        RED,
+        BLUE,
+    ]
 
 
 def test_evaluations_are_listed_by_their_end(context: Context) -> None:
     RunRecord(context.settings.runs / BLUE).emit("evaluator", "finished", key=REPORT_KEY, rows={}, facts={})
     listed = list_evaluations(EvaluationsInput(), context).evaluations
-    assert [one.run_id for one in listed] == [BLUE, RED], "the older run has ended later"
+    assert [evaluation.run_id for evaluation in listed] == [BLUE, RED], "the older run has ended later"
     assert listed[0].ended >= listed[1].ended
 
 
 def test_the_runs_of_a_result_are_found_by_its_digest(context: Context) -> None:
-    one = show_artifact(ArtifactInput(**sft()), context)
-    found = list_artifacts(ArtifactsInput(sha256=one.sha256), context)
-    assert [(each.run_id, each.port) for each in found.artifacts] == [(RED, "sft"), (BLUE, "sft")]
+    artifact = show_artifact(ArtifactInput(**sft()), context)
+    listing = list_artifacts(ArtifactsInput(sha256=artifact.sha256), context)
+    assert [(each.run_id, each.port) for each in listing.artifacts] == [(RED, "sft"), (BLUE, "sft")]
     assert list_artifacts(ArtifactsInput(sha256="0" * 64), context).artifacts == ()
 
 
 def test_a_tenant_sees_its_own_runs_only(context: Context) -> None:
     blue = of_tenant(context, "blue")
-    assert {one.run_id for one in list_artifacts(ArtifactsInput(), blue).artifacts} == {BLUE}
+    assert {artifact.run_id for artifact in list_artifacts(ArtifactsInput(), blue).artifacts} == {BLUE}
     assert list_artifacts(ArtifactsInput(tenant="red"), blue).artifacts == ()
-    assert [one.tenant for one in list_evaluations(EvaluationsInput(), blue).evaluations] == ["blue"]
+    assert [evaluation.tenant for evaluation in list_evaluations(EvaluationsInput(), blue).evaluations] == ["blue"]
     assert show_artifact(ArtifactInput(**sft()), blue).rows == 5
     for call in (
         lambda: show_artifact(ArtifactInput(**sft(RED)), blue),
@@ -171,11 +176,11 @@ def test_a_tenant_sees_its_own_runs_only(context: Context) -> None:
 
 
 def test_a_result_is_shown_with_its_parts_and_files(context: Context) -> None:
-    found = show_artifact(ArtifactInput(**sft()), context)
-    assert {part.name: part.rows for part in found.parts} == {"rows": 5, "unseen_wording": 1, "dropped": 2}
-    assert "rows.arrow" in {one.name for one in found.files}
-    assert found.facts["dropped"] == {"too_long": 1, "near_duplicate": 1}
-    assert found.bytes == sum(one.bytes for one in found.files)
+    artifact = show_artifact(ArtifactInput(**sft()), context)
+    assert {part.name: part.rows for part in artifact.parts} == {"rows": 5, "unseen_wording": 1, "dropped": 2}
+    assert "rows.arrow" in {file.name for file in artifact.files}
+    assert artifact.facts["dropped"] == {"too_long": 1, "near_duplicate": 1}
+    assert artifact.bytes == sum(file.bytes for file in artifact.files)
 
 
 def test_rows_come_in_pages(context: Context) -> None:
@@ -198,35 +203,35 @@ def test_rows_are_the_same_however_they_lie_in_batches(tmp_path: Path) -> None:
 
 
 def test_dropped_rows_have_reasons_that_can_be_chosen(context: Context) -> None:
-    found = read_rows(ArtifactRowsInput(**sft(part="dropped")), context)
-    assert [row.values["reason"] for row in found.rows] == ["too_long", "near_duplicate"]
-    assert found.reasons == {"too_long": 1, "near_duplicate": 1}
-    found = read_rows(ArtifactRowsInput(**sft(part="dropped", reason="near_duplicate")), context)
-    assert [(row.index, row.values["row"]) for row in found.rows] == [(1, "<b>Twice</b>")]
-    assert found.total == 2
+    page = read_rows(ArtifactRowsInput(**sft(part="dropped")), context)
+    assert [row.values["reason"] for row in page.rows] == ["too_long", "near_duplicate"]
+    assert page.reasons == {"too_long": 1, "near_duplicate": 1}
+    page = read_rows(ArtifactRowsInput(**sft(part="dropped", reason="near_duplicate")), context)
+    assert [(row.index, row.values["row"]) for row in page.rows] == [(1, "<b>Twice</b>")]
+    assert page.total == 2
 
 
 def test_rows_are_searched_by_text_in_bounded_steps(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read_rows(ArtifactRowsInput(**sft(text="QUESTION 3")), context)
-    assert [row.index for row in found.rows] == [3]
+    page = read_rows(ArtifactRowsInput(**sft(text="QUESTION 3")), context)
+    assert [row.index for row in page.rows] == [3]
     monkeypatch.setattr(contents, "SCANNED", 2)
-    found = read_rows(ArtifactRowsInput(**sft(text="question 3")), context)
-    assert (found.rows, found.next_offset) == ((), 2)
+    page = read_rows(ArtifactRowsInput(**sft(text="question 3")), context)
+    assert (page.rows, page.next_offset) == ((), 2)
 
 
 def test_long_texts_are_cut_named_and_given_whole_on_request(context: Context) -> None:
-    found = read_rows(ArtifactRowsInput(**sft(part="unseen_wording")), context)
-    assert found.rows[0].cut == ("messages.1.content",)
-    assert len(found.rows[0].values["messages"][1]["content"]) == 2_000
-    found = read_rows(ArtifactRowsInput(**sft(part="unseen_wording", text_chars=5_000)), context)
-    assert (found.rows[0].cut, len(found.rows[0].values["messages"][1]["content"])) == ((), 5_000)
+    page = read_rows(ArtifactRowsInput(**sft(part="unseen_wording")), context)
+    assert page.rows[0].cut == ("messages.1.content",)
+    assert len(page.rows[0].values["messages"][1]["content"]) == 2_000
+    page = read_rows(ArtifactRowsInput(**sft(part="unseen_wording", text_chars=5_000)), context)
+    assert (page.rows[0].cut, len(page.rows[0].values["messages"][1]["content"])) == ((), 5_000)
 
 
 def test_a_page_ends_when_it_is_large(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "PAGE_CHARS", 100)
-    found = read_rows(ArtifactRowsInput(**sft()), context)
-    assert 0 < len(found.rows) < 5
-    assert found.next_offset == len(found.rows)
+    page = read_rows(ArtifactRowsInput(**sft()), context)
+    assert 0 < len(page.rows) < 5
+    assert page.next_offset == len(page.rows)
 
 
 @pytest.mark.parametrize(
@@ -293,16 +298,16 @@ def test_an_evaluation_has_intervals_flips_and_samples(context: Context, tmp_pat
     path = ArtifactStore(context.settings.artifacts).folder(REPORT_KEY) / "report" / "report.json"
     report = json.loads(path.read_text())
     path.write_text(json.dumps({**report, "adapter_sha256": version.sha256}))
-    found = show_evaluation(EvaluationInput(run=BLUE), context)
-    (line,) = found.benchmarks
-    given = report["benchmarks"][0]
-    assert line.improvement.model_dump() == given["improvement"]
-    assert line.flips.model_dump() == given["flips"]
-    assert (found.samples[0].baseline, found.samples[0].candidate) == ("No.", "Because.")
-    assert found.gate.better is found.better is report["gate"]["better"]
-    assert found.adapters == ("blue/assistant/v1",)
+    evaluation = show_evaluation(EvaluationInput(run=BLUE), context)
+    (line,) = evaluation.benchmarks
+    benchmark = report["benchmarks"][0]
+    assert line.improvement.model_dump() == benchmark["improvement"]
+    assert line.flips.model_dump() == benchmark["flips"]
+    assert (evaluation.samples[0].baseline, evaluation.samples[0].candidate) == ("No.", "Because.")
+    assert evaluation.gate.better is evaluation.better is report["gate"]["better"]
+    assert evaluation.adapters == ("blue/assistant/v1",)
     assert show_evaluation(EvaluationInput(run=RED), of_tenant(context, "red")).adapters == ()
-    assert "heldout_loss/unseen_wording" in evaluation_text(found)
+    assert "heldout_loss/unseen_wording" in evaluation_text(evaluation)
     listed = list_evaluations(EvaluationsInput(run=BLUE), context)
     assert listed.evaluations[0].improvement == line.improvement
     assert "heldout_loss/unseen_wording" in evaluations_text(listed)

@@ -55,13 +55,13 @@ class Running:
     def logprobs(self, model: str) -> list[float]:
         answer = self.client.post("/v1/chat/completions", json={"model": model, "logprobs": True, **ASK})
         assert answer.status_code == 200, answer.text
-        return [one["logprob"] for one in answer.json()["choices"][0]["logprobs"]["content"]]
+        return [token["logprob"] for token in answer.json()["choices"][0]["logprobs"]["content"]]
 
-    def context(self, said: list[str] | None = None, parts: list[Any] | None = None) -> Context:
+    def context(self, messages: list[str] | None = None, parts: list[Any] | None = None) -> Context:
         ignored: list[Any] = []
         return Context(
             self.settings,
-            say=(said if said is not None else ignored).append,
+            say=(messages if messages is not None else ignored).append,
             on_part=(parts if parts is not None else ignored).append,
         )
 
@@ -89,10 +89,10 @@ def register(here: Settings, folder: Path, role: str, base: str, facts: dict[str
         registry.promote(version.name)
 
 
-def command(here: Settings, *words: str) -> dict[str, Any]:
+def command(here: Settings, *arguments: str) -> dict[str, Any]:
     """How a `trainyard` command is started on a home."""
     environment = {**os.environ, "TRAINYARD_HOME": str(here.home), "OMP_WAIT_POLICY": "passive"}
-    return {"args": [sys.executable, "-m", "trainyard", *words], "env": environment, "cwd": here.home}
+    return {"args": [sys.executable, "-m", "trainyard", *arguments], "env": environment, "cwd": here.home}
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +102,20 @@ def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     tiny = str(tiny_model)
     for role, base in (("bot", "starter"), ("twin", tiny)):
         register(here, work / role, role, base)
-    words = ["serve", "--role", "model", "--model", "starter", "--model", tiny, "--model", "starter"]
-    words += ["--adapters", "bot", "--adapters", "default/twin", "--threads", "1"]
+    arguments = ["serve", "--role", "model", "--model", "starter", "--model", tiny, "--model", "starter"]
+    arguments += ["--adapters", "bot", "--adapters", "default/twin", "--threads", "1"]
     log = work / "log"
     with log.open("wb") as stream:
-        process = subprocess.Popen(**command(here, *words), stdout=stream, stderr=stream)
+        process = subprocess.Popen(**command(here, *arguments), stdout=stream, stderr=stream)
     try:
         deadline = time.monotonic() + START_S
-        while not (found := re.search(r"(http://127\.0\.0\.1:\d+)/v1", log.read_text())):
+        while not (match := re.search(r"(http://127\.0\.0\.1:\d+)/v1", log.read_text())):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
-        record = Service(process.pid, process_start(process.pid), found[1])
+        record = Service(process.pid, process_start(process.pid), match[1])
         write_record(record_path(here, EMBEDDED), record)
-        with httpx.Client(base_url=found[1], timeout=START_S, trust_env=False) as client:
+        with httpx.Client(base_url=match[1], timeout=START_S, trust_env=False) as client:
             yield Running(here, tiny, client, record, log)
     finally:
         process.send_signal(signal.SIGINT)
@@ -130,7 +130,7 @@ def test_only_what_is_served_is_printed(running: Running) -> None:
 
 def test_each_request_goes_to_the_base_of_its_model(running: Running) -> None:
     listed = running.client.get("/v1/models").json()["data"]
-    assert [(one["id"], one["parent"]) for one in listed] == [
+    assert [(model["id"], model["parent"]) for model in listed] == [
         ("starter", None),
         (running.tiny, None),
         ("default/bot/v1", "starter"),
@@ -138,9 +138,9 @@ def test_each_request_goes_to_the_base_of_its_model(running: Running) -> None:
         ("default/bot", "starter"),
         ("default/twin", running.tiny),
     ]
-    assert [one["max_model_len"] for one in listed] == [4096, 2048, 4096, 2048, 4096, 2048]
+    assert [model["max_model_len"] for model in listed] == [4096, 2048, 4096, 2048, 4096, 2048]
     answers = {name: running.logprobs(name) for name in ("starter", running.tiny, "default/bot", "default/twin")}
-    assert len({tuple(one) for one in answers.values()}) == 4
+    assert len({tuple(logprobs) for logprobs in answers.values()}) == 4
     assert running.logprobs("default/bot/v1") == answers["default/bot"]
     assert running.logprobs("starter") == answers["starter"]
     unknown = running.client.post("/v1/chat/completions", json={"model": "gpt-4", **ASK})
@@ -164,65 +164,65 @@ def test_an_adapter_is_loaded_on_the_base_that_it_was_trained_on(running: Runnin
 
 def test_chat_asks_both_and_loads_what_is_not_there(running: Running, tmp_path: Path) -> None:
     register(running.settings, tmp_path / "bot", "bot", "starter")
-    said: list[str] = []
+    messages: list[str] = []
     parts: list[ChatTurn] = []
-    asked = ("What is a node?", "And a chain?", RESET, "", "What is a node?", "/quit", "Never asked")
-    given = ChatInput(adapter="bot/v2", questions=asked, max_tokens=8)
+    questions = ("What is a node?", "And a chain?", RESET, "", "What is a node?", "/quit", "Never asked")
+    chat_input = ChatInput(adapter="bot/v2", questions=questions, max_tokens=8)
     written: list[dict[str, Any]] = []
-    found = chat(given, replace(running.context(said, parts), on_progress=written.append))
+    result = chat(chat_input, replace(running.context(messages, parts), on_progress=written.append))
     for node in ("base", "adapter"):
         texts = [event["text"] for event in written if (event["node"], event["event"]) == (node, "answer")]
-        assert getattr(found.turns[0], node) in texts
-        assert len(texts) > len(found.turns)
-    assert [event["event"] for event in written].count("answered") == len(found.turns)
-    assert (found.base, found.adapter, found.exit_code) == ("starter", "default/bot/v2", 0)
-    assert [turn.question for turn in found.turns] == ["What is a node?", "And a chain?", "What is a node?"]
-    assert list(found.turns) == parts
-    assert found.turns[0] == found.turns[2]  # nothing is left of the first conversation
-    assert all(turn.base and turn.adapter and turn.base != turn.adapter for turn in found.turns)
-    assert said == ["both conversations begin again"]  # no server was started
+        assert getattr(result.turns[0], node) in texts
+        assert len(texts) > len(result.turns)
+    assert [event["event"] for event in written].count("answered") == len(result.turns)
+    assert (result.base, result.adapter, result.exit_code) == ("starter", "default/bot/v2", 0)
+    assert [turn.question for turn in result.turns] == ["What is a node?", "And a chain?", "What is a node?"]
+    assert list(result.turns) == parts
+    assert result.turns[0] == result.turns[2]  # nothing is left of the first conversation
+    assert all(turn.base and turn.adapter and turn.base != turn.adapter for turn in result.turns)
+    assert messages == ["both conversations begin again"]  # no server was started
     assert running.client.get("/v1/models/default/bot/v2").json()["parent"] == "starter"
     other = chat(ChatInput(adapter="twin", questions=("Hello",), max_tokens=4), running.context())
     assert (other.base, other.adapter) == (running.tiny, "default/twin/v1")
 
 
 def test_a_caller_without_a_terminal_sends_the_conversation_so_far(running: Running) -> None:
-    asked = ("What is a node?", "And a chain?")
-    turns = chat(ChatInput(adapter="bot", questions=asked, max_tokens=8), running.context()).turns
-    first = ask(AskInput(adapter="bot", question=asked[0], max_tokens=8), running.context())
+    questions = ("What is a node?", "And a chain?")
+    turns = chat(ChatInput(adapter="bot", questions=questions, max_tokens=8), running.context()).turns
+    first = ask(AskInput(adapter="bot", question=questions[0], max_tokens=8), running.context())
     assert (first.base, first.adapter) == (turns[0].base, turns[0].adapter)
     assert (first.base_model, first.adapter_version) == ("starter", "default/bot/v1")
-    earlier = EarlierTurn(question=asked[0], base=first.base or "", adapter=first.adapter or "")
-    second = ask(AskInput(adapter="bot", question=asked[1], turns=(earlier,), max_tokens=8), running.context())
+    earlier = EarlierTurn(question=questions[0], base=first.base or "", adapter=first.adapter or "")
+    second = ask(AskInput(adapter="bot", question=questions[1], turns=(earlier,), max_tokens=8), running.context())
     assert (second.base, second.adapter) == (turns[1].base, turns[1].adapter)
-    own = replace(running.context(), caller=Caller("default", tenant="default", remote=True))
-    assert ask(AskInput(adapter="bot", question=asked[0], max_tokens=8), own) == first
+    remote_context = replace(running.context(), caller=Caller("default", tenant="default", remote=True))
+    assert ask(AskInput(adapter="bot", question=questions[0], max_tokens=8), remote_context) == first
     refused = ask(AskInput(adapter="bot", question="node " * 5000, max_tokens=4), running.context())
     assert (refused.base, refused.adapter) == (None, None)
     assert refused.error is not None
 
 
 def test_answers_are_streamed_and_end_with_what_ask_returns(running: Running) -> None:
-    given = AskInput(adapter="bot", question="What is a node?", max_tokens=8)
+    ask_input = AskInput(adapter="bot", question="What is a node?", max_tokens=8)
 
     async def whole() -> list[ServerEvent]:
-        return [event async for event in follow_answers(given, running.context(), None) if not event.comment]
+        return [event async for event in follow_answers(ask_input, running.context(), None) if not event.comment]
 
-    asked, *answers, end = asyncio.run(whole())
-    assert (asked.event, end.event) == ("asked", "end")
-    found = ask(given, running.context())
-    assert json.loads(end.data) == found.model_dump()
+    start, *answers, end = asyncio.run(whole())
+    assert (start.event, end.event) == ("asked", "end")
+    answer = ask(ask_input, running.context())
+    assert json.loads(end.data) == answer.model_dump()
     for side in ("base", "adapter"):
-        texts = [json.loads(one.data)["text"] for one in answers if json.loads(one.data)["side"] == side]
+        texts = [json.loads(event.data)["text"] for event in answers if json.loads(event.data)["side"] == side]
         assert texts == sorted(texts, key=len)
-        assert texts[-1] == getattr(found, side)
+        assert texts[-1] == getattr(answer, side)
     unknown = AskInput(adapter="nobody", question="Why?")
     with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND"):
         asyncio.run(anext(follow_answers(unknown, running.context(), None)))
 
 
 def test_a_caller_who_goes_takes_the_question_along(running: Running) -> None:
-    given = AskInput(adapter="bot", question="Tell me everything about nodes.", max_tokens=1500, temperature=0)
+    ask_input = AskInput(adapter="bot", question="Tell me everything about nodes.", max_tokens=1500, temperature=0)
 
     def cancelled() -> float:
         return float(
@@ -230,7 +230,7 @@ def test_a_caller_who_goes_takes_the_question_along(running: Running) -> None:
         )
 
     async def leave_early() -> None:
-        events = follow_answers(given, running.context(), None)
+        events = follow_answers(ask_input, running.context(), None)
         async for event in events:
             if event.event == "answer":
                 break
@@ -249,10 +249,10 @@ def test_a_caller_who_goes_takes_the_question_along(running: Running) -> None:
 
 
 def test_a_question_that_is_refused_leaves_the_conversation_as_it_was(running: Running) -> None:
-    asked = ("What is a node?", "node " * 5000, RESET, "What is a node?")
-    found = chat(ChatInput(adapter="bot", questions=asked, max_tokens=4), running.context())
-    first, refused, last = found.turns
-    assert (refused.base, refused.adapter, found.exit_code) == (None, None, 1)
+    questions = ("What is a node?", "node " * 5000, RESET, "What is a node?")
+    result = chat(ChatInput(adapter="bot", questions=questions, max_tokens=4), running.context())
+    first, refused, last = result.turns
+    assert (refused.base, refused.adapter, result.exit_code) == (None, None, 1)
     assert "maximum context length is 4096" in str(refused.error)
     assert RESET in str(refused.error)
     assert (first.base, first.adapter) == (last.base, last.adapter)
@@ -263,18 +263,18 @@ def test_chat_reads_a_pipe_and_ends_its_server(running: Running, tmp_path: Path)
     here = load_settings(home=tmp_path / "alone")
     here.home.mkdir()
     register(here, tmp_path / "bot", "bot", "starter")
-    words = ["chat", "bot", "--json", "--max-tokens", "8"]
-    found = subprocess.run(
-        **command(here, *words), input="What is a node?\n/reset\nAnd a chain?\n", text=True, capture_output=True,
+    arguments = ["chat", "bot", "--json", "--max-tokens", "8"]
+    done = subprocess.run(
+        **command(here, *arguments), input="What is a node?\n/reset\nAnd a chain?\n", text=True, capture_output=True,
         timeout=START_S, check=True,
     )  # fmt: skip
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["question"] for line in lines] == ["What is a node?", "And a chain?"]
     expected = chat(
         ChatInput(adapter="bot", questions=("What is a node?",), max_tokens=8, system=""), running.context()
     )
     assert (lines[0]["base"], lines[0]["adapter"]) == (expected.turns[0].base, expected.turns[0].adapter)
-    assert "starting a model server with starter" in found.stderr
+    assert "starting a model server with starter" in done.stderr
     assert not list(here.services.glob("chat-*"))
 
 
@@ -284,24 +284,24 @@ def test_up_serves_the_listed_bases_with_their_live_adapters(tiny_model: Path, t
     here = load_settings(home=tmp_path / "up", serve_models=("starter", "org/model", tiny), threads=1)
     for role, base in (("bot", "starter"), ("twin", tiny)):
         register(here, tmp_path / role, role, base)
-    said: list[str] = []
+    messages: list[str] = []
     try:
-        url = start_embedded(here, said.append)
-        assert start_embedded(here, said.append) == url
+        url = start_embedded(here, messages.append)
+        assert start_embedded(here, messages.append) == url
         listed = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
     finally:
         embedded.stop(here)
-    assert said[1:] == [
+    assert messages[1:] == [
         f"starting the embedded model server with starter, {tiny}",
         "default/bot/v1 answers again",
         "default/twin/v1 answers again",
     ]
-    parents = {one["id"]: one["parent"] for one in listed}
+    parents = {model["id"]: model["parent"] for model in listed}
     assert (parents["default/bot"], parents["default/twin"]) == ("starter", tiny)
 
 
 @pytest.mark.parametrize(
-    ("given", "code"),
+    ("fields", "code"),
     [
         ({"role": "model", "graph": "file:///x"}, "E-PARAMETER: --graph belongs to the role graph, not to model"),
         ({"role": "graph", "model": ("starter",)}, "E-PARAMETER: --model belongs to the role model, not to graph"),
@@ -315,14 +315,14 @@ def test_up_serves_the_listed_bases_with_their_live_adapters(tiny_model: Path, t
         ({"role": "model", "host": "0.0.0.0"}, r"E-AUTH: The server does not listen on 0\.0\.0\.0 without a token"),
     ],
 )
-def test_what_cannot_be_served_is_refused(running: Running, given: dict[str, Any], code: str) -> None:
+def test_what_cannot_be_served_is_refused(running: Running, fields: dict[str, Any], code: str) -> None:
     with pytest.raises(TrainyardError, match=code):
-        serve(ServeInput(**given), running.context())
+        serve(ServeInput(**fields), running.context())
 
 
 def test_a_taken_port_is_refused_before_a_model_is_read(running: Running) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(TrainyardError, match="E-PORT: Port"):
-        serve(ServeInput(role="model", port=taken.getsockname()[1]), running.context())
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TrainyardError, match="E-PORT: Port"):
+        serve(ServeInput(role="model", port=listener.getsockname()[1]), running.context())
 
 
 def test_too_little_memory_is_refused_with_both_numbers(running: Running) -> None:
@@ -344,10 +344,10 @@ def test_chat_without_a_user_needs_questions(running: Running) -> None:
 
 
 def test_answers_are_in_columns_where_there_is_room() -> None:
-    shown = side_by_side("[b]one[/b] :smile:", "two " * 30, 80)
-    rows = shown.splitlines()
+    columns = side_by_side("[b]one[/b] :smile:", "two " * 30, 80)
+    rows = columns.splitlines()
     assert {len(row) for row in rows} == {80}
-    assert "[b]one[/b] :smile:" in shown
+    assert "[b]one[/b] :smile:" in columns
     assert re.search(r"base .* adapter", rows[1])
     turn = ChatTurn(question="Why?", base="Because.", adapter="So.")
     text = chat_text(ChatOutput(base="starter", adapter="default/bot/v1", turns=(turn,)))

@@ -80,8 +80,8 @@ def test_an_error_about_a_name_lists_the_nearest(operation: str, field: str, kin
     word, right = WRONG[kind]
     model = OPERATIONS[operation].request
     repeated = "tuple" in str(model.model_fields[field].annotation)
-    others = {name: "other" for name, one in model.model_fields.items() if one.is_required()}
-    request = model.model_construct(**{**others, field: (word, "other") if repeated else word})
+    required_fields = {name: "other" for name, model_field in model.model_fields.items() if model_field.is_required()}
+    request = model.model_construct(**{**required_fields, field: (word, "other") if repeated else word})
     error = with_nearest(NotFound(f"There is no {word!r}.", do="List them.", code="E-X"), request, context)
     assert right in error.do
     assert error.do.startswith("Did you mean ")

@@ -44,16 +44,16 @@ def tables_drawn() -> Iterator[Calls]:
 
 def rendered_tables() -> tuple[Calls, set[str]]:
     """Every table of every operation's text for its wide answers, and the operations that have a text for one."""
-    found: Calls = []
-    shown = set()
+    all_calls: Calls = []
+    rendered = set()
     for name in OPERATIONS:
         for samples in VARIANTS:
             unreal = (KeyError, ValueError, AttributeError, TypeError, IndexError)  # flags together that no answer has
             with tables_drawn() as calls, suppress(*unreal):
                 render(name, samples.answer(name))
-                shown.add(name)
-            found += calls
-    return found, shown
+                rendered.add(name)
+            all_calls += calls
+    return all_calls, rendered
 
 
 def call_sites() -> set[tuple[str, int]]:
@@ -69,8 +69,8 @@ def call_sites() -> set[tuple[str, int]]:
 @pytest.mark.parametrize("columns", [80, 100])
 def test_every_table_fits_and_what_is_copied_is_whole(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    calls, shown = rendered_tables()
-    assert shown == {*OPERATIONS}, "no answer of these has a text"
+    calls, rendered = rendered_tables()
+    assert rendered == {*OPERATIONS}, "no answer of these has a text"
     for file, line, values, text in calls:
         wide = [row for row in text.splitlines() if cell_width(row) > columns]
         assert not wide, f"{file}:{line} at {columns}: {wide[0]!r}"

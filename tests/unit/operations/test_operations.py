@@ -111,17 +111,17 @@ def test_every_row_can_be_loaded_and_says_what_its_implementation_says(verb: str
     row = OPERATIONS[verb]
     request, implementation = row.request, load(f"trainyard.{row.run}")
     assert issubclass(request, Request)
-    taken = get_type_hints(implementation)
-    assert TypeAdapter(taken.pop("return")).json_schema(mode="serialization")
-    assert list(taken.values()) == [request, Context]
+    hints = get_type_hints(implementation)
+    assert TypeAdapter(hints.pop("return")).json_schema(mode="serialization")
+    assert list(hints.values()) == [request, Context]
     assert row.text.__annotations__["return"] == "str"
     assert not row.part_text or row.part_text.__annotations__["return"] == "str"
     assert isinstance(row.scope, Scope)
 
 
 def test_every_first_word_of_two_is_explained() -> None:
-    words = {verb.split()[0] for verb in OPERATIONS if " " in verb}
-    assert words == set(group_lines()) | (words & set(OPERATIONS))
+    first_words = {verb.split()[0] for verb in OPERATIONS if " " in verb}
+    assert first_words == set(group_lines()) | (first_words & set(OPERATIONS))
     assert not set(group_lines()) & set(OPERATIONS)
 
 
@@ -129,25 +129,25 @@ def test_requests_are_imported_without_what_carries_them_out() -> None:
     heavy = "{'numpy', 'pyarrow', 'torch', 'prefect', 'httpx', 'click', 'trainyard.settings', 'trainyard.app'}"
     table = "from trainyard.operations.table import OPERATIONS; len(OPERATIONS)"
     program = f"import sys; {table}; print(*{heavy} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == ""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 def test_check_gives_all_reasons_of_all_files(tmp_path: Path, context: Context) -> None:
     (tmp_path / "good.yaml").write_text(CHAIN)
     (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}, {type: trainer, config: {foo: 1}}]")
     files = (tmp_path / "good.yaml", tmp_path / "bad.yaml")
-    found = check(CheckInput(files=files), context)
-    assert [one.ok for one in found.files] == [True, False]
-    assert [reason["code"] for reason in found.files[1].reasons][:2] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
-    assert found.exit_code == 5
+    report = check(CheckInput(files=files), context)
+    assert [file.ok for file in report.files] == [True, False]
+    assert [reason["code"] for reason in report.files[1].reasons][:2] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
+    assert report.exit_code == 5
 
 
 def test_check_takes_a_file_that_is_no_yaml(tmp_path: Path, context: Context) -> None:
     (tmp_path / "bad.yaml").write_text("nodes: [")
-    found = check(CheckInput(files=(tmp_path / "bad.yaml",)), context)
-    assert found.files[0].reasons[0]["code"].startswith("E-SPEC")
-    assert found.exit_code == 5
+    report = check(CheckInput(files=(tmp_path / "bad.yaml",)), context)
+    assert report.files[0].reasons[0]["code"].startswith("E-SPEC")
+    assert report.exit_code == 5
 
 
 def test_a_refused_chain_never_reaches_a_server(tmp_path: Path, context: Context) -> None:
@@ -195,19 +195,19 @@ def test_an_adapter_is_shown_with_its_files(tmp_path: Path, context: Context) ->
 
 
 def test_the_doctor_finds_what_is_missing_and_what_to_do(context: Context) -> None:
-    found = {check.name: check for check in examine(Nothing(), context).checks}
-    assert found["python"].ok
-    assert found["prefect"].ok
-    assert found["fastapi"].ok
-    assert not found["prefect server"].ok
-    assert found["prefect server"].do.startswith("Run `trainyard up`")
-    assert found["base model"].ok
-    assert "starter" in found["base model"].detail
-    assert found["backend native"].ok
-    assert found["backend trl"].ok
-    assert found["backend unsloth"].note
-    assert found["code sandbox"].detail.startswith(("namespaces: ", "landlock+seccomp: "))
-    assert "profile rules; the night starts and ends that server" in found["night"].detail
+    checks = {check.name: check for check in examine(Nothing(), context).checks}
+    assert checks["python"].ok
+    assert checks["prefect"].ok
+    assert checks["fastapi"].ok
+    assert not checks["prefect server"].ok
+    assert checks["prefect server"].do.startswith("Run `trainyard up`")
+    assert checks["base model"].ok
+    assert "starter" in checks["base model"].detail
+    assert checks["backend native"].ok
+    assert checks["backend trl"].ok
+    assert checks["backend unsloth"].note
+    assert checks["code sandbox"].detail.startswith(("namespaces: ", "landlock+seccomp: "))
+    assert "profile rules; the night starts and ends that server" in checks["night"].detail
 
 
 def test_the_doctor_reads_the_config_of_the_night(context: Context) -> None:
@@ -220,7 +220,7 @@ def test_the_doctor_reads_the_config_of_the_night(context: Context) -> None:
 
 
 def one_check(context: Context, name: str) -> Any:
-    return next(one for one in examine(Nothing(), context).checks if one.name == name)
+    return next(check for check in examine(Nothing(), context).checks if check.name == name)
 
 
 def test_a_doctor_with_problems_is_not_ok(context: Context) -> None:

@@ -28,16 +28,16 @@ print(__name__, sys.argv[1:], told, gc.isenabled())
 
 def test_the_collector_waits_in_a_thread_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "stubborn.py").write_text(PROGRAM)
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "trainyard.prefect_api.gc_thread", "stubborn", "start", "--port", "1"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    assert found.stdout == "__main__ ['start', '--port', '1'] ['garbage collector'] False\n"
+    assert done.stdout == "__main__ ['start', '--port', '1'] ['garbage collector'] False\n"
 
 
 def test_the_status_of_the_module_is_the_programs(tmp_path: Path) -> None:
     (tmp_path / "refusing.py").write_text("raise SystemExit('the port is taken')")
     argv = [sys.executable, "-m", "trainyard.prefect_api.gc_thread", "refusing"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    found = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (found.returncode, found.stderr) == (1, "the port is taken\n")
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, "the port is taken\n")

@@ -16,11 +16,11 @@ def test_a_line_has_keys_of_prefects_json_lines() -> None:
     before = time.time()
     line = log_line(load_settings(log_format="json"), "trainyard.watchdog", 'ended "x"\nand', "ERROR")
     assert "\n" not in line
-    found = json.loads(line)
-    assert (found["msg"], found["levelname"], found["name"]) == ('ended "x"\nand', "ERROR", "trainyard.watchdog")
-    assert before <= found["created"] <= time.time()
+    entry = json.loads(line)
+    assert (entry["msg"], entry["levelname"], entry["name"]) == ('ended "x"\nand', "ERROR", "trainyard.watchdog")
+    assert before <= entry["created"] <= time.time()
     record = logging.LogRecord("x", logging.INFO, "x.py", 1, "x", (), None)
-    assert found.keys() <= json.loads(JsonFormatter("default", "", "%").format(record)).keys()
+    assert entry.keys() <= json.loads(JsonFormatter("default", "", "%").format(record)).keys()
 
 
 def test_a_line_for_people_begins_with_its_time() -> None:

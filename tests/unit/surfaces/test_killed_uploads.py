@@ -26,9 +26,9 @@ with claimed_file(Path(sys.argv[1])) as file, claimed_folder(Path(sys.argv[2])):
 """
 
 
-def trainyard(home: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def trainyard(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "trainyard", *words, "--json"],
+        [sys.executable, "-m", "trainyard", *arguments, "--json"],
         env={**os.environ, "TRAINYARD_HOME": str(home), "TRAINYARD_UPLOADS_MB": "5", **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -71,11 +71,11 @@ def killed(home: Path, rows: Path) -> Path:
     short = rows.with_name("short.jsonl")
     short.write_bytes(rows.read_bytes()[: MIB // 4])
     assert trainyard(home, "data", "upload", str(short)).returncode == 0
-    for words in (
-        {"words": ("data", "upload", str(rows), "--folder", "set"), "point": "upload.block#2"},
-        {"words": ("data", "delete", "short.jsonl"), "point": "delete.renamed"},
+    for command in (
+        {"arguments": ("data", "upload", str(rows), "--folder", "set"), "point": "upload.block#2"},
+        {"arguments": ("data", "delete", "short.jsonl"), "point": "delete.renamed"},
     ):
-        ended = trainyard(home, *words["words"], TRAINYARD_FAULT=str(words["point"]))
+        ended = trainyard(home, *command["arguments"], TRAINYARD_FAULT=str(command["point"]))
         assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert hidden(home) == ["removed", "tmp"]
     return home
@@ -91,12 +91,12 @@ def test_the_next_upload_has_the_space_of_killed_ones(killed: Path, rows: Path) 
 
 
 def test_gc_removes_what_killed_uploads_have_left(killed: Path) -> None:
-    shown = orjson.loads(trainyard(killed, "gc", "--dry-run").stdout)
-    assert {item["kind"] for item in shown["items"]} == {"unfinished upload"}
-    assert shown["bytes"] > MIB
+    preview = orjson.loads(trainyard(killed, "gc", "--dry-run").stdout)
+    assert {item["kind"] for item in preview["items"]} == {"unfinished upload"}
+    assert preview["bytes"] > MIB
     assert hidden(killed) == ["removed", "tmp"]
     done = orjson.loads(trainyard(killed, "gc").stdout)
-    assert [item["path"] for item in done["items"]] == [item["path"] for item in shown["items"]]
+    assert [item["path"] for item in done["items"]] == [item["path"] for item in preview["items"]]
     assert hidden(killed) == []
 
 

@@ -54,8 +54,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def child(*options: str) -> StdioServerParameters:
-    words = ["-m", "trainyard", "mcp", *options]
-    return StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ), cwd=Path.cwd())
+    arguments = ["-m", "trainyard", "mcp", *options]
+    return StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ), cwd=Path.cwd())
 
 
 def arguments(tool: types.Tool) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def arguments(tool: types.Tool) -> dict[str, Any]:
 
 
 def text_of(result: types.CallToolResult) -> str:
-    return "\n".join(one.text for one in result.content if isinstance(one, types.TextContent))
+    return "\n".join(content.text for content in result.content if isinstance(content, types.TextContent))
 
 
 def response_schema(tool: str) -> dict[str, Any]:
@@ -128,8 +128,8 @@ async def test_a_child_process_answers_and_sends_progress_as_notifications() -> 
         results = {name: await client.call_tool(name, arguments(tools[name])) for name in ("plan", "chains_create")}
         local = await client.call_tool("serve", {"role": "training"})
     assert "serve" not in tools
-    for name, one in [("check", result), *results.items()]:
-        require_answer(tools[name], one)
+    for name, checked in [("check", result), *results.items()]:
+        require_answer(tools[name], checked)
     assert results["plan"].structured_content["digest"] == results["chains_create"].structured_content["digest"]
     assert "E-LOCAL: serve runs until it is stopped" in text_of(local)
     assert not result.is_error
@@ -139,8 +139,8 @@ async def test_a_child_process_answers_and_sends_progress_as_notifications() -> 
 
 async def test_pages_and_schemas_are_resources() -> None:
     async with Client(child()) as client:
-        found = {str(one.uri) for one in (await client.list_resources()).resources}
-        assert {"trainyard://schema/chain", "trainyard://docs/chains", "trainyard://docs/guides/documents"} <= found
+        uris = {str(resource.uri) for resource in (await client.list_resources()).resources}
+        assert {"trainyard://schema/chain", "trainyard://docs/chains", "trainyard://docs/guides/documents"} <= uris
         (page,) = (await client.read_resource("trainyard://docs/chains")).contents
         assert isinstance(page, types.TextResourceContents)
         assert page.text.startswith("# Chains")
@@ -183,7 +183,7 @@ async def test_a_caller_may_do_what_its_token_allows() -> None:
             assert "E-SCOPE" in text_of(await client.call_tool("sweep_list", {}))
         async with connected(url + "/mcp", "owner") as client:
             listed = (await client.call_tool("chains_list", {})).structured_content
-            assert [one["author"] for one in listed["chains"]] == ["acme"]
+            assert [chain["author"] for chain in listed["chains"]] == ["acme"]
         answer = httpx.post(url + "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
         assert (answer.status_code, answer.json()["code"]) == (401, "E-AUTH")
 

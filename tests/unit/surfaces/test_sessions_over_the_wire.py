@@ -45,8 +45,8 @@ def url(session: HostedSession) -> Iterator[str]:
 
 
 def client_of(url: str, session: HostedSession, **headers: str) -> httpx.Client:
-    given = {"authorization": "Bearer owner", **headers}
-    return httpx.Client(base_url=f"{url}/api/v1/sessions/{session.record.id}", headers=given, timeout=60)
+    all_headers = {"authorization": "Bearer owner", **headers}
+    return httpx.Client(base_url=f"{url}/api/v1/sessions/{session.record.id}", headers=all_headers, timeout=60)
 
 
 def post(client: httpx.Client, verb: str, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def post(client: httpx.Client, verb: str, headers: dict[str, str] | None = None,
     else:
         answer = client.post(f"/{verb}", json=fields, headers=headers)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    reply: dict[str, Any] = answer.json()
+    return reply
 
 
 def by_rest(url: str, session: HostedSession, traceparent: str) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def by_sdk(url: str, session: HostedSession) -> dict[str, Any]:
 
         def call(verb: str, **fields: Any) -> dict[str, Any]:
             reply = getattr(remote.sessions, verb)(session=name, **encoded(fields))
-            found: dict[str, Any] = reply.model_dump(mode="json")
-            return found
+            result: dict[str, Any] = reply.model_dump(mode="json")
+            return result
 
-        return sequence_over(call, lambda one: remote.sessions.output(session=name, name=one), "sdk")  # type: ignore[return-value]
+        return sequence_over(call, lambda output: remote.sessions.output(session=name, name=output), "sdk")  # type: ignore[return-value]
 
 
 @asynccontextmanager
@@ -119,12 +119,12 @@ def by_mcp(url: str, session: HostedSession, traceparent: str) -> dict[str, Any]
     with tools(url, traceparent) as call_tool:
 
         def call(verb: str, **fields: Any) -> dict[str, Any]:
-            found: dict[str, Any] = call_tool(f"sessions_{verb}", session=name, **fields).structured_content
-            return found
+            reply: dict[str, Any] = call_tool(f"sessions_{verb}", session=name, **fields).structured_content
+            return reply
 
         def read(output: str) -> bytes:
             parts = call_tool("sessions_output", session=name, name=output).content
-            (blob,) = [one.resource for one in parts if isinstance(one, types.EmbeddedResource)]
+            (blob,) = [part.resource for part in parts if isinstance(part, types.EmbeddedResource)]
             assert isinstance(blob, types.BlobResourceContents)
             return base64.b64decode(blob.blob)
 
@@ -132,12 +132,12 @@ def by_mcp(url: str, session: HostedSession, traceparent: str) -> dict[str, Any]
 
 
 def in_process(session: HostedSession, out: Path) -> dict[str, Any]:
-    words = [str(session.settings.home), session.record.id, str(out)]
-    program = [sys.executable, "-m", "tests.session_sequence", *words]
+    arguments = [str(session.settings.home), session.record.id, str(out)]
+    program = [sys.executable, "-m", "tests.session_sequence", *arguments]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    numbers: dict[str, Any] = json.loads(out.read_text())
+    return numbers
 
 
 def audited(session: HostedSession) -> list[dict[str, Any]]:
@@ -148,16 +148,16 @@ def audited(session: HostedSession) -> list[dict[str, Any]]:
 def test_the_eight_verbs_have_the_same_bits_on_every_surface(session: HostedSession, url: str, tmp_path: Path) -> None:
     session.call("save", name=START, kind="full")
     over_rest, over_mcp = new_traceparent(), new_traceparent()
-    found = {
+    results = {
         "rest": by_rest(url, session, over_rest),
         "sdk": by_sdk(url, session),
         "mcp": by_mcp(url, session, over_mcp),
         "python": in_process(session, tmp_path / "in.json"),
     }
-    for name, numbers in found.items():
-        assert numbers == found["python"], name
-    assert found["python"]["losses"][0] != found["python"]["losses"][1]
-    assert found["python"]["logprobs"] == found["python"]["after"]
+    for name, numbers in results.items():
+        assert numbers == results["python"], name
+    assert results["python"]["losses"][0] != results["python"]["losses"][1]
+    assert results["python"]["logprobs"] == results["python"]["after"]
 
     lines = audited(session)
     for surface, trace in (("rest", trace_id(over_rest)), ("mcp", trace_id(over_mcp))):
@@ -205,5 +205,5 @@ def test_the_reply_of_a_call_that_is_not_waited_for(session: HostedSession, url:
         assert again["loss"] == done["result"]["loss"]
         absent = client.get("/results/99")
         assert (absent.status_code, absent.json()["code"]) == (409, "E-STEP"), "no operation has this number"
-        gone = client.get("/outputs/forward-99-logits")
-        assert (gone.status_code, gone.json()["code"]) == (404, "E-NOT-FOUND")
+        expired = client.get("/outputs/forward-99-logits")
+        assert (expired.status_code, expired.json()["code"]) == (404, "E-NOT-FOUND")

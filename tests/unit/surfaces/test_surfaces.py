@@ -37,9 +37,9 @@ def commands(group: click.Group, context: click.Context, before: str = "") -> It
 
 def methods(surface: Surface, word: str = "") -> Iterator[tuple[str, Surface]]:
     """(operation, its method) of a surface."""
-    for one in words_after(word):
-        name = f"{word} {one}".strip()
-        below = getattr(surface, attribute_of(one))
+    for next_word in words_after(word):
+        name = f"{word} {next_word}".strip()
+        below = getattr(surface, attribute_of(next_word))
         if name in OPERATIONS:
             yield name, below
         yield from methods(below, name)
@@ -51,15 +51,17 @@ def document() -> Json:
 
 
 def operations_of(document: Json) -> dict[str, Json]:
-    found = [one for path in document["paths"].values() for one in path.values()]
-    own = {route.id for route in SERVICE_ROUTES.values()}
-    return {one["operationId"]: one for one in found if one["operationId"] not in own}
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    service_ids = {route.id for route in SERVICE_ROUTES.values()}
+    return {
+        operation["operationId"]: operation for operation in operations if operation["operationId"] not in service_ids
+    }
 
 
 def resolved(schema: Json, document: Json) -> Json:
     name = schema.get("$ref", "").rpartition("/")[2]
-    found: Json = document["components"]["schemas"][name] if name else schema
-    return found
+    target: Json = document["components"]["schemas"][name] if name else schema
+    return target
 
 
 def fields_of(name: str) -> set[str]:
@@ -92,13 +94,13 @@ def test_all_surfaces_take_the_fields_of_the_request(document: Json) -> None:
     for name, command in commands(app, click.Context(app)):
         fields, row = fields_of(name), OPERATIONS[name]
         context = click.Context(command, help_option_names=[])
-        taken = {str(one.name) for one in command.get_params(context)} - OF_EVERY_COMMAND
-        assert taken == fields, name
+        parameters = {str(parameter.name) for parameter in command.get_params(context)} - OF_EVERY_COMMAND
+        assert parameters == fields, name
         assert set(inspect.signature(sdk[name]).parameters) == fields, name
         if not row.endless:
             assert set(tools[name].input_schema.get("properties", {})) == fields, name
-        one = sent[operation_id(name)]
-        given = {HEADERS.get(each["name"], each["name"]) for each in one["parameters"]} - {None}
-        body = one.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-        given |= {row.body} if row.body else set(resolved(body, document).get("properties", {}))
-        assert given == fields, name
+        operation = sent[operation_id(name)]
+        sent_fields = {HEADERS.get(each["name"], each["name"]) for each in operation["parameters"]} - {None}
+        body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        sent_fields |= {row.body} if row.body else set(resolved(body, document).get("properties", {}))
+        assert sent_fields == fields, name

@@ -38,14 +38,14 @@ def test_a_pipe_gets_plain_lines_where_colours_are_forced(
     """As in a notebook, whose kernel sets FORCE_COLOR."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert Console(stderr=True).is_terminal
-    shown = Progress()
-    shown.event({"node": "trainer", "event": "started"})
-    shown.close()
+    progress = Progress()
+    progress.event({"node": "trainer", "event": "started"})
+    progress.close()
     assert capsys.readouterr().err == "trainer: started\n"
 
 
 def test_a_file_gets_plain_lines() -> None:
-    told = lines_of(
+    lines = lines_of(
         [
             {"node": "", "event": "state", "text": "running", "name": "qa-1"},
             {"node": "trainer", "event": "started"},
@@ -55,7 +55,7 @@ def test_a_file_gets_plain_lines() -> None:
             {"node": "deployer", "event": "skipped", "message": "a node before it did not finish"},
         ]
     )
-    assert told == [
+    assert lines == [
         "run qa-1: running",
         "trainer: started",
         "trainer: 3 rows are long",
@@ -65,8 +65,8 @@ def test_a_file_gets_plain_lines() -> None:
 
 
 def test_a_log_is_not_flooded_with_progress() -> None:
-    told = lines_of([{"node": "trainer", "event": "started"}, *(progress(step / 1000) for step in range(1000))])
-    assert told == ["trainer: started"]
+    lines = lines_of([{"node": "trainer", "event": "started"}, *(progress(step / 1000) for step in range(1000))])
+    assert lines == ["trainer: started"]
 
 
 def test_a_terminal_gets_a_bar() -> None:
@@ -125,8 +125,8 @@ def test_an_error_that_ends_a_run_is_shown_once() -> None:
     message = f"1 of 2 nodes failed: data.\ndata: {error}\nNext: correct the cause."
     result = RunResult(run_id="1", name="c-1", state=JobState.FAILED, message=message, nodes=nodes, url="http://ui")
     progress = lines_of([{"node": "data", "event": "failed", "message": error, "error": {"code": "E-DATA-BAD-ROWS"}}])
-    shown = [*progress, *render("run", result).splitlines()]
-    assert shown == [
+    lines = [*progress, *render("run", result).splitlines()]
+    assert lines == [
         "data: failed (E-DATA-BAD-ROWS)",
         "node     state    seconds  result",
         "data     failed   2.0      E-DATA-BAD-ROWS",
@@ -138,14 +138,14 @@ def test_an_error_that_ends_a_run_is_shown_once() -> None:
         "Next: correct the cause.",
         "http://ui",
     ]
-    assert "\n".join(shown).count("At most 5.0% may be") == 1
+    assert "\n".join(lines).count("At most 5.0% may be") == 1
 
 
 def test_an_error_goes_to_stderr_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(NotFound("No such thing.", why="It is gone.", do="Look elsewhere.", code="E-X"), as_json=False)
-    found = capsys.readouterr()
-    assert found.out == ""
-    assert found.err == "E-X: No such thing.\n  It is gone.\n  Do: Look elsewhere.\n"
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "E-X: No such thing.\n  It is gone.\n  Do: Look elsewhere.\n"
 
 
 def test_a_refusal_s_remedy_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:

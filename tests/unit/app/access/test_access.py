@@ -31,9 +31,9 @@ class Locked(BaseHTTPRequestHandler):
     """Answers as Prefect does: 200 to those who know `MINE`, and to those who ask for its health."""
 
     def do_GET(self) -> None:
-        wanted = f"Basic {base64.b64encode(MINE.encode()).decode()}"
-        known = self.headers.get("Authorization") == wanted or self.path == "/api/health"
-        self.send_response(200 if known else 401)
+        expected_header = f"Basic {base64.b64encode(MINE.encode()).decode()}"
+        is_allowed = self.headers.get("Authorization") == expected_header or self.path == "/api/health"
+        self.send_response(200 if is_allowed else 401)
         self.end_headers()
 
     def log_message(self, format: str, *arguments: object) -> None:
@@ -62,10 +62,10 @@ def unlocked() -> Iterator[str]:
 
 
 def test_a_server_gets_the_home_s_string_and_its_own_origins() -> None:
-    found = access.server_variables(settings(), URL)
-    assert found[SERVER_VARIABLE] == read_auth(settings())
-    assert found[access.ORIGINS_VARIABLE] == "http://127.0.0.1:4200,http://localhost:4200"
-    assert found["PREFECT_SERVER_DATABASE_TIMEOUT"] == "60"
+    variables = access.server_variables(settings(), URL)
+    assert variables[SERVER_VARIABLE] == read_auth(settings())
+    assert variables[access.ORIGINS_VARIABLE] == "http://127.0.0.1:4200,http://localhost:4200"
+    assert variables["PREFECT_SERVER_DATABASE_TIMEOUT"] == "60"
 
 
 def test_without_auth_the_string_is_kept_for_later() -> None:
@@ -75,25 +75,25 @@ def test_without_auth_the_string_is_kept_for_later() -> None:
 
 
 def test_what_an_operator_sets_reaches_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {
+    operator_variables = {
         SERVER_VARIABLE: MINE,
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "https://prefect.example.com, http://127.0.0.1:9999",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "5",
         "PREFECT_SERVER_CORS_ALLOWED_METHODS": "GET",
         "PREFECT_SERVER_API_PORT": "4200",
     }
-    for name, value in given.items():
+    for name, value in operator_variables.items():
         monkeypatch.setenv(name, value)
-    found = access.server_variables(settings(), URL)
-    assert found[SERVER_VARIABLE] == MINE == read_auth(settings())
-    assert found[access.ORIGINS_VARIABLE].split(",")[2:] == ["https://prefect.example.com", "http://127.0.0.1:9999"]
-    assert "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS" not in found
-    assert found["PREFECT_SERVER_DATABASE_TIMEOUT"] == "5"
-    assert found["PREFECT_SERVER_CORS_ALLOWED_METHODS"] == "GET"
+    variables = access.server_variables(settings(), URL)
+    assert variables[SERVER_VARIABLE] == MINE == read_auth(settings())
+    assert variables[access.ORIGINS_VARIABLE].split(",")[2:] == ["https://prefect.example.com", "http://127.0.0.1:9999"]
+    assert "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS" not in variables
+    assert variables["PREFECT_SERVER_DATABASE_TIMEOUT"] == "5"
+    assert variables["PREFECT_SERVER_CORS_ALLOWED_METHODS"] == "GET"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("PREFECT_SERVER_API_PORT", "1", "set TRAINYARD_PREFECT_PORT=1"),
         ("PREFECT_SERVER_API_HOST", "0.0.0.0", "starts its server with 127.0.0.1"),
@@ -103,9 +103,9 @@ def test_what_an_operator_sets_reaches_the_server(monkeypatch: pytest.MonkeyPatc
         ("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "https://a.example/", "is not a valid origin"),
     ],
 )
-def test_what_contradicts_is_refused(name: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_contradicts_is_refused(name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidInput, match=rf"E-PREFECT-VARIABLE: {name} cannot be .*{told}"):
+    with pytest.raises(InvalidInput, match=rf"E-PREFECT-VARIABLE: {name} cannot be .*{message}"):
         access.server_variables(settings(), URL)
 
 
@@ -156,9 +156,9 @@ def test_no_auth_is_not_for_another_s_server(locked: str, monkeypatch: pytest.Mo
 
 
 def test_an_open_server_is_told_by_up_and_by_the_doctor(unlocked: str) -> None:
-    said: list[str] = []
-    assert not stack.admits(settings(), unlocked, said.append, auth=True)
-    assert "every user of this machine can start runs" in said[0]
+    messages: list[str] = []
+    assert not stack.admits(settings(), unlocked, messages.append, auth=True)
+    assert "every user of this machine can start runs" in messages[0]
     (check,) = doctor.look_at_login(settings(), unlocked)
     assert not check.ok
     assert not check.note, "it was not asked for"

@@ -26,9 +26,9 @@ def context(home: Path) -> Context:
     return Context(settings(), say=ignore, caller=Caller("ci", remote=True), surface="rest", trace="abc")
 
 
-def entries(context: Context, **wanted: Any) -> tuple[AuditRow, ...]:
+def entries(context: Context, **filters: Any) -> tuple[AuditRow, ...]:
     assert verify_audit(Nothing(), context).problems == ()
-    return list_audit(AuditInput(**wanted), context).entries
+    return list_audit(AuditInput(**filters), context).entries
 
 
 def ask(operation: str, context: Context, /, **fields: Any) -> Any:
@@ -51,14 +51,14 @@ def test_what_is_looked_at_has_no_entry_and_what_is_changed_has_one(context: Con
 def test_every_surface_and_the_filters(context: Context) -> None:
     with pytest.raises(NotFound):
         here.tokens.revoke(name="a")
-    own = replace(context, caller=OWNER, surface="cli")
-    ask("tokens create", own, name="b", scope="run")
+    cli_context = replace(context, caller=OWNER, surface="cli")
+    ask("tokens create", cli_context, name="b", scope="run")
     with pytest.raises(Denied):
         ask("tokens create", context, name="c")
     with pytest.raises(Denied):
         ask("gc", replace(context, caller=Caller("small", Scope.READ, "blue", remote=True)))
-    found = [(one.surface, one.caller, one.operation, one.outcome) for one in entries(context)]
-    assert found == [
+    rows = [(entry.surface, entry.caller, entry.operation, entry.outcome) for entry in entries(context)]
+    assert rows == [
         ("rest", "small", "gc", "denied"), ("rest", "ci", "tokens create", "denied"),
         ("cli", "owner", "tokens create", "done"), ("python", "owner", "tokens revoke", "failed"),
     ]  # fmt: skip
@@ -83,18 +83,18 @@ def test_a_call_that_was_killed_is_unfinished(context: Context) -> None:
 
 
 def test_a_token_is_not_in_the_entry_of_its_creation(context: Context) -> None:
-    made = ask("tokens create", replace(context, caller=OWNER), name="b", scope="run")
-    assert made.token not in str(entries(context))
+    token = ask("tokens create", replace(context, caller=OWNER), name="b", scope="run")
+    assert token.token not in str(entries(context))
 
 
 def test_without_a_log_nothing_is_done_for_the_network_and_all_for_the_owner(context: Context) -> None:
     (context.settings.home / "audit").symlink_to("/dev/null")
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises((TrainyardError, OSError)):
         ask("tokens revoke", context, name="x")
-    own = replace(context, caller=OWNER, say=said.append)
-    ask("tokens create", own, name="b", scope="run")
-    assert "tokens create is not in the audit log" in said[0]
+    cli_context = replace(context, caller=OWNER, say=messages.append)
+    ask("tokens create", cli_context, name="b", scope="run")
+    assert "tokens create is not in the audit log" in messages[0]
 
 
 def test_a_failure_makes_no_home(home: Path) -> None:

@@ -90,15 +90,15 @@ def test_addresses_of_one_customer_of_ipv6_are_one() -> None:
 
 
 def test_places_are_for_one_caller_and_for_all_and_are_given_back() -> None:
-    places = OpenRequests(2, 3)
-    with places.place("ci"), places.place("ci"):
+    open_requests = OpenRequests(2, 3)
+    with open_requests.place("ci"), open_requests.place("ci"):
         with pytest.raises(TooMany, match="E-RATE: 2 requests and streams of ci are open") as refused:
-            places.place("ci").__enter__()
+            open_requests.place("ci").__enter__()
         assert refused.value.retry_after_s == 5
-        with places.place("other"), pytest.raises(TooMany, match="3 requests and streams are open"):
-            places.place("third").__enter__()
-        with places.place("third"):
+        with open_requests.place("other"), pytest.raises(TooMany, match="3 requests and streams are open"):
+            open_requests.place("third").__enter__()
+        with open_requests.place("third"):
             pass
-    with pytest.raises(ZeroDivisionError), places.place("ci"):
+    with pytest.raises(ZeroDivisionError), open_requests.place("ci"):
         assert 1 / 0
-    assert not places.open
+    assert not open_requests.open

@@ -67,8 +67,8 @@ def test_a_name_that_is_neither_template_nor_file_does_not_exist(context: Contex
 
 
 def test_a_whole_chain_is_checked_and_planned_but_not_run(context: Context) -> None:
-    (found,) = ask("check", context, files=[CHAIN]).files
-    assert found.reasons[0]["code"] == "E-DATA-NOT-FOUND"
+    (file,) = ask("check", context, files=[CHAIN]).files
+    assert file.reasons[0]["code"] == "E-DATA-NOT-FOUND"
     with pytest.raises(InvalidInput, match=r"E-PARAMETER: A run takes a template's name .*, not a whole chain"):
         ask("run", context, target=CHAIN)
 
@@ -99,10 +99,10 @@ def test_a_model_is_no_folder_outside(path: str, context: Context, tmp_path: Pat
 
 def test_a_model_of_the_hub_or_in_a_data_root_may_be_named(context: Context, tiny_model: Path) -> None:
     (context.settings.working_folder / "model").symlink_to(tiny_model)
-    own = load_settings(working_folder=context.settings.working_folder, data_roots=[tiny_model.parent])
+    root_settings = load_settings(working_folder=context.settings.working_folder, data_roots=[tiny_model.parent])
     for name in ("starter", "org/model", "model", str(tiny_model)):
         with pytest.raises(NotFound, match="E-DATA-NOT-FOUND"):  # the rows, which are read later
-            ask("data preview", replace(context, settings=own), path="rows.jsonl", base_model=name)
+            ask("data preview", replace(context, settings=root_settings), path="rows.jsonl", base_model=name)
 
 
 @pytest.mark.parametrize("name", ["~nobody-here/model", "a" * 300])
@@ -139,10 +139,10 @@ def test_a_tenant_sees_its_own_versions(two_tenants: Context) -> None:
 def test_another_tenant_s_versions_do_not_exist_in_the_same_words(
     name: str, field: str, version: str, two_tenants: Context
 ) -> None:
-    def refused(what: str) -> str:
+    def refused(value: str) -> str:
         with pytest.raises((NotFound, InvalidInput, Conflict)) as error:
-            ask(f"adapters {name}", two_tenants, **{field: what})
-        return str(error.value).replace(what.partition("/")[0], "TENANT")
+            ask(f"adapters {name}", two_tenants, **{field: value})
+        return str(error.value).replace(value.partition("/")[0], "TENANT")
 
     assert refused(f"red/bot{version}") == refused(f"nobody/bot{version}")
     assert sorted(path.name for path in two_tenants.settings.adapters.iterdir()) == ["blue", "red"]

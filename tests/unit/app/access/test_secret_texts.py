@@ -49,15 +49,15 @@ CANARIES = {
 def test_a_secret_is_found_wherever_it_is_and_not_repeated(kind: str) -> None:
     secret = CANARIES[kind]
     hidden = secret.split("//")[1].split("@")[0] if secret.startswith("https") else secret
-    places: list[dict[str, Any]] = [
+    requests: list[dict[str, Any]] = [
         {"target": f"x {secret} y"},
         {"target": "qa-pipeline", "parameters": {"a": {"b": [1, {"c": secret}]}}},
         {"target": "qa-pipeline", "tags": ("fine", secret)},
         {"target": {"name": "chain", "nodes": [{"config": {"path": secret}}]}},
         {"target": "qa-pipeline", "parameters": {secret: 1}},
     ]
-    for given in places:
-        request = RunInput(**given)
+    for fields in requests:
+        request = RunInput(**fields)
         with pytest.raises(InvalidInput, match="contains what looks like a key, a token or a password") as refused:
             refuse_secrets(texts_of_request(request))
         assert hidden not in str(refused.value)
@@ -78,8 +78,15 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 
 def test_fields_that_are_called_so_are_replaced_whatever_they_are() -> None:
-    given = {"api_key": "short", "HF_TOKEN": "x", "password": "p", "max_tokens": 5, "token_env": "HF_TOKEN", "auth": ""}
-    assert redact_value(given) == {
+    fields = {
+        "api_key": "short",
+        "HF_TOKEN": "x",
+        "password": "p",
+        "max_tokens": 5,
+        "token_env": "HF_TOKEN",
+        "auth": "",
+    }
+    assert redact_value(fields) == {
         "api_key": REDACTED, "HF_TOKEN": REDACTED, "password": REDACTED, "max_tokens": 5, "token_env": "HF_TOKEN",
         "auth": "",
     }  # fmt: skip
@@ -95,10 +102,10 @@ def test_what_is_written_down_has_an_end() -> None:
     deep: Any = "bottom"
     for _ in range(500):
         deep = [deep]
-    shown = redact_value(Odd(data=b"x" * 1_000_000, path=Path("a"), deep=deep))
-    assert shown["data"] == "1,000,000 bytes"
-    assert shown["path"] == "a"
-    assert "bottom" not in str(shown)
+    redacted = redact_value(Odd(data=b"x" * 1_000_000, path=Path("a"), deep=deep))
+    assert redacted["data"] == "1,000,000 bytes"
+    assert redacted["path"] == "a"
+    assert "bottom" not in str(redacted)
     assert redact_value(list(range(100))) == [*range(8), "… 92 more"]
     assert redact_value(["word"] * 100)[-1] == "… 60 more"
     assert len(redact_value({"text": "word " * 10_000})["text"]) < 300
@@ -110,11 +117,11 @@ def test_a_secret_in_a_log_is_replaced_and_its_lines_stay(kind: str) -> None:
     secret = CANARIES[kind]
     hidden = secret.split("//")[1].split("@")[0] if secret.startswith("https") else secret
     lines = ["step 1", *f"the key is {secret} here".split("\n"), "step 2"]
-    shown = redact_lines(lines)
-    assert len(shown) == len(lines)
-    assert (shown[0], shown[-1]) == ("step 1", "step 2")
-    assert REDACTED in shown[1]
-    assert not [part for part in hidden.split("\n")[1:-1] or [hidden] if part in "\n".join(shown)]
+    redacted = redact_lines(lines)
+    assert len(redacted) == len(lines)
+    assert (redacted[0], redacted[-1]) == ("step 1", "step 2")
+    assert REDACTED in redacted[1]
+    assert not [part for part in hidden.split("\n")[1:-1] or [hidden] if part in "\n".join(redacted)]
 
 
 def test_lines_without_a_secret_are_as_they_were() -> None:
@@ -125,19 +132,19 @@ def test_lines_without_a_secret_are_as_they_were() -> None:
 
 def test_a_known_value_is_replaced_whatever_it_looks_like() -> None:
     lines = ["plain words here", "say plain words", "again plain words and plain words", "two\nlines with plain words"]
-    shown = redact_lines(lines, ["plain words", "words here", "lines\nagain"])
-    assert shown == [REDACTED, f"say {REDACTED}", f"again {REDACTED} and {REDACTED}", f"two\nlines with {REDACTED}"]
+    redacted = redact_lines(lines, ["plain words", "words here", "lines\nagain"])
+    assert redacted == [REDACTED, f"say {REDACTED}", f"again {REDACTED} and {REDACTED}", f"two\nlines with {REDACTED}"]
     assert redact_lines(["begin one", "two end"], ["one\ntwo"]) == [f"begin {REDACTED}", f"{REDACTED} end"]
 
 
 def test_the_secrets_of_the_process_are_known(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SOME_API_KEY", "letters-only"), ("WAREHOUSE", "sqlite:////srv/rows"), ("PIN_TOKEN", "short")):
         monkeypatch.setenv(name, value)
-    found = known_secrets(load_settings(home=home, databases={"rows": "WAREHOUSE"}))
-    assert {"letters-only", "sqlite:////srv/rows"} <= set(found)
-    assert "short" not in found
-    own = keep_auth(load_settings(home=home))
-    assert {own, own.partition(":")[2]} <= set(known_secrets(load_settings(home=home)))
+    secrets = known_secrets(load_settings(home=home, databases={"rows": "WAREHOUSE"}))
+    assert {"letters-only", "sqlite:////srv/rows"} <= set(secrets)
+    assert "short" not in secrets
+    auth = keep_auth(load_settings(home=home))
+    assert {auth, auth.partition(":")[2]} <= set(known_secrets(load_settings(home=home)))
 
 
 def test_a_traceback_of_the_service_has_no_secret(home: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,13 +172,13 @@ def test_a_block_of_a_log_is_looked_at_quickly() -> None:
     """What is sent at a time of a log of any length: 256 KiB, here with words that need a second look."""
     line = "step 12,345 of 50,000: loss 1.2345, 5678 tokens a second, token accuracy 0.81, checkpoint-12345 kept; "
     lines = [f"{line} {number}" for number in range((256 << 10) // len(line))]
-    begun = time.process_time()
+    start_s = time.process_time()
     assert redact_lines(lines, ["0123456789"] * 20) == lines
-    assert time.process_time() - begun < 0.3
+    assert time.process_time() - start_s < 0.3
     many = [f"api_key=x{number:06}a8b7c6d5e4f3 " * 3 for number in range(3000)]
-    begun = time.process_time()
-    assert all(one.count(REDACTED) == 3 for one in redact_lines(many))
-    assert time.process_time() - begun < 2
+    start_s = time.process_time()
+    assert all(line.count(REDACTED) == 3 for line in redact_lines(many))
+    assert time.process_time() - start_s < 2
 
 
 def test_a_private_key_in_a_log_is_replaced_wherever_a_part_begins(tmp_path: Path) -> None:
@@ -181,11 +188,11 @@ def test_a_private_key_in_a_log_is_replaced_wherever_a_part_begins(tmp_path: Pat
     body = PEM.split("\n")[1]
     for cut in range(len(lines)):
         offset = sum(len(line) + 1 for line in lines[:cut])
-        shown = [*redact_lines(lines[:cut]), *redact_lines(lines[cut:], (), text_before(path, offset))]
-        assert len(shown) == len(lines)
-        assert not any(body in line for line in shown), cut
-        assert [line for line in shown if "step" in line] == ["step 1", "step 2", "step 3"]
-        assert lines[-2] in shown
+        redacted = [*redact_lines(lines[:cut]), *redact_lines(lines[cut:], (), text_before(path, offset))]
+        assert len(redacted) == len(lines)
+        assert not any(body in line for line in redacted), cut
+        assert [line for line in redacted if "step" in line] == ["step 1", "step 2", "step 3"]
+        assert lines[-2] in redacted
     assert text_before(path, 0) == text_before(tmp_path / "none", 5) == ""
 
 

@@ -53,25 +53,30 @@ class Yard:
     ) -> None:
         """A job with trainers, each of which has left an adapter; `node` are settings of the last one."""
         record = RunRecord(self.home / "runs" / RUNS[name])
-        own = {"base_sha256": model_sha256(self.base), "chat_template_sha256": chat_template_sha256(self.base)}
-        nodes = [{"id": one, "type": "trainer", "needs": [], "produces": ["adapter"], "config": {}} for one in trainers]
+        base_hashes = {"base_sha256": model_sha256(self.base), "chat_template_sha256": chat_template_sha256(self.base)}
+        nodes = [
+            {"id": trainer, "type": "trainer", "needs": [], "produces": ["adapter"], "config": {}}
+            for trainer in trainers
+        ]
         nodes[-1] |= node
         record.begin({"name": name, "tenant": tenant, "nodes": nodes})
         results = []
-        for number, one in enumerate(trainers):
+        for number, trainer in enumerate(trainers):
 
             def make(folder: Path, at: int = number) -> Produced:
                 if kind is Port.MODEL:
                     shutil.copytree(self.base, folder / "model")
                 else:
-                    fitting_adapter(folder / "adapter", self.base, adapter_run="yes", steps=at, **own)
+                    fitting_adapter(folder / "adapter", self.base, adapter_run="yes", steps=at, **base_hashes)
                 return Produced(outputs={kind: ProducedSet(folder=kind.value)})
 
             key = f"{name}{number}".encode().hex().ljust(64, "0")
             output = ArtifactStore(self.context.settings.artifacts).produce(key, make)
-            record.emit(one, "finished", key=key, rows={}, facts={})
+            record.emit(trainer, "finished", key=key, rows={}, facts={})
             state = NodeState.COMPLETED
-            results.append(NodeResult(id=one, type="trainer", state=state, outputs=output.outputs, facts={"steps": 3}))
+            results.append(
+                NodeResult(id=trainer, type="trainer", state=state, outputs=output.outputs, facts={"steps": 3})
+            )
         result = RunResult(
             id=IDS[name], run_id=RUNS[name], name=RUN_NAMES[name], chain=name, state=JobState.COMPLETED, message="",
             nodes=tuple(results),
@@ -152,11 +157,11 @@ def test_another_tenants_job_is_not_there(yard: Yard) -> None:
 def test_jobs_are_compared_by_their_names(yard: Yard) -> None:
     yard.job("desk", config={"seed": 1})
     yard.job("shop", config={"seed": 2})
-    found = yard.call("compare", job=("desk", "shop"))
-    assert found.jobs == (IDS["desk"], IDS["shop"])
-    assert [(one.name, one.values) for one in found.settings] == [("trainer.seed", (1, 2))]
-    assert [one.name for one in found.metrics] == ["steps"]
-    assert "trainer.seed" in render("compare", found)
+    comparison = yard.call("compare", job=("desk", "shop"))
+    assert comparison.jobs == (IDS["desk"], IDS["shop"])
+    assert [(setting.name, setting.values) for setting in comparison.settings] == [("trainer.seed", (1, 2))]
+    assert [metric.name for metric in comparison.metrics] == ["steps"]
+    assert "trainer.seed" in render("compare", comparison)
 
 
 def test_the_next_commands_have_real_names(yard: Yard) -> None:
@@ -169,7 +174,7 @@ def test_the_next_commands_have_real_names(yard: Yard) -> None:
         "trainyard adapters convert desk-1f2e3d4c desk.gguf --to gguf",
         "trainyard adapters merge desk-1f2e3d4c desk-merged",
     )
-    assert render("run", result).endswith("\n".join(["next:", *(f"  {one}" for one in result.next)]))
+    assert render("run", result).endswith("\n".join(["next:", *(f"  {command}" for command in result.next)]))
     failed = with_next(result.model_copy(update={"state": JobState.FAILED, "nodes": ()}), yard.context)
     assert failed.next == ("trainyard jobs logs desk-1f2e3d4c", "trainyard jobs resume desk-1f2e3d4c")
     paused = with_next(result.model_copy(update={"state": JobState.PAUSED}), yard.context)
@@ -261,17 +266,17 @@ def test_a_job_is_talked_to_and_asked_by_its_name(yard: Yard) -> None:
     (turn,) = chat.turns
     assert turn.error is None
     assert (chat.adapter.startswith(IDS["desk"]), turn.adapter is not None) == (True, True)
-    asked = yard.call("adapters ask", adapter="desk-1f2e3d4c", question="Hello?", max_tokens=4)
-    assert (asked.adapter, asked.adapter_version) == (turn.adapter, chat.adapter)
+    answer = yard.call("adapters ask", adapter="desk-1f2e3d4c", question="Hello?", max_tokens=4)
+    assert (answer.adapter, answer.adapter_version) == (turn.adapter, chat.adapter)
 
 
 def test_a_whole_model_is_served_and_neither_talked_to_nor_merged(yard: Yard, tmp_path: Path) -> None:
     yard.job("desk", kind=Port.MODEL)
     result = with_next(read(yard, "desk"), yard.context)
     assert result.next == ("trainyard serve desk-1f2e3d4c",)  # over a network, too: no folder of this machine
-    found = find_model("desk", yard.context)
-    assert found is not None
-    assert (found / "config.json").is_file()
+    model = find_model("desk", yard.context)
+    assert model is not None
+    assert (model / "config.json").is_file()
     with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID: .* trained a whole model, not an adapter"):
         yard.call("chat", adapter="desk", questions=("Hello?",))
     with pytest.raises(InvalidInput, match="E-MERGE: desk-1f2e3d4c is a whole model"):

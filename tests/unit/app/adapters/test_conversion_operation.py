@@ -33,28 +33,28 @@ def test_version_of_the_registry_becomes_a_file_and_a_folder_again(
     fitting_adapter(tmp_path / "made", tiny_model)
     registry = AdapterRegistry(context.settings.adapters)
     registry.register("default", "assistant", tmp_path / "made", facts={"base_model": "starter"})
-    given = ConvertInput(source="default/assistant/v1", target=tmp_path / "a.gguf", to=Layout.GGUF)
-    there = convert_adapter(given, context)
+    to_gguf = ConvertInput(source="default/assistant/v1", target=tmp_path / "a.gguf", to=Layout.GGUF)
+    there = convert_adapter(to_gguf, context)
     assert render("adapters convert", there) == f"{tmp_path / 'a.gguf'} (gguf, was peft)"
     back = ConvertInput(source=str(tmp_path / "a.gguf"), target=tmp_path / "back", to=Layout.PEFT)
     with pytest.raises(InvalidInput, match="E-CONVERT"):
         convert_adapter(back, context)
-    found = convert_adapter(back.model_copy(update={"base": str(tiny_model)}), context)
-    assert (found.was, found.to) == (Layout.GGUF, Layout.PEFT)
+    conversion = convert_adapter(back.model_copy(update={"base": str(tiny_model)}), context)
+    assert (conversion.was, conversion.to) == (Layout.GGUF, Layout.PEFT)
     assert (tmp_path / "back" / WEIGHTS_FILE).read_bytes() == (tmp_path / "made" / WEIGHTS_FILE).read_bytes()
 
 
 def test_base_that_the_adapter_names_may_be_gone(tmp_path: Path, context: Context) -> None:
     make_adapter(tmp_path / "peft", base_model_name_or_path=str(tmp_path / "gone"))
-    given = ConvertInput(source=str(tmp_path / "peft"), target=tmp_path / "a.gguf", to=Layout.GGUF)
+    to_gguf = ConvertInput(source=str(tmp_path / "peft"), target=tmp_path / "a.gguf", to=Layout.GGUF)
     with pytest.raises(InvalidInput, match="E-CONVERT: The base of the adapter is not known"):
-        convert_adapter(given, context)
+        convert_adapter(to_gguf, context)
 
 
 def test_unknown_source_and_base_are_told(tmp_path: Path, context: Context) -> None:
-    given = ConvertInput(source="default/assistant/v9", target=tmp_path / "out", to=Layout.MLX)
+    to_mlx = ConvertInput(source="default/assistant/v9", target=tmp_path / "out", to=Layout.MLX)
     with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND: There is no adapter version default/assistant/v9"):
-        convert_adapter(given, context)
+        convert_adapter(to_mlx, context)
     make_adapter(tmp_path / "peft")
     other = ConvertInput(source=str(tmp_path / "peft"), target=tmp_path / "out", to=Layout.MLX, base="/not/there")
     with pytest.raises(NotFound, match="E-MODEL-NOT-FOUND"):

@@ -74,23 +74,23 @@ def written(folder: Path, *nodes: Node) -> Path:
 
 
 def checked(context: Context, path: Path) -> FileCheck:
-    (one,) = check(CheckInput(files=(path,)), context).files
-    return one
+    (file,) = check(CheckInput(files=(path,)), context).files
+    return file
 
 
 def lines(context: Context, path: Path) -> list[str]:
     """The reasons that check, plan and run give for a file, which are the same."""
-    said = [reason["line"] for reason in checked(context, path).reasons]
+    reason_lines = [reason["line"] for reason in checked(context, path).reasons]
     planned = plan(PlanInput(target=str(path)), context)
-    assert [refusal["line"] for refusal in planned.refusals] == said
-    assert planned.exit_code == (Refused.exit_code if said else 0)
-    with pytest.raises(Refused if said else Unavailable) as told:
+    assert [refusal["line"] for refusal in planned.refusals] == reason_lines
+    assert planned.exit_code == (Refused.exit_code if reason_lines else 0)
+    with pytest.raises(Refused if reason_lines else Unavailable) as error:
         run(RunInput(target=str(path)), context)  # a server is looked for only when nothing is in the way
-    if isinstance(told.value, Refused):
-        assert [reason.line() for reason in told.value.reasons] == said
+    if isinstance(error.value, Refused):
+        assert [reason.line() for reason in error.value.reasons] == reason_lines
     else:
-        assert told.value.code == "E-NO-SERVER"
-    return said
+        assert error.value.code == "E-NO-SERVER"
+    return reason_lines
 
 
 def codes(context: Context, path: Path) -> list[str]:
@@ -104,13 +104,13 @@ def test_check_plan_and_run_refuse_a_missing_file_and_a_missing_model_with_the_s
     context: Context, work: Path
 ) -> None:
     nodes = source("gone.jsonl"), {"type": "validator"}, trainer(base_model="./no-model")
-    found = lines(context, written(work, *nodes))
-    assert [line.split(": ")[0] for line in found] == [
+    reason_lines = lines(context, written(work, *nodes))
+    assert [line.split(": ")[0] for line in reason_lines] == [
         "E-DATA-NOT-FOUND data-source.config.path", "E-MODEL-NOT-FOUND trainer.config.base_model",
     ]  # fmt: skip
-    assert f"It was looked for in {work}" in found[0]
-    assert "in a form, over REST and in `prefect deployment run`" in found[0]
-    assert f"a relative path starts at {work}" in found[1]
+    assert f"It was looked for in {work}" in reason_lines[0]
+    assert "in a form, over REST and in `prefect deployment run`" in reason_lines[0]
+    assert f"a relative path starts at {work}" in reason_lines[1]
 
 
 def test_a_chain_whose_files_are_here_is_accepted(context: Context, work: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_chain_whose_files_are_here_is_accepted(context: Context, work: Path) 
 
 
 def test_a_job_with_a_missing_file_is_refused_before_a_server_is_looked_for(context: Context, work: Path) -> None:
-    given = CreateInput(parameters={"dataset": {"path": "gone.jsonl"}})
+    create_input = CreateInput(parameters={"dataset": {"path": "gone.jsonl"}})
     with pytest.raises(Refused, match=r"E-DATA-NOT-FOUND data-source\.config\.path: There is no file or folder"):
-        create_job(given, context)
+        create_job(create_input, context)
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
         create_job(CreateInput(parameters={"dataset": {"path": "rows.jsonl"}}), context)
 
@@ -161,17 +161,17 @@ def test_the_line_that_a_refused_path_prints_allows_it(
         (tmp_path / name / "rows.jsonl").write_text(CHAT * 8)
     home.mkdir()
     for name in ("first", "second"):
-        own = load_settings(working_folder=work, default_base_model=str(tiny_model))
+        root_settings = load_settings(working_folder=work, default_base_model=str(tiny_model))
         path = written(work, source(str(tmp_path / name / "rows.jsonl")), trainer())
-        (reason,) = checked(Context(own, say=print), path).reasons
+        (reason,) = checked(Context(root_settings, say=print), path).reasons
         assert reason["code"] == "R-PATH-ROOT"
         line, file = re.findall(r"`(data_roots = .*)` into (\S+)\.$", reason["instead"])[0]
         assert file == str(home / "trainyard.toml")
         Path(file).write_text(f"{line}\n")
         current_settings.cache_clear()
-        own = load_settings(working_folder=work, default_base_model=str(tiny_model))
-        assert checked(Context(own, say=print), path).reasons == ()
-    assert own.data_roots == (tmp_path / "first", tmp_path / "second")
+        root_settings = load_settings(working_folder=work, default_base_model=str(tiny_model))
+        assert checked(Context(root_settings, say=print), path).reasons == ()
+    assert root_settings.data_roots == (tmp_path / "first", tmp_path / "second")
 
 
 # Models, named relative to the caller
@@ -188,30 +188,30 @@ def test_a_relative_model_reaches_the_worker_with_its_whole_path(here: Settings,
     assert job.parameters["job"] == {"dataset": {"path": "rows.jsonl"}, "base_model": whole}
     deployer = {"type": "deployer", "config": {"unevaluated": True, "targets": [{"base_model": "models/mine"}]}}
     nodes = source(), {"type": "validator", "config": {"tokenizer": "models/mine"}}, trainer(base_model="models/mine")
-    asked = locate_request(parse_request(str(written(work, *nodes, deployer))), here)
-    configs = [node["config"] for node in asked.parameters["spec"]["nodes"]]
+    request = locate_request(parse_request(str(written(work, *nodes, deployer))), here)
+    configs = [node["config"] for node in request.parameters["spec"]["nodes"]]
     assert [configs[1]["tokenizer"], configs[2]["base_model"], configs[3]["targets"][0]["base_model"]] == [whole] * 3
-    assert load_chain(yaml.safe_dump(asked.parameters["spec"])) == asked.spec
+    assert load_chain(yaml.safe_dump(request.parameters["spec"])) == request.spec
 
 
 def test_a_relative_model_in_a_form_starts_at_the_folder_of_its_deployment(
     here: Settings, work: Path, tiny_model: Path
 ) -> None:
     shutil.copytree(tiny_model, work / "mine")
-    given = parse_request("training-job", {"dataset": {"path": "rows.jsonl"}, "base_model": "mine"})
-    chain = resolve_chain(given.spec, here)
+    request = parse_request("training-job", {"dataset": {"path": "rows.jsonl"}, "base_model": "mine"})
+    chain = resolve_chain(request.spec, here)
     assert chain.node("trainer").config.base_model == str(work / "mine")
     assert list_refusals(chain, here) == []
     elsewhere = here.model_copy(update={"working_folder": work.parent})
-    reasons = list_refusals(resolve_chain(given.spec, elsewhere), elsewhere)
+    reasons = list_refusals(resolve_chain(request.spec, elsewhere), elsewhere)
     assert [reason.code for reason in reasons] == ["E-DATA-NOT-FOUND", "E-MODEL-NOT-FOUND"]
     assert all(str(work.parent) in reason.because for reason in reasons)
 
 
 @pytest.mark.parametrize("name", ["starter", "org/model", "/absolute/folder", "gone"])
 def test_any_other_name_of_a_model_stays_as_it_is(here: Settings, name: str) -> None:
-    given = parse_request("code-tuning", {"base_model": name})
-    assert locate_request(given, here).parameters == {"base_model": name}
+    request = parse_request("code-tuning", {"base_model": name})
+    assert locate_request(request, here).parameters == {"base_model": name}
 
 
 def test_a_job_in_the_words_of_another_tool_is_sent_in_ours() -> None:

@@ -110,13 +110,13 @@ def begin_run(chain: dict[str, Any], here: Settings, folder: Path) -> str:
         source, trainer = (node for node in resolved.nodes)
         assert isinstance(source.config, DataSourceConfig)
         assert isinstance(trainer.config, TrainerConfig)
-        made = read_source(source.config, folder, settings=here, report=lambda fraction, text: None)
-        linked = [one.port for port, sources in trainer.inputs.items() if port in DATA_PORTS for one in sources]
-        port = next((port for port in linked if port in made.outputs), None)
+        source_result = read_source(source.config, folder, settings=here, report=lambda fraction, text: None)
+        linked = [source.port for port, sources in trainer.inputs.items() if port in DATA_PORTS for source in sources]
+        port = next((port for port in linked if port in source_result.outputs), None)
         if port is None:
             return "E-NODE"
         config = trainer.config
-        data = {port: str(folder / made.outputs[port].folder)}
+        data = {port: str(folder / source_result.outputs[port].folder)}
         job = job_for(config, str(here.default_base_model), here, data=data, data_sha256={port: "x"}, node="trainer")
         tokenizer = AutoTokenizer.from_pretrained(here.default_base_model)
         tokenizer.chat_template = choose_for_tokenizer(tokenizer, config.engine.template).text
@@ -213,6 +213,6 @@ def test_check_says_what_it_had_no_time_to_read(here: Settings) -> None:
         "nodes: [{type: data_source, config: {path: rows.jsonl}}, {type: trainer}]"
     )
     hurried = here.model_copy(update={"plan_read_s": 0.0001})  # over before the trainer is looked at
-    (found,) = check(CheckInput(files=(here.working_folder / "chain.yaml",)), Context(hurried)).files
-    assert found.ok
-    assert any("0.0001 s" in note and note.endswith("a run may still refuse what follows") for note in found.notes)
+    (file,) = check(CheckInput(files=(here.working_folder / "chain.yaml",)), Context(hurried)).files
+    assert file.ok
+    assert any("0.0001 s" in note and note.endswith("a run may still refuse what follows") for note in file.notes)

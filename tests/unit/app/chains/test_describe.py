@@ -14,10 +14,10 @@ from trainyard.spec.templates import TEMPLATES
 from trainyard.surfaces.cli.main import app
 
 
-def printed(*words: str) -> str:
-    found = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert found.exit_code == 0
-    return found.stdout
+def printed(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
 
 
 def test_every_template_is_listed_with_its_nodes() -> None:
@@ -51,9 +51,9 @@ def test_json_is_the_json_schema_itself(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_words_contain_no_markdown_and_cover_every_field(name: str) -> None:
     schema = ModelSchema(SCHEMAS[name], name)
-    own, *inner = schema.sections()
-    assert {row.name for row in own.rows} == set(schema.root["properties"])
-    assert not any("](" in row.type for section in (own, *inner) for row in section.rows)
+    own_section, *inner = schema.sections()
+    assert {row.name for row in own_section.rows} == set(schema.root["properties"])
+    assert not any("](" in row.type for section in (own_section, *inner) for row in section.rows)
 
 
 def test_without_a_name_the_names_are_listed() -> None:
@@ -63,6 +63,6 @@ def test_without_a_name_the_names_are_listed() -> None:
 
 @pytest.mark.parametrize("command", ["templates", "schema"])
 def test_an_unknown_name_lists_those_that_there_are(command: str) -> None:
-    found = CliRunner().invoke(app, [command, "trainr"])
-    assert "E-PARAMETER" in str(found.exception)
-    assert ("trainer" if command == "schema" else "qa-pipeline") in str(found.exception)
+    result = CliRunner().invoke(app, [command, "trainr"])
+    assert "E-PARAMETER" in str(result.exception)
+    assert ("trainer" if command == "schema" else "qa-pipeline") in str(result.exception)

@@ -39,11 +39,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def links_of(spec: dict[str, Any], node: str) -> dict[tuple[str, str], Any]:
-    return {(one.port.value, one.target): one for one in here.chains.links(target=spec, node=node).links}
+    return {(link.port.value, link.target): link for link in here.chains.links(target=spec, node=node).links}
 
 
 def chain(*nodes: tuple[str, str, list[str]], **configs: dict[str, Any]) -> dict[str, Any]:
-    listed = [{"id": one, "type": kind, "needs": needs, "config": configs.get(one, {})} for one, kind, needs in nodes]
+    listed = [
+        {"id": node_id, "type": kind, "needs": needs, "config": configs.get(node_id, {})}
+        for node_id, kind, needs in nodes
+    ]
     return {"name": "draft", "nodes": listed}
 
 
@@ -61,10 +64,10 @@ def test_a_template_is_written_out_as_the_same_chain(name: str) -> None:
     assert resolve(expanded.spec).digest == meant.digest
     assert yaml.safe_load(expanded.text) == expanded.spec
     assert here.chains.expand(text=expanded.text).spec == expanded.spec
-    assert [one.id for one in expanded.nodes] == [one.id for one in meant.nodes]
+    assert [node.id for node in expanded.nodes] == [node.id for node in meant.nodes]
     assert all(isinstance(node["needs"], list) for node in expanded.spec["nodes"])
-    by_id = {one.id: one for one in expanded.nodes}
-    assert all(by_id[one.id].inputs == one.inputs and by_id[one.id].makes == one.produces for one in meant.nodes)
+    by_id = {node.id: node for node in expanded.nodes}
+    assert all(by_id[node.id].inputs == node.inputs and by_id[node.id].makes == node.produces for node in meant.nodes)
 
 
 def test_settings_at_their_default_are_left_out() -> None:
@@ -80,8 +83,8 @@ def test_a_draft_that_is_not_valid_keeps_its_nodes_and_links() -> None:
     )  # fmt: skip
     expanded = here.chains.expand(target=spec)
     assert not expanded.check.ok
-    found = {(one["node"], one["field"]) for one in expanded.check.reasons}
-    assert {("docs", "config.colour"), ("trainer", "config.hyperparameters.epochs")} <= found
+    fields = {(reason["node"], reason["field"]) for reason in expanded.check.reasons}
+    assert {("docs", "config.colour"), ("trainer", "config.hyperparameters.epochs")} <= fields
     docs, trainer, unknown = expanded.nodes
     assert not docs.valid
     assert docs.makes == ("sft", "preference", "labelled", "prompts", "text")
@@ -92,7 +95,7 @@ def test_a_draft_that_is_not_valid_keeps_its_nodes_and_links() -> None:
 
 def test_a_wrong_call_of_a_template_has_its_reasons_and_no_nodes() -> None:
     expanded = here.chains.expand(target="qa-pipeline")
-    assert [one["field"] for one in expanded.check.reasons] == ["parameters.documents"]
+    assert [reason["field"] for reason in expanded.check.reasons] == ["parameters.documents"]
     assert expanded.nodes == ()
 
 
@@ -166,26 +169,26 @@ def test_what_may_be_linked_is_what_the_check_accepts() -> None:
     """Make each link that is allowed: no reason about ports or circles is new."""
     about = ("R-PORT", "R-CONTROL", "E-SPEC-GRAPH")
     before = here.chains.expand(target=DRAFT).check.reasons
-    assert not [one for one in before if one["code"] in about]
+    assert not [reason for reason in before if reason["code"] in about]
     for node in DRAFT["nodes"]:
         for link in here.chains.links(target=DRAFT, node=node["id"]).links:
             changed = [
-                {**one, "needs": sorted({*one["needs"], node["id"]})} if one["id"] == link.target else one
-                for one in DRAFT["nodes"]
+                {**other, "needs": sorted({*other["needs"], node["id"]})} if other["id"] == link.target else other
+                for other in DRAFT["nodes"]
             ]
-            found = here.chains.expand(target={**DRAFT, "nodes": changed}).check.reasons
+            reasons = here.chains.expand(target={**DRAFT, "nodes": changed}).check.reasons
             if link.allowed:
-                assert not [one for one in found if one["code"] in about], (link, found)
+                assert not [reason for reason in reasons if reason["code"] in about], (link, reasons)
 
 
 def test_the_palette_has_every_type_with_its_schema() -> None:
     palette = here.chains.palette()
-    assert [one.type for one in palette.nodes][:2] == ["data_source", "ai_generator"]
-    assert all(one.text and one.settings["properties"] for one in palette.nodes)
+    assert [node.type for node in palette.nodes][:2] == ["data_source", "ai_generator"]
+    assert all(node.text and node.settings["properties"] for node in palette.nodes)
     palette.nodes[0].settings.clear()  # which is the caller's own
-    for one in here.chains.palette().nodes:
-        assert one.settings == NODE_CONFIGS[one.type].model_json_schema()
-    assert {one.group for one in palette.ports} == {"documents", "dataset", "adapter", "model", "report"}
+    for node in here.chains.palette().nodes:
+        assert node.settings == NODE_CONFIGS[node.type].model_json_schema()
+    assert {port.group for port in palette.ports} == {"documents", "dataset", "adapter", "model", "report"}
 
 
 def test_two_revisions_differ_in_what_was_changed() -> None:
@@ -194,8 +197,8 @@ def test_two_revisions_differ_in_what_was_changed() -> None:
     stored = here.chains.create(spec=body)
     body["nodes"][1]["config"] = {"hyperparameters": {"epochs": 2}}
     here.chains.update(chain=stored.id, spec=body, if_match=stored.etag)
-    found = here.chains.diff(chain=stored.id, before=1)
-    assert [(one.name, one.before, one.after) for one in found.changes] == [
+    difference = here.chains.diff(chain=stored.id, before=1)
+    assert [(change.name, change.before, change.after) for change in difference.changes] == [
         ("nodes.trainer.config.hyperparameters.epochs", None, 2)
     ]
     with pytest.raises(NotFound, match="no revision 9"):

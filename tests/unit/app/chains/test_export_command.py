@@ -41,15 +41,15 @@ BOTH: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("tool", EXPORTERS)
-@pytest.mark.parametrize("given", BOTH, ids=str)
-def test_what_is_exported_and_imported_trains_the_same(tool: str, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("trainer_settings", BOTH, ids=str)
+def test_what_is_exported_and_imported_trains_the_same(tool: str, trainer_settings: dict[str, Any]) -> None:
     config = {
         "hyperparameters": FULL,
         "base_model": "acme/base",
         "engine": {"batching": "packed", "mirror": "file:out"},
     }
-    trainer = resolve_trainer(TrainerConfig.model_validate({**config, **given}), "base")
-    kind = "text" if given.get("stage") == "cpt" else "auto"
+    trainer = resolve_trainer(TrainerConfig.model_validate({**config, **trainer_settings}), "base")
+    kind = "text" if trainer_settings.get("stage") == "cpt" else "auto"
     source = DataSourceConfig.model_validate({"path": "rows/mine.jsonl", "format": kind})
     exported = export_trainer(trainer, source, tool)
     back = import_config(exported.value, "back", (tool, TOOLS[tool]), {})
@@ -57,25 +57,25 @@ def test_what_is_exported_and_imported_trains_the_same(tool: str, given: dict[st
     assert back.chain is not None
     node = back.chain.nodes[1]
     assert isinstance(node, TrainerNode)
-    found = resolve_trainer(node.config, "base")
-    assert found.hyperparameters == trainer.hyperparameters
-    assert resolve_method(found.method) == trainer.method
-    assert found.stage == trainer.stage
-    assert (found.quantization, found.base_model) == (trainer.quantization, trainer.base_model)
-    assert (found.engine.batching, found.engine.mirror) == ("packed", "file:out")
+    imported = resolve_trainer(node.config, "base")
+    assert imported.hyperparameters == trainer.hyperparameters
+    assert resolve_method(imported.method) == trainer.method
+    assert imported.stage == trainer.stage
+    assert (imported.quantization, imported.base_model) == (trainer.quantization, trainer.base_model)
+    assert (imported.engine.batching, imported.engine.mirror) == ("packed", "file:out")
 
 
 @pytest.mark.parametrize("tool", EXPORTERS)
 def test_a_setting_of_the_evaluation_is_noted_where_it_is_not_the_default(tool: str) -> None:
-    for given, noted in (({}, False), ({"keep_best": 3}, True)):
-        trainer = resolve_trainer(TrainerConfig.model_validate({"eval": {"share": 0.1, **given}}), "base")
+    for eval_settings, noted in (({}, False), ({"keep_best": 3}, True)):
+        trainer = resolve_trainer(TrainerConfig.model_validate({"eval": {"share": 0.1, **eval_settings}}), "base")
         notes = export_trainer(trainer, DataSourceConfig(path="rows.jsonl"), tool).notes
         assert any(note.startswith("eval.keep_best 3 has no key") for note in notes) is noted
         assert [note for note in notes if "eval.samples" in note or "eval.load_best" in note] == []
 
 
 @pytest.mark.parametrize(
-    ("tool", "given", "match"),
+    ("tool", "fields", "match"),
     [
         ("axolotl", {"method": "freeze"}, "Axolotl has no method freeze"),
         ("axolotl", {"stage": {"type": "dpo", "loss": "hinge"}}, "Axolotl has no stage dpo with these settings"),
@@ -83,15 +83,15 @@ def test_a_setting_of_the_evaluation_is_noted_where_it_is_not_the_default(tool: 
         ("llamafactory", {"method": "qlora", "quantization": "hqq_int4"}, "LLaMA-Factory has no method qlora"),
     ],
 )
-def test_what_a_tool_does_not_have(tool: str, given: dict[str, Any], match: str) -> None:
+def test_what_a_tool_does_not_have(tool: str, fields: dict[str, Any], match: str) -> None:
     with pytest.raises(Refused, match=match) as error:
-        export_trainer(TrainerConfig.model_validate(given), None, tool)
+        export_trainer(TrainerConfig.model_validate(fields), None, tool)
     assert error.value.code == "E-EXPORT"
 
 
 def test_a_setting_without_a_key_is_noted() -> None:
-    given = {"engine": {"too_long": "drop"}, "hyperparameters": {"schedule": "wsd"}}
-    exported = export_trainer(TrainerConfig.model_validate(given), None, "axolotl")
+    fields = {"engine": {"too_long": "drop"}, "hyperparameters": {"schedule": "wsd"}}
+    exported = export_trainer(TrainerConfig.model_validate(fields), None, "axolotl")
     assert "engine.too_long 'drop' has no key in Axolotl." in exported.notes
     assert "hyperparameters.schedule 'wsd' has no key in Axolotl." in exported.notes
     assert any("The rows are made by the chain" in note for note in exported.notes)
@@ -101,10 +101,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     chain = {"nodes": [{"type": "data_source", "config": {"path": "a.jsonl", "format": "alpaca"}}, {"type": "trainer"}]}
     (tmp_path / "chain.yaml").write_text(yaml.safe_dump(chain))
-    said: list[str] = []
+    messages: list[str] = []
 
-    def carry_out(**given: Any) -> ExportOutput:
-        return export_chain(ExportConfigInput(target="chain.yaml", **given), Context(settings(), said.append))
+    def carry_out(**fields: Any) -> ExportOutput:
+        return export_chain(ExportConfigInput(target="chain.yaml", **fields), Context(settings(), messages.append))
 
     printed = carry_out(to="axolotl")
     value = yaml.safe_load(printed.text)
@@ -112,6 +112,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (value["adapter"], value["lora_r"], value["lora_target_linear"]) == ("lora", 32, True)
     written = carry_out(to="llamafactory", out=tmp_path / "lf.yaml")
     assert yaml.safe_load((tmp_path / "lf.yaml").read_text())["dataset"] == "a"
-    assert any("dataset_info.json" in note for note in (*written.notes, *said))
+    assert any("dataset_info.json" in note for note in (*written.notes, *messages))
     with pytest.raises(Conflict, match="E-FILE-EXISTS"):
         carry_out(to="llamafactory", out=tmp_path / "lf.yaml")

@@ -146,13 +146,13 @@ def import_chain(work: Path, case: ColumnCase) -> dict[str, Any]:
             config.pop(key, None)
         config |= {"dataset": "mine", "dataset_dir": "."}
         (work / LIST).write_text(json.dumps({"mine": {"file_name": "rows.jsonl", **case.listed}}))
-    (work / "own.yaml").write_text(yaml.safe_dump({key: one for key, one in config.items() if one is not None}))
+    (work / "own.yaml").write_text(yaml.safe_dump({key: value for key, value in config.items() if value is not None}))
     (work / "rows.jsonl").write_text("".join(json.dumps(case.row) + "\n" for _ in range(3)))
-    found = import_configs(
+    result = import_configs(
         ImportInput(source=work / "own.yaml", settings=case.settings), Context(settings(), lambda line: None)
     )
-    assert found.exit_code == 0, found.files[0].problem
-    source: dict[str, Any] = yaml.safe_load(found.files[0].chain)["nodes"][0]["config"]
+    assert result.exit_code == 0, result.files[0].problem
+    source: dict[str, Any] = yaml.safe_load(result.files[0].chain)["nodes"][0]["config"]
     return source["sets"].popitem()[1] if "sets" in source else source
 
 
@@ -161,16 +161,22 @@ def test_rows_are_read_under_the_columns_of_the_config(work: Path, tiny_model: P
     case = CASES[name]
     source = import_chain(work, case)
     assert source["columns"] == case.columns
-    shown = preview(
+    data_preview = preview(
         PreviewInput(
             path=source["path"], columns=source["columns"], format=source.get("format"), base_model=str(tiny_model),
             max_length=4096,
         ),
         Context(settings()),
     )  # fmt: skip
-    assert (shown.looked_at, shown.dropped) == (3, {})
-    text = "".join(part.text for row in shown.rendered for part in row.parts) or json.dumps(shown.raw.rows[0])
-    missing = [one for one in case.texts if one not in text and json.dumps(one)[1:-1] not in text]
+    assert (data_preview.looked_at, data_preview.dropped) == (3, {})
+    text = "".join(part.text for row in data_preview.rendered for part in row.parts) or json.dumps(
+        data_preview.raw.rows[0]
+    )
+    missing = [
+        column_text
+        for column_text in case.texts
+        if column_text not in text and json.dumps(column_text)[1:-1] not in text
+    ]
     assert not missing, text
     assert "Wrong" not in text
     assert "Be rude" not in text

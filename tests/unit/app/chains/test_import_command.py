@@ -29,22 +29,22 @@ def work(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def carry_out(source: Path, said: list[str] | None = None, **given: object) -> ImportOutput:
-    lines = said if said is not None else []
-    return import_configs(ImportInput(source=source, **given), Context(settings(), lines.append))  # type: ignore[arg-type]
+def carry_out(source: Path, messages: list[str] | None = None, **fields: object) -> ImportOutput:
+    lines = messages if messages is not None else []
+    return import_configs(ImportInput(source=source, **fields), Context(settings(), lines.append))  # type: ignore[arg-type]
 
 
 def test_a_config_becomes_a_file_that_check_accepts(work: Path, tiny_model: Path) -> None:
-    said: list[str] = []
-    given = {"base_model": str(tiny_model), "data_source": {"path": "rows.jsonl"}}
+    messages: list[str] = []
+    overrides = {"base_model": str(tiny_model), "data_source": {"path": "rows.jsonl"}}
     for tool in ("axolotl", "trl", "unsloth", "oumi", "torchtune"):
         out = work / f"{tool}.chain.yaml"
-        result = carry_out(OWN / f"{tool}.yaml", said, settings=given, out=out)
+        result = carry_out(OWN / f"{tool}.yaml", messages, settings=overrides, out=out)
         assert result.exit_code == 0
-        found = check_file(out, Context(settings(), said.append))
-        assert found.ok, [reason.line for reason in found.reasons]
+        file_check = check_file(out, Context(settings(), messages.append))
+        assert file_check.ok, [reason.line for reason in file_check.reasons]
         assert import_text(result).startswith(f"{out}: ")
-    assert any("WANDB" in line or "profile" in line.lower() or "store" in line for line in said)
+    assert any("WANDB" in line or "profile" in line.lower() or "store" in line for line in messages)
 
 
 def test_without_out_the_chain_is_printed(work: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_tool_can_be_named(work: Path) -> None:
 
 
 def test_names() -> None:
-    names = [chain_name(Path(one)) for one in ("Qwen3 8B_LoRA.yaml", "___.yml", f"{'a' * 80}.yaml", "ß.yaml")]
+    names = [chain_name(Path(name)) for name in ("Qwen3 8B_LoRA.yaml", "___.yml", f"{'a' * 80}.yaml", "ß.yaml")]
     assert names == ["qwen3-8b-lora", "chain", "a" * 63, "chain"]
 
 
@@ -144,8 +144,8 @@ def with_list(work: Path, folder: str, dataset: str) -> Path:
 
 
 def source_of(path: Path) -> dict[str, object]:
-    found = yaml.safe_load(import_text(carry_out(path)))
-    return dict(found["nodes"][0]["config"])
+    chain = yaml.safe_load(import_text(carry_out(path)))
+    return dict(chain["nodes"][0]["config"])
 
 
 def test_a_limit_is_one_of_each_set_and_the_default_alpha_is_printed(work: Path) -> None:
@@ -157,14 +157,14 @@ def test_a_limit_is_one_of_each_set_and_the_default_alpha_is_printed(work: Path)
     path.write_text(yaml.safe_dump(config))
     listed = {"first": {"file_name": "first.json"}, "second": {"file_name": "second.json"}}
     (work / "data" / "dataset_info.json").write_text(json.dumps(listed))
-    said: list[str] = []
-    result = carry_out(path, said, out=work / "chain.yaml")
+    messages: list[str] = []
+    result = carry_out(path, messages, out=work / "chain.yaml")
     nodes = yaml.safe_load((work / "chain.yaml").read_text())["nodes"]
-    assert {one["path"]: one["max_rows"] for one in nodes[0]["config"]["mix"]["sets"].values()} == {
+    assert {data_set["path"]: data_set["max_rows"] for data_set in nodes[0]["config"]["mix"]["sets"].values()} == {
         "data/first.json": 40, "data/second.json": 40,
     }  # fmt: skip
     assert nodes[1]["config"]["method"]["alpha"] == 128
-    assert any("LLaMA-Factory's own defaults" in line and "method.alpha 128 (lora_alpha)" in line for line in said)
+    assert any("LLaMA-Factory's own defaults" in line and "method.alpha 128 (lora_alpha)" in line for line in messages)
     assert result.files[0].counts["default"] > 5
     assert "# Left out, so LLaMA-Factory's own defaults" in (work / "chain.yaml").read_text()
 

@@ -41,14 +41,14 @@ FETCHED = {
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """Rows of questions and of pairs in a data root."""
-    asked = [{"instruction": f"What is {n} and one?", "output": f"It is {n + 1}."} for n in range(24)]
+    examples = [{"instruction": f"What is {n} and one?", "output": f"It is {n + 1}."} for n in range(24)]
     pairs = [
         {"prompt": f"What is {n} and one?", "chosen": f"It is {n + 1}.", "rejected": "I do not know."}
         for n in range(24)
     ]
-    files = {"sft": asked, "preference": pairs}
-    for name, given in files.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in given))
+    files = {"sft": examples, "preference": pairs}
+    for name, file_rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in file_rows))
     monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
     settings.cache_clear()
     return {name: tmp_path / f"{name}.jsonl" for name in files}
@@ -80,11 +80,11 @@ def train_imported(chain: ChainSpec, model: Path, folder: Path) -> list[dict[str
     return train_here(job, folder / "run").of("progress")
 
 
-def train_config(found: Imported, model: Path, folder: Path) -> None:
-    assert found.chain is not None, [one.reason.line() for one in found.refusals]
-    steps = train_imported(found.chain, model, folder)
-    assert [one["step"] for one in steps] == [*range(1, STEPS + 1)]
-    assert all(one["loss"] > 0 for one in steps)
+def train_config(imported: Imported, model: Path, folder: Path) -> None:
+    assert imported.chain is not None, [refusal.reason.line() for refusal in imported.refusals]
+    steps = train_imported(imported.chain, model, folder)
+    assert [step["step"] for step in steps] == [*range(1, STEPS + 1)]
+    assert all(step["loss"] > 0 for step in steps)
 
 
 @pytest.mark.parametrize(
@@ -94,25 +94,31 @@ def test_own_configs_train(tool: str, tiny_model: Path, rows: dict[str, Path], t
     path = OWN / f"{tool}.yaml"
     value = load_value(path)
     kind = "preference" if tool == "llamafactory" else "sft"
-    given = overrides(tiny_model, rows[kind]) | {"engine": {"mirror": None}}
-    train_config(import_config(value, chain_name(path), find_tool(value), given), tiny_model, tmp_path / "out")
+    settings = overrides(tiny_model, rows[kind]) | {"engine": {"mirror": None}}
+    train_config(import_config(value, chain_name(path), find_tool(value), settings), tiny_model, tmp_path / "out")
 
 
 @pytest.mark.skipif(not EXAMPLES, reason=f"{VARIABLE} names no folder with the tools' repositories")
 @pytest.mark.parametrize("tool", FETCHED)
 def test_fetched_configs_train(tool: str, tiny_model: Path, rows: dict[str, Path], tmp_path: Path) -> None:
-    found = next(one for one in examples_in(Path(str(EXAMPLES))) if one.tool == tool and one.name == FETCHED[tool])
-    given = overrides(tiny_model, rows["sft"]) | {"engine": {"mirror": None, "template": "auto", "trackers": []}}
-    train_config(import_config(found.value, "example", find_tool(found.value), given), tiny_model, tmp_path / "out")
+    example = next(
+        candidate
+        for candidate in examples_in(Path(str(EXAMPLES)))
+        if candidate.tool == tool and candidate.name == FETCHED[tool]
+    )
+    settings = overrides(tiny_model, rows["sft"]) | {"engine": {"mirror": None, "template": "auto", "trackers": []}}
+    train_config(
+        import_config(example.value, "example", find_tool(example.value), settings), tiny_model, tmp_path / "out"
+    )
 
 
 @pytest.mark.skipif(not EXAMPLES, reason=f"{VARIABLE} names no folder with the tools' repositories")
 def test_every_key_of_every_fetched_config_has_an_answer() -> None:
     tallies = tally_examples(Path(str(EXAMPLES)))
-    assert [line for one in tallies.values() for line in (*one.unknown, *one.failed)] == []
-    assert all(one.configs for one in tallies.values())
-    whole = sum(sum(one.keys.values()) for one in tallies.values())
-    assert sum(one.mapped * sum(one.keys.values()) for one in tallies.values()) / whole >= 0.8
+    assert [line for tally in tallies.values() for line in (*tally.unknown, *tally.failed)] == []
+    assert all(tally.configs for tally in tallies.values())
+    whole = sum(sum(tally.keys.values()) for tally in tallies.values())
+    assert sum(tally.mapped * sum(tally.keys.values()) for tally in tallies.values()) / whole >= 0.8
 
 
 def test_the_folder_of_examples_is_searched(tmp_path: Path) -> None:
@@ -121,7 +127,7 @@ def test_the_folder_of_examples_is_searched(tmp_path: Path) -> None:
     (tmp_path / "trl" / "docs" / "source").mkdir(parents=True)
     text = "```yaml\n# sft_config.yaml\nmodel_name_or_path: x\ndataset_name: y\n```\n"
     (tmp_path / "trl" / "docs" / "source" / "clis.md").write_text(text)
-    assert [one.name for one in examples_in(tmp_path)] == ["examples/a.yaml", "docs/source/clis.md#0"]
+    assert [example.name for example in examples_in(tmp_path)] == ["examples/a.yaml", "docs/source/clis.md#0"]
     tallies = tally_examples(tmp_path)
     assert (tallies["axolotl"].configs, tallies["axolotl"].chains, tallies["trl"].configs) == (1, 1, 1)
     with pytest.raises(TrainyardError):

@@ -48,8 +48,8 @@ def do(context: Context) -> Do:
     """Carry out an operation as a caller, by default the owner."""
 
     def carry(operation: str, caller: Caller | None = None, /, **fields: Any) -> Any:
-        own = replace(context, caller=caller) if caller else context
-        return carry_out(operation, request_of(operation, fields), own)
+        caller_context = replace(context, caller=caller) if caller else context
+        return carry_out(operation, request_of(operation, fields), caller_context)
 
     return carry
 
@@ -67,26 +67,26 @@ def test_a_body_is_stored_and_has_the_digest_of_its_file(do: Do, tmp_path: Path)
     assert stored.digest == here.check(files=(tmp_path / "chain.json",)).files[0].digest
     assert here.check(files=(stored.body,)).files[0].digest == stored.digest
     assert here.chains.create(file=tmp_path / "chain.json", spec={"name": "other"}).nodes == 2
-    assert [one.name for one in do("chains list").chains] == ["other", "guide"]
+    assert [chain.name for chain in do("chains list").chains] == ["other", "guide"]
     assert do("chains list", name="uid").total == 1
-    assert [one.name for one in do("chains list", limit=1, offset=1).chains] == ["guide"]
+    assert [chain.name for chain in do("chains list", limit=1, offset=1).chains] == ["guide"]
 
 
 def test_the_given_chain_of_three_nodes_is_stored_as_written(do: Do) -> None:
-    given = json.loads((BODIES / "chain-three-nodes.json").read_text())
-    stored = do("chains create", spec=given)
+    chain = json.loads((BODIES / "chain-three-nodes.json").read_text())
+    stored = do("chains create", spec=chain)
     assert (stored.name, stored.nodes) == ("qa-pipeline", 3)
     assert not stored.check.ok  # this machine has neither /data/docs nor llama3.2
-    shown = do("chains show", chain="qa-pipeline")
-    given["nodes"][2]["config"]["method"] = {"type": "lora"}
-    assert (shown.body, shown.digest) == (given, stored.digest)
+    shown_chain = do("chains show", chain="qa-pipeline")
+    chain["nodes"][2]["config"]["method"] = {"type": "lora"}
+    assert (shown_chain.body, shown_chain.digest) == (chain, stored.digest)
 
 
 def test_a_chain_that_is_not_valid_is_refused_with_every_reason(do: Do) -> None:
     wrong = {"nodes": [{"type": "trainr"}, {"type": "trainer", "config": {"foo": 1}}]}
     with pytest.raises(Refused) as refused:
         do("chains create", spec=wrong)
-    assert [one.code for one in refused.value.reasons][:2] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
+    assert [reason.code for reason in refused.value.reasons][:2] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
     for nothing in ({}, {"nodes": []}, {"nodes": "x"}, {"name": "x"}):
         with pytest.raises(Refused):
             do("chains create", spec=nothing)
@@ -96,60 +96,60 @@ def test_a_chain_that_is_not_valid_is_refused_with_every_reason(do: Do) -> None:
 @pytest.mark.parametrize("count", [2, 10_000])
 def test_a_cycle_is_refused_quickly(do: Do, count: int) -> None:
     nodes = [
-        {"id": f"n{place}", "type": "validator", "needs": [f"n{(place - 1) % count}"], "config": {}}
-        for place in range(count)
+        {"id": f"n{index}", "type": "validator", "needs": [f"n{(index - 1) % count}"], "config": {}}
+        for index in range(count)
     ]
-    begun = time.monotonic()
+    start_s = time.monotonic()
     with pytest.raises(Refused, match=r"cycle|circle"):
         do("chains create", spec={"nodes": nodes})
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - start_s < 60
 
 
 @pytest.mark.integration
 def test_a_chain_of_ten_thousand_nodes_is_answered_quickly(do: Do) -> None:
     nodes = [{"type": "data_source", "config": {"path": "rows.jsonl"}}, *({"type": "validator"} for _ in range(9_999))]
-    begun = time.monotonic()
+    start_s = time.monotonic()
     assert do("chains create", spec={"nodes": nodes}).nodes == 10_000
     with pytest.raises(Refused, match="E-SPEC-SYNTAX"):
         do("chains create", spec={"nodes": [*nodes, {"type": "trainer"}]})
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - start_s < 60
 
 
 def test_two_writers_of_one_chain(do: Do) -> None:
     first = do("chains create", spec=body(3))
-    mine = do("chains update", chain=first.id, if_match=f'"{first.etag}"', spec=body(5))
-    assert (mine.revision, [one.revision for one in mine.revisions]) == (2, [1, 2])
+    updated = do("chains update", chain=first.id, if_match=f'"{first.etag}"', spec=body(5))
+    assert (updated.revision, [revision.revision for revision in updated.revisions]) == (2, [1, 2])
     with pytest.raises(Conflict) as conflict:
         do("chains update", chain="guide", if_match=first.etag, spec=body(9))
     text = str(conflict.value)
     assert "E-CONFLICT" in text
     assert "Changed since revision 1: nodes.trainer.config.hyperparameters.max_steps: 3 -> 5." in text
     assert "Changed by you: nodes.trainer.config.hyperparameters.max_steps: 3 -> 9." in text
-    assert mine.etag in text
+    assert updated.etag in text
     with pytest.raises(InvalidInput, match=r"E-PARAMETER: An update of guide .* needs if_match"):
         do("chains update", chain="guide", spec=body(9))
     with pytest.raises(Conflict, match=r"Yours differs from it in: nodes.trainer"):
         do("chains update", chain="guide", if_match="7-abc", spec=body(9))
-    assert do("chains update", chain="guide", if_match=mine.etag, spec=body(5)).revision == 2
+    assert do("chains update", chain="guide", if_match=updated.etag, spec=body(5)).revision == 2
     assert do("chains show", chain="guide", revision=1).digest == first.digest
     with pytest.raises(Refused):
-        do("chains update", chain="guide", if_match=mine.etag, spec={"nodes": [{"type": "trainr"}]})
+        do("chains update", chain="guide", if_match=updated.etag, spec={"nodes": [{"type": "trainr"}]})
 
 
 def test_a_tenant_stores_for_itself(do: Do) -> None:
-    ours = do("chains create", ACME, spec=body())
-    assert (ours.tenant, ours.author) == ("acme", "laptop")
+    acme_chain = do("chains create", ACME, spec=body())
+    assert (acme_chain.tenant, acme_chain.author) == ("acme", "laptop")
     called = do("chains create", ACME, spec={"template": "code-tuning", "parameters": {"count": 7}})
     assert called.tenant == "acme"
-    theirs = do("chains create", spec=body(name="theirs"))
-    assert {one.id for one in do("chains list", ACME).chains} == {ours.id, called.id}
+    other_chain = do("chains create", spec=body(name="theirs"))
+    assert {chain.id for chain in do("chains list", ACME).chains} == {acme_chain.id, called.id}
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
-        do("chains show", ACME, chain=theirs.id)
+        do("chains show", ACME, chain=other_chain.id)
     with pytest.raises(Denied, match="E-SCOPE: The chain is of the tenant 'default'"):
         do("chains create", ACME, spec=body(tenant="default"))
     with pytest.raises(Denied, match="E-LOCAL: file of chains create"):
         do("chains create", ACME, file=Path("/etc/passwd"))
-    updated = do("chains update", chain=ours.id, if_match=ours.etag, spec=body(4))
+    updated = do("chains update", chain=acme_chain.id, if_match=acme_chain.etag, spec=body(4))
     assert updated.tenant == "acme"
 
 
@@ -173,11 +173,11 @@ def test_a_run_is_by_revision(do: Do, tiny_model: Path) -> None:
 ])  # fmt: skip
 def test_a_given_job_is_taken_as_written(do: Do, name: str, reason: str) -> None:
     """What it is refused for concerns this machine: its files, its trainers and its data workers."""
-    given = json.loads((BODIES / f"{name}.json").read_text())
+    parameters = json.loads((BODIES / f"{name}.json").read_text())
     with pytest.raises(TrainyardError, match=reason) as refused:
-        do("jobs create", parameters=given)
+        do("jobs create", parameters=parameters)
     reasons = getattr(refused.value, "reasons", ())
-    assert not [one for one in reasons if one.code.startswith("E-SPEC")]
+    assert not [reason for reason in reasons if reason.code.startswith("E-SPEC")]
 
 
 def test_a_run_from_a_node_that_the_chain_lacks_is_not_started(do: Do) -> None:
@@ -208,8 +208,8 @@ def test_the_last_run_is_that_of_the_index(do: Do) -> None:
     put(2, JobState.RUNNING, stored.id, "revision-2")
     put(3, JobState.FAILED, f"{stored.id}-other")
     put(4, JobState.FAILED, stored.id, "revision-1", tenant="acme")
-    found = last_run()
-    assert (found.id, found.state, found.revision) == ("job-000000000002", JobState.RUNNING, 2)
+    run = last_run()
+    assert (run.id, run.state, run.revision) == ("job-000000000002", JobState.RUNNING, 2)
     assert "last run: job-000000000002, revision 2, running" in stored_chain_text(do("chains show", chain="guide"))
     index.note_try(time.time())
     index.note_success(time.time() - 60)

@@ -35,9 +35,9 @@ def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
     return {"messages": turns, **more}
 
 
-def show(tmp_path: Path, given: list[dict[str, Any]], base: Path, **fields: Any) -> tuple[DataPreview, list[RawRows]]:
+def show(tmp_path: Path, rows: list[dict[str, Any]], base: Path, **fields: Any) -> tuple[DataPreview, list[RawRows]]:
     path, parts = tmp_path / "rows.jsonl", list[Any]()
-    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     context = Context(settings(), on_part=parts.append)
     return preview(PreviewInput(path=path, base_model=str(base), **fields), context), parts
 
@@ -51,22 +51,22 @@ CHATS = [chat(f"question {number}", "an answer " * number, extra=1) for number i
 
 
 def test_rows_are_rendered_and_counted_as_in_training(tmp_path: Path, tiny_model: Path) -> None:
-    found, parts = show(tmp_path, CHATS, tiny_model, rows=3)
+    data_preview, parts = show(tmp_path, CHATS, tiny_model, rows=3)
     read = read_source(
         DataSourceConfig(path="rows.jsonl"), tmp_path / "out", settings=settings(), report=lambda fraction, text: None
     )
     rows = list(read_rows(tmp_path / "out" / read.outputs[Port.SFT].folder / ROWS_FILE, Port.SFT))
     examples, ledger = encode_sft(rows, AutoTokenizer.from_pretrained(tiny_model), NO_LIMIT)
-    assert found.estimated_tokens == ledger.read
-    assert found.lengths.longest == max(len(one["input_ids"]) for one in examples)
-    assert found.lengths.learned_share == pytest.approx(ledger.trained / ledger.read, abs=1e-4)
-    assert [row.tokens for row in found.rendered] == [len(one["input_ids"]) for one in examples[:3]]
-    learned = [part.text.strip() for row in found.rendered for part in row.parts if part.learned]
+    assert data_preview.estimated_tokens == ledger.read
+    assert data_preview.lengths.longest == max(len(example["input_ids"]) for example in examples)
+    assert data_preview.lengths.learned_share == pytest.approx(ledger.trained / ledger.read, abs=1e-4)
+    assert [row.tokens for row in data_preview.rendered] == [len(example["input_ids"]) for example in examples[:3]]
+    learned = [part.text.strip() for row in data_preview.rendered for part in row.parts if part.learned]
     assert learned[0].startswith("an answer")
-    assert sum(one.rows for one in found.lengths.histogram) == len(CHATS)
-    assert found.raw.ignored_keys == {"extra": 20}
-    assert (found.complete, found.estimated_rows, found.stage) == (True, 20, "sft")
-    assert (found.seconds, found.basis) == (None, NOT_MEASURED)
+    assert sum(bucket.rows for bucket in data_preview.lengths.histogram) == len(CHATS)
+    assert data_preview.raw.ignored_keys == {"extra": 20}
+    assert (data_preview.complete, data_preview.estimated_rows, data_preview.stage) == (True, 20, "sft")
+    assert (data_preview.seconds, data_preview.basis) == (None, NOT_MEASURED)
     assert parts[0].rows[0]["messages"][0] == {"role": "user", "content": "question 1"}
     assert len(parts) == 1
 
@@ -76,25 +76,25 @@ def test_one_process_reads_the_set(tmp_path: Path, tiny_model: Path, monkeypatch
     started: list[ReadingService] = []
     start = ReadingService.start
 
-    def note_start(one: ReadingService) -> None:
-        started.append(one)
-        start(one)
+    def note_start(service: ReadingService) -> None:
+        started.append(service)
+        start(service)
 
     monkeypatch.setattr(ReadingService, "start", note_start)
-    found, _ = Variables().run(show, tmp_path, CHATS, tiny_model)  # without the service of all tests
-    assert (found.looked_at, len(started)) == (len(CHATS), 1)
+    data_preview, _ = Variables().run(show, tmp_path, CHATS, tiny_model)  # without the service of all tests
+    assert (data_preview.looked_at, len(started)) == (len(CHATS), 1)
 
 
 def test_what_would_be_cut_and_dropped_is_said(tmp_path: Path, tiny_model: Path) -> None:
     rows = [*CHATS, CHATS[0], {"messages": "none"}]
-    found, _ = show(tmp_path, rows, tiny_model, max_length=30)
-    assert found.lengths.truncated > 5
-    assert found.lengths.duplicates == 1
-    assert sum(found.dropped.values()) == 1
-    ((bad,),) = [found.unreadable]
-    assert (bad.source, bad.reason) == ("rows.jsonl:22", next(iter(found.dropped)))
+    data_preview, _ = show(tmp_path, rows, tiny_model, max_length=30)
+    assert data_preview.lengths.truncated > 5
+    assert data_preview.lengths.duplicates == 1
+    assert sum(data_preview.dropped.values()) == 1
+    ((bad,),) = [data_preview.unreadable]
+    assert (bad.source, bad.reason) == ("rows.jsonl:22", next(iter(data_preview.dropped)))
     assert bad.text == json.dumps({"messages": "none"})
-    text = preview_text(found)
+    text = preview_text(data_preview)
     assert bad.text in text
     assert "truncated at max_length" in text
     assert "duplicates" in text
@@ -111,8 +111,8 @@ def test_a_tenant_sees_its_own_folder_and_no_other(tmp_path: Path, home: Path, t
     def ask(path: str | Path) -> DataPreview:
         return preview(PreviewInput(path=path, base_model=str(tiny_model), limit=5), context)
 
-    found = ask("blue.jsonl")
-    assert (found.looked_at, found.estimated_rows) == (5, 5)
+    blue_preview = ask("blue.jsonl")
+    assert (blue_preview.looked_at, blue_preview.estimated_rows) == (5, 5)
     for path in ("red.jsonl", "../red/red.jsonl", home / "tenants" / "red" / "red.jsonl", "home/tenants/red/red.jsonl"):
         with pytest.raises((Refused, NotFound), match=r"R-PATH-ROOT|There is no file or folder"):
             ask(path)
@@ -128,19 +128,19 @@ def test_what_is_hidden_and_how_a_file_was_read_is_said(tmp_path: Path, tiny_mod
     assert "ignored key page" in preview_text(result)
     call = {"type": "function", "function": {"name": "weigh", "arguments": "{}"}}
     turns = [{"role": "user", "content": "Weigh it."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    found, _ = show(tmp_path, [{"messages": [*turns, *CHATS[0]["messages"]]}], tiny_model)
-    assert found.hidden["tool_calls"] == found.hidden["empty_turns"] == 1
-    assert "tool_calls not shown by the chat template" in preview_text(found)
+    data_preview, _ = show(tmp_path, [{"messages": [*turns, *CHATS[0]["messages"]]}], tiny_model)
+    assert data_preview.hidden["tool_calls"] == data_preview.hidden["empty_turns"] == 1
+    assert "tool_calls not shown by the chat template" in preview_text(data_preview)
 
 
 def test_both_sides_of_a_pair_are_shown(tmp_path: Path, tiny_model: Path) -> None:
     rows = [{"prompt": "Why?", "chosen": "Because it is so.", "rejected": "No."} for _ in range(3)]
-    found, _ = show(tmp_path, rows, tiny_model, rows=1)
-    assert [row.side for row in found.rendered] == ["chosen"]
-    found, _ = show(tmp_path, rows, tiny_model, rows=2)
-    assert [row.side for row in found.rendered] == ["chosen", "rejected"]
-    assert "rejected" in preview_text(found)
-    assert found.stage == "dpo"
+    data_preview, _ = show(tmp_path, rows, tiny_model, rows=1)
+    assert [row.side for row in data_preview.rendered] == ["chosen"]
+    data_preview, _ = show(tmp_path, rows, tiny_model, rows=2)
+    assert [row.side for row in data_preview.rendered] == ["chosen", "rejected"]
+    assert "rejected" in preview_text(data_preview)
+    assert data_preview.stage == "dpo"
 
 
 @pytest.mark.parametrize(
@@ -152,35 +152,37 @@ def test_both_sides_of_a_pair_are_shown(tmp_path: Path, tiny_model: Path) -> Non
 )
 @pytest.mark.slow
 def test_other_ports(tmp_path: Path, tiny_model: Path, row: dict[str, Any], port: Port, stage: str) -> None:
-    found, _ = show(tmp_path, [row] * 3, tiny_model)
-    assert (found.raw.port, found.stage) == (port, stage)
-    assert found.lengths.learned_share > 0
+    data_preview, _ = show(tmp_path, [row] * 3, tiny_model)
+    assert (data_preview.raw.port, data_preview.stage) == (port, stage)
+    assert data_preview.lengths.learned_share > 0
 
 
 @pytest.mark.slow
 def test_documents_have_no_estimate_of_a_training(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "page.md").write_text("# Title\n\nSome text that is long enough to be read.\n")
-    given = PreviewInput(path=tmp_path / "page.md", base_model=str(tiny_model), max_length=8)
-    found = preview(given, Context(settings()))
-    assert (found.raw.port, found.stage, found.seconds, found.lengths.learned_share) == (
+    preview_input = PreviewInput(path=tmp_path / "page.md", base_model=str(tiny_model), max_length=8)
+    data_preview = preview(preview_input, Context(settings()))
+    assert (data_preview.raw.port, data_preview.stage, data_preview.seconds, data_preview.lengths.learned_share) == (
         Port.DOCUMENTS,
         None,
         None,
         0.0,
     )
-    assert (found.dropped, found.lengths.truncated) == ({}, 0)
-    assert "nothing would be dropped" in preview_text(found)
-    assert preview_text(found).endswith("an ai_generator makes rows of documents; stage cpt learns their whole text")
-    assert "Title" in raw_text(found.raw)
+    assert (data_preview.dropped, data_preview.lengths.truncated) == ({}, 0)
+    assert "nothing would be dropped" in preview_text(data_preview)
+    assert preview_text(data_preview).endswith(
+        "an ai_generator makes rows of documents; stage cpt learns their whole text"
+    )
+    assert "Title" in raw_text(data_preview.raw)
 
 
 @pytest.mark.slow
 def test_of_a_long_file_the_beginning_is_read(tmp_path: Path, tiny_model: Path) -> None:
-    found, _ = show(tmp_path, CHATS * 10, tiny_model, limit=50, rows=1)
-    assert not found.complete
-    assert found.estimated_rows == pytest.approx(200, rel=0.01)
-    assert found.estimated_tokens == pytest.approx(200 * found.lengths.mean, rel=0.02)
-    assert "the first 50 rows" in preview_text(found)
+    data_preview, _ = show(tmp_path, CHATS * 10, tiny_model, limit=50, rows=1)
+    assert not data_preview.complete
+    assert data_preview.estimated_rows == pytest.approx(200, rel=0.01)
+    assert data_preview.estimated_tokens == pytest.approx(200 * data_preview.lengths.mean, rel=0.02)
+    assert "the first 50 rows" in preview_text(data_preview)
 
 
 def test_what_cannot_be_previewed(tmp_path: Path, tiny_model: Path) -> None:
@@ -198,21 +200,21 @@ def test_generate_shows_pairs_kinds_and_what_a_model_would_cost(tmp_path: Path, 
     (tmp_path / "desk").mkdir()
     (tmp_path / "desk" / "page.md").write_text(page.read_text())
     (tmp_path / "desk" / "empty.md").write_text("# Nothing\n")
-    given = PreviewInput(path=tmp_path / "desk", base_model=str(tiny_model), generate=True, count=60, rows=4)
-    result = preview(given, Context(settings()))
-    found = result.generation
-    assert found is not None
-    assert found.found_pairs == sum(found.kinds.values()) >= 10
-    assert found.wanted_pairs > found.found_pairs
-    assert found.trained_rows == result.estimated_rows < 60
-    assert found.documents_without_pairs == ("empty.md",)
-    assert len(found.examples) == 4
-    assert all(example.answer.split(".")[0] in page.read_text() for example in found.examples)
-    assert found.last_resort_share == 0
-    assert 0.5 < found.coverage <= 1
-    assert found.model_cost.calls >= 1
+    preview_input = PreviewInput(path=tmp_path / "desk", base_model=str(tiny_model), generate=True, count=60, rows=4)
+    result = preview(preview_input, Context(settings()))
+    generation = result.generation
+    assert generation is not None
+    assert generation.found_pairs == sum(generation.kinds.values()) >= 10
+    assert generation.wanted_pairs > generation.found_pairs
+    assert generation.trained_rows == result.estimated_rows < 60
+    assert generation.documents_without_pairs == ("empty.md",)
+    assert len(generation.examples) == 4
+    assert all(example.answer.split(".")[0] in page.read_text() for example in generation.examples)
+    assert generation.last_resort_share == 0
+    assert 0.5 < generation.coverage <= 1
+    assert generation.model_cost.calls >= 1
     text = preview_text(result)
-    assert f"{found.found_pairs} pairs by rule in 2 documents" in text
+    assert f"{generation.found_pairs} pairs by rule in 2 documents" in text
     assert "with a model instead" in text
 
 
@@ -226,9 +228,9 @@ def test_rows_that_a_run_would_refuse_are_said_to_be_refused(tmp_path: Path, tin
     path = tmp_path / "mixed.jsonl"
     lines = [json.dumps(row) for row in CHATS[:16]] + ["{broken"] * 4
     path.write_text("\n".join(lines) + "\n")
-    found = preview(PreviewInput(path=path, base_model=str(tiny_model)), Context(settings()))
-    assert "4 of 20 rows are bad (20.0%), and at most 5.0% may be" in found.refusal
-    assert "E-DATA-BAD-ROWS" in preview_text(found)
+    data_preview = preview(PreviewInput(path=path, base_model=str(tiny_model)), Context(settings()))
+    assert "4 of 20 rows are bad (20.0%), and at most 5.0% may be" in data_preview.refusal
+    assert "E-DATA-BAD-ROWS" in preview_text(data_preview)
     path.write_text("\n".join(lines[:16]) + "\n")
     assert preview(PreviewInput(path=path, base_model=str(tiny_model)), Context(settings())).refusal == ""
 
@@ -248,15 +250,15 @@ ROW = {"frage": "What does it cost?", "antwort": "Three euros.", "datum": "today
 
 def test_columns_under_other_names_are_listed_and_mapped(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * 3)
-    found = show_columns(ColumnsInput(path="rows.jsonl"), Context(settings()))
-    assert [(one.name, one.example) for one in found.columns] == list(ROW.items())
-    assert {"prompt", "completion", "chosen", "text"} <= set(found.fields)
+    listing = show_columns(ColumnsInput(path="rows.jsonl"), Context(settings()))
+    assert [(column.name, column.example) for column in listing.columns] == list(ROW.items())
+    assert {"prompt", "completion", "chosen", "text"} <= set(listing.fields)
     query = "path=rows.jsonl&columns[prompt]=frage&columns[completion]=antwort"
     request = read_query(PreviewInput, QueryParams(f"{query}&base_model={quote(str(tiny_model))}"), {})
     assert request.columns == {"prompt": "frage", "completion": "antwort"}
-    shown = preview(request, Context(settings()))
-    assert shown.raw.rows[0]["messages"][1]["content"] == "Three euros."
-    assert shown.raw.ignored_keys == {"datum": 3}
+    data_preview = preview(request, Context(settings()))
+    assert data_preview.raw.rows[0]["messages"][1]["content"] == "Three euros."
+    assert data_preview.raw.ignored_keys == {"datum": 3}
     sent = exchange_of("data preview", request)
     assert {"columns[prompt]": "frage", "columns[completion]": "antwort"}.items() <= dict(sent.params).items()
 

@@ -29,9 +29,9 @@ def context(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def verified(context: Context, *names: str) -> str:
-    found = verify_renderers(RenderersInput(names=names), context)
-    assert found.exit_code == 0
-    return render("renderers verify", found)
+    verification = verify_renderers(RenderersInput(names=names), context)
+    assert verification.exit_code == 0
+    return render("renderers verify", verification)
 
 
 def test_the_table_says_what_was_found(context: Context) -> None:
@@ -65,8 +65,8 @@ def checked(folder: Path, template: str, context: Context) -> FileCheck:
     source = "{id: rows, type: data_source, config: {path: rows.jsonl, format: openai}}"
     trainer = f"{{id: tune, type: trainer, config: {{backend: native, engine: {{template: {template}}}}}}}"
     (folder / "chain.yaml").write_text(f"nodes: [{source}, {trainer}]")
-    (one,) = check(CheckInput(files=(folder / "chain.yaml",)), context).files
-    return one
+    (file,) = check(CheckInput(files=(folder / "chain.yaml",)), context).files
+    return file
 
 
 @pytest.mark.parametrize("template", ["auto", "qwen3", "own.jinja"])
@@ -90,8 +90,8 @@ def test_a_template_that_cannot_be_used_is_told_by_the_check(
 ) -> None:
     (tmp_path / "hostile.jinja").write_text(HOSTILE)
     (tmp_path / "empty.jinja").write_text(" ")
-    found = checked(tmp_path, template, context)
-    assert not found.ok
-    (reason,) = found.reasons
+    file = checked(tmp_path, template, context)
+    assert not file.ok
+    (reason,) = file.reasons
     assert (reason["code"], reason["node"], reason["field"]) == (code, "tune", "config.engine.template")
     assert reason["because"].startswith(because)

@@ -90,10 +90,10 @@ def test_a_name_that_points_here_is_refused(client: TestClient) -> None:
 def test_it_listens_off_loopback_only_with_a_token() -> None:
     with pytest.raises(InvalidInput, match="E-AUTH"):
         listening("0.0.0.0", 0, None)
-    with listening("127.0.0.1", 0, None) as taken:
-        taken.listen()
+    with listening("127.0.0.1", 0, None) as listener:
+        listener.listen()
         with pytest.raises(LimitExceeded, match="E-PORT"):
-            listening("127.0.0.1", taken.getsockname()[1], None)
+            listening("127.0.0.1", listener.getsockname()[1], None)
 
 
 def test_lost_answers_are_asked_for_again(memory: MemoryGraph) -> None:
@@ -116,10 +116,10 @@ def test_lost_answers_are_asked_for_again(memory: MemoryGraph) -> None:
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    def gone(request: httpx.Request) -> httpx.Response:
+    def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
-    http = httpx.Client(transport=httpx.MockTransport(gone), base_url="http://graph")
+    http = httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://graph")
     with HttpGraph("http://graph", http=http, sleep=lambda _s: None) as graph, pytest.raises(Unavailable) as caught:
         graph.stats()
     assert caught.value.code == "E-GRAPH-STORE"

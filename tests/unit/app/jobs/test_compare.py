@@ -39,7 +39,7 @@ def run(
     """A run with as many trainers, the first of which is evaluated."""
     folder, sha256 = home.runs / run_id, run_id[0] * 64
     names = ["trainer", "trainer-2"][:trainers]
-    chain = [{"id": one, "type": "trainer", "needs": [], "config": {"learning_rate": rate}} for one in names]
+    chain = [{"id": trainer, "type": "trainer", "needs": [], "config": {"learning_rate": rate}} for trainer in names]
     chain.append({"id": "evaluator", "type": "evaluator", "needs": ["trainer"], "config": {"samples": 3}})
     record = RunRecord(folder)
     record.begin({"name": "chain", "nodes": chain})
@@ -58,11 +58,13 @@ def run(
     write_report({**report, "adapter_sha256": sha256}, folder / "report")
     nodes = [
         NodeResult(
-            id=one, type="trainer", state=NodeState.COMPLETED,
-            outputs={Port.ADAPTER: reference(folder / one, Port.ADAPTER, sha256 if one == "trainer" else "9" * 64)},
+            id=trainer, type="trainer", state=NodeState.COMPLETED,
+            outputs={
+                Port.ADAPTER: reference(folder / trainer, Port.ADAPTER, sha256 if trainer == "trainer" else "9" * 64)
+            },
             facts={"steps": 3, "loss_at_end": 5.0 - rate * 300, "tokens": {"trained": 30}},
         )
-        for one in names
+        for trainer in names
     ]  # fmt: skip
     nodes.append(
         NodeResult(
@@ -90,19 +92,21 @@ def compared(context: Context, first: str, second: str, **fields: Any) -> Compar
 def test_settings_metrics_paired_benchmarks_and_answers(context: Context) -> None:
     run(context.settings, "aaaa1111", "slow")
     run(context.settings, "bbbb2222", "fast", rate=2e-3, values=BETTER)
-    found = compared(context, "aaaa", "fast")
-    assert [(one.name, one.values) for one in found.settings] == [("trainer.learning_rate", (1e-3, 2e-3))]
-    metrics = {one.name: (one.first, one.second) for one in found.metrics}
+    comparison = compared(context, "aaaa", "fast")
+    assert [(setting.name, setting.values) for setting in comparison.settings] == [
+        ("trainer.learning_rate", (1e-3, 2e-3))
+    ]
+    metrics = {metric.name: (metric.first, metric.second) for metric in comparison.metrics}
     assert metrics["loss_at_end"] == pytest.approx((4.7, 4.4))
     assert metrics["tokens trained"] == (30, 30)
-    (line,) = found.benchmarks
+    (line,) = comparison.benchmarks
     assert line.improvement == pytest.approx(0.25)  # four of eight rows lose half a nat
     assert line.low is not None
     assert line.high is not None
     assert line.low < 0.25 < line.high
     assert (line.better, line.worse, line.rows) == (4, 0, 8)
-    assert [(one.first, one.second) for one in found.samples] == [("As slow.", "As fast.")]
-    assert [side.curve[-1].eval_loss for side in found.sides] == [4.5, 4.5]
+    assert [(sample.first, sample.second) for sample in comparison.samples] == [("As slow.", "As fast.")]
+    assert [side.curve[-1].eval_loss for side in comparison.sides] == [4.5, 4.5]
 
 
 def test_the_text_has_every_part_and_the_drawing_on_request(context: Context) -> None:
@@ -130,9 +134,9 @@ def test_reports_without_row_scores_are_compared_by_their_means(context: Context
 
 def test_two_branches_of_one_run(context: Context) -> None:
     run(context.settings, "aaaa1111", "both", trainers=2)
-    found = compared(context, "aaaa/trainer", "aaaa/trainer-2")
-    assert [side.trainer for side in found.sides] == ["trainer", "trainer-2"]
-    assert found.benchmarks == ()  # the second was not evaluated
+    comparison = compared(context, "aaaa/trainer", "aaaa/trainer-2")
+    assert [side.trainer for side in comparison.sides] == ["trainer", "trainer-2"]
+    assert comparison.benchmarks == ()  # the second was not evaluated
     with pytest.raises(NotFound, match="2 trainers") as caught:
         compared(context, "aaaa", "aaaa/trainer")
     assert "aaaa/trainer, aaaa/trainer-2" in caught.value.do
@@ -162,7 +166,7 @@ def test_a_trial_of_a_sweep_is_not_compared(context: Context) -> None:
     folder = context.settings.runs / "bbbb2222"
     result = read_result(folder)
     assert result is not None
-    trials = tuple(one.model_copy(update={"id": f"trainer.{n}"}) for n, one in enumerate([result.nodes[0]] * 2))
+    trials = tuple(node.model_copy(update={"id": f"trainer.{n}"}) for n, node in enumerate([result.nodes[0]] * 2))
     RunRecord(folder).finish(result.model_copy(update={"nodes": trials}))
     with pytest.raises(InvalidInput, match=r"trainer\.1 is a trial of a sweep.*trainyard sweep show trials"):
         compared(context, "aaaa1111", "bbbb2222/trainer.1")
@@ -192,8 +196,8 @@ def test_a_curve_without_finite_losses_is_said(context: Context) -> None:
     ],
 )  # fmt: skip
 def test_trainings_have_the_shortest_names_that_differ(sides: list[tuple[str, str, str]], names: list[str]) -> None:
-    made = [
+    paired_sides = [
         Side(run=run_id, name=name, trainer=trainer, state="completed", adapter_sha256="", curve=())
         for run_id, name, trainer in sides
     ]
-    assert side_names(made) == names
+    assert side_names(paired_sides) == names

@@ -79,25 +79,25 @@ def add_measurement(run: Run, seconds_per_step: float) -> None:
     add_timing(key, measured, run.settings)
 
 
-def shown(run: Run) -> JobDetail:
+def job_detail(run: Run) -> JobDetail:
     return show_job(JobInput(job=JOB), run.context)
 
 
 def test_a_job_that_has_not_begun_or_has_ended_has_no_time_left(run: Run) -> None:
-    assert shown(run).left == ()
+    assert job_detail(run).left == ()
     write_chain(run)
     run.state(JobState.CANCELED)
-    assert shown(run).left == ()
+    assert job_detail(run).left == ()
 
 
 def test_before_the_second_step_the_plan_says_what_is_left(run: Run, tmp_path: Path) -> None:
     write_chain(run)
     run.state(JobState.RUNNING)
-    (unknown,) = shown(run).left
+    (unknown,) = job_detail(run).left
     assert (unknown.node, unknown.seconds, unknown.basis) == ("trainer", None, "unknown")
-    assert "trainer: its time is not known before its second step" in job_detail_text(shown(run))
+    assert "trainer: its time is not known before its second step" in job_detail_text(job_detail(run))
     add_measurement(run, 2.0)
-    (waiting,) = shown(run).left
+    (waiting,) = job_detail(run).left
     assert waiting.basis == "plan"
     assert waiting.seconds is not None
     assert waiting.seconds > 0.0
@@ -105,10 +105,10 @@ def test_before_the_second_step_the_plan_says_what_is_left(run: Run, tmp_path: P
     emit = begin_training(run, tmp_path, began=began)
     emit("begin", total_steps=STEPS)
     emit("progress", step=1, loss=1.0)
-    (begun,) = shown(run).left
-    assert begun.basis == "plan"
-    assert begun.seconds is not None
-    assert waiting.seconds - (time.time() - began) - 1 <= begun.seconds <= waiting.seconds - 4
+    (estimate,) = job_detail(run).left
+    assert estimate.basis == "plan"
+    assert estimate.seconds is not None
+    assert waiting.seconds - (time.time() - began) - 1 <= estimate.seconds <= waiting.seconds - 4
 
 
 def test_then_the_pace_of_the_newest_steps_does(run: Run, tmp_path: Path) -> None:
@@ -121,12 +121,12 @@ def test_then_the_pace_of_the_newest_steps_does(run: Run, tmp_path: Path) -> Non
     emit("begin", total_steps=STEPS, restarted_from={"step": 3}, time=now - 20.0)  # after a pause of 17 minutes
     for step in range(4, 14):
         emit("progress", step=step, time=now - 20.0 + 2.0 * (step - 3))
-    (left,) = shown(run).left
+    (left,) = job_detail(run).left
     assert (left.basis, left.seconds_per_step) == ("steps", pytest.approx(2.0))
     assert left.seconds == pytest.approx((STEPS - 13) * 2.0, abs=1.0)
-    assert "about 3 min left, at the pace of its newest steps" in job_detail_text(shown(run))
+    assert "about 3 min left, at the pace of its newest steps" in job_detail_text(job_detail(run))
     run.record.emit("trainer", "finished", key=KEY)
-    assert shown(run).left == ()
+    assert job_detail(run).left == ()
 
 
 def make_adapter(folder: Path) -> Produced:
@@ -156,22 +156,22 @@ def test_provenance_is_what_the_run_has_recorded(run: Run, tmp_path: Path) -> No
     assert (training.ended, training.tokens["trained"], training.rows) == (False, 6, {"read": 2})
     adapter = store.produce(TRAINER_KEY, make_adapter)
     run.record.emit("trainer", "finished", key=TRAINER_KEY, rows={}, facts={})
-    found = show_provenance(JobInput(job=JOB), run.context)
+    provenance = show_provenance(JobInput(job=JOB), run.context)
     chain = read_chain(run.settings.runs / RUN)
     assert chain is not None
-    assert (found.digest, found.chain) == (chain.digest, "guide")
-    (source,) = found.data
+    assert (provenance.digest, provenance.chain) == (chain.digest, "guide")
+    (source,) = provenance.data
     sha256 = documents.outputs[Port.DOCUMENTS].sha256
     assert (source.source, source.format, source.rows, source.sha256) == ("docs", "md", 1, sha256)
-    read, trained = found.results
+    read, trained = provenance.results
     assert (read.node, read.type, read.sha256, read.key) == ("data-source", "data_source", sha256, KEY)
     assert (trained.port, trained.sha256) == ("adapter", adapter.outputs[Port.ADAPTER].sha256)
     assert trained.needs == ("validator",)
-    (training,) = found.trainings
+    (training,) = provenance.trainings
     assert (training.ended, training.seed, training.versions) == (True, 7, {"torch": "2.9.1"})
     assert (training.words["base_sha256"], training.tokens["trained"]) == ("b" * 64, 6)
     assert (training.lineage[0].sha256, training.lineage[0].scored_by) == ("b" * 64, "d" * 64)
-    text = provenance_text(found)
+    text = provenance_text(provenance)
     assert f"chain guide {chain.digest}" in text
     assert "tokens: read 10, trained 6, masked 4" in text
 
@@ -206,7 +206,7 @@ def test_a_malformed_chain_is_an_error_with_a_code(run: Run, text: str) -> None:
 def test_the_trials_of_a_sweep_have_no_time_left(run: Run, tmp_path: Path) -> None:
     write_chain(run)
     begin_training(run, tmp_path, node="trainer.0")
-    assert shown(run).left == ()
+    assert job_detail(run).left == ()
 
 
 def add_other(run: Run, **config: Any) -> None:
@@ -218,12 +218,12 @@ def test_jobs_differ_in_what_their_chains_became_not_in_what_was_written(run: Ru
     write_chain(run)
     run.state(JobState.COMPLETED, parameters={"job": {}})
     add_other(run, method={"type": "lora", "rank": 8}, stage="sft")  # what is the default is written out
-    found = compare(CompareInput(job=(JOB, "other")), run.context)
-    assert found.jobs == (JOB, OTHER_JOB)
-    rank = next(one for one in found.settings if one.name == "trainer.method.rank")
+    comparison = compare(CompareInput(job=(JOB, "other")), run.context)
+    assert comparison.jobs == (JOB, OTHER_JOB)
+    rank = next(setting for setting in comparison.settings if setting.name == "trainer.method.rank")
     assert rank.values == (32, 8)
-    assert "trainer.stage" not in [one.name for one in found.settings]
-    text = comparison_text(found)
+    assert "trainer.stage" not in [setting.name for setting in comparison.settings]
+    text = comparison_text(comparison)
     assert "trainer.method.rank" in text
     write_chain(run, OTHER_RUN, hyperparameters={"max_steps": STEPS, "seed": 42})
     same = compare(CompareInput(job=(JOB, OTHER_JOB)), run.context)
@@ -235,9 +235,11 @@ def test_of_another_type_the_types_are_what_differs(run: Run) -> None:
     write_chain(run)
     run.state(JobState.COMPLETED)
     add_other(run, method="full")
-    found = {one.name: one.values for one in compare(CompareInput(job=(JOB, OTHER_JOB)), run.context).settings}
-    assert found["trainer.method"] == ("lora", "full")
-    assert not any(name.startswith("trainer.method.") for name in found)
+    settings = {
+        setting.name: setting.values for setting in compare(CompareInput(job=(JOB, OTHER_JOB)), run.context).settings
+    }
+    assert settings["trainer.method"] == ("lora", "full")
+    assert not any(name.startswith("trainer.method.") for name in settings)
 
 
 def test_another_tenants_job_and_the_same_one_twice_are_not_compared(run: Run) -> None:

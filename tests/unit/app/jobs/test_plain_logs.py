@@ -36,5 +36,5 @@ def test_reading_a_log_imports_no_prefect() -> None:
         "import sys, trainyard.app.jobs.logs; "
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'prefect', 'torch', 'transformers', 'aiohttp'}))"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

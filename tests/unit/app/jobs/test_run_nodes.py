@@ -73,8 +73,8 @@ def make_rows(folder: Path) -> Produced:
 
 
 def test_a_run_that_has_not_begun_has_no_nodes(run: Run) -> None:
-    found = list_nodes(JobInput(job=JOB), run.context)
-    assert (found.state, found.nodes) == (JobState.PENDING, ())
+    listing = list_nodes(JobInput(job=JOB), run.context)
+    assert (listing.state, listing.nodes) == (JobState.PENDING, ())
 
 
 def test_each_event_moves_its_node_on(run: Run) -> None:
@@ -131,8 +131,8 @@ def test_the_end_is_the_record_of_the_run(run: Run) -> None:
     run.begin()
     run.record.emit("trainer", "started", key=KEY)
     nodes = tuple(
-        NodeResult(id=one, type=one.replace("-", "_"), state="completed", seconds=2.5, message="done", facts={"x": 1})
-        for one in ("data-source", "ai-generator", "validator", "trainer")
+        NodeResult(id=node, type=node.replace("-", "_"), state="completed", seconds=2.5, message="done", facts={"x": 1})
+        for node in ("data-source", "ai-generator", "validator", "trainer")
     )
     run.record.finish(RunResult(run_id=RUN, name="guide", state="completed", message="", nodes=nodes))
     run.state(JobState.COMPLETED)
@@ -149,7 +149,7 @@ def test_a_node_has_its_lines_in_order(run: Run) -> None:
     run.record.emit("trainer", "note", text="of another node")
     run.record.emit("validator", "warning", text="few <b>rows</b>")
     lines = show_node(NodeInput(job=JOB, node="validator"), run.context).lines
-    assert [(one.text, one.level) for one in lines] == [("started", 20), ("117 rows", 20), ("few <b>rows</b>", 30)]
+    assert [(line.text, line.level) for line in lines] == [("started", 20), ("117 rows", 20), ("few <b>rows</b>", 30)]
 
 
 def test_another_node_and_another_tenant_find_nothing(run: Run) -> None:
@@ -170,7 +170,7 @@ def test_a_trainer_is_linked_with_what_it_reads(run: Run) -> None:
 
     def ports() -> dict[str, list[str]]:
         trainer = list_nodes(JobInput(job=JOB), run.context).nodes[-1]
-        return {port.value: [one.port.value for one in sources] for port, sources in trainer.inputs.items()}
+        return {port.value: [source.port.value for source in sources] for port, sources in trainer.inputs.items()}
 
     assert ports() == {"sft": ["sft"]}
 

@@ -51,8 +51,8 @@ def test_a_step_takes_the_mean_since_the_last_start() -> None:
         {"event": "checkpoint", "tier": "disk", "seconds": 0.5, "bytes": 100},
         {"event": "checkpoint", "tier": "mirror", "seconds": 9.0}, progress(7, 1002.0, 80.0),
     ]  # fmt: skip
-    found = speed_of(WORDS, events)
-    assert (found.step_s, found.tokens_per_s, found.checkpoint_s, found.checkpoint_bytes) == (0.5, 80.0, 0.5, 100)
+    speed = speed_of(WORDS, events)
+    assert (speed.step_s, speed.tokens_per_s, speed.checkpoint_s, speed.checkpoint_bytes) == (0.5, 80.0, 0.5, 100)
     assert speed_of(WORDS, [progress(3, 1.0), {"event": "progress", "step": "x", "time": None}]).step_s is None
     nothing = speed_of(WORDS, [])
     assert (nothing.step_s, nothing.tokens_per_s, nothing.checkpoint_s) == (None, None, None)
@@ -61,9 +61,9 @@ def test_a_step_takes_the_mean_since_the_last_start() -> None:
 def test_metrics_of_running_trainings_name_no_job(tmp_path: Path) -> None:
     metrics = ApiMetrics((lambda: read_jobs(settings()), lambda: read_trainings(settings())))
     assert "trainyard_oldest_pending_job_age_seconds 0.0" in metrics.text().decode()
-    one = write_events(tmp_path / "one", progress(1, 10.0, 100.0), progress(2, 11.0, 100.0))
+    job_events = write_events(tmp_path / "one", progress(1, 10.0, 100.0), progress(2, 11.0, 100.0))
     other = write_events(tmp_path / "other", progress(1, 10.0, 30.0), progress(2, 13.0, 30.0))
-    put(1, JobState.RUNNING, one)
+    put(1, JobState.RUNNING, job_events)
     put(2, JobState.RUNNING, other)
     put(3, JobState.RUNNING)
     put(4, JobState.COMPLETED, write_events(tmp_path / "ended", progress(1, 10.0), progress(2, 99.0)))
@@ -87,17 +87,17 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
     quick = [progress(step, 10_000.0 + (step - 1000) * 0.5, 2.0) for step in range(1001, 4001)]
     put(1, JobState.RUNNING, write_events(tmp_path / "long", *slow, *quick))
     note_kept()
-    found = {name: value for name, _, _, value in read_trainings(settings())}
-    assert found["trainyard_training_step_seconds"] == pytest.approx(0.5)
+    values = {name: value for name, _, _, value in read_trainings(settings())}
+    assert values["trainyard_training_step_seconds"] == pytest.approx(0.5)
 
 
 def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     full = GpuReading(0, "A", 1000, 250, utilization_gpu=75, temperature_c=61, power_draw_w=212.5)
     reading = MonitorReading("ok", (full, GpuReading(1, "B", 1000, 0)))
     monkeypatch.setattr(gauges, "MONITOR", GpuMonitor((lambda: reading,)))
-    found = {(name, labels["gpu"], labels.get("kind")): value for name, _, labels, value in read_gpus()}
+    values = {(name, labels["gpu"], labels.get("kind")): value for name, _, labels, value in read_gpus()}
     mib = 1 << 20
-    assert found == {
+    assert values == {
         ("trainyard_gpu_memory_bytes", "0", "used"): 250 * mib, ("trainyard_gpu_memory_bytes", "0", "free"): 750 * mib,
         ("trainyard_gpu_utilization_ratio", "0", None): 0.75, ("trainyard_gpu_temperature_celsius", "0", None): 61,
         ("trainyard_gpu_power_watts", "0", None): 212.5,

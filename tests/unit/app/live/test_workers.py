@@ -47,15 +47,15 @@ class PoolServer:
 
 @pytest.fixture
 def prefect(monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolServer]:
-    found = PoolServer()
-    thread = threading.Thread(target=found.server.serve_forever)
+    pool_server = PoolServer()
+    thread = threading.Thread(target=pool_server.server.serve_forever)
     thread.start()
     monkeypatch.delenv("PREFECT_HOME", raising=False)
-    monkeypatch.setenv("PREFECT_API_URL", found.url)
-    yield found
-    found.go_on.set()
-    found.server.shutdown()
-    found.server.server_close()
+    monkeypatch.setenv("PREFECT_API_URL", pool_server.url)
+    yield pool_server
+    pool_server.go_on.set()
+    pool_server.server.shutdown()
+    pool_server.server.server_close()
     thread.join()
 
 

@@ -55,16 +55,16 @@ def chain_of(method: Any, **config: Any) -> ChainSpec:
 def decide(here: Settings, memory_gb: float, **config: Any) -> tuple[TrainerConfig, MethodDecision]:
     method = {"type": "auto", "memory_gb": memory_gb, **config.pop("method", {})}
     chain, (decision,) = resolve_with_decisions(chain_of(method, **config), here)
-    found = chain.node("trainer").config
-    assert isinstance(found, TrainerConfig)
-    return found, decision
+    trainer_config = chain.node("trainer").config
+    assert isinstance(trainer_config, TrainerConfig)
+    return trainer_config, decision
 
 
 def test_a_part_of_the_model_is_trained_only_where_no_adapter_fits(here: Settings) -> None:
     """Of a model as small as this one an adapter takes more than two blocks."""
-    found = [decide(here, size) for size in (9, 0.75, 0.64)]
-    assert [config.method.type for config, _ in found] == [Method.FULL, Method.FREEZE, Method.QLORA]
-    for config, decision in found:
+    decisions = [decide(here, size) for size in (9, 0.75, 0.64)]
+    assert [config.method.type for config, _ in decisions] == [Method.FULL, Method.FREEZE, Method.QLORA]
+    for config, decision in decisions:
         tried = [rung.method for rung in decision.rungs if not rung.knobs]
         assert config.method.type is not Method.FREEZE or tried == ["full", "lora", "qlora", "freeze"]
 
@@ -106,7 +106,7 @@ def test_rows_are_not_cut_below_the_least_length(here: Settings) -> None:
 def test_a_least_length_that_cuts_nothing_is_refused(here: Settings) -> None:
     with pytest.raises(Refused, match="R-SETTING-UNUSED"):
         decide(here, 9, method={"min_length": 4096})
-    assert [one.code for one in check(chain_of({"type": "auto", "min_length": 4096}))] == ["R-SETTING-UNUSED"]
+    assert [problem.code for problem in check(chain_of({"type": "auto", "min_length": 4096}))] == ["R-SETTING-UNUSED"]
 
 
 def test_what_a_backend_or_the_chain_refuses_is_left_out_with_its_reason(here: Settings) -> None:
@@ -132,10 +132,10 @@ def test_a_measured_lack_of_memory_counts(here: Settings) -> None:
 
 
 def test_the_digest_is_that_of_the_chosen_method(here: Settings) -> None:
-    chosen = resolve_chain(chain_of({"type": "auto", "memory_gb": 9}), here)
-    assert chosen.digest == resolve_chain(chain_of("full"), here).digest
-    again = ResolvedChain.model_validate_json(chosen.model_dump_json())
-    assert resolve_chain(chain_of("auto"), here, again).digest == chosen.digest
+    auto_chain = resolve_chain(chain_of({"type": "auto", "memory_gb": 9}), here)
+    assert auto_chain.digest == resolve_chain(chain_of("full"), here).digest
+    again = ResolvedChain.model_validate_json(auto_chain.model_dump_json())
+    assert resolve_chain(chain_of("auto"), here, again).digest == auto_chain.digest
 
 
 def test_a_continued_run_keeps_its_method_whatever_was_measured_since(here: Settings) -> None:
@@ -173,10 +173,10 @@ def test_without_a_machine_a_chain_is_checked_and_not_resolved() -> None:
 def test_check_and_plan_print_the_decision(here: Settings, tmp_path: Path) -> None:
     spec = chain_of({"type": "auto", "memory_gb": 9}, base_model=None)
     (tmp_path / "chain.yaml").write_text(json.dumps(spec.model_dump(mode="json", exclude_unset=True)))
-    (found,) = check_files(CheckInput(files=(tmp_path / "chain.yaml",)), Context(here)).files
-    assert not found.reasons
-    assert found.notes[0].startswith("trainer: method auto is full here, by 9.00 GiB of cpu (method.memory_gb)")
-    assert found.notes[0].endswith("the machine that runs it decides")
+    (file,) = check_files(CheckInput(files=(tmp_path / "chain.yaml",)), Context(here)).files
+    assert not file.reasons
+    assert file.notes[0].startswith("trainer: method auto is full here, by 9.00 GiB of cpu (method.memory_gb)")
+    assert file.notes[0].endswith("the machine that runs it decides")
     printed = render("plan", plan_chain(spec, here))
     assert "trainer: full: needs" in printed
 

@@ -66,8 +66,8 @@ def test_the_tokens_of_a_plan_are_those_of_the_rows(here: Settings) -> None:
 def test_the_pairs_of_a_plan_are_those_that_the_documents_give(here: Settings) -> None:
     count, wordings = 600, 3
     estimates = estimates_of(here, "qa-pipeline", documents="docs", count=count, wordings=wordings)
-    found = preview_of(here, path="docs", generate=True, count=count, wordings=wordings).generation
-    rows = found.found_pairs * wordings
+    generation = preview_of(here, path="docs", generate=True, count=count, wordings=wordings).generation
+    rows = generation.found_pairs * wordings
     assert 0 < rows < count / 3
     assert error(estimates["ai-generator"].rows, rows) <= LARGEST_ERROR
     trainer = estimates["trainer"]

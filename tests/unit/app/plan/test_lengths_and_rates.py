@@ -71,14 +71,14 @@ def chain_of(base: Path, **config: Any) -> dict[str, Any]:
 def checked(here: Settings, chain: dict[str, Any]) -> FileCheck:
     path = here.working_folder / "chain.yaml"
     path.write_text(yaml.safe_dump(chain))
-    (found,) = check(CheckInput(files=(path,)), Context(here)).files
-    return found
+    (file,) = check(CheckInput(files=(path,)), Context(here)).files
+    return file
 
 
 def test_a_warm_up_longer_than_the_run_is_refused(here: Settings, bases: dict[str, Path]) -> None:
-    found = checked(here, chain_of(bases["llama"], hyperparameters={"max_steps": 10, "warmup_steps": 1000}))
-    assert [reason["code"] for reason in found.reasons] == ["R-SCHEDULE"]
-    assert "the highest rate would be 1.00% of learning_rate" in found.reasons[0]["line"]
+    file = checked(here, chain_of(bases["llama"], hyperparameters={"max_steps": 10, "warmup_steps": 1000}))
+    assert [reason["code"] for reason in file.reasons] == ["R-SCHEDULE"]
+    assert "the highest rate would be 1.00% of learning_rate" in file.reasons[0]["line"]
 
 
 def test_the_default_length_is_that_of_a_base_with_fewer_positions(here: Settings, bases: dict[str, Path]) -> None:
@@ -92,27 +92,27 @@ def test_the_default_length_is_that_of_a_base_with_fewer_positions(here: Setting
     assert f"trainer: {line}" in checked(here, chain_of(bases["gpt2"])).notes
     assert line in plan_chain(spec, here).nodes[1].advice
     grpo = {"type": "grpo", "rewards": [{"type": "exact_match"}], "max_completion_length": 24}
-    drawn = resolve_chain(parse_request(chain_of(bases["gpt2"], stage=grpo)).spec, here)
-    assert drawn.node("trainer").config.hyperparameters.max_length == POSITIONS - 24
+    grpo_chain = resolve_chain(parse_request(chain_of(bases["gpt2"], stage=grpo)).spec, here)
+    assert grpo_chain.node("trainer").config.hyperparameters.max_length == POSITIONS - 24
 
 
 def test_a_length_beyond_learned_positions_is_refused(here: Settings, bases: dict[str, Path]) -> None:
-    found = checked(here, chain_of(bases["gpt2"], hyperparameters={"max_length": 65}))
-    assert [(one["code"], one["row"]) for one in found.reasons] == [("R-LENGTH", "base-positions")]
+    file = checked(here, chain_of(bases["gpt2"], hyperparameters={"max_length": 65}))
+    assert [(reason["code"], reason["row"]) for reason in file.reasons] == [("R-LENGTH", "base-positions")]
     assert checked(here, chain_of(bases["gpt2"], hyperparameters={"max_length": 64})).ok
     grpo = {"type": "grpo", "rewards": [{"type": "exact_match"}], "max_completion_length": 60}
-    found = checked(here, chain_of(bases["gpt2"], stage=grpo))
-    assert "completions of up to 60" in found.reasons[0]["line"]
+    file = checked(here, chain_of(bases["gpt2"], stage=grpo))
+    assert "completions of up to 60" in file.reasons[0]["line"]
 
 
 def test_a_length_beyond_rotary_positions_is_reported(here: Settings, bases: dict[str, Path]) -> None:
-    found = checked(here, chain_of(bases["llama"]))
-    assert found.ok
-    assert any("longer than the 64 positions of the base" in note for note in found.notes)
+    file = checked(here, chain_of(bases["llama"]))
+    assert file.ok
+    assert any("longer than the 64 positions of the base" in note for note in file.notes)
     scaled = chain_of(bases["llama"], method="full", rope={"factor": 8})
     assert not any("positions" in note for note in checked(here, scaled).notes)
     wrong = chain_of(bases["llama"], method="full", rope={"factor": 8, "original_length": 128})
-    assert [one["row"] for one in checked(here, wrong).reasons] == ["rope-original"]
+    assert [reason["row"] for reason in checked(here, wrong).reasons] == ["rope-original"]
 
 
 def test_long_rows_of_a_base_with_few_positions_are_cut_and_trained(bases: dict[str, Path], tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_the_defaults_of_grpo_agree(here: Settings, bases: dict[str, Path]) -> N
     stage = {"type": "grpo", "rewards": [{"type": "exact_match"}]}
     chain = resolve_chain(parse_request(chain_of(bases["llama"], stage=stage)).spec, here)
     assert chain.node("trainer").config.hyperparameters.batch_size == 8
-    found = checked(here, chain_of(bases["llama"], stage=stage, hyperparameters={"batch_size": 6}))
-    assert [reason["code"] for reason in found.reasons] == ["R-BATCH"]
+    file = checked(here, chain_of(bases["llama"], stage=stage, hyperparameters={"batch_size": 6}))
+    assert [reason["code"] for reason in file.reasons] == ["R-BATCH"]
 
 
 def test_an_interval_above_the_run_is_reported_by_check(here: Settings, bases: dict[str, Path]) -> None:

@@ -36,38 +36,38 @@ def plan_of(here: Settings, **parameters: Any) -> ChainPlan:
 
 
 def test_a_template_s_name_is_its_chain_and_its_deployment() -> None:
-    found = parse_request("rag-tuning", {"documents": "docs", "count": 7})
-    assert found.deployment == "rag-tuning/local"
-    assert found.parameters == {"documents": "docs", "count": 7}
-    assert found.spec.name == "rag-tuning"
+    request = parse_request("rag-tuning", {"documents": "docs", "count": 7})
+    assert request.deployment == "rag-tuning/local"
+    assert request.parameters == {"documents": "docs", "count": 7}
+    assert request.spec.name == "rag-tuning"
 
 
 def test_a_job_s_parameters_are_the_body_of_a_job() -> None:
-    found = parse_request("training-job", {"dataset": {"path": "a.jsonl"}, "stage": "dpo"})
-    assert found.deployment == "training-job/local"
-    assert [node.type for node in found.spec.nodes] == ["data_source", "trainer"]
+    request = parse_request("training-job", {"dataset": {"path": "a.jsonl"}, "stage": "dpo"})
+    assert request.deployment == "training-job/local"
+    assert [node.type for node in request.spec.nodes] == ["data_source", "trainer"]
 
 
 def test_a_chain_file_runs_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("name: mine\nnodes: [{type: data_source, config: {path: docs}}]")
-    found = parse_request(str(path))
-    assert found.deployment == "chain/adhoc"
-    assert found.parameters["spec"]["name"] == "mine"
+    request = parse_request(str(path))
+    assert request.deployment == "chain/adhoc"
+    assert request.parameters["spec"]["name"] == "mine"
 
 
 def test_a_file_that_calls_a_template_runs_as_that_template(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("template: qa-pipeline\nparameters: {documents: d, count: 5, training: {epochs: 2, rank: 4}}")
-    found = parse_request(str(path), {"training": {"epochs": 9}})
-    assert found.deployment == "qa-pipeline/local"
-    assert found.parameters == {"documents": "d", "count": 5, "training": {"epochs": 9, "rank": 4}}
+    request = parse_request(str(path), {"training": {"epochs": 9}})
+    assert request.deployment == "qa-pipeline/local"
+    assert request.parameters == {"documents": "d", "count": 5, "training": {"epochs": 9, "rank": 4}}
 
 
 def test_a_preset_lies_below_the_parameters() -> None:
-    found = parse_request("qa-pipeline", {"count": 11}, preset="quick")
-    assert found.parameters["count"] == 11
-    assert found.parameters["training"]["epochs"] == 2
+    request = parse_request("qa-pipeline", {"count": 11}, preset="quick")
+    assert request.parameters["count"] == 11
+    assert request.parameters["training"]["epochs"] == 2
 
 
 def test_an_unknown_preset_names_the_known_ones() -> None:
@@ -137,8 +137,8 @@ def test_a_plan_lists_what_this_machine_refuses(here: Settings) -> None:
 
 def test_a_chain_whose_backend_is_not_here_is_refused_and_a_job_waits(here: Settings) -> None:
     (here.working_folder / "docs" / "a.jsonl").write_text(ROW)
-    asked = parse_request("training-job", {"dataset": {"path": "docs/a.jsonl"}, "backend": "unsloth"})
-    chain = resolve_chain(asked.spec, here)
+    request = parse_request("training-job", {"dataset": {"path": "docs/a.jsonl"}, "backend": "unsloth"})
+    chain = resolve_chain(request.spec, here)
     with pytest.raises(Refused, match="R-BACKEND-MISSING"):
         refuse_or_wait(chain, here, is_job=False)
     why = refuse_or_wait(chain, here, is_job=True)
@@ -147,17 +147,17 @@ def test_a_chain_whose_backend_is_not_here_is_refused_and_a_job_waits(here: Sett
 
 
 def test_a_job_with_another_problem_is_refused_with_all_reasons(here: Settings) -> None:
-    asked = parse_request("training-job", {"dataset": {"path": "../a.jsonl"}, "backend": "unsloth"})
+    request = parse_request("training-job", {"dataset": {"path": "../a.jsonl"}, "backend": "unsloth"})
     with pytest.raises(Refused) as refused:
-        refuse_or_wait(resolve_chain(asked.spec, here), here, is_job=True)
+        refuse_or_wait(resolve_chain(request.spec, here), here, is_job=True)
     assert {reason.code for reason in refused.value.reasons} == {"R-BACKEND-MISSING", "R-PATH-ROOT"}
 
 
 def test_a_data_worker_is_refused_before_anything_is_planned(here: Settings) -> None:
     dataset = {"path": "a.jsonl", "data_worker": "http://worker:9000", "format": "openai"}
-    asked = parse_request("training-job", {"dataset": dataset})
+    request = parse_request("training-job", {"dataset": dataset})
     with pytest.raises(Refused, match=r"R-DATA-WORKER .*The data worker"):
-        resolve_chain(asked.spec, here)
+        resolve_chain(request.spec, here)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_a_base_that_no_stage_can_train_is_refused_by_the_plan(
     shutil.copytree(tiny_model, base)
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, **changed}))
-    found = plan_of(here, base_model=str(base))
-    assert [refusal["row"] for refusal in found.refusals] == ([row] if row else [])
+    plan = plan_of(here, base_model=str(base))
+    assert [refusal["row"] for refusal in plan.refusals] == ([row] if row else [])
 
 
 def distillation(here: Settings, teacher: str, **trainer: Any) -> ResolvedChain:
@@ -193,16 +193,16 @@ def test_a_teacher_is_looked_for_digested_and_estimated(here: Settings, tiny_mod
     assert list_refusals(chain, here) == []
     trainer = chain.nodes[-1]
     assert trainer.config.stage.teacher_model == str(here.working_folder / "larger")
-    assert {one.name for one in dependencies(trainer, here, "")} == {"base", "teacher"}
+    assert {dependency.name for dependency in dependencies(trainer, here, "")} == {"base", "teacher"}
     assert needed_models(trainer, here) == [str(tiny_model), str(here.working_folder / "larger")]
-    (line,) = [one for one in plan_chain(chain_spec(chain), here).nodes if one.type == "trainer"]
+    (line,) = [node for node in plan_chain(chain_spec(chain), here).nodes if node.type == "trainer"]
     assert any(", teacher 0.0" in text for text in line.estimate.basis), line.estimate.basis
 
 
 def chain_spec(chain: ResolvedChain) -> ChainSpec:
     """A resolved chain as it was asked for."""
-    given = [{"type": node.type, "config": node.config.model_dump(mode="json")} for node in chain.nodes]
-    return ChainSpec.model_validate({"name": chain.name, "nodes": given})
+    nodes = [{"type": node.type, "config": node.config.model_dump(mode="json")} for node in chain.nodes]
+    return ChainSpec.model_validate({"name": chain.name, "nodes": nodes})
 
 
 def test_a_teacher_that_is_not_here_is_refused(here: Settings) -> None:
@@ -221,8 +221,8 @@ def test_the_plan_says_that_paged_states_are_not_paged_on_a_cpu(here: Settings) 
     (here.working_folder / "a.jsonl").write_text(ROW)
     hyper = {"optimizer": "paged_adamw_8bit", "precision": "fp32"}
     job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "hyperparameters": hyper}
-    found = plan_chain(parse_request("training-job", job).spec, here)
-    assert "Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit." in found.nodes[-1].advice
+    plan = plan_chain(parse_request("training-job", job).spec, here)
+    assert "Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit." in plan.nodes[-1].advice
 
 
 def test_the_embedded_server_is_asked_for_only_where_a_target_wants_it(here: Settings) -> None:
@@ -237,7 +237,7 @@ def test_merging_goes_group_by_group() -> None:
 
 
 def test_the_backends_say_why_they_are_not_here() -> None:
-    found = probe_backends(settings())
-    assert found["native"] is None  # type: ignore[index]
-    assert found["trl"] is None  # type: ignore[index]
-    assert "trainyard backends install unsloth" in str(found["unsloth"])  # type: ignore[index]
+    probes = probe_backends(settings())
+    assert probes["native"] is None  # type: ignore[index]
+    assert probes["trl"] is None  # type: ignore[index]
+    assert "trainyard backends install unsloth" in str(probes["unsloth"])  # type: ignore[index]

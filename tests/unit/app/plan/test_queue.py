@@ -38,7 +38,7 @@ def write_progress(folder: Path, *, steps: int, total: int, seconds_per_step: fl
     """The events of a training, whose last step was done so many seconds ago."""
     first = time.time() - ago_s - steps * seconds_per_step
     done = [{"step": step, "total_steps": total, "time": first + step * seconds_per_step} for step in range(steps + 1)]
-    write_events(folder / EVENTS_FILE, [("started", {"pid": 1}), *(("progress", one) for one in done)])
+    write_events(folder / EVENTS_FILE, [("started", {"pid": 1}), *(("progress", step) for step in done)])
 
 
 def put_job(here: Settings, work: Path) -> None:

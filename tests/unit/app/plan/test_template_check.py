@@ -36,10 +36,10 @@ def problems(here: Settings, before: list[dict[str, Any]], template: str, stage:
     trainer = {"type": "trainer", "config": {"stage": stage, "engine": {"template": template}, **more}}
     chain = {"name": "try", "nodes": [*before, trainer]}
     spec = parse_request(chain).spec
-    found = [reason.line() for reason in list_refusals(resolve_chain(spec, here), here)]
+    lines = [reason.line() for reason in list_refusals(resolve_chain(spec, here), here)]
     planned = plan_chain(spec, here)
-    assert [one["code"] for one in planned.refusals] == [line.split()[0] for line in found]
-    return found
+    assert [refusal["code"] for refusal in planned.refusals] == [line.split()[0] for line in lines]
+    return lines
 
 
 @pytest.mark.parametrize("before", [HUB, DOCUMENTS, ROWS], ids=["hub", "documents", "rows"])
@@ -55,9 +55,9 @@ def problems(here: Settings, before: list[dict[str, Any]], template: str, stage:
 def test_a_template_is_refused_for_tokens_that_the_tokenizer_does_not_have(
     here: Settings, before: list[dict[str, Any]], template: str, says: str
 ) -> None:
-    found = problems(here, before, template)
-    assert [line.split()[0] for line in found] == ["E-CHAT-TEMPLATE"] * bool(says)
-    assert all(says in line and "engine.template to auto" in line for line in found)
+    lines = problems(here, before, template)
+    assert [line.split()[0] for line in lines] == ["E-CHAT-TEMPLATE"] * bool(says)
+    assert all(says in line and "engine.template to auto" in line for line in lines)
 
 
 @pytest.mark.parametrize("stage", ["dpo", "kto", GRPO], ids=["dpo", "kto", "grpo"])

@@ -147,15 +147,15 @@ def test_another_tenants_session_is_not_there(open_session: HostedSession) -> No
     for name, row in OPERATIONS.items():
         if not name.startswith("sessions ") or "{session}" not in route_of(name)[1]:
             continue
-        given = {"forward_id": "x", "prompts": ["x"], "rows": ["x"], "op_seq": 1, "name": "forward-1-logits"}
+        values = {"forward_id": "x", "prompts": ["x"], "rows": ["x"], "op_seq": 1, "name": "forward-1-logits"}
         operation = getattr(surface_of(settings, THEIRS).sessions, name.split()[1].replace("-", "_"))
-        fields = {key: value for key, value in given.items() if key in operation.__signature__.parameters}
-        words = []
-        for one in (session, absent):
+        fields = {key: value for key, value in values.items() if key in operation.__signature__.parameters}
+        messages = []
+        for session_id in (session, absent):
             with pytest.raises(NotFound) as missing:
-                operation(session=one, **fields)
-            words.append(str(missing.value).replace(one, "ID"))
-        assert words[0] == words[1], row
+                operation(session=session_id, **fields)
+            messages.append(str(missing.value).replace(session_id, "ID"))
+        assert messages[0] == messages[1], row
     assert surface_of(settings, THEIRS).sessions.list().sessions == ()
 
 
@@ -182,11 +182,11 @@ def test_the_state_of_a_session_without_a_process(here: Settings, tiny_model: Pa
     with device_lock(lock_of_session(here, record.id)):
         assert read_status(here, record.id).state is SessionState.OPEN
     write_status(folder, SessionState.ENDED, "idle", "run", last={"op_seq": 7, "global_step": 2, "unknown": 1})
-    (shown,) = surface_of(here).sessions.list().sessions
-    assert (shown.state, shown.detail, shown.op_seq, shown.global_step) == (SessionState.ENDED, "idle", 7, 2)
-    assert "sessions resume" in session_text(shown)
+    (row,) = surface_of(here).sessions.list().sessions
+    assert (row.state, row.detail, row.op_seq, row.global_step) == (SessionState.ENDED, "idle", 7, 2)
+    assert "sessions resume" in session_text(row)
     assert record.id in sessions_text(surface_of(here).sessions.list())
-    assert surface_of(here).sessions.close(session=record.id) == shown, "what has ended is closed"
+    assert surface_of(here).sessions.close(session=record.id) == row, "what has ended is closed"
     with pytest.raises(Conflict, match=r"E-SESSION-STATE: .* is ended \(idle\) and takes no calls"):
         surface_of(here).sessions.step(session=record.id)
 
@@ -212,28 +212,28 @@ def test_a_session_whose_process_is_gone_does_not_answer(here: Settings, tiny_mo
 
 def test_a_loop_through_the_operations(open_session: HostedSession) -> None:
     sessions, session = surface_of(open_session.settings).sessions, open_session.record.id
-    found = sessions.forward(session=session, rows=ROWS, outputs=["logits"])
-    assert found.state == "done"
-    assert found.loss > 0
-    blob = sessions.output(session=session, name=found.outputs[0].name)
-    assert blob.sha256 == found.outputs[0].sha256
+    result = sessions.forward(session=session, rows=ROWS, outputs=["logits"])
+    assert result.state == "done"
+    assert result.loss > 0
+    blob = sessions.output(session=session, name=result.outputs[0].name)
+    assert blob.sha256 == result.outputs[0].sha256
     assert [*load_file(blob.path)] == ["logits"]
-    done = sessions.backward(session=session, forward_id=found.forward_id)
+    done = sessions.backward(session=session, forward_id=result.forward_id)
     moved = sessions.step(session=session, learning_rate=1e-4)
     assert (done.accumulated, moved.global_step, moved.grad_norm) == (1, 1, done.grad_norm)
     assert moved.learning_rate == 1e-4
     assert sessions.zero_grad(session=session).verb == "zero_grad"
-    drawn = sessions.generate(session=session, prompts=["Hi", [5, 6], {"text": "Hi"}], max_new_tokens=3)
-    assert [one.prompt for one in drawn.completions] == [0, 1, 2]
-    assert "[1] " in completions_text(drawn)
+    generated = sessions.generate(session=session, prompts=["Hi", [5, 6], {"text": "Hi"}], max_new_tokens=3)
+    assert [completion.prompt for completion in generated.completions] == [0, 1, 2]
+    assert "[1] " in completions_text(generated)
     scored = sessions.logprobs(session=session, rows=["Hi there", [5, 6, 7]])
     assert scored.ids[1] == (5, 6, 7)
     assert scored.logprobs[1][0] is None
     saved = sessions.save(session=session, name="first")
     assert sessions.load(session=session, name="first").sha256 == saved.sha256
-    shown = sessions.show(session=session)
-    assert (shown.state, shown.global_step, shown.op_seq) == (SessionState.OPEN, 1, 8)
-    assert "loss: " in reply_text(found)
+    state = sessions.show(session=session)
+    assert (state.state, state.global_step, state.op_seq) == (SessionState.OPEN, 1, 8)
+    assert "loss: " in reply_text(result)
 
 
 def test_a_call_that_is_not_waited_for_is_a_future(open_session: HostedSession) -> None:

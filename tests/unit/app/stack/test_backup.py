@@ -82,8 +82,8 @@ def test_a_restored_home_lists_its_jobs_and_loads_its_adapters(used_home: Path, 
         assert not path.exists()
     before = describe_files(used_home)
     path = tmp_path / "backup.tar.gz"
-    made = back_up(BackupInput(file=path), context(used_home))
-    assert "left out: envs, models, prefect-auth-string, services" in backup_text(made)
+    backup = back_up(BackupInput(file=path), context(used_home))
+    assert "left out: envs, models, prefect-auth-string, services" in backup_text(backup)
     shutil.rmtree(used_home)
     restored = restore(RestoreInput(file=path), context(used_home))
     assert "next: trainyard up" in restored_text(restored)
@@ -143,7 +143,7 @@ def test_models_are_included_on_request(used_home: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("place", "kind", "code"),
+    ("target", "kind", "code"),
     [
         ("there.tar.gz", Conflict, "E-FILE-EXISTS"),
         ("no/folder/b.tar.gz", NotFound, "E-BACKUP"),
@@ -151,11 +151,11 @@ def test_models_are_included_on_request(used_home: Path, tmp_path: Path) -> None
     ],
 )
 def test_a_place_that_does_not_fit_is_refused(
-    used_home: Path, tmp_path: Path, place: str, kind: type[TrainyardError], code: str
+    used_home: Path, tmp_path: Path, target: str, kind: type[TrainyardError], code: str
 ) -> None:
     (tmp_path / "there.tar.gz").touch()
     with pytest.raises(kind, match=code):
-        back_up(BackupInput(file=tmp_path / place), context(used_home))
+        back_up(BackupInput(file=tmp_path / target), context(used_home))
 
 
 def test_an_empty_home_has_nothing_to_back_up(home: Path, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
 
 def changed(path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> None:
     """Write the archive again with other members."""
-    found = list(members(path))
+    entries = list(members(path))
     with tarfile.open(path, "w:gz") as archive:
-        for member, data in found:
+        for member, data in entries:
             new = change(member.name, data)
             if new is not None:
                 member.name, member.size = new[0], len(new[1])
@@ -320,10 +320,10 @@ def test_another_place_is_refused_and_a_link_to_it_is_not(backup: Path, home: Pa
     assert home.is_symlink()
 
 
-def command(home: Path, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+def command(home: Path, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TRAINYARD_HOME": str(home), **options.pop("env", {})}  # type: ignore[dict-item]
     return subprocess.run(
-        [sys.executable, "-m", "trainyard", *words],
+        [sys.executable, "-m", "trainyard", *arguments],
         env=environment, capture_output=True, text=True, check=False, **options,  # type: ignore[call-overload]
     )  # fmt: skip
 

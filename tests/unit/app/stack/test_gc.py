@@ -81,15 +81,15 @@ def old_home(home: Path) -> Path:
     return home
 
 
-def found(home: Path, ended: Iterable[str]) -> dict[LeftoverKind, list[str]]:
+def list_leftovers(home: Path, ended: Iterable[str]) -> dict[LeftoverKind, list[str]]:
     names: dict[LeftoverKind, list[str]] = {}
-    for one in Collection(load_settings(home=home), 30, lambda ids: set(ids) & set(ended)).look():
-        names.setdefault(one.kind, []).append(one.path.name)
+    for leftover in Collection(load_settings(home=home), 30, lambda ids: set(ids) & set(ended)).look():
+        names.setdefault(leftover.kind, []).append(leftover.path.name)
     return names
 
 
 def test_what_ended_runs_alone_need_goes_and_nothing_else(old_home: Path) -> None:
-    assert found(old_home, [DONE, FAILED]) == {
+    assert list_leftovers(old_home, [DONE, FAILED]) == {
         LeftoverKind.RUN: [DONE, FAILED],
         LeftoverKind.TRAINING: [WORKS["failed"]],
         LeftoverKind.ARTIFACT: [KEYS["done"], KEYS["failed"], KEYS["free"]],
@@ -101,7 +101,9 @@ def test_what_ended_runs_alone_need_goes_and_nothing_else(old_home: Path) -> Non
 
 def test_sessions_go_unless_one_is_running_or_has_saved_something(home: Path) -> None:
     settings = load_settings(home=home)
-    names = {what: f"session-{letter * 12}" for what, letter in zip(("ended", "saved", "running"), "abc", strict=True)}
+    names = {
+        state: f"session-{letter * 12}" for state, letter in zip(("ended", "saved", "running"), "abc", strict=True)
+    }
     for name in names.values():
         folder = home / "sessions" / name
         (folder / "saved").mkdir(parents=True)
@@ -112,16 +114,16 @@ def test_sessions_go_unless_one_is_running_or_has_saved_something(home: Path) ->
     age(home)
     (home / "live" / "curves" / "b.sqlite3").touch()
     with device_lock(lock_of_session(settings, names["running"])):
-        assert found(home, []) == {LeftoverKind.SESSION: [names["ended"]], LeftoverKind.CURVE: ["a.sqlite3"]}
+        assert list_leftovers(home, []) == {LeftoverKind.SESSION: [names["ended"]], LeftoverKind.CURVE: ["a.sqlite3"]}
         collection = Collection(settings, 30, lambda _: set())
         assert not collection.remove_session(home / "sessions" / names["running"])
     collect(GcInput(days=30), Context(settings, say=print))
-    assert sorted(one.name for one in (home / "sessions").glob("session-*")) == [names["saved"]]
-    assert [one.name for one in (home / "live" / "curves").iterdir()] == ["b.sqlite3"]
+    assert sorted(path.name for path in (home / "sessions").glob("session-*")) == [names["saved"]]
+    assert [path.name for path in (home / "live" / "curves").iterdir()] == ["b.sqlite3"]
 
 
 def test_without_a_server_only_completed_runs_have_ended(old_home: Path) -> None:
-    names = found(old_home, [])
+    names = list_leftovers(old_home, [])
     assert names[LeftoverKind.RUN] == [DONE]
     assert names[LeftoverKind.ARTIFACT] == [KEYS["done"], KEYS["free"]]
     assert LeftoverKind.TRAINING not in names
@@ -130,7 +132,7 @@ def test_without_a_server_only_completed_runs_have_ended(old_home: Path) -> None
 def test_what_was_used_lately_stays(old_home: Path) -> None:
     assert ArtifactStore(old_home / "artifacts").find(KEYS["free"])
     RunRecord(old_home / "runs" / DONE).emit("data", "note", text="again")
-    names = found(old_home, [DONE])
+    names = list_leftovers(old_home, [DONE])
     assert LeftoverKind.RUN not in names
     assert LeftoverKind.ARTIFACT not in names
 
@@ -139,19 +141,19 @@ def test_an_artifact_that_a_kept_one_names_stays(old_home: Path) -> None:
     manifest = old_home / "artifacts" / KEYS["paused"][:2] / KEYS["paused"] / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"text": "paused"', f'"text": "{KEYS["free"]}"'))
     age(old_home)
-    assert KEYS["free"] not in found(old_home, [DONE, FAILED])[LeftoverKind.ARTIFACT]
+    assert KEYS["free"] not in list_leftovers(old_home, [DONE, FAILED])[LeftoverKind.ARTIFACT]
 
 
 def test_a_dry_run_says_how_much_and_removes_nothing(old_home: Path) -> None:
     before = sorted(old_home.rglob("*"))
-    shown = collect(GcInput(dry_run=True), Context(load_settings(home=old_home), say=lambda _text: None))
+    preview = collect(GcInput(dry_run=True), Context(load_settings(home=old_home), say=lambda _text: None))
     assert sorted(old_home.rglob("*")) == before
-    assert shown.bytes == sum(one.bytes for one in shown.items) > 0
-    assert set(shown.open_runs) == {FAILED, PAUSED}
-    assert "would be removed" in gc_text(shown)
+    assert preview.bytes == sum(item.bytes for item in preview.items) > 0
+    assert set(preview.open_runs) == {FAILED, PAUSED}
+    assert "would be removed" in gc_text(preview)
     done = collect(GcInput(), Context(load_settings(home=old_home), say=lambda _text: None))
-    assert [one.path for one in done.items] == [one.path for one in shown.items]
-    assert not any(one.path.exists() for one in done.items)
+    assert [item.path for item in done.items] == [item.path for item in preview.items]
+    assert not any(item.path.exists() for item in done.items)
     assert "nothing is older than 30 days" in gc_text(
         collect(GcInput(), Context(load_settings(home=old_home), say=lambda _text: None))
     )
@@ -185,7 +187,7 @@ def test_a_run_that_starts_meanwhile_keeps_what_it_finds(old_home: Path) -> None
     """A finder either has the whole result, or there is none and it makes it again."""
     store, folder = ArtifactStore(old_home / "artifacts"), ArtifactStore(old_home / "artifacts").folder(KEYS["free"])
     collection = Collection(load_settings(home=old_home), 30, lambda _ids: set())
-    (leftover,) = [one for one in collection.look() if one.path == folder]
+    (leftover,) = [candidate for candidate in collection.look() if candidate.path == folder]
     assert store.find(KEYS["free"]) is not None
     assert collection.remove(leftover) is False
     assert store.find(KEYS["free"]) is not None
@@ -195,15 +197,15 @@ def test_a_run_that_starts_meanwhile_keeps_what_it_finds(old_home: Path) -> None
     def use() -> None:
         while not stop.is_set():
             if store.find(KEYS["done"]) is None:
-                store.produce(KEYS["done"], lambda one: write("done", one))
+                store.produce(KEYS["done"], lambda target: write("done", target))
             lost.append(not (store.folder(KEYS["done"]) / "text" / "rows.txt").is_file())
 
     age(old_home)
     items = [*Collection(load_settings(home=old_home), 30, lambda _ids: set()).look()]
     user = threading.Thread(target=use)
     user.start()
-    for one in items:
-        collection.remove(one)
+    for item in items:
+        collection.remove(item)
     stop.set()
     user.join()
     assert lost
@@ -213,16 +215,16 @@ def test_a_run_that_starts_meanwhile_keeps_what_it_finds(old_home: Path) -> None
 def test_a_training_that_is_running_again_stays(old_home: Path) -> None:
     settings = load_settings(home=old_home)
     collection = Collection(settings, 30, lambda ids: set(ids) & {FAILED})
-    items = [one for one in collection.look() if one.kind is LeftoverKind.TRAINING]
+    items = [item for item in collection.look() if item.kind is LeftoverKind.TRAINING]
     with device_lock(settings.services / "works" / f"{WORKS['failed']}.lock"):
-        assert [collection.remove(one) for one in items] == [False]
-    assert [collection.remove(one) for one in items] == [True]
+        assert [collection.remove(item) for item in items] == [False]
+    assert [collection.remove(item) for item in items] == [True]
 
 
 def test_a_run_that_is_resumed_between_look_and_removal_stays(old_home: Path) -> None:
     answers = [{FAILED}, set[str]()]
     collection = Collection(load_settings(home=old_home), 30, lambda _ids: answers.pop(0))
-    (item,) = [one for one in collection.look() if one.path.name == FAILED]
+    (item,) = [candidate for candidate in collection.look() if candidate.path.name == FAILED]
     assert collection.remove(item) is False
     assert item.path.is_dir()
 

@@ -58,10 +58,10 @@ def record(here: Settings, name: str, url: str, log: Path | None = None) -> Serv
 
 
 def test_the_environment_has_a_home_of_its_own(home: Path) -> None:
-    found = stack.prefect_environment(settings(), "http://127.0.0.1:4200/api")
-    assert found["PREFECT_HOME"] == str(home / "prefect")
-    assert found["PREFECT_RESULTS_PERSIST_BY_DEFAULT"] == "true"
-    assert found["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    environment = stack.prefect_environment(settings(), "http://127.0.0.1:4200/api")
+    assert environment["PREFECT_HOME"] == str(home / "prefect")
+    assert environment["PREFECT_RESULTS_PERSIST_BY_DEFAULT"] == "true"
+    assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
 
 
 def test_a_caller_s_server_settings_do_not_reach_our_services(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,19 +70,22 @@ def test_a_caller_s_server_settings_do_not_reach_our_services(monkeypatch: pytes
 
 
 def test_services_that_run_keep_the_folder_where_relative_paths_start(home: Path, tmp_path: Path) -> None:
-    url, told = "http://127.0.0.1:4200/api", list[str]()
+    url, messages = "http://127.0.0.1:4200/api", list[str]()
     first, second = (load_settings(working_folder=tmp_path / name) for name in ("first", "second"))
 
-    def folder_of_worker(given: Settings) -> str:
-        stack.choose_working_folder(given, told.append)
-        return stack.service_environment(given, url, "worker")["TRAINYARD_WORKING_FOLDER"]
+    def folder_of_worker(folder_settings: Settings) -> str:
+        stack.choose_working_folder(folder_settings, messages.append)
+        return stack.service_environment(folder_settings, url, "worker")["TRAINYARD_WORKING_FOLDER"]
 
-    assert [folder_of_worker(one) for one in (second, first)] == [str(tmp_path / "second"), str(tmp_path / "first")]
+    assert [folder_of_worker(folder_settings) for folder_settings in (second, first)] == [
+        str(tmp_path / "second"),
+        str(tmp_path / "first"),
+    ]
     record(first, "api", url)
     assert folder_of_worker(first) == str(tmp_path / "first")
-    assert not told
+    assert not messages
     assert folder_of_worker(second) == str(tmp_path / "first")
-    (note,) = told
+    (note,) = messages
     assert f"start at {tmp_path / 'first'}, where the services were started" in note
 
 
@@ -146,10 +149,10 @@ def test_a_server_that_answers_is_used(server: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_running_server_is_not_started_twice(server: str) -> None:
-    said: list[str] = []
-    mine = record(settings(), "server", server)
-    assert stack.start_server(settings(), said.append) == mine
-    assert said == []
+    messages: list[str] = []
+    service = record(settings(), "server", server)
+    assert stack.start_server(settings(), messages.append) == service
+    assert messages == []
 
 
 @pytest.mark.parametrize(
@@ -187,8 +190,8 @@ def test_the_checkout_holds_the_deployments() -> None:
 
 
 def test_a_worker_keeps_its_name_and_homes_have_different_ones(tmp_path: Path) -> None:
-    one, other = Settings(home=tmp_path / "a"), Settings(home=tmp_path / "b")
-    assert stack.worker_name(one) == stack.worker_name(one) != stack.worker_name(other)
+    first, second = Settings(home=tmp_path / "a"), Settings(home=tmp_path / "b")
+    assert stack.worker_name(first) == stack.worker_name(first) != stack.worker_name(second)
 
 
 def test_another_server_has_to_be_written_to_again(tmp_path: Path) -> None:
@@ -221,13 +224,13 @@ def test_a_pool_of_another_name_gets_the_same_deployments(tmp_path: Path) -> Non
 def test_a_server_of_another_home_on_the_same_port_is_not_taken_for_ours(server: str) -> None:
     """Two homes may find the same port free, and the slower one must not use the other's server."""
     port = int(server.removesuffix("/api").rpartition(":")[2])
-    mine = record(settings(), "server", server)
-    assert stack.answered_by(mine, port)
+    service = record(settings(), "server", server)
+    assert stack.answered_by(service, port)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        theirs = Service(other.pid, psutil.Process(other.pid).create_time(), server)
-        assert not stack.answered_by(theirs, port)
+        other_service = Service(other.pid, psutil.Process(other.pid).create_time(), server)
+        assert not stack.answered_by(other_service, port)
         other.kill()
-    assert not stack.answered_by(theirs, port), "it has ended"
+    assert not stack.answered_by(other_service, port), "it has ended"
 
 
 def test_a_server_that_died_is_started_again_on_its_port(server: str) -> None:
@@ -242,8 +245,8 @@ def test_a_server_that_died_is_started_again_on_its_port(server: str) -> None:
 
 def test_logs_are_json_by_a_setting() -> None:
     """Prefect reads the variable and knows the formatter: each line is an object that names level and run."""
-    given = load_settings(log_format="json")
-    environment = stack.service_environment(given, "http://127.0.0.1:4217/api", "worker")
+    json_settings = load_settings(log_format="json")
+    environment = stack.service_environment(json_settings, "http://127.0.0.1:4217/api", "worker")
     assert stack.CONSOLE_FORMATTER not in stack.service_environment(settings(), "http://127.0.0.1:4217/api", "worker")
     program = (
         "import logging; from prefect.logging.configuration import setup_logging; setup_logging(); "
@@ -253,8 +256,8 @@ def test_logs_are_json_by_a_setting() -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=120
     )
     (line,) = done.stderr.splitlines()
-    found = json.loads(line)
-    assert (found["levelname"], found["msg"], found["flow_run_id"]) == ("WARNING", "hello\nworld", "0aa885f8")
+    entry = json.loads(line)
+    assert (entry["levelname"], entry["msg"], entry["flow_run_id"]) == ("WARNING", "hello\nworld", "0aa885f8")
 
 
 def test_another_log_format_is_refused() -> None:

@@ -47,9 +47,9 @@ def wait_for(text_in: Path) -> str:
 
 def test_a_spawned_process_is_found_again_and_has_a_session_of_its_own(here: Settings) -> None:
     process = start(here)
-    found = running(here, "sleeper")
-    assert found is not None
-    assert found.pid == process.pid
+    service = running(here, "sleeper")
+    assert service is not None
+    assert service.pid == process.pid
     assert os.getsid(process.pid) == process.pid != os.getsid(0)
 
 
@@ -71,13 +71,13 @@ def test_a_pid_that_belongs_to_somebody_else_by_now_is_not_ours(here: Settings) 
         start(here)
         path = record_path(here, "sleeper")
         record = json.loads(path.read_text())
-        ours = record["pid"]
+        pid = record["pid"]
         path.write_text(json.dumps({**record, "pid": stranger.pid, "create_time": 1.0}))
         assert running(here, "sleeper") is None
         assert not stop(here, "sleeper")
         assert stranger.poll() is None
-        os.kill(ours, signal.SIGKILL)
-        psutil.Process(ours).wait()
+        os.kill(pid, signal.SIGKILL)
+        psutil.Process(pid).wait()
     finally:
         stranger.kill()
         stranger.wait()

@@ -38,65 +38,65 @@ RATE = {"trainer": {"learning_rate": "loguniform(1e-5, 1e-3)"}}
 
 
 @pytest.fixture
-def said() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
 @pytest.fixture
-def context(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Context:
+def context(tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch) -> Context:
     (tmp_path / "data.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 40)
     (tmp_path / "chain.yaml").write_text(CHAIN)
     monkeypatch.chdir(tmp_path)
-    return Context(Settings(home=tmp_path / "home", working_folder=tmp_path, min_free_mb=0), said.append)
+    return Context(Settings(home=tmp_path / "home", working_folder=tmp_path, min_free_mb=0), messages.append)
 
 
-def asked(**given: Any) -> SweepInput:
-    return SweepInput.model_validate({"file": "chain.yaml", "parameters": RATE, **given})
+def sweep_input(**fields: Any) -> SweepInput:
+    return SweepInput.model_validate({"file": "chain.yaml", "parameters": RATE, **fields})
 
 
-def test_a_sweep_holds_rows_out_and_says_so(context: Context, said: list[str]) -> None:
-    spec = build_sweep(asked(), context)
+def test_a_sweep_holds_rows_out_and_says_so(context: Context, messages: list[str]) -> None:
+    spec = build_sweep(sweep_input(), context)
     config = spec.chain.nodes[1].config
     assert (config.eval.steps, config.eval.metric) == (4, EvalMetric.LOSS)
     assert (spec.levels, spec.direction, spec.trainer) == ((4, 12, 36), "min", "trainer")
-    assert said == ["trainer: 5% of its rows are held out to compare the trials"]
+    assert messages == ["trainer: 5% of its rows are held out to compare the trials"]
     assert spec.name.startswith("guide-")
-    assert build_sweep(asked(), context).name == spec.name
-    assert build_sweep(asked(seed=1), context).name != spec.name
+    assert build_sweep(sweep_input(), context).name == spec.name
+    assert build_sweep(sweep_input(seed=1), context).name != spec.name
 
 
 def test_rungs_are_where_the_trainer_is_evaluated(context: Context) -> None:
-    given = {"trainer": {**RATE["trainer"], "eval": {"steps": 5}}}
-    assert build_sweep(asked(parameters=given), context).levels == (5, 15, 36)
+    parameters = {"trainer": {**RATE["trainer"], "eval": {"steps": 5}}}
+    assert build_sweep(sweep_input(parameters=parameters), context).levels == (5, 15, 36)
 
 
-def test_the_first_rung_is_behind_the_warm_up(context: Context, said: list[str]) -> None:
+def test_the_first_rung_is_behind_the_warm_up(context: Context, messages: list[str]) -> None:
     warm = {"trainer": {**RATE["trainer"], "warmup_steps": 10}}
-    assert build_sweep(asked(parameters=warm), context).levels == (11, 33, 36)
-    assert said[-1] == "trainer: the first rung is step 11, behind the warm-up"
+    assert build_sweep(sweep_input(parameters=warm), context).levels == (11, 33, 36)
+    assert messages[-1] == "trainer: the first rung is step 11, behind the warm-up"
     with pytest.raises(InvalidInput, match="E-PARAMETER: The first rung is step 4, inside the warm-up of 10 steps"):
-        build_sweep(asked(parameters=warm, first_rung=4), context)
+        build_sweep(sweep_input(parameters=warm, first_rung=4), context)
     evaluated = {"trainer": {**warm["trainer"], "eval": {"steps": 5}}}
-    assert build_sweep(asked(parameters=evaluated), context).levels == (15, 36)
+    assert build_sweep(sweep_input(parameters=evaluated), context).levels == (15, 36)
 
 
 def test_one_value_is_that_of_every_trial(context: Context) -> None:
-    spec = build_sweep(asked(parameters={"trainer": {**RATE["trainer"], "max_steps": 90}}), context)
+    spec = build_sweep(sweep_input(parameters={"trainer": {**RATE["trainer"], "max_steps": 90}}), context)
     assert spec.steps == 90
     assert list(spec.parameters) == ["trainer.learning_rate"]
 
 
 def test_a_grid_has_at_most_its_combinations(context: Context) -> None:
-    given = {"trainer": {"method": {"rank": "choice(8, 16, 32)"}, "optimizer": "choice(adamw, lion)"}}
-    assert build_sweep(asked(parameters=given, sampler="grid"), context).trials == 6
+    parameters = {"trainer": {"method": {"rank": "choice(8, 16, 32)"}, "optimizer": "choice(adamw, lion)"}}
+    assert build_sweep(sweep_input(parameters=parameters, sampler="grid"), context).trials == 6
     with pytest.raises(
         InvalidInput, match=r"E-PARAMETER: .*a grid needs finite ranges: give trainer\.learning_rate a step"
     ):
-        build_sweep(asked(sampler="grid"), context)
+        build_sweep(sweep_input(sampler="grid"), context)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "error", "words"),
+    ("parameters", "error", "message"),
     [
         ({}, InvalidInput, "E-PARAMETER: No setting is varied"),
         ({"trainr": {"x": "int(1, 2)"}}, InvalidInput, r"E-PARAMETER: trainr\.x: .*data-source, trainer.*'trainer'"),
@@ -109,73 +109,73 @@ def test_a_grid_has_at_most_its_combinations(context: Context) -> None:
     ],
 )  # fmt: skip
 def test_what_no_trial_could_be_is_refused_with_its_path(
-    context: Context, parameters: dict[str, Any], error: type[Exception], words: str
+    context: Context, parameters: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=words):
-        build_sweep(asked(parameters=parameters), context)
+    with pytest.raises(error, match=message):
+        build_sweep(sweep_input(parameters=parameters), context)
 
 
 def test_values_that_do_not_go_together_are_refused_together(context: Context) -> None:
-    given = {"trainer": {"method": "choice(lora, full)", "optimizer": "choice(adamw, galore)"}}
+    parameters = {"trainer": {"method": "choice(lora, full)", "optimizer": "choice(adamw, galore)"}}
     with pytest.raises(Refused, match=r"R-OPTIMIZER: .*trainer\.optimizer=galore"):
-        build_sweep(asked(parameters=given), context)
+        build_sweep(sweep_input(parameters=parameters), context)
 
 
 def test_a_chain_of_epochs_needs_a_number_of_steps(context: Context, tmp_path: Path) -> None:
     (tmp_path / "chain.yaml").write_text(CHAIN.replace("max_steps: 36", "epochs: 2"))
     with pytest.raises(InvalidInput, match=r"E-PARAMETER: .*Add -p trainer\.max_steps=N, or --scheduler none"):
-        build_sweep(asked(), context)
-    assert build_sweep(asked(scheduler="none"), context).levels == ()
+        build_sweep(sweep_input(), context)
+    assert build_sweep(sweep_input(scheduler="none"), context).levels == ()
 
 
 def test_a_chain_without_a_trainer_is_refused(context: Context, tmp_path: Path) -> None:
     (tmp_path / "chain.yaml").write_text(CHAIN.partition("- type: trainer")[0])
     with pytest.raises(InvalidInput, match=r"E-PARAMETER: .*The chain has no trainer"):
-        build_sweep(asked(), context)
+        build_sweep(sweep_input(), context)
 
 
 def test_a_stored_chain_is_swept_like_its_file(context: Context) -> None:
     create_chain(StoreChainInput(file=Path("chain.yaml")), context)
-    spec = build_sweep(asked(file=None, chain="guide"), context)
-    assert dump_spec(spec) == dump_spec(build_sweep(asked(), context))
+    spec = build_sweep(sweep_input(file=None, chain="guide"), context)
+    assert dump_spec(spec) == dump_spec(build_sweep(sweep_input(), context))
     with pytest.raises(NotFound, match="nobody"):
-        build_sweep(asked(file=None, chain="nobody"), context)
+        build_sweep(sweep_input(file=None, chain="nobody"), context)
 
 
 def test_a_chain_is_named_as_long_as_elsewhere(context: Context) -> None:
     """A request that is accepted is one that the verbs it uses accept."""
     with pytest.raises(NotFound):
-        build_sweep(asked(file=None, chain="n" * CHAIN_CHARS), context)
-    for one in (SweepInput, ShowChainInput):
+        build_sweep(sweep_input(file=None, chain="n" * CHAIN_CHARS), context)
+    for model in (SweepInput, ShowChainInput):
         with pytest.raises(ValidationError, match=f"at most {CHAIN_CHARS} characters"):
-            one.model_validate({"chain": "n" * (CHAIN_CHARS + 1)})
+            model.model_validate({"chain": "n" * (CHAIN_CHARS + 1)})
 
 
-@pytest.mark.parametrize("given", [{"file": None}, {"continued": "x"}, {"chain": "guide"}])
-def test_a_sweep_has_a_file_or_a_name(context: Context, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"file": None}, {"continued": "x"}, {"chain": "guide"}])
+def test_a_sweep_has_a_file_or_a_name(context: Context, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="E-PARAMETER: A sweep is begun from a file or a stored chain, or continued"):
-        find_asked(asked(**given), context)
+        find_asked(sweep_input(**fields), context)
 
 
 def test_without_a_server_a_checked_sweep_says_what_to_start(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)  # that of the flow tests, in the same process
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
-        sweep(asked(), context)
+        sweep(sweep_input(), context)
 
 
 def test_a_name_belongs_to_one_sweep(context: Context) -> None:
-    spec = build_sweep(asked(name="mine"), context)
+    spec = build_sweep(sweep_input(name="mine"), context)
     write_record(context.settings, SweepRecord(spec=spec, run_id="1", created=1.0))
-    assert find_asked(asked(name="mine"), context).run_id == "1"
+    assert find_asked(sweep_input(name="mine"), context).run_id == "1"
     with pytest.raises(Conflict, match=r"E-PARAMETER: There is another sweep 'mine'.*--continue mine"):
-        find_asked(asked(name="mine", trials=3), context)
+        find_asked(sweep_input(name="mine", trials=3), context)
 
 
 @pytest.fixture
 def study(context: Context) -> SweepStudy:
     """A sweep of five trials, of which one has finished."""
-    given = {"trainer": {**RATE["trainer"], "method": {"rank": "choice(8, 16)"}}}
-    spec = build_sweep(asked(parameters=given, trials=5, name="mine", sampler="random"), context)
+    parameters = {"trainer": {**RATE["trainer"], "method": {"rank": "choice(8, 16)"}}}
+    spec = build_sweep(sweep_input(parameters=parameters, trials=5, name="mine", sampler="random"), context)
     write_record(context.settings, SweepRecord(spec=spec, run_id="1", created=1.0))
     study = SweepStudy(context.settings.sweeps / "mine", spec)
     for number in range(4):

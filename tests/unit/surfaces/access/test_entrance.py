@@ -39,15 +39,15 @@ class Service:
         self.app, self.tokens = app, TokenFile(home)
         self.cookies = httpx.Cookies()
 
-    def ask(self, method: str, path: str, token: str = "", base: str = OWN, **words: Any) -> httpx.Response:
+    def ask(self, method: str, path: str, token: str = "", base: str = OWN, **options: Any) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url=base, cookies=self.cookies) as client:
-                answer = await client.request(method, path, headers=headers, **words)
+                answer = await client.request(method, path, headers=headers, **options)
                 self.cookies = client.cookies
                 return answer
 
-        headers = {**({"authorization": f"Bearer {token}"} if token else {}), **words.pop("headers", {})}
+        headers = {**({"authorization": f"Bearer {token}"} if token else {}), **options.pop("headers", {})}
         return anyio.run(send)
 
     def token(self, scope: str = "admin", tenant: str = "") -> str:
@@ -63,7 +63,7 @@ def service(home: Path) -> Service:
 def entries() -> list[tuple[str, str, str]]:
     context = Context(settings())
     assert verify_audit(Nothing(), context).problems == ()
-    return [(one.caller, one.operation, one.outcome) for one in list_audit(AuditInput(), context).entries]
+    return [(entry.caller, entry.operation, entry.outcome) for entry in list_audit(AuditInput(), context).entries]
 
 
 def test_every_way_in(service: Service) -> None:
@@ -145,11 +145,11 @@ def test_a_browser_logs_in_works_and_logs_out(service: Service) -> None:
         assert (refused.status_code, refused.json()["code"]) == (403, "E-REQUEST-REFUSED")
     assert service.ask("DELETE", f"{TOKENS}/none", headers={FORGERY_HEADER: csrf}).status_code == 404
     assert service.ask("POST", "/api/v1/logout").status_code == 403
-    kept = httpx.Cookies(service.cookies)
+    cookies = httpx.Cookies(service.cookies)
     assert service.ask("POST", "/api/v1/logout", headers={FORGERY_HEADER: csrf}).status_code == 204
-    service.cookies = kept
+    service.cookies = cookies
     assert service.ask("GET", TOKENS).status_code == 401
-    assert [one[1] for one in entries()] == ["logout", "tokens revoke", "login"]
+    assert [entry[1] for entry in entries()] == ["logout", "tokens revoke", "login"]
 
 
 def test_a_link_logs_one_browser_in_once(service: Service, home: Path) -> None:
@@ -219,8 +219,8 @@ def test_pages_of_others_are_refused_with_a_problem(
 
 def test_every_answer_has_the_headers(service: Service) -> None:
     token = service.token()
-    for path, given in (("/health", ""), (TOKENS, token), (TOKENS, ""), ("/api/v1/none", token)):
-        headers = service.ask("GET", path, given).headers
+    for path, caller_token in (("/health", ""), (TOKENS, token), (TOKENS, ""), ("/api/v1/none", token)):
+        headers = service.ask("GET", path, caller_token).headers
         assert headers["cache-control"] == "no-store"
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"

@@ -66,7 +66,7 @@ class JobHome:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> JobHome:
+def job_home(tmp_path: Path) -> JobHome:
     return JobHome(tmp_path)
 
 
@@ -97,18 +97,18 @@ async def texts_until_end(events: AsyncIterator[ServerEvent]) -> list[ServerEven
 
 
 def steps_of(events: list[ServerEvent]) -> list[int]:
-    given = [event for event in events if event.event in ("points", "curve")]
-    return [point["step"] for event in given for point in json.loads(event.data)["points"]]
+    curve_events = [event for event in events if event.event in ("points", "curve")]
+    return [point["step"] for event in curve_events for point in json.loads(event.data)["points"]]
 
 
 def lines_of(events: list[ServerEvent]) -> list[str]:
     return [line for event in events if event.event == "lines" for line in json.loads(event.data)["lines"]]
 
 
-def test_steps_arrive_soon_after_they_are_written(place: JobHome) -> None:
+def test_steps_arrive_soon_after_they_are_written(job_home: JobHome) -> None:
     async def test() -> None:
-        place.step(*range(1, 6))
-        events = place.metrics()
+        job_home.step(*range(1, 6))
+        events = job_home.metrics()
         curve = json.loads((await named(events, "curve")).data)
         assert [point["step"] for point in curve["points"]] == [1, 2, 3, 4, 5]
         waits = []
@@ -116,49 +116,49 @@ def test_steps_arrive_soon_after_they_are_written(place: JobHome) -> None:
             waiting = asyncio.create_task(named(events, "points"))
             await asyncio.sleep(0.03)
             written = time.monotonic()
-            place.step(step)
+            job_home.step(step)
             event = await waiting
             waits.append(time.monotonic() - written)
             assert steps_of([event]) == [step]
         assert sorted(waits)[len(waits) // 2] < 0.25
-        place.state(JobState.COMPLETED)
+        job_home.state(JobState.COMPLETED)
         end = (await texts_until_end(events))[-1]
         assert (end.event, json.loads(end.data)["state"]) == ("end", "completed")
 
     run(test)
 
 
-def test_a_client_continues_where_it_was_cut_off(place: JobHome) -> None:
+def test_a_client_continues_where_it_was_cut_off(job_home: JobHome) -> None:
     async def test() -> None:
-        place.step(1, 2, 3)
-        events = place.metrics()
+        job_home.step(1, 2, 3)
+        events = job_home.metrics()
         last = (await named(events, "curve")).id
         await events.aclose()
-        place.step(4, 5)
-        place.state(JobState.COMPLETED)
-        rest = await texts_until_end(place.metrics(last))
+        job_home.step(4, 5)
+        job_home.state(JobState.COMPLETED)
+        rest = await texts_until_end(job_home.metrics(last))
         assert steps_of(rest) == [4, 5]
         assert [event.event for event in rest] == ["points", "end"]
-        assert steps_of(await texts_until_end(place.metrics(rest[-1].id))) == []
+        assert steps_of(await texts_until_end(job_home.metrics(rest[-1].id))) == []
 
     run(test)
 
 
-def test_every_line_arrives_once_with_its_characters(place: JobHome) -> None:
+def test_every_line_arrives_once_with_its_characters(job_home: JobHome) -> None:
     colored = "\x1b[31mloss\x1b[0m \r 50%|#####| <b>&amp;</b> \U0001f680"
 
     async def test() -> None:
-        place.write("child.log", f"first\n{colored}\nhalf")
-        events = place.logs()
+        job_home.write("child.log", f"first\n{colored}\nhalf")
+        events = job_home.logs()
         first = await named(events, "lines")
         assert json.loads(first.data) == {"source": "trainer", "lines": ["first", colored]}
-        place.write("child.log", " a line\nthird\n")
+        job_home.write("child.log", " a line\nthird\n")
         second = await named(events, "lines")
         assert json.loads(second.data)["lines"] == ["half a line", "third"]
         await events.aclose()
-        place.write("child.log", "fourth\n")
-        place.state(JobState.FAILED, message="no")
-        again = await texts_until_end(place.logs(first.id))
+        job_home.write("child.log", "fourth\n")
+        job_home.state(JobState.FAILED, message="no")
+        again = await texts_until_end(job_home.logs(first.id))
         assert lines_of(again) == ["half a line", "third", "fourth"]
         assert json.loads(again[-1].data) == {"state": "failed", "message": "no"}
 
@@ -172,25 +172,25 @@ def test_a_client_that_is_ahead_of_the_last_look_does_not_begin_again(tmp_path: 
     tail.look()
     with path.open("a") as file:
         file.write("two\nthree\n")
-    lines, place = tail.after(LogPlace(0, tail.inode))  # reads the file itself, further than the last look
+    lines, log_place = tail.after(LogPlace(0, tail.inode))  # reads the file itself, further than the last look
     assert [line.data for line in lines] == [b"one", b"two", b"three"]
-    assert tail.after(place) == ([], place)
+    assert tail.after(log_place) == ([], log_place)
     os.truncate(path, 4)
     tail.look()
-    lines, _ = tail.after(place)
+    lines, _ = tail.after(log_place)
     assert [line.data for line in lines] == [b"one"]
 
 
-def test_a_log_that_is_cut_or_replaced_begins_again(place: JobHome) -> None:
+def test_a_log_that_is_cut_or_replaced_begins_again(job_home: JobHome) -> None:
     async def test() -> None:
-        place.write("child.log", "one\ntwo\nthree\n")
-        events = place.logs()
+        job_home.write("child.log", "one\ntwo\nthree\n")
+        events = job_home.logs()
         await named(events, "lines")
-        os.truncate(place.work / "child.log", 0)
-        place.write("child.log", "new\n")
+        os.truncate(job_home.work / "child.log", 0)
+        job_home.write("child.log", "new\n")
         assert json.loads((await named(events, "lines")).data)["lines"] == ["new"]
-        (place.work / "child.log").rename(place.work / "child.log.1")
-        place.write("child.log", "rotated, and longer than before\n")
+        (job_home.work / "child.log").rename(job_home.work / "child.log.1")
+        job_home.write("child.log", "rotated, and longer than before\n")
         assert json.loads((await named(events, "lines")).data)["lines"] == ["rotated, and longer than before"]
         await events.aclose()
 
@@ -198,37 +198,37 @@ def test_a_log_that_is_cut_or_replaced_begins_again(place: JobHome) -> None:
 
 
 @pytest.mark.integration
-def test_a_slow_reader_gets_everything_from_the_file(place: JobHome) -> None:
+def test_a_slow_reader_gets_everything_from_the_file(job_home: JobHome) -> None:
     lines = [f"line {number} {'x' * 200}" for number in range(20_000)]
 
     async def test() -> None:
-        place.write("child.log", "begin\n")
-        slow, quick = place.logs(), place.logs()
+        job_home.write("child.log", "begin\n")
+        slow, quick = job_home.logs(), job_home.logs()
         await named(slow, "lines")
         await named(quick, "lines")
         for start in range(0, len(lines), 2_000):
-            place.write("child.log", "".join(f"{line}\n" for line in lines[start : start + 2_000]))
+            job_home.write("child.log", "".join(f"{line}\n" for line in lines[start : start + 2_000]))
             await asyncio.sleep(0.12)
         (tail,) = hub().tails.values()
         assert len(tail.lines) <= 2_000, "what is kept for all is bounded"
-        place.state(JobState.COMPLETED)
+        job_home.state(JobState.COMPLETED)
         for events in (slow, quick):
-            found = lines_of(await texts_until_end(events))
-            assert found == lines
+            received = lines_of(await texts_until_end(events))
+            assert received == lines
 
     run(test)
 
 
-def test_many_clients_share_one_look_at_a_file(place: JobHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_clients_share_one_look_at_a_file(job_home: JobHome, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        place.write("child.log", "first\n")
-        clients = [place.logs() for _ in range(50)]
+        job_home.write("child.log", "first\n")
+        clients = [job_home.logs() for _ in range(50)]
         for events in clients:
             await named(events, "lines")
         assert len(hub().tails) == len(streams.job_hub().jobs) == 1
         waiting = [asyncio.create_task(named(events, "lines")) for events in clients]
         await asyncio.sleep(0.05)
-        place.write("child.log", "second\n")
+        job_home.write("child.log", "second\n")
         assert {event.data for event in await asyncio.gather(*waiting)} == {'{"source":"trainer","lines":["second"]}'}
         for events in clients:
             await events.aclose()
@@ -236,26 +236,26 @@ def test_many_clients_share_one_look_at_a_file(place: JobHome, monkeypatch: pyte
     run(test)
 
 
-def test_the_job_is_sent_when_it_changes(place: JobHome) -> None:
+def test_the_job_is_sent_when_it_changes(job_home: JobHome) -> None:
     async def test() -> None:
-        events = streams.follow_job(JobInput(job=JOB), place.context, None)
+        events = streams.follow_job(JobInput(job=JOB), job_home.context, None)
         first = await named(events, "job")
         assert json.loads(first.data)["state"] == "running"
-        place.state(JobState.PAUSED, detail="pausing")
+        job_home.state(JobState.PAUSED, detail="pausing")
         assert json.loads((await named(events, "job")).data)["detail"] == "pausing"
-        place.state(JobState.CANCELED)
+        job_home.state(JobState.CANCELED)
         assert [event.event for event in await texts_until_end(events)] == ["job", "end"]
-        again = streams.follow_job(JobInput(job=JOB), place.context, first.id)
+        again = streams.follow_job(JobInput(job=JOB), job_home.context, first.id)
         assert [event.event for event in await texts_until_end(again)] == ["job", "end"]
 
     run(test)
 
 
-def test_a_quiet_stream_has_heartbeats(place: JobHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_stream_has_heartbeats(job_home: JobHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "HEARTBEAT_S", 0.2)
 
     async def test() -> None:
-        events = place.logs()
+        events = job_home.logs()
         beats = [await anext(events) for _ in range(4)]
         assert beats == [HEARTBEAT] * 4
         await events.aclose()
@@ -263,13 +263,13 @@ def test_a_quiet_stream_has_heartbeats(place: JobHome, monkeypatch: pytest.Monke
     run(test)
 
 
-def test_a_restart_is_told_in_the_points(place: JobHome) -> None:
+def test_a_restart_is_told_in_the_points(job_home: JobHome) -> None:
     async def test() -> None:
-        place.step(1, 2)
-        events = place.metrics()
+        job_home.step(1, 2)
+        events = job_home.metrics()
         await named(events, "curve")
-        place.write("events.jsonl", '{"event": "begin", "restarted_from": {"step": 1}}\n')
-        place.step(2)
+        job_home.write("events.jsonl", '{"event": "begin", "restarted_from": {"step": 1}}\n')
+        job_home.step(2)
         event = await named(events, "points")
         assert json.loads(event.data)["points"] == [{"restarted_from": 1}, {"step": 2, "time": 102.0, "loss": 2.0}]
         await events.aclose()
@@ -278,25 +278,25 @@ def test_a_restart_is_told_in_the_points(place: JobHome) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["x", "trainer=1", "trainer=a.b", "trainer=-1.2", "a=1.2;b=3.4", "=1.2"])
-def test_an_id_of_no_event_is_refused(place: JobHome, wrong: str) -> None:
+def test_an_id_of_no_event_is_refused(job_home: JobHome, wrong: str) -> None:
     async def test() -> None:
         with pytest.raises(InvalidInput, match=r"E-PARAMETER: .* is not the id of an event"):
-            await anext(place.logs(wrong))
+            await anext(job_home.logs(wrong))
 
     run(test)
 
 
 def test_a_job_that_is_not_there_is_refused_before_the_first_event(
-    place: JobHome, monkeypatch: pytest.MonkeyPatch
+    job_home: JobHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing(*_given: object) -> Any:
+    def nothing(*_arguments: object) -> Any:
         raise NotFound("There is no job.", code="E-JOB-NOT-FOUND")
 
     monkeypatch.setattr("trainyard.app.names.connect_runs", nothing)
 
     async def test() -> None:
         with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
-            await anext(streams.follow_logs(LogsInput(job="job-000000000000"), place.context, None))
+            await anext(streams.follow_logs(LogsInput(job="job-000000000000"), job_home.context, None))
 
     run(test)
 

@@ -31,19 +31,19 @@ def interpret(stream: bytes) -> list[tuple[str, str, str]]:
     return dispatched
 
 
-words = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\n\0"), max_size=20)
+names = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\n\0"), max_size=20)
 texts = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=60)
 
 
-@given(st.lists(st.tuples(words, words.filter(bool), texts), max_size=5))
+@given(st.lists(st.tuples(names, names.filter(bool), texts), max_size=5))
 def test_a_client_reads_what_was_written(events: list[tuple[str, str, str]]) -> None:
     stream = b"".join(
         ServerEvent(data, name, event_id).encode() + HEARTBEAT.encode() for name, event_id, data in events
     )
-    wanted = [
+    expected_events = [
         (name or "message", event_id, data.replace("\r\n", "\n").replace("\r", "\n")) for name, event_id, data in events
     ]
-    assert interpret(stream) == wanted
+    assert interpret(stream) == expected_events
 
 
 def test_a_heartbeat_is_no_event() -> None:

@@ -34,12 +34,12 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "rows.jsonl").write_text(ROWS * 8)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["generate", "--path", "openapi.json", "--output-path", "made_client", "--meta", "none"]
-    command = [str(Path(sys.executable).parent / "openapi-python-client"), *words, "--config", "config.yaml"]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert "WARNING" not in made.stdout + made.stderr
-    assert "Warning" not in made.stdout + made.stderr
+    arguments = ["generate", "--path", "openapi.json", "--output-path", "made_client", "--meta", "none"]
+    command = [str(Path(sys.executable).parent / "openapi-python-client"), *arguments, "--config", "config.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+    assert "Warning" not in done.stdout + done.stderr
     return importlib.import_module("made_client")
 
 
@@ -50,8 +50,8 @@ def module_of(name: str) -> ModuleType:
     return importlib.import_module(f"made_client.api.{group}.{function}{'_' if iskeyword(function) else ''}")
 
 
-def call(name: str, client: Any, *given: Any, **words: Any) -> Any:
-    return module_of(name).sync(*given, client=client, **words)
+def call(name: str, client: Any, *arguments: Any, **fields: Any) -> Any:
+    return module_of(name).sync(*arguments, client=client, **fields)
 
 
 def test_a_generated_client_speaks_with_the_service(generated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,16 +63,16 @@ def test_a_generated_client_speaks_with_the_service(generated: ModuleType, monke
     with answering() as url, generated.AuthenticatedClient(base_url=url, token="owner") as client:
         stored = call("chains create", client, body=models.ChainSpec.from_dict(CHAIN))
         assert stored.digest == here.check(files=(CHAIN,)).files[0].digest
-        shown = call("chains show", client, stored.id)
-        assert (shown.name, shown.revision, shown.etag) == ("guide", 1, stored.etag)
-        assert [one.name for one in call("chains list", client).chains] == ["guide"]
+        chain = call("chains show", client, stored.id)
+        assert (chain.name, chain.revision, chain.etag) == ("guide", 1, stored.etag)
+        assert [chain.name for chain in call("chains list", client).chains] == ["guide"]
         changed = models.ChainSpec.from_dict({**CHAIN, "description": "More."})
         assert call("chains update", client, "guide", body=changed, if_match=stored.etag).revision == 2
         assert call("chains update", client, "guide", body=changed, if_match=stored.etag).code == "E-CONFLICT"
         problem = call("chains show", client, "nothing")
         assert (problem.code, problem.status) == ("E-NOT-FOUND", 404)
-        assert {one.name for one in call("templates", client).templates} == {
-            one.name for one in here.templates().templates
+        assert {template.name for template in call("templates", client).templates} == {
+            template.name for template in here.templates().templates
         }
         plan = call("plan", client, body=models.PlanBody.from_dict({"target": CHAIN}))
         assert (plan.digest, list(plan.order)) == (stored.digest, ["data-source", "trainer"])

@@ -63,16 +63,16 @@ def test_a_failure_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_request_that_is_worked_on_is_not_begun_twice(tmp_path: Path) -> None:
-    replays, begun, finish = Replays(tmp_path / "r.sqlite3"), threading.Event(), threading.Event()
+    replays, started, finish = Replays(tmp_path / "r.sqlite3"), threading.Event(), threading.Event()
 
     def slow() -> bytes:
-        begun.set()
+        started.set()
         finish.wait(120)
         return b"slow"
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(replays.once, OWNER, "jobs pause", ONE, "k", slow)
-        begun.wait(60)
+        started.wait(60)
         with pytest.raises(Conflict, match="still worked on"):
             replays.once(OWNER, "jobs pause", ONE, "k", slow)
         finish.set()

@@ -51,12 +51,12 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     return build_app(settings(), authenticate)
 
 
-def ask(app: ASGIApp, method: str, path: str, *, caller: str = "remote", **words: Any) -> httpx.Response:
+def ask(app: ASGIApp, method: str, path: str, *, caller: str = "remote", **options: Any) -> httpx.Response:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            headers = {"authorization": f"Bearer {caller}", **words.pop("headers", {})}
-            return await client.request(method, path, headers=headers, **words)
+            headers = {"authorization": f"Bearer {caller}", **options.pop("headers", {})}
+            return await client.request(method, path, headers=headers, **options)
 
     return anyio.run(send)
 
@@ -88,24 +88,26 @@ def test_nothing_that_starts_work_is_asked_for_by_get() -> None:
 def test_the_document_is_openapi_and_has_every_operation() -> None:
     document = openapi_document()
     openapi_spec_validator.validate(document)
-    found = {one["operationId"]: one for path in document["paths"].values() for one in path.values()}
-    assert found.keys() == {*map(operation_id, OPERATIONS), *(route.id for route in SERVICE_ROUTES.values())}
+    operations = {
+        operation["operationId"]: operation for path in document["paths"].values() for operation in path.values()
+    }
+    assert operations.keys() == {*map(operation_id, OPERATIONS), *(route.id for route in SERVICE_ROUTES.values())}
     for name, row in OPERATIONS.items():
-        assert found[operation_id(name)]["summary"] == row.summary
-        assert found[operation_id(name)]["x-scope"] == row.scope.value
+        assert operations[operation_id(name)]["summary"] == row.summary
+        assert operations[operation_id(name)]["x-scope"] == row.scope.value
 
 
 def test_every_field_of_a_request_is_in_the_document() -> None:
     document = openapi_document()
     for name, row in OPERATIONS.items():
         method, path = route_of(name)
-        found = document["paths"][path][method.lower()]
-        named = {one["name"] for one in found["parameters"]}
-        body = found.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        operation = document["paths"][path][method.lower()]
+        named = {parameter["name"] for parameter in operation["parameters"]}
+        body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
         if "$ref" in body and not row.body:
             named |= set(document["components"]["schemas"][body["$ref"].rsplit("/", 1)[-1]]["properties"])
-        wanted = set(row.request.model_fields) - {row.body, "if_match"}
-        assert wanted <= named, name
+        query_fields = set(row.request.model_fields) - {row.body, "if_match"}
+        assert query_fields <= named, name
 
 
 def test_a_path_without_parameters_comes_before_one_with_them() -> None:
@@ -150,9 +152,9 @@ def test_an_operation_answers_with_its_response(app: FastAPI) -> None:
 def test_a_body_is_the_request(app: FastAPI, tmp_path: Path) -> None:
     chain = {"nodes": [{"type": "data_source", "config": {"path": "none.jsonl"}}, {"type": "trainer"}]}
     answer = ask(app, "POST", "/api/v1/check", json={"files": [chain]})
-    (found,) = answer.json()["files"]
-    assert not found["ok"]
-    assert found["reasons"][0]["code"] == "E-DATA-NOT-FOUND"
+    (file,) = answer.json()["files"]
+    assert not file["ok"]
+    assert file["reasons"][0]["code"] == "E-DATA-NOT-FOUND"
 
 
 def test_a_body_may_be_one_field(app: FastAPI) -> None:
@@ -163,7 +165,7 @@ def test_a_body_may_be_one_field(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "code", "text"),
+    ("options", "status", "code", "text"),
     [
         ({"content": b"{"}, 400, "E-JSON", "not valid JSON"),
         ({"content": b'{"files": [], "files": []}'}, 400, "E-JSON", "'files' occurs twice"),
@@ -179,9 +181,9 @@ def test_a_body_may_be_one_field(app: FastAPI) -> None:
         ({"content": b'{"files": ["' + b"a" * (9 << 20) + b'"]}'}, 413, "E-BODY-LENGTH", "8,388,608"),
     ],
 )  # fmt: skip
-def test_a_bad_body_is_a_problem(app: FastAPI, words: dict[str, Any], status: int, code: str, text: str) -> None:
-    given = {**words, "headers": {"content-type": "application/json", **words.get("headers", {})}}
-    answer = ask(app, "POST", "/api/v1/check", **given)
+def test_a_bad_body_is_a_problem(app: FastAPI, options: dict[str, Any], status: int, code: str, text: str) -> None:
+    all_options = {**options, "headers": {"content-type": "application/json", **options.get("headers", {})}}
+    answer = ask(app, "POST", "/api/v1/check", **all_options)
     problem = answer.json()
     assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
     assert text in answer.text
@@ -276,9 +278,9 @@ VERB = "/api/v1/sessions/session-0123456789ab/forward"
 )
 def test_paths_of_a_verb(app: FastAPI, method: str, path: str, status: int, code: str) -> None:
     body = {"json": {"rows": ["a"]}} if method == "POST" else {}
-    found = ask(app, method, path, **body)
-    assert (found.status_code, found.json()["code"]) == (status, code), found.text
-    assert found.headers["content-type"] == MEDIA_TYPE
+    answer = ask(app, method, path, **body)
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert answer.headers["content-type"] == MEDIA_TYPE
 
 
 def test_each_kind_of_refusal_of_a_verb(app: FastAPI) -> None:
@@ -298,8 +300,8 @@ def test_a_bug_of_a_verb_is_answered_as_any_other(app: FastAPI, monkeypatch: pyt
         raise ZeroDivisionError("of this test")
 
     monkeypatch.setattr("trainyard.app.sessions.calls.operate", fail)
-    found = ask(app, "POST", VERB, json={"rows": ["a"]})
-    assert (found.status_code, found.json()["code"]) == (500, "E-BUG")
+    answer = ask(app, "POST", VERB, json={"rows": ["a"]})
+    assert (answer.status_code, answer.json()["code"]) == (500, "E-BUG")
     assert [line["code"] for line in log_of(settings().home).lines() if line["phase"] == "ended"] == [
         "ZeroDivisionError"
     ]
@@ -328,8 +330,8 @@ def test_how_a_verb_ended_is_written_after_its_answer(app: FastAPI, monkeypatch:
 
         await app(scope, receive, sending)
 
-    found = ask(watched, "POST", VERB, json={"rows": ["a"]})
-    assert found.status_code == 200, found.text
+    answer = ask(watched, "POST", VERB, json={"rows": ["a"]})
+    assert answer.status_code == 200, answer.text
     note("over")
     assert phases == {"carried out": ["begun"], "answered": ["begun"], "over": ["begun", "ended"]}
     (ended,) = [line for line in log_of(settings().home).lines() if line["phase"] == "ended"]

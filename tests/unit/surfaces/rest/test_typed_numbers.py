@@ -44,8 +44,8 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.chdir(tmp_path)
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
-    with answering() as found:
-        yield found
+    with answering() as service_url:
+        yield service_url
 
 
 def chain_with(config: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def job_with(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def fields(answer: httpx.Response) -> set[str]:
-    return {str(one["field"]) for one in answer.json()["errors"]}
+    return {str(error["field"]) for error in answer.json()["errors"]}
 
 
 def test_texts_and_truth_values_are_refused_with_their_field(url: str) -> None:
@@ -71,9 +71,9 @@ def test_texts_and_truth_values_are_refused_with_their_field(url: str) -> None:
                 assert f"config.{field}" in fields(answer), (path, config, answer.text)
             answer = client.post("/jobs", json=job_with(config))
             assert answer.status_code == 422, (config, answer.text)
-            assert any(found.endswith(field) for found in fields(answer)), (config, answer.text)
-            (found,) = client.post("/check", json={"files": [chain]}).json()["files"]
-            assert f"config.{field}" in {one["field"] for one in found["reasons"]}, (config, found)
+            assert any(refused_field.endswith(field) for refused_field in fields(answer)), (config, answer.text)
+            (file,) = client.post("/check", json={"files": [chain]}).json()["files"]
+            assert f"config.{field}" in {reason["field"] for reason in file["reasons"]}, (config, file)
 
 
 def test_parameters_of_templates_are_typed(url: str) -> None:
@@ -97,8 +97,8 @@ def test_the_documented_words_are_refused_too(url: str) -> None:
 def test_numbers_are_numbers(url: str) -> None:
     with httpx.Client(base_url=f"{url}/api/v1", headers=AUTHORIZED, timeout=60) as client:
         for config in RIGHT:
-            (found,) = client.post("/check", json={"files": [chain_with(config)]}).json()["files"]
-            assert found["ok"], (config, found)
+            (file,) = client.post("/check", json={"files": [chain_with(config)]}).json()["files"]
+            assert file["ok"], (config, file)
             assert client.post("/jobs", json=job_with(config)).status_code in (202, 503)  # no Prefect server is here
 
 
@@ -126,9 +126,9 @@ def test_the_sdk_sends_the_numbers_of_a_file(url: str, tmp_path: Path) -> None:
         chain = Chain.of(path, on=remote)
         assert chain.check().ok
         stored = remote.chains.create(spec=chain.given)
-        shown = remote.chains.show(chain=stored.id)
-        assert remote.check(files=(shown.body,)).files[0].ok
-        assert Chain.of(shown.body).spec == chain.spec
+        shown_chain = remote.chains.show(chain=stored.id)
+        assert remote.check(files=(shown_chain.body,)).files[0].ok
+        assert Chain.of(shown_chain.body).spec == chain.spec
         written = Chain([DataSource(path="rows.jsonl"), Trainer(hyperparameters={"learning_rate": 5e-6})], on=remote)
         assert written.check().ok
         texts = Chain([DataSource(path="rows.jsonl"), Trainer(hyperparameters={"learning_rate": "5e-6"})], on=remote)

@@ -13,6 +13,6 @@ LINES = ["id: 1", 'data: {"message": "a\u2028b\u0085c\x0bd"}', "", "data: e", ""
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_a_line_ends_at_line_feeds_and_carriage_returns_alone(size: int) -> None:
     splitter = LineSplitter()
-    found = [line for at in range(0, len(STREAM), size) for line in splitter.feed(STREAM[at : at + size])]
-    assert found == LINES
+    lines = [line for at in range(0, len(STREAM), size) for line in splitter.feed(STREAM[at : at + size])]
+    assert lines == LINES
     assert splitter.rest == ""

@@ -52,12 +52,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with answering() as found:
-        yield found
+    with answering() as service_url:
+        yield service_url
 
 
-def chain(**words: Any) -> Chain:
-    return Chain([DataSource(path="rows.jsonl"), Trainer(stage="sft", hyperparameters={"max_steps": 3})], **words)
+def chain(**options: Any) -> Chain:
+    return Chain([DataSource(path="rows.jsonl"), Trainer(stage="sft", hyperparameters={"max_steps": 3})], **options)
 
 
 def test_a_call_over_http_is_the_call_here(url: str) -> None:
@@ -89,14 +89,14 @@ def test_files_are_read_where_they_are(url: str, tmp_path: Path) -> None:
 
 def test_a_chain_of_objects_speaks_to_a_service(url: str) -> None:
     with connect(url, "owner") as remote:
-        own = chain(name="guide", on=remote)
-        assert own.check().ok
-        assert own.plan().digest == own.check().digest
+        guide = chain(name="guide", on=remote)
+        assert guide.check().ok
+        assert guide.plan().digest == guide.check().digest
         for _ in range(2):
             with pytest.raises(Unavailable, match="E-NO-SERVER"):
-                own.run()
+                guide.run()
         stored = remote.chains.show(chain="guide")
-        assert (stored.revision, stored.digest) == (1, own.check().digest)
+        assert (stored.revision, stored.digest) == (1, guide.check().digest)
 
 
 def test_errors_are_those_of_the_operation(url: str) -> None:
@@ -144,7 +144,7 @@ async def test_calls_are_awaited_here_and_over_http(url: str) -> None:
     async with connect_async(url, "owner") as remote:
         assert await remote.templates() == here.templates()
         stored = await remote.chains.create(spec=chain(name="guide").given)
-        assert [one.id for one in (await aio.chains.list()).chains] == [stored.id]
+        assert [chain.id for chain in (await aio.chains.list()).chains] == [stored.id]
         with pytest.raises(NotFound, match="E-NOT-FOUND"):
             await remote.chains.show(chain="x")
         with pytest.raises(Unavailable, match="E-NO-SERVER"):
@@ -249,7 +249,9 @@ class Failing:
         return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
 
-def asked(script: list[tuple[int, dict[str, str], bytes]], name: str, **fields: Any) -> tuple[Any, list[str | None]]:
+def call_against(
+    script: list[tuple[int, dict[str, str], bytes]], name: str, **fields: Any
+) -> tuple[Any, list[str | None]]:
     failing = Failing(script)
     server = failing.serve()
     thread = threading.Thread(target=server.serve_forever)
@@ -274,24 +276,24 @@ BUSY = json.dumps({"detail": "The first request with this Idempotency-Key is sti
 
 
 def test_what_starts_something_is_sent_again_with_the_same_key() -> None:
-    found, keys = asked([(0, {}, b""), (409, {}, BUSY), (503, {}, b"{}"), (202, {}, RUN)], "run", chain="x")
-    assert found.run_id == "r"
+    result, keys = call_against([(0, {}, b""), (409, {}, BUSY), (503, {}, b"{}"), (202, {}, RUN)], "run", chain="x")
+    assert result.run_id == "r"
     assert len(keys) == 4
     assert len(set(keys)) == 1
     assert keys[0]
 
 
 def test_what_is_no_answer_of_the_api_is_an_error_with_its_status() -> None:
-    found, keys = asked([(502, {}, b"<html>")] * 4, "run", chain="x")
-    assert isinstance(found, Unavailable)
-    assert "answered 502" in str(found)
+    error, keys = call_against([(502, {}, b"<html>")] * 4, "run", chain="x")
+    assert isinstance(error, Unavailable)
+    assert "answered 502" in str(error)
     assert len(keys) == 4
-    assert isinstance(asked([(404, {}, b"[]")], "run", chain="x")[0], Unavailable)
+    assert isinstance(call_against([(404, {}, b"[]")], "run", chain="x")[0], Unavailable)
 
 
 def test_a_problem_document_is_the_error_that_was_raised() -> None:
-    words = {"code": "E-LIMIT", "kind": "LimitExceeded", "detail": "Too much.", "why": "w", "do": "d", "errors": []}
-    error = error_of(httpx.Response(422, json=words))
+    problem = {"code": "E-LIMIT", "kind": "LimitExceeded", "detail": "Too much.", "why": "w", "do": "d", "errors": []}
+    error = error_of(httpx.Response(422, json=problem))
     assert isinstance(error, LimitExceeded)
     assert (error.code, error.what, error.why, error.do) == ("E-LIMIT", "Too much.", "w", "d")
 
@@ -354,15 +356,15 @@ def watched(streams: list[list[bytes] | int]) -> tuple[Any, list[str | None]]:
     """What a blocking and an awaited client return for the same streams, and the ids that each sent."""
     blocking, awaited = Streaming(list(streams)), Streaming(list(streams))
     with RemoteSurface(client_of(blocking)) as remote:
-        found = remote.chains.run(chain="x", watch=True)
+        result = remote.chains.run(chain="x", watch=True)
 
     async def follow() -> Any:
         async with httpx.AsyncClient(transport=httpx.MockTransport(awaited.answer), base_url="http://x") as client:
             return await asynchronous.call_over_http(client, "chains run", {"chain": "x", "watch": True})
 
-    assert anyio.run(follow) == found
+    assert anyio.run(follow) == result
     assert (blocking.last_ids, blocking.streams) == (awaited.last_ids, awaited.streams)
-    return found, blocking.last_ids
+    return result, blocking.last_ids
 
 
 END = b'event: end\nid: 2\ndata: {"state": "completed"}\n\n'
@@ -370,8 +372,8 @@ END = b'event: end\nid: 2\ndata: {"state": "completed"}\n\n'
 
 def test_a_watched_run_is_followed_by_the_stream_of_its_state() -> None:
     running, done = job_event("running", 1), job_event("completed", 2)
-    found, ids = watched([[running[:30], running[30:] + done[:50], done[50:] + END]])
-    assert (found.state.value, found.revision, found.message, ids) == ("completed", 1, "completed", [None])
+    job, ids = watched([[running[:30], running[30:] + done[:50], done[50:] + END]])
+    assert (job.state.value, job.revision, job.message, ids) == ("completed", 1, "completed", [None])
     for state in ("paused", "failed", "canceled"):
         assert watched([[job_event(state, 1), b""]])[0].state.value == state
     assert watched([[job_event("pending", 1, NO_TRAINER_DETAIL), b""]])[0].state.value == "pending"
@@ -380,8 +382,8 @@ def test_a_watched_run_is_followed_by_the_stream_of_its_state() -> None:
 @pytest.mark.parametrize("end", [[], [b""], [b"event: job\ndata: {", b""]])
 def test_a_stream_that_was_cut_off_is_continued_after_its_last_event(end: list[bytes]) -> None:
     streams: list[list[bytes] | int] = [[job_event("running", 1), *end], 503, 502, [job_event("completed", 2), END]]
-    found, ids = watched(streams)
-    assert (found.state.value, ids) == ("completed", [None, "1", "1", "1"])
+    job, ids = watched(streams)
+    assert (job.state.value, ids) == ("completed", [None, "1", "1", "1"])
 
 
 def test_a_job_that_cannot_be_followed_is_the_error_of_the_service() -> None:

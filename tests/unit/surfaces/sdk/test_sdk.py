@@ -54,22 +54,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names_bound_by(tree: ast.Module) -> set[str]:
-    found = set[str]()
-    for one in tree.body:
-        if isinstance(one, ast.ImportFrom):
-            found |= {alias.asname or alias.name for alias in one.names}
-        elif isinstance(one, ast.AnnAssign):
-            found.add(ast.unparse(one.target))
-        elif isinstance(one, ast.Assign):
-            found |= {ast.unparse(target) for target in one.targets}
-    return found
+    names = set[str]()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.AnnAssign):
+            names.add(ast.unparse(node.target))
+        elif isinstance(node, ast.Assign):
+            names |= {ast.unparse(target) for target in node.targets}
+    return names
 
 
 def method_of(operation: str) -> Surface:
-    found = here
+    method = here
     for word in operation.split():
-        found = getattr(found, attribute_of(word))
-    return found
+        method = getattr(method, attribute_of(word))
+    return method
 
 
 def test_every_operation_is_a_method_with_the_fields_of_its_request() -> None:
@@ -106,8 +106,8 @@ def test_an_editable_install_has_the_types() -> None:
 def test_importing_trainyard_imports_nothing_heavy() -> None:
     heavy = "{'numpy', 'pyarrow', 'torch', 'prefect', 'httpx', 'pydantic', 'yaml'}"
     program = f"import sys, trainyard; print(*{heavy} & set(sys.modules)); trainyard.Chain; print(*trainyard.EXPORTS)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    first, names = found.stdout.split("\n")[:2]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, names = done.stdout.split("\n")[:2]
     assert first == ""
     assert set(names.split()) <= set(dir(trainyard))
     assert all(getattr(trainyard, name) for name in names.split())
@@ -127,9 +127,9 @@ def test_the_public_names_are_these() -> None:
 def test_check_plan_run_jobs_and_adapters_are_those_of_here(tmp_path: Path) -> None:
     chain = {"name": "c", "nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer"}]}
     (tmp_path / "chain.yaml").write_text(yaml.safe_dump(chain))
-    found = check(files=(tmp_path / "chain.yaml",)).files[0]
-    assert found.ok, found.reasons
-    assert plan(target="chain.yaml").digest == found.digest == here.plan(target="chain.yaml").digest
+    file = check(files=(tmp_path / "chain.yaml",)).files[0]
+    assert file.ok, file.reasons
+    assert plan(target="chain.yaml").digest == file.digest == here.plan(target="chain.yaml").digest
     assert adapters.list() == here.adapters.list()
     for refused in (lambda: run(target="chain.yaml"), jobs.list):
         with pytest.raises(Unavailable, match="E-NO-SERVER"):
@@ -168,11 +168,11 @@ def line_of_all() -> Chain:
 def test_a_chain_has_the_digest_of_its_file(tmp_path: Path) -> None:
     chain = Chain(nodes=[DataSource(path="rows.jsonl"), Trainer(stage="sft", hyperparameters={"max_steps": 3})])
     (tmp_path / "chain.yaml").write_text(chain.to_yaml())
-    found, of_file = chain.check(), here.check(files=(tmp_path / "chain.yaml",)).files[0]
-    assert found.ok, found.reasons
-    assert (found.file, found.nodes, found.digest) == ("chain", 2, of_file.digest)
-    assert chain.plan().digest == found.digest
-    assert Chain.of(tmp_path / "chain.yaml").check().digest == found.digest
+    checked, of_file = chain.check(), here.check(files=(tmp_path / "chain.yaml",)).files[0]
+    assert checked.ok, checked.reasons
+    assert (checked.file, checked.nodes, checked.digest) == ("chain", 2, of_file.digest)
+    assert chain.plan().digest == checked.digest
+    assert Chain.of(tmp_path / "chain.yaml").check().digest == checked.digest
     assert yaml.safe_load(line_of_all().to_yaml())["nodes"][-1] == {"type": "deployer", "config": {"role": "helper"}}
 
 
@@ -186,8 +186,8 @@ def test_a_template_becomes_a_chain() -> None:
 
 def test_reasons_are_those_of_a_file() -> None:
     chain = Chain([DataSource(path="rows.jsonl"), Trainer(stage="sfft")])
-    found = chain.check()
-    assert (found.ok, found.reasons[0]["code"]) == (False, "E-SPEC-VALUE")
+    checked = chain.check()
+    assert (checked.ok, checked.reasons[0]["code"]) == (False, "E-SPEC-VALUE")
     with pytest.raises(Refused, match="Did you mean 'sft'"):
         _ = chain.spec
     with pytest.raises(TrainyardError, match="E-SPEC"):

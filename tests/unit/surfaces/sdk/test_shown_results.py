@@ -49,19 +49,19 @@ def test_a_run_shows_its_nodes_its_loss_and_its_report() -> None:
     text = result._repr_markdown_()
     assert text.startswith("**tuned**: completed.")
     assert "| trainer | completed |" in text
-    found = re.search(r"data:image/svg\+xml;base64,([^)]*)", text)
-    assert found
-    assert "trainer: from 4.900 to 4.700 in 3 steps" in base64.b64decode(found[1]).decode()
+    match = re.search(r"data:image/svg\+xml;base64,([^)]*)", text)
+    assert match
+    assert "trainer: from 4.900 to 4.700 in 3 steps" in base64.b64decode(match[1]).decode()
     assert "heldout_loss" in text
 
 
 def test_a_job_shows_its_loss_so_far() -> None:
     make_run(settings(), "aaaa1111", "tuned")
-    words = {"name": "x", "state": JobState.RUNNING, "detail": "", "message": ""}
-    picture = Job(id="job-1", run_id="aaaa1111", **words)._repr_svg_()
+    job_fields = {"name": "x", "state": JobState.RUNNING, "detail": "", "message": ""}
+    picture = Job(id="job-1", run_id="aaaa1111", **job_fields)._repr_svg_()
     assert picture is not None
     assert ElementTree.fromstring(picture).tag.endswith("svg")
-    assert Job(id="job-2", run_id="elsewhere", **words)._repr_svg_() is None
+    assert Job(id="job-2", run_id="elsewhere", **job_fields)._repr_svg_() is None
     text = RunResult(run_id="elsewhere", name="x", state=JobState.PENDING, message="started")._repr_markdown_()
     assert text == "**x**: pending. started"
 
@@ -76,16 +76,16 @@ class Output:
     """An output of a cell, with everything that it has shown."""
 
     def __init__(self) -> None:
-        self.shown: list[str] = []
+        self.updates: list[str] = []
 
     def update(self, value: Any) -> None:
-        self.shown.append(value._repr_markdown_())
+        self.updates.append(value._repr_markdown_())
 
 
 def described(text: str) -> str:
     """What the picture of some Markdown says."""
-    found = re.search(r"data:image/svg\+xml;base64,([^)]*)", text)
-    return base64.b64decode(found[1]).decode() if found else ""
+    match = re.search(r"data:image/svg\+xml;base64,([^)]*)", text)
+    return base64.b64decode(match[1]).decode() if match else ""
 
 
 def test_a_watched_run_is_drawn_again_as_its_events_come() -> None:
@@ -94,17 +94,17 @@ def test_a_watched_run_is_drawn_again_as_its_events_come() -> None:
     live = LiveRun(output, now=lambda: next(clock))
     live.note_event({"node": "", "event": "state", "time": 0.0, "text": "running", "name": "tuned-2"})
     live.note_event({"node": "trainer", "event": "started", "time": 0.0})
-    assert output.shown[-1].startswith("**tuned-2**: running")
-    assert "| trainer | running |" in output.shown[-1]
-    assert described(output.shown[-1]) == ""
+    assert output.updates[-1].startswith("**tuned-2**: running")
+    assert "| trainer | running |" in output.updates[-1]
+    assert described(output.updates[-1]) == ""
     for event in read_events(settings().runs / "aaaa1111"):
         live.note_event(event)
     live.note_event({"node": "trainer", "event": "progress", "time": 1.0, "fraction": 0.5, "text": "step 2 | 3"})
-    assert "| trainer | running | step 2 \\| 3 |" in output.shown[-1]
-    assert "trainer: from 4.900 to 4.700 in 3 steps" in described(output.shown[-1])
+    assert "| trainer | running | step 2 \\| 3 |" in output.updates[-1]
+    assert "trainer: from 4.900 to 4.700 in 3 steps" in described(output.updates[-1])
     result = read_result(settings().runs / "aaaa1111")
     live.end(result)
-    assert output.shown[-1].startswith("**tuned**: completed.")
+    assert output.updates[-1].startswith("**tuned**: completed.")
 
 
 def test_many_events_are_few_pictures() -> None:
@@ -112,23 +112,23 @@ def test_many_events_are_few_pictures() -> None:
     live = LiveRun(output, now=lambda: next(clock))
     for number in range(300):
         live.note_event({"node": "a", "event": "progress", "time": 0.0, "text": f"step {number}"})
-    assert len(output.shown) == 3
+    assert len(output.updates) == 3
 
 
 def test_a_watched_run_of_a_service_is_drawn_from_its_stream() -> None:
     clock, output = iter(range(1000)), Output()
     live = LiveRun(output, now=lambda: next(clock))
-    words = {"id": "job-1", "run_id": "r", "name": "far", "message": "", "detail": ""}
-    live.note_job(Job(**words, state=JobState.PENDING))
-    assert output.shown[-1] == "**far**: pending"
+    job_fields = {"id": "job-1", "run_id": "r", "name": "far", "message": "", "detail": ""}
+    live.note_job(Job(**job_fields, state=JobState.PENDING))
+    assert output.updates[-1] == "**far**: pending"
     for node, step in zip(["trainer"] * 4 + ["trainer-2"] * 2, (1, 2, 2, 3, 1, 2), strict=True):
-        known = {"node": node, "step": step, "total_steps": 3, "loss": 5.0 - step}
-        live.note_job(Job(**words, **known, state=JobState.RUNNING))
-    assert output.shown[-1].startswith("**far**: running")
-    assert "| trainer | running | step 3 of 3 |" in output.shown[-1]
-    assert "| trainer-2 | running | step 2 of 3 |" in output.shown[-1]
-    assert "trainer: from 4.000 to 2.000 in 3 steps" in described(output.shown[-1])
-    assert "trainer-2: from 4.000 to 3.000 in 2 steps" in described(output.shown[-1])
+        progress = {"node": node, "step": step, "total_steps": 3, "loss": 5.0 - step}
+        live.note_job(Job(**job_fields, **progress, state=JobState.RUNNING))
+    assert output.updates[-1].startswith("**far**: running")
+    assert "| trainer | running | step 3 of 3 |" in output.updates[-1]
+    assert "| trainer-2 | running | step 2 of 3 |" in output.updates[-1]
+    assert "trainer: from 4.000 to 2.000 in 3 steps" in described(output.updates[-1])
+    assert "trainer-2: from 4.000 to 3.000 in 2 steps" in described(output.updates[-1])
 
 
 def test_nothing_is_shown_outside_of_a_notebook() -> None:
