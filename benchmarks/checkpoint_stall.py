@@ -74,10 +74,10 @@ class Ways:
             torch.save(session.snapshot().parts, self.folder / "torch.pt")
 
     def dcp(self, session: Session, _progress: SavedProgress) -> None:
-        place = self.folder / "dcp"
-        shutil.rmtree(place, ignore_errors=True)
+        path = self.folder / "dcp"
+        shutil.rmtree(path, ignore_errors=True)
         with self.clock("dcp"):
-            self.unfinished = dcp.async_save(session.snapshot().flat()[0], checkpoint_id=str(place), no_dist=True)
+            self.unfinished = dcp.async_save(session.snapshot().flat()[0], checkpoint_id=str(path), no_dist=True)
 
     @contextmanager
     def clock(self, way: str) -> Iterator[None]:
@@ -147,13 +147,13 @@ def measure(folder: Path) -> int:
         saving, without = a_round(run, ways.ours), a_round(run, save_nothing)
         rounds = alternate({"saving": saving, "never": without}, rounds=ROUNDS, warm_up=False)
     load_checkpoint(find_newest(folder / "checkpoints", None).path or folder)  # compares every byte with its hash
-    wall, cpu = ({way: median(taken, figure) for way, taken in rounds.items()} for figure in ("wall_s", "cpu_s"))
+    wall, cpu = ({way: median(samples, figure) for way, samples in rounds.items()} for figure in ("wall_s", "cpu_s"))
     blocked, overhead = "ms that training waits for a save", f"for 40 steps, saved every {EVERY}"
-    ours = ways.median_ms("ours")
+    our_ms = ways.median_ms("ours")
     table = [
-        Row.ratio_at_most(blocked, ours, ways.median_ms("memcpy"), "memcpy", 1.3),
-        Row.ratio_at_most(blocked, ours, ways.median_ms("torch.save"), "torch.save", 1),
-        Row.ratio_at_most(blocked, ours, ways.median_ms("dcp"), "dcp.async_save", 1),
+        Row.ratio_at_most(blocked, our_ms, ways.median_ms("memcpy"), "memcpy", 1.3),
+        Row.ratio_at_most(blocked, our_ms, ways.median_ms("torch.save"), "torch.save", 1),
+        Row.ratio_at_most(blocked, our_ms, ways.median_ms("dcp"), "dcp.async_save", 1),
         Row.ratio_at_most(f"seconds {overhead}", wall["saving"], wall["never"], "never", 1.03),
         Row.ratio_at_most(f"CPU seconds {overhead}", cpu["saving"], cpu["never"], "never", 1.03),
     ]

@@ -48,10 +48,10 @@ HYPER = {"epochs": 2, "batch_size": 4, "max_length": 96}
 def write_rows(folder: Path) -> None:
     """A file of rows for each port, of mixed lengths."""
     chance = random.Random(7)
-    words = [f"w{number}" for number in range(200)]
+    vocabulary = [f"w{number}" for number in range(200)]
 
     def text(least: int, most: int) -> str:
-        return " ".join(chance.choices(words, k=chance.randint(least, most)))
+        return " ".join(chance.choices(vocabulary, k=chance.randint(least, most)))
 
     rows: dict[str, list[dict[str, Any]]] = {"sft": [], "preference": [], "labelled": [], "text": []}
     for number in range(ROWS):
@@ -61,8 +61,8 @@ def write_rows(folder: Path) -> None:
         rows["preference"].append({"prompt": [question], "chosen": answers[0], "rejected": answers[1]})
         rows["labelled"].append({"prompt": [question], "completion": answers[0], "label": number % 2 == 0})
         rows["text"].append({"text": text(20, 80)})
-    for name, given in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+    for name, node_rows in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in node_rows), encoding="utf-8")
 
 
 def chain_of(port: str, config: dict[str, Any]) -> ChainSpec:
@@ -76,8 +76,8 @@ def run_once(spec: ChainSpec, settings: Settings, folder: Path) -> float:
     chain = resolve_chain(spec, settings)
     node, looks = chain.node("trainer"), find_results(chain, settings)
     assert isinstance(node.config, TrainerConfig)
-    found = FinishedNodes(chain, {}, {one: look.key for one, look in looks.items()})
-    data = probe_data(found, node, folder, settings)
+    finished = FinishedNodes(chain, {}, {name: look.key for name, look in looks.items()})
+    data = probe_data(finished, node, folder, settings)
     job = job_for(
         node.config.model_copy(update={"reuse": False}),
         str(node.config.base_model),
@@ -109,7 +109,7 @@ def judge(name: str, settings: Settings) -> list[tuple[float, Sample]]:
     return found
 
 
-def main(wanted: list[str]) -> int:
+def main(job_names: list[str]) -> int:
     samples: dict[str, list[Sample]] = {}
     errors: list[float] = []
     started = time.monotonic()
@@ -117,7 +117,7 @@ def main(wanted: list[str]) -> int:
         work = Path(name)
         write_rows(work)
         settings = Settings(home=work / "home", working_folder=work, min_free_mb=0)
-        for job in wanted or JOBS:
+        for job in job_names or JOBS:
             judged = judge(job, settings)
             errors += [error for error, _ in judged]
             samples[job] = [sample for _, sample in judged]

@@ -88,7 +88,7 @@ def main() -> int:
             rounds=5,
         )
         most = limit(shared)
-    rate = {name: median(taken, "per_cpu_second") for name, taken in samples.items()}
+    rate = {name: median(variant_samples, "per_cpu_second") for name, variant_samples in samples.items()}
     metric, gain = "pairs per CPU second", rate["3:1 shared"] / rate["3:1 apart"]
     rows = [
         Row.ratio_at_least(metric, rate["3:1 shared"], rate["3:1 apart"], "3 : 1, rows apart", 1.2),

@@ -68,28 +68,30 @@ class Batches(Dataset[tuple[Batch, int]]):
 
     def __getitem__(self, step: int) -> tuple[Batch, int]:
         course = self.course
-        places = self.order[step * course.batch : (step + 1) * course.batch]
-        shown = [self.lay_out(place, example) for place, example in zip(places, self.draw(step, places), strict=True)]
-        batch = self.stage.collate(shown, PAD)
+        indices = self.order[step * course.batch : (step + 1) * course.batch]
+        examples = [
+            self.lay_out(index, example) for index, example in zip(indices, self.draw(step, indices), strict=True)
+        ]
+        batch = self.stage.collate(examples, PAD)
         return batch, int(self.stage.units(batch))
 
-    def draw(self, step: int, places: list[int]) -> list[Encoded]:
+    def draw(self, step: int, indices: list[int]) -> list[Encoded]:
         if self.rows is not None:
-            return [self.rows[place] for place in places]
+            return [self.rows[index] for index in indices]
         dice = random.Random(f"rows:{self.epoch}:{step}")
-        return [self.course.task.draw(dice) for _ in places]
+        return [self.course.task.draw(dice) for _ in indices]
 
-    def lay_out(self, place: int, example: Encoded) -> Encoded:
+    def lay_out(self, index: int, example: Encoded) -> Encoded:
         if self.stage.at_epoch is not None:
-            return self.stage.at_epoch(example, place, self.epoch)
+            return self.stage.at_epoch(example, index, self.epoch)
         return example if self.course.latent is not None else plain(example, steps=self.course.steps_in_words)
 
 
 class Training:
     """A course and how far it is. `folder` has a state of each course (`.pt`), and what is known of it (`.json`)."""
 
-    def __init__(self, course: Course, place: Place, folder: Path) -> None:
-        self.course, self.place, self.folder = course, place, folder
+    def __init__(self, course: Course, platform: Place, folder: Path) -> None:
+        self.course, self.place, self.folder = course, platform, folder
         exclude_cudnn_attention()
         torch.manual_seed(0)
         self.model: Any = GPT2LMHeadModel(config_of(course))
@@ -97,7 +99,7 @@ class Training:
             self.model.load_state_dict(self.state_of(course.begins_with)["model"])
         if course.latent is not None:
             with_technique(self.model, course.latent, 0)
-        self.model.to(place.device)
+        self.model.to(platform.device)
         self.stage, self.config = stage_of(course.latent)
         self.epoch, self.step, self.warm, self.seconds = 0, 0, 0, 0.0
         self.losses, self.accuracy, self.tokens = list[float](), -1.0, -1.0
@@ -154,8 +156,8 @@ class Training:
             self.finish_epoch(end)
         self.seconds = before + time.monotonic() - started
         if self.epoch == self.course.epochs and not self.done:
-            found = self.evaluate()
-            self.accuracy, self.tokens = found.accuracy, found.tokens
+            evaluation = self.evaluate()
+            self.accuracy, self.tokens = evaluation.accuracy, evaluation.tokens
         self.save()
 
     def finish_epoch(self, end: float) -> None:
@@ -177,11 +179,11 @@ class Training:
 
     def batches(self) -> Iterator[tuple[Batch, int]]:
         """What is left of an epoch."""
-        drawn, rest = Batches(self.course, self.epoch, self.rows), range(self.step, self.course.steps)
+        dataset, rest = Batches(self.course, self.epoch, self.rows), range(self.step, self.course.steps)
         aside: dict[str, Any] = (
             {} if self.place.rehearsal else {"num_workers": self.course.workers, "prefetch_factor": 8}
         )
-        return iter(DataLoader(drawn, batch_size=None, sampler=rest, **aside))
+        return iter(DataLoader(dataset, batch_size=None, sampler=rest, **aside))
 
     def train_on(self, stage: StageSpec, batch: Batch, units: int) -> torch.Tensor:
         """One optimizer step; returns its loss per unit, which nothing has waited for."""

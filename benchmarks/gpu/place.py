@@ -57,21 +57,21 @@ class Place:
         return not self.rehearsal and torch.cuda.get_device_capability()[0] == HOPPER
 
 
-def result_name(name: str, place: Place) -> str:
+def result_name(name: str, platform: Place) -> str:
     """Where a table is kept; a rehearsal never replaces what a card gave."""
-    return f"{name}_rehearsal" if place.rehearsal else name
+    return f"{name}_rehearsal" if platform.rehearsal else name
 
 
 def find_place() -> Place | None:
     """The place of this process; None where there is none. Raises `RuntimeError` for a device that is not here."""
-    asked = os.environ.get(VARIABLE, "")
-    if asked not in ("", "cpu", "cuda"):
-        raise RuntimeError(f"{VARIABLE}={asked}: use cpu or cuda")
-    if asked == "cpu":
+    choice = os.environ.get(VARIABLE, "")
+    if choice not in ("", "cpu", "cuda"):
+        raise RuntimeError(f"{VARIABLE}={choice}: use cpu or cuda")
+    if choice == "cpu":
         return Place("cpu")
     if torch.cuda.is_available():
         return Place("cuda")
-    if asked == "cuda":
+    if choice == "cuda":
         raise RuntimeError(f"{VARIABLE}=cuda, and torch finds no CUDA device")
     return None
 

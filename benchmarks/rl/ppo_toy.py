@@ -65,10 +65,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     """Mean reward of the first rollout and of the last ten, and the divergence in nats a token, of each variant."""
-    updates, found = round(UPDATES * share), {}
+    updates, result = round(UPDATES * share), {}
     for name, settings in VARIANTS.items():
         recorder = train_toy(seed, updates=updates, **settings)
         rewards, kl = recorder.curve("reward"), recorder.curve("kl")
         last = LAST * STEPS_PER_ROLLOUT
-        found |= {f"{name}_first": rewards[0], name: fmean(rewards[-last:]), f"{name}_kl": fmean(kl[-last:])}
-    return {"task": "ppo_toy", "seed": seed, "updates": updates, **rounded(found)}
+        result |= {f"{name}_first": rewards[0], name: fmean(rewards[-last:]), f"{name}_kl": fmean(kl[-last:])}
+    return {"task": "ppo_toy", "seed": seed, "updates": updates, **rounded(result)}

@@ -50,9 +50,9 @@ def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain LoRA adapter of the tiny model whose B is not zero."""
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation="eager")
-    made = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    peft_model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     folder = tmp_path_factory.mktemp("adapters") / "plain"
-    made.save_pretrained(folder)
+    peft_model.save_pretrained(folder)
     return folder
 
 
@@ -77,9 +77,9 @@ def changed(adapter: Path, folder: Path, **fields: Any) -> Path:
     return target
 
 
-def said(engine: ModelRunner, adapter: str | None) -> list[int]:
-    asked = Generation(list(range(5, 15)), 12, adapter=adapter, temperature=0)
-    return [step.token for step in engine.generate(asked)]
+def generate_tokens(engine: ModelRunner, adapter: str | None) -> list[int]:
+    generation = Generation(list(range(5, 15)), 12, adapter=adapter, temperature=0)
+    return [step.token for step in engine.generate(generation)]
 
 
 @pytest.mark.parametrize("init", REWRITING)
@@ -89,26 +89,26 @@ def test_an_adapter_that_rewrites_the_base_is_refused(adapter: Path, tmp_path: P
 
 
 def test_pissa_leaves_the_model_server_as_it_was(loaded: ModelRunner, adapter: Path, tmp_path: Path) -> None:
-    before = said(loaded, None)
+    before = generate_tokens(loaded, None)
     with pytest.raises(InvalidInput, match="E-ADAPTER-INVALID"):
         loaded.load_adapter("evil", changed(adapter, tmp_path, init_lora_weights="pissa"))
     loaded.load_adapter("good", adapter)
-    assert said(loaded, None) == before
+    assert generate_tokens(loaded, None) == before
     require_unchanged_base(loaded.weights, loaded.model, "good")
-    assert said(loaded, "good") != before
+    assert generate_tokens(loaded, "good") != before
     loaded.unload_adapter("good")
-    assert said(loaded, None) == before
+    assert generate_tokens(loaded, None) == before
 
 
 @pytest.mark.parametrize(
-    "init", ["eva", *(pytest.param(one, marks=pytest.mark.faults) for one in ("gaussian", "orthogonal", False))]
+    "init", ["eva", *(pytest.param(init, marks=pytest.mark.faults) for init in ("gaussian", "orthogonal", False))]
 )
 def test_a_neutral_init_is_loaded_with_the_weights_of_the_file(
     loaded: ModelRunner, adapter: Path, tmp_path: Path, init: Any
 ) -> None:
     loaded.load_adapter("plain", adapter)
     loaded.load_adapter("other", changed(adapter, tmp_path, init_lora_weights=init))
-    assert said(loaded, "plain") == said(loaded, "other")
+    assert generate_tokens(loaded, "plain") == generate_tokens(loaded, "other")
 
 
 def test_a_base_that_changes_in_memory_is_noticed_and_read_again(
@@ -116,13 +116,13 @@ def test_a_base_that_changes_in_memory_is_noticed_and_read_again(
 ) -> None:
     """What the config check does not know yet: here the weights are changed by hand between two loads."""
     loaded.load_adapter("first", adapter)
-    before = said(loaded, None), said(loaded, "first")
+    before = generate_tokens(loaded, None), generate_tokens(loaded, "first")
     with torch.no_grad():
         next(value for name, value in loaded.model.named_parameters() if "q_proj.base_layer" in name)[0, 0] += 1
     with pytest.raises(TrainyardError, match=r"E-BASE-CHANGED: .* model.layers.0.self_attn.q_proj.weight"):
         loaded.load_adapter("second", changed(adapter, tmp_path))
     assert list(loaded.adapters) == ["first"]
-    assert (said(loaded, None), said(loaded, "first")) == before
+    assert (generate_tokens(loaded, None), generate_tokens(loaded, "first")) == before
 
 
 def test_a_trainer_notices_a_base_that_loading_changes(adapter: Path, tiny_model: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_pattern_that_cannot_be_matched_is_refused_in_time(
 def test_a_pattern_that_means_something_is_used(loaded: ModelRunner, adapter: Path, tmp_path: Path) -> None:
     loaded.load_adapter("plain", adapter)
     loaded.load_adapter("pattern", changed(adapter, tmp_path, target_modules=r".*\.(q_proj|v_proj)"))
-    assert said(loaded, "pattern") == said(loaded, "plain")
+    assert generate_tokens(loaded, "pattern") == generate_tokens(loaded, "plain")
 
 
 @pytest.mark.parametrize("fields", [{"init_lora_weights": "olora"}, {"target_modules": SLOW}])

@@ -101,7 +101,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with (
         pytest.MonkeyPatch.context() as patch,
         InnerServer().listening() as inner,
@@ -136,7 +136,7 @@ def bodies(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "/jobs", {"name": "guide", "dataset": {"url": url}}
     yield "/jobs", {"name": "guide", "dataset": {"path": "rows.jsonl"}, "base_model": url}
     yield "/runs", {"target": "qa-pipeline", "parameters": {"documents": url}}
-    for chain in (with_server(place, url) for place in SERVERS):
+    for chain in (with_server(server, url) for server in SERVERS):
         yield "/check", {"files": [chain]}
         yield "/plan", {"target": chain}
         yield "/chains", chain
@@ -146,14 +146,14 @@ def bodies(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "/chains", {"template": name, "parameters": parameters}
 
 
-def with_server(place: str, url: str) -> dict[str, Any]:
+def with_server(server: str, url: str) -> dict[str, Any]:
     """A chain whose generator, judge or target is asked at this address."""
     generator: dict[str, Any] = {"count": 2}
     evaluator: dict[str, Any] = {}
     target: dict[str, Any] = {"type": "registry"}
-    if place == "generator":
+    if server == "generator":
         generator |= {"model": "writer", "base_url": url}
-    elif place == "judge":
+    elif server == "judge":
         evaluator = {"benchmarks": [{"type": "judge"}], "judge": {"model": "judge", "base_url": url}}
     else:
         target = {"type": "vllm", "url": url}
@@ -162,7 +162,7 @@ def with_server(place: str, url: str) -> dict[str, Any]:
         {"type": "validator"}, {"type": "trainer", "config": {"hyperparameters": {"max_steps": 1}}},
         {"type": "evaluator", "config": evaluator}, {"type": "deployer", "config": {"targets": [target]}},
     ]  # fmt: skip
-    return {"name": f"asks-{place}", "nodes": nodes}
+    return {"name": f"asks-{server}", "nodes": nodes}
 
 
 def targets(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -173,62 +173,65 @@ def targets(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    "spelling", [*SPELLINGS[:AT_ONCE], *(pytest.param(one, marks=pytest.mark.slow) for one in SPELLINGS[AT_ONCE:])]
+    "spelling",
+    [*SPELLINGS[:AT_ONCE], *(pytest.param(spelling, marks=pytest.mark.slow) for spelling in SPELLINGS[AT_ONCE:])],
 )
-def test_no_address_of_this_machine_is_asked(spelling: str, place: Place) -> None:
-    url = spelling.format(place.inner.port)
+def test_no_address_of_this_machine_is_asked(spelling: str, service: Place) -> None:
+    url = spelling.format(service.inner.port)
     for path, body in bodies(url):
-        answer = place.ask(path, body)
+        answer = service.ask(path, body)
         assert answer.status_code < 500 or answer.status_code == 503, (path, answer.text[:500])
         assert CANARY not in answer.text
-        assert place.inner.asked == [], (path, url)
+        assert service.inner.asked == [], (path, url)
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_chain_that_asks_an_inner_server_is_not_stored(server: str, place: Place) -> None:
-    for url in (f"http://127.0.0.1:{place.inner.port}/v1", "http://169.254.169.254/", "http://[fd00:ec2::254]/v1"):
+def test_a_chain_that_asks_an_inner_server_is_not_stored(server: str, service: Place) -> None:
+    for url in (f"http://127.0.0.1:{service.inner.port}/v1", "http://169.254.169.254/", "http://[fd00:ec2::254]/v1"):
         for path in ("/chains", "/check", "/plan"):
             chain = with_server(server, url)
-            answer = place.ask(path, {"/chains": chain, "/check": {"files": [chain]}, "/plan": {"target": chain}}[path])
+            answer = service.ask(
+                path, {"/chains": chain, "/check": {"files": [chain]}, "/plan": {"target": chain}}[path]
+            )
             assert answer.status_code == 422, answer.text
             assert answer.json()["code"] == "R-URL"
             assert "private, local or metadata address" in answer.text
-    stored = place.client.get("/api/v1/chains").json()["chains"]
-    assert f"asks-{server}" not in [one["name"] for one in stored]
-    assert place.inner.asked == []
+    stored = service.client.get("/api/v1/chains").json()["chains"]
+    assert f"asks-{server}" not in [service["name"] for service in stored]
+    assert service.inner.asked == []
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_chain_may_ask_an_allowed_or_a_configured_server(server: str, place: Place) -> None:
-    for url in (f"http://localhost:{place.allowed.port}/v1", ENDPOINT):
-        answer = place.ask("/check", {"files": [with_server(server, url)]})
+def test_a_chain_may_ask_an_allowed_or_a_configured_server(server: str, service: Place) -> None:
+    for url in (f"http://localhost:{service.allowed.port}/v1", ENDPOINT):
+        answer = service.ask("/check", {"files": [with_server(server, url)]})
         assert answer.status_code == 200, answer.text
         assert "R-URL" not in answer.text
 
 
-def test_a_target_of_a_form_is_no_inner_server(place: Place) -> None:
+def test_a_target_of_a_form_is_no_inner_server(service: Place) -> None:
     for name, parameters in targets("http://169.254.169.254/latest"):
         for path in ("/plan", "/runs"):
-            answer = place.ask(path, {"target": name, "parameters": parameters})
+            answer = service.ask(path, {"target": name, "parameters": parameters})
             assert (answer.status_code, answer.json()["code"]) == (422, "R-URL"), answer.text
 
 
-def test_a_preview_of_an_inner_address_says_what_is_refused(place: Place) -> None:
-    answer = place.ask(PREVIEW, {"path": f"http://127.0.0.1:{place.inner.port}/rows.jsonl"})
+def test_a_preview_of_an_inner_address_says_what_is_refused(service: Place) -> None:
+    answer = service.ask(PREVIEW, {"path": f"http://127.0.0.1:{service.inner.port}/rows.jsonl"})
     assert answer.status_code == 422
     assert "R-URL" in answer.text
     assert "private, local or metadata address" in answer.text
 
 
 @pytest.mark.slow  # the first preview of a service imports what encodes rows; `test_addresses.py` has the redirects
-def test_an_allowed_name_does_not_lead_further(place: Place) -> None:
+def test_an_allowed_name_does_not_lead_further(service: Place) -> None:
     """The operator allows `localhost`; what it redirects to is judged again, and by its own name."""
-    url = f"http://localhost:{place.allowed.port}/rows.jsonl"
-    shown = place.ask(PREVIEW, {"path": url})
-    assert shown.status_code == 200, shown.text
-    assert CANARY in shown.text
-    place.allowed.redirect = f"http://127.0.0.1:{place.inner.port}/rows.jsonl"
-    refused = place.ask(PREVIEW, {"path": url})
+    url = f"http://localhost:{service.allowed.port}/rows.jsonl"
+    preview = service.ask(PREVIEW, {"path": url})
+    assert preview.status_code == 200, preview.text
+    assert CANARY in preview.text
+    service.allowed.redirect = f"http://127.0.0.1:{service.inner.port}/rows.jsonl"
+    refused = service.ask(PREVIEW, {"path": url})
     assert refused.status_code == 422, refused.text
     assert CANARY not in refused.text
-    assert place.inner.asked == []
+    assert service.inner.asked == []

@@ -49,16 +49,16 @@ class Place:
 
     @property
     def process(self) -> psutil.Process:
-        here = (one for one in psutil.Process().children() if f"{self.port}" in one.cmdline())
+        here = (child for child in psutil.Process().children() if f"{self.port}" in child.cmdline())
         return next(here)
 
     def connect(self, **options: int) -> socket.socket:
-        one = socket.socket()
+        connection = socket.socket()
         for name, value in options.items():
-            one.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-        one.settimeout(20)
-        one.connect(("127.0.0.1", self.port))
-        return one
+            connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        connection.settimeout(20)
+        connection.connect(("127.0.0.1", self.port))
+        return connection
 
     def head(self, path: str, *more: str, method: str = "GET", token: str = "") -> bytes:
         lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", *more]
@@ -67,9 +67,9 @@ class Place:
 
     def follow(self, token: str = "", **options: int) -> socket.socket:
         """A connection that has asked for the log as a stream."""
-        one = self.connect(**options)
-        one.sendall(self.head(LOGS, "Accept: text/event-stream", token=token))
-        return one
+        connection = self.connect(**options)
+        connection.sendall(self.head(LOGS, "Accept: text/event-stream", token=token))
+        return connection
 
     def get(self, path: str, token: str = "") -> httpx.Response:
         headers = {"authorization": f"Bearer {token or self.other}"}
@@ -77,7 +77,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     home, work = tmp_path_factory.mktemp("api") / "home", tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("PREFECT_API_URL", "PREFECT_HOME"):
@@ -109,73 +109,73 @@ def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.1)
 
 
-def read_all(one: socket.socket) -> bytes:
+def read_all(connection: socket.socket) -> bytes:
     """What arrives until the other side closes."""
-    found = bytearray()
+    data = bytearray()
     with contextlib.suppress(ConnectionError, OSError):
-        while part := one.recv(1 << 16):
-            found += part
-    return bytes(found)
+        while part := connection.recv(1 << 16):
+            data += part
+    return bytes(data)
 
 
-def test_one_caller_cannot_take_all_connections_by_streams(place: Place) -> None:
+def test_one_caller_cannot_take_all_connections_by_streams(service: Place) -> None:
     assert 200 < MOST_OF_CALLER < MAX_CONNECTIONS
     with ExitStack() as streams:
         for _ in range(MOST_OF_CALLER):
-            one = streams.enter_context(place.follow())
-            assert one.recv(100).startswith(b"HTTP/1.1 200")
-        refused = place.get(LOGS, place.token)
+            connection = streams.enter_context(service.follow())
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        refused = service.get(LOGS, service.token)
         assert (refused.status_code, refused.json()["code"]) == (429, "E-RATE")
         assert f"{MOST_OF_CALLER} requests and streams of many are open" in refused.json()["detail"]
         assert int(refused.headers["retry-after"]) >= 1
-        assert place.get(LOGS).status_code == 200, "another caller is served"
-        with place.follow(place.other) as one:
-            assert one.recv(100).startswith(b"HTTP/1.1 200")
-    wait_until(lambda: place.get(LOGS, place.token).status_code == 200)
+        assert service.get(LOGS).status_code == 200, "another caller is served"
+        with service.follow(service.other) as connection:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    wait_until(lambda: service.get(LOGS, service.token).status_code == 200)
 
 
-def test_the_service_reads_no_log_for_a_client_that_has_gone(place: Place) -> None:
+def test_the_service_reads_no_log_for_a_client_that_has_gone(service: Place) -> None:
     def grow(count: int) -> int:
         """How many bytes the service reads while the log grows."""
-        before = place.process.io_counters().read_chars
+        before = service.process.io_counters().read_chars
         for _ in range(10):
-            with place.log.open("a") as log:
+            with service.log.open("a") as log:
                 log.write("a step of the training\n" * (count // 10))
             time.sleep(0.2)
-        return int(place.process.io_counters().read_chars - before)
+        return int(service.process.io_counters().read_chars - before)
 
     count = 100_000
-    with place.follow() as one:
-        assert one.recv(100).startswith(b"HTTP/1.1 200")
-        reader = Thread(target=read_all, args=(one,), daemon=True)
+    with service.follow() as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        reader = Thread(target=read_all, args=(connection,), daemon=True)
         reader.start()
         assert grow(count) > 22 * count
-        one.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
         reader.join(20)
     time.sleep(1)
     assert grow(count) < 22 * count / 4
 
 
-def test_a_client_that_does_not_read_costs_the_service_no_memory(place: Place) -> None:
-    with place.log.open("a") as log:
+def test_a_client_that_does_not_read_costs_the_service_no_memory(service: Place) -> None:
+    with service.log.open("a") as log:
         for _ in range(60):
             log.write(("x" * 1023 + "\n") * 1024)
-    assert place.log.stat().st_size >= LOG_BYTES
-    assert place.get(LOGS).status_code == 200
-    before = place.process.memory_info().rss
+    assert service.log.stat().st_size >= LOG_BYTES
+    assert service.get(LOGS).status_code == 200
+    before = service.process.memory_info().rss
     with ExitStack() as clients:
         for _ in range(CLIENTS):
-            assert clients.enter_context(place.follow(SO_RCVBUF=4096)).recv(12) == b"HTTP/1.1 200"
+            assert clients.enter_context(service.follow(SO_RCVBUF=4096)).recv(12) == b"HTTP/1.1 200"
         time.sleep(3)
-        grown = place.process.memory_info().rss - before
+        grown = service.process.memory_info().rss - before
         assert grown < 100 * MiB, f"{grown / MiB:.0f} MiB for {CLIENTS} clients that are 60 MiB behind each"
-        begun = time.monotonic()
-        assert place.get(LOGS).status_code == 200
-        assert time.monotonic() - begun < 10
-    spent = cpu_seconds(place.process)
-    wait_until(lambda: len(place.process.net_connections()) < 10)
-    assert place.get("/health").status_code == 200
-    assert cpu_seconds(place.process) - spent < 5, "it reads on for clients that have gone"
+        start_s = time.monotonic()
+        assert service.get(LOGS).status_code == 200
+        assert time.monotonic() - start_s < 10
+    spent = cpu_seconds(service.process)
+    wait_until(lambda: len(service.process.net_connections()) < 10)
+    assert service.get("/health").status_code == 200
+    assert cpu_seconds(service.process) - spent < 5, "it reads on for clients that have gone"
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -184,56 +184,56 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 @pytest.mark.slow  # `tests/unit/serve/test_listening.py` has it with a shorter deadline
-def test_half_a_head_is_ended(place: Place) -> None:
-    with place.connect() as one:
-        one.settimeout(HEAD_S + 30)
-        one.sendall(place.head(LOGS)[:-2])
-        assert read_all(one).startswith(b"HTTP/1.1 408")
+def test_half_a_head_is_ended(service: Place) -> None:
+    with service.connect() as connection:
+        connection.settimeout(HEAD_S + 30)
+        connection.sendall(service.head(LOGS)[:-2])
+        assert read_all(connection).startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.faults
-def test_half_a_body_is_ended(place: Place) -> None:
-    with place.connect() as one:
-        one.settimeout(BODY_S + 60)
+def test_half_a_body_is_ended(service: Place) -> None:
+    with service.connect() as connection:
+        connection.settimeout(BODY_S + 60)
         more = ("Content-Type: application/json", "Content-Length: 4000")
-        one.sendall(place.head("/api/v1/check", *more, method="POST") + b'{"files"')
-        assert b"HTTP/1.1 408" in read_all(one)
+        connection.sendall(service.head("/api/v1/check", *more, method="POST") + b'{"files"')
+        assert b"HTTP/1.1 408" in read_all(connection)
 
 
 @pytest.mark.parametrize("form", ["line", "header", "headers", "dripped"])
-def test_a_head_that_is_too_long_is_refused(form: str, place: Place) -> None:
-    begin = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{place.port}\r\n".encode()
+def test_a_head_that_is_too_long_is_refused(form: str, service: Place) -> None:
+    begin = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{service.port}\r\n".encode()
     sent = {
         "line": b"GET /" + b"a" * (2 * MAX_HEAD_BYTES),
         "header": begin + b"x: " + b"a" * (2 * MAX_HEAD_BYTES),
         "headers": begin + b"x: a\r\n" * (MAX_HEAD_BYTES // 3),
         "dripped": begin + b"x: " + b"a" * MAX_HEAD_BYTES,
     }[form]
-    with place.connect() as one:
+    with service.connect() as connection:
         with contextlib.suppress(ConnectionError):
             for start in range(0, len(sent), 8192 if form == "dripped" else len(sent)):
-                one.sendall(sent[start : start + (8192 if form == "dripped" else len(sent))])
-        answer = read_all(one)
+                connection.sendall(sent[start : start + (8192 if form == "dripped" else len(sent))])
+        answer = read_all(connection)
     allowed = (b"HTTP/1.1 431",) if form == "dripped" else (b"HTTP/1.1 431", b"")  # a reset may outrun the answer
     assert answer[:12] in allowed
-    assert place.get("/health").status_code == 200
+    assert service.get("/health").status_code == 200
 
 
-def send_without_end(one: socket.socket) -> None:
+def send_without_end(connection: socket.socket) -> None:
     """Send much more than anybody may."""
     for _ in range(100):
-        one.sendall(b"a" * 65_536)
+        connection.sendall(b"a" * 65_536)
         time.sleep(0.01)
 
 
-def test_a_long_head_behind_a_stream_ends_the_connection(place: Place) -> None:
+def test_a_long_head_behind_a_stream_ends_the_connection(service: Place) -> None:
     """A next request may be sent before the answer is whole, but not without end."""
-    with place.follow() as one:
-        assert one.recv(12) == b"HTTP/1.1 200"
-        one.sendall(b"GET / HTTP/1.1\r\nx: ")
+    with service.follow() as connection:
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        connection.sendall(b"GET / HTTP/1.1\r\nx: ")
         with pytest.raises(ConnectionError):
-            send_without_end(one)
-    assert place.get("/health").status_code == 200
+            send_without_end(connection)
+    assert service.get("/health").status_code == 200
 
 
 SECOND = "GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -265,26 +265,26 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_two_requests_in_one_are_one_or_none(shape: str, place: Place) -> None:
+def test_two_requests_in_one_are_one_or_none(shape: str, service: Place) -> None:
     """What two servers would read differently is refused, and nothing behind it is answered."""
-    with place.connect() as one:
-        one.sendall((SHAPES[shape] + SECOND).encode("latin-1"))
-        one.settimeout(HEAD_S + 20)
-        answer = read_all(one)
+    with service.connect() as connection:
+        connection.sendall((SHAPES[shape] + SECOND).encode("latin-1"))
+        connection.settimeout(HEAD_S + 20)
+        answer = read_all(connection)
     assert answer.count(b"HTTP/1.1 ") <= 1, answer
     assert b'"status":"ok"' not in answer, answer
 
 
-def test_an_upgrade_is_one_request(place: Place) -> None:
+def test_an_upgrade_is_one_request(service: Place) -> None:
     """A request that asks for another protocol is answered as HTTP, and what follows it is not read as a request."""
-    for wanted in ("websocket", "h2c"):
-        more = ("Connection: Upgrade", f"Upgrade: {wanted}")
-        with place.connect() as one:
-            one.settimeout(HEAD_S + 20)
-            one.sendall(place.head("/api/v1/jobs", *more) + SECOND.encode())
-            answer = one.recv(1 << 16)
-            assert place.get("/health").status_code == 200, "what was sent later is answered"
-            one.settimeout(0.5)
-            answer += read_all(one)
+    for protocol in ("websocket", "h2c"):
+        more = ("Connection: Upgrade", f"Upgrade: {protocol}")
+        with service.connect() as connection:
+            connection.settimeout(HEAD_S + 20)
+            connection.sendall(service.head("/api/v1/jobs", *more) + SECOND.encode())
+            answer = connection.recv(1 << 16)
+            assert service.get("/health").status_code == 200, "what was sent later is answered"
+            connection.settimeout(0.5)
+            answer += read_all(connection)
         assert answer.count(b"HTTP/1.1 ") == 1, answer
         assert b'"status":"ok"' not in answer

@@ -44,11 +44,11 @@ class Running:
     client: httpx.Client
     tokens: dict[str, str]
 
-    def ask(self, method: str, path: str, caller: str, **words: object) -> httpx.Response:
-        given = dict(words.pop("headers", {}))  # type: ignore[call-overload]
+    def ask(self, method: str, path: str, caller: str, **options: object) -> httpx.Response:
+        request_headers = dict(options.pop("headers", {}))  # type: ignore[call-overload]
         if caller != NOBODY:
-            given["authorization"] = f"Bearer {self.tokens.get(caller, 'ty_' + 'a' * 43)}"
-        return self.client.request(method, path, headers=given, **words)  # type: ignore[arg-type]
+            request_headers["authorization"] = f"Bearer {self.tokens.get(caller, 'ty_' + 'a' * 43)}"
+        return self.client.request(method, path, headers=request_headers, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def send_never(running: Running, name: str, caller: str, headers: dict[str, str]
     """The answer to a request of an operation that is refused at the latest for its parameter."""
     method, path = route_of(name)
     body = {} if method == "GET" else {"json": {}}
-    place = path.replace("{", "x").replace("}", "")
-    return running.ask(method, place, caller, params=NEVER, headers=headers or {}, **body)
+    url = path.replace("{", "x").replace("}", "")
+    return running.ask(method, url, caller, params=NEVER, headers=headers or {}, **body)
 
 
 def expected(name: str, caller: str) -> tuple[int, str]:
@@ -91,12 +91,12 @@ def expected(name: str, caller: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("caller", [NOBODY, WRONG, *CALLERS])
 def test_every_operation(caller: str, running: Running) -> None:
-    found, wanted = {}, {}
+    answers, expected_answers = {}, {}
     for name in OPERATIONS:
         answer = send_never(running, name, caller)
-        found[name] = answer.status_code, answer.json()["code"]
-        wanted[name] = expected(name, caller)
-    assert found == wanted
+        answers[name] = answer.status_code, answer.json()["code"]
+        expected_answers[name] = expected(name, caller)
+    assert answers == expected_answers
 
 
 def test_the_table_of_expectations_is_not_all_one() -> None:
@@ -124,7 +124,7 @@ def test_what_another_tenant_has_looks_like_what_is_not_there(running: Running) 
     """Same status, same words; of chains also after one was stored."""
     chain = {"name": "reds", "nodes": [{"type": "data_source", "config": {"path": "docs"}}]}
     stored = running.ask("POST", "/api/v1/chains", "runner", json={**chain, "tenant": "red"})
-    places: list[tuple[str, str, dict[str, object]]] = [
+    requests: list[tuple[str, str, dict[str, object]]] = [
         ("GET", "/api/v1/adapters/show?name={}/bot", {}),
         ("GET", "/api/v1/adapters/show?name={}/bot/v1", {}),
         ("GET", "/api/v1/adapters/card?name={}/bot/v1", {}),
@@ -133,15 +133,17 @@ def test_what_another_tenant_has_looks_like_what_is_not_there(running: Running) 
         ("POST", "/api/v1/adapters/delete-version", {"name": "{}/bot/v1", "force": True}),
     ]
     assert stored.status_code in (200, 201), stored.text
-    known, unknown = stored.json()["id"], "chain-000000000000"
+    known_id, unknown = stored.json()["id"], "chain-000000000000"
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/run"), ("GET", "/runs")):
-        mine = answer_of(running, method, f"/api/v1/chains/{known}{path}", known)
-        assert mine == answer_of(running, method, f"/api/v1/chains/{unknown}{path}", unknown)
-        assert mine[0] == 404
-    for method, path, body in places:
+        known_answer = answer_of(running, method, f"/api/v1/chains/{known_id}{path}", known_id)
+        assert known_answer == answer_of(running, method, f"/api/v1/chains/{unknown}{path}", unknown)
+        assert known_answer[0] == 404
+    for method, path, body in requests:
         foreign, missing = (
-            answer_of(running, method, path.format(one), one, json.loads(json.dumps(body).replace("{}/", f"{one}/")))
-            for one in ("red", "nobody")
+            answer_of(
+                running, method, path.format(tenant), tenant, json.loads(json.dumps(body).replace("{}/", f"{tenant}/"))
+            )
+            for tenant in ("red", "nobody")
         )
         assert foreign == missing
         assert foreign[0] in (404, 409)
@@ -189,8 +191,8 @@ def test_a_cookie_without_its_token_changes_nothing(running: Running) -> None:
             path = path.replace("{", "x").replace("}", "")
             body = {} if method == "GET" else {"json": {}}
             answer = running.client.request(method, path, params=NEVER, headers=cookie, **body)  # type: ignore[arg-type]
-            wanted = expected(name, "admin") if method == "GET" else (403, "E-REQUEST-REFUSED")
-            assert (answer.status_code, answer.json()["code"]) == wanted, name
+            expected_answer = expected(name, "admin") if method == "GET" else (403, "E-REQUEST-REFUSED")
+            assert (answer.status_code, answer.json()["code"]) == expected_answer, name
             right = cookie | {"x-csrf-token": login.json()["csrf"]}
             answer = running.client.request(method, path, params=NEVER, headers=right, **body)  # type: ignore[arg-type]
             assert (answer.status_code, answer.json()["code"]) == expected(name, "admin"), name
@@ -220,8 +222,8 @@ def test_bodies_that_are_broken(status: int, body: bytes, running: Running) -> N
 
 def test_every_denied_change_is_in_the_audit_log(running: Running) -> None:
     running.ask("POST", "/api/v1/gc", "reader", params=NEVER)
-    found = running.ask("GET", "/api/v1/audit?operation=gc&outcome=denied&limit=1", "admin").json()["entries"]
-    assert [(one["caller"], one["code"], one["surface"]) for one in found] == [("reader", "E-SCOPE", "rest")]
+    entries = running.ask("GET", "/api/v1/audit?operation=gc&outcome=denied&limit=1", "admin").json()["entries"]
+    assert [(entry["caller"], entry["code"], entry["surface"]) for entry in entries] == [("reader", "E-SCOPE", "rest")]
     assert running.ask("GET", "/api/v1/audit/verify", "admin").json()["problems"] == []
 
 

@@ -32,12 +32,12 @@ def test_no_path_leads_out(first: int, count: int, tmp_path: Path) -> None:
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False, env=environment)
     printed = ended.stdout.splitlines()
     assert (ended.returncode, bool(printed)) == (0, True), f"ended with {ended.returncode}: {ended.stderr[-3000:]}"
-    found: dict[str, Any] = json.loads(printed[-1])
-    assert not found["escapes"] + found["leaks"] + found["connections"], json.dumps(found, indent=1)
-    assert found["requests"] > 0.9 * count, found["statuses"]
-    assert set(map(int, found["statuses"])) <= {200, 201, 400, 403, 404, 405, 409, 413, 422, 424, 429, 503}, found
-    assert sum(found["statuses"].get(status, 0) for status in ("403", "404", "422")) > 0.6 * found["requests"], found
+    result: dict[str, Any] = json.loads(printed[-1])
+    assert not result["escapes"] + result["leaks"] + result["connections"], json.dumps(result, indent=1)
+    assert result["requests"] > 0.9 * count, result["statuses"]
+    assert set(map(int, result["statuses"])) <= {200, 201, 400, 403, 404, 405, 409, 413, 422, 424, 429, 503}, result
+    assert sum(result["statuses"].get(status, 0) for status in ("403", "404", "422")) > 0.6 * result["requests"], result
     assert CANARY not in ended.stderr, ended.stderr[-3000:]
-    kept = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
-    named = [str(path.relative_to(tmp_path)) for path in kept if CANARY.encode() in path.read_bytes()]
+    files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    named = [str(path.relative_to(tmp_path)) for path in files if CANARY.encode() in path.read_bytes()]
     assert not named, "files of the home that contain it"

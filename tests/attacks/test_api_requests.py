@@ -58,7 +58,7 @@ def url(stack: Stack, tmp_path: Path) -> Iterator[str]:
     pip.write_text("[global]\nno-index = true\n")
     limits = {"TRAINYARD_API_REQUESTS_PER_S": "100000", "TRAINYARD_API_HEAVY_CALLS": "64"}
     limits["TRAINYARD_API_FAILED_LOGINS"] = "1000000"
-    named = {one.value: str(tmp_path / "theirs" / one.value) for one in INSTALLABLE if one is not INSTALLED}
+    named = {target.value: str(tmp_path / "theirs" / target.value) for target in INSTALLABLE if target is not INSTALLED}
     limits["TRAINYARD_BACKEND_ENVS"] = json.dumps(named)
     environment = {**stack.environment, **limits, "HOME": str(tmp_path / "user")}
     port = free_port(18_898)
@@ -75,9 +75,9 @@ def require_ready(url: str, token: str) -> None:
     """The document is there, and a request installs nothing: most of it is refused at once."""
     codes = {}
     with httpx.Client(headers={"authorization": f"Bearer {token}"}, timeout=60) as client:
-        for one in INSTALLABLE:
-            answer = client.post(f"{url}/api/v1/backends/install", json={"names": [one.value]})
-            codes[one] = (answer.status_code, answer.json()["code"])
+        for target in INSTALLABLE:
+            answer = client.post(f"{url}/api/v1/backends/install", json={"names": [target.value]})
+            codes[target] = (answer.status_code, answer.json()["code"])
         document = client.get(f"{url}/api/v1/openapi.json")  # made at first, in seconds
         assert document.status_code == 200
     refused = dict.fromkeys(INSTALLABLE, (409, "E-BACKEND-CONFIG"))
@@ -96,9 +96,9 @@ def test_no_request_fails_the_service_or_its_document(stack: Stack, url: str, tm
     ]  # fmt: skip
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1400)
     assert done.returncode == 0, done.stdout[done.stdout.find("= FAILURES =") :][:8000]
-    found = SUMMARY.search(done.stdout)
-    assert found is not None
-    assert found[1] == found[2]
-    assert int(found[1]) > 1000
+    summary = SUMMARY.search(done.stdout)
+    assert summary is not None
+    assert summary[1] == summary[2]
+    assert int(summary[1]) > 1000
     assert "E-BUG" not in (tmp_path / "api.log").read_text()
     assert "Traceback" not in (tmp_path / "api.log").read_text()

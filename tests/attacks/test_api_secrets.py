@@ -30,7 +30,7 @@ OPERATORS = {"HF_TOKEN": "hf_0p3r4t0rdEfGhIjKlMnOpQrStUvWxYz01234", "WANDB_API_K
 """In the environment of the service."""
 
 
-def places(secret: str) -> list[tuple[str, str, dict[str, object]]]:
+def secret_requests(secret: str) -> list[tuple[str, str, dict[str, object]]]:
     """Requests with a secret in each place that takes a text."""
     chain = {"name": "a", "nodes": [{"type": "data_source", "config": {"url": secret}}]}
     return [
@@ -58,15 +58,15 @@ def test_no_canary_is_anywhere(home: Path, tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
-    own = keep_auth(settings())
+    auth = keep_auth(settings())
     token = TokenFile(home).create("ci", "admin", "", 1)
     answers = []
     with serving() as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         right = {"authorization": f"Bearer {token}"}
         for secret in SENT.values():
-            for method, path, words in places(secret):
+            for method, path, options in secret_requests(secret):
                 kind = {"content-type": "application/json"} if method == "POST" else {}
-                answer = client.request(method, path, headers=right | kind, **words)  # type: ignore[arg-type]
+                answer = client.request(method, path, headers=right | kind, **options)  # type: ignore[arg-type]
                 assert answer.status_code in (400, 401, 403, 404, 422, 429, 503), (path, answer.text)
                 answers.append(answer)
             plain = secret.replace("\n", "")
@@ -81,13 +81,13 @@ def test_no_canary_is_anywhere(home: Path, tmp_path: Path, monkeypatch: pytest.M
         for path in ("doctor", "schema?name=settings", "audit?limit=1000", "tokens", "chains", "openapi.json"):
             answers.append(client.get(f"/api/v1/{path}", headers=right))
             assert answers[-1].status_code == 200, path
-    texts = [one.text + str(one.headers) for one in answers]
+    texts = [answer.text + str(answer.headers) for answer in answers]
     texts += [
         path.read_bytes().decode("latin-1")
         for path in home.rglob("*")
         if path.is_file() and path.name != "prefect-auth-string"
     ]
     assert len(texts) > 100
-    for canary in (*HIDDEN, *OPERATORS.values(), own.partition(":")[2], token):
-        found = [text[max(0, text.index(canary) - 200) :][:400] for text in texts if canary in text]
-        assert found == [], canary
+    for canary in (*HIDDEN, *OPERATORS.values(), auth.partition(":")[2], token):
+        leaks = [text[max(0, text.index(canary) - 200) :][:400] for text in texts if canary in text]
+        assert leaks == [], canary

@@ -50,10 +50,10 @@ QUICK = ("loop", "repetition", "recursion")
 @pytest.fixture
 def children() -> Iterator[list[LimitedTemplate]]:
     """The children of a test, which it ends."""
-    made: list[LimitedTemplate] = []
-    yield made
-    for one in made:
-        one.stop()
+    templates: list[LimitedTemplate] = []
+    yield templates
+    for template in templates:
+        template.stop()
 
 
 def cases() -> list[Any]:
@@ -64,10 +64,10 @@ def cases() -> list[Any]:
 def test_a_rendering_ends_within_its_limits(name: str, children: list[LimitedTemplate]) -> None:
     child = LimitedTemplate(ATTACKS[name])
     children.append(child)
-    mine = psutil.Process().memory_info().rss
+    rss_bytes = psutil.Process().memory_info().rss
     with pytest.raises(TemplateLimit, match="E-CHAT-TEMPLATE: The chat template used more"):
         child.render(json.dumps({"messages": FOUR}))
-    assert psutil.Process().memory_info().rss - mine < 64 << 20
+    assert psutil.Process().memory_info().rss - rss_bytes < 64 << 20
     assert child.process is None or child.process.poll() is None  # it is gone, or it answered and lives
 
 
@@ -121,11 +121,11 @@ def test_a_child_knows_nothing_of_the_environment(
 
 def test_renderers_of_one_template_share_a_child_that_ends_with_them() -> None:
     before = set(psutil.Process().children())
-    one, other = open_limited("{{ messages[0].content }}!"), open_limited("{{ messages[0].content }}!")
-    assert one is other
-    assert one.render('{"messages": [{"content": "\\ud83c"}]}') == "\ud83c!"  # half a character passes as it is
+    first, second = open_limited("{{ messages[0].content }}!"), open_limited("{{ messages[0].content }}!")
+    assert first is second
+    assert first.render('{"messages": [{"content": "\\ud83c"}]}') == "\ud83c!"  # half a character passes as it is
     assert len(set(psutil.Process().children()) - before) == 1
-    del one, other
+    del first, second
     assert set(psutil.Process().children()) == before
 
 
@@ -149,8 +149,8 @@ def test_the_child_writes_what_transformers_writes(name: str) -> None:
     assert here.is_trusted
     assert not there.is_trusted
     for flavour in Flavour:
-        for one in samples(flavour):
-            assert written(there, one.turns, one.tools) == written(here, one.turns, one.tools)
+        for sample in samples(flavour):
+            assert written(there, sample.turns, sample.tools) == written(here, sample.turns, sample.tools)
 
 
 def written(renderer: Renderer, turns: list[Any], tools: Any) -> str:

@@ -47,11 +47,17 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("field", Settings.model_fields)
 def test_every_setting_reaches_services_and_children(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, known = f"TRAINYARD_{field.upper()}", settings()  # read before the variable has a value that may not fit
+    name, current_settings = (
+        f"TRAINYARD_{field.upper()}",
+        settings(),
+    )  # read before the variable has a value that may not fit
     monkeypatch.setenv(name, "1")
-    services = [service_environment(known, "http://127.0.0.1:1", one) for one in ("api", "worker", "watchdog")]
-    for found in (child_environment(), server_environment(speaks_with_prefect=True), *services):
-        assert name in found
+    services = [
+        service_environment(current_settings, "http://127.0.0.1:1", service)
+        for service in ("api", "worker", "watchdog")
+    ]
+    for environment in (child_environment(), server_environment(speaks_with_prefect=True), *services):
+        assert name in environment
 
 
 def environ_of(process: psutil.Process) -> dict[str, str]:
@@ -60,20 +66,20 @@ def environ_of(process: psutil.Process) -> dict[str, str]:
     )
 
 
-def judge(told: dict[str, str]) -> None:
+def judge(environment: dict[str, str]) -> None:
     """Nothing that was planted is there, under no name; what a child needs is."""
-    assert [name for name, value in told.items() if SECRET in value] == []
-    assert NEEDED.items() <= told.items()
+    assert [name for name, value in environment.items() if SECRET in value] == []
+    assert NEEDED.items() <= environment.items()
 
 
 @contextmanager
 def only_child() -> Iterator[list[psutil.Process]]:
     """The one process that the block starts, by what is in the list when it is left."""
     before = set(psutil.Process().children())
-    found: list[psutil.Process] = []
-    yield found
-    found += set(psutil.Process().children()) - before
-    assert len(found) == 1
+    children: list[psutil.Process] = []
+    yield children
+    children += set(psutil.Process().children()) - before
+    assert len(children) == 1
 
 
 def test_a_supervised_child(tmp_path: Path) -> None:
@@ -81,27 +87,27 @@ def test_a_supervised_child(tmp_path: Path) -> None:
     program = "import pathlib; pathlib.Path('environ').write_bytes(pathlib.Path('/proc/self/environ').read_bytes())"
     argv = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}"]
     assert supervise(argv, tmp_path, env={"RANK": "0"}).status is Status.DONE
-    given = dict(entry.split("=", 1) for entry in (tmp_path / "environ").read_text().split("\0") if "=" in entry)
-    judge(given)
-    assert given["RANK"] == "0"
+    environment = dict(entry.split("=", 1) for entry in (tmp_path / "environ").read_text().split("\0") if "=" in entry)
+    judge(environment)
+    assert environment["RANK"] == "0"
     assert (tmp_path / "environ").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_child_that_renders_a_prompt() -> None:
     child = PromptChild("Say {{ document }}.")
-    with only_child() as found:
+    with only_child() as children:
         child.open_prompt()
     try:
-        judge(environ_of(found[0]))
+        judge(environ_of(children[0]))
     finally:
         child.stop()
 
 
 def test_the_writer_of_the_graph(home: Path) -> None:
     with open_graph("", load_settings(home=home)) as graph:
-        with only_child() as found:
+        with only_child() as children:
             graph.stats()
-        judge(environ_of(found[0]))
+        judge(environ_of(children[0]))
     assert (home / "graph").stat().st_mode & 0o077 == 0
 
 
@@ -120,25 +126,25 @@ def test_the_child_that_tries_a_template(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_service_gets_prefects_variables_and_no_others(home: Path) -> None:
-    given = load_settings(home=home)
-    told = service_environment(given, "http://127.0.0.1:4200/api")
-    secrets = {name for name, value in told.items() if value == SECRET}
+    service_settings = load_settings(home=home)
+    environment = service_environment(service_settings, "http://127.0.0.1:4200/api")
+    secrets = {name for name, value in environment.items() if value == SECRET}
     assert secrets <= {"PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"}
-    service = spawn(given, "sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], told, "")
+    service = spawn(service_settings, "sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], environment, "")
     try:
-        assert environ_of(psutil.Process(service.pid)) == told
+        assert environ_of(psutil.Process(service.pid)) == environment
         assert Path(service.log).stat().st_mode & 0o777 == 0o600
     finally:
-        stop(given, "sleeper")
+        stop(service_settings, "sleeper")
 
 
 def test_the_worker_gets_the_keys_of_the_endpoints_and_what_the_operator_lists(home: Path) -> None:
     endpoints = {"gpt": {"base_url": "http://198.51.100.7/v1", "api_key_env": "OPENAI_API_KEY"}}
-    given = load_settings(home=home, endpoints=endpoints, worker_variables=["ANYTHING_ELSE"])
-    worker = service_environment(given, "http://127.0.0.1:4200/api", "worker")
+    service_settings = load_settings(home=home, endpoints=endpoints, worker_variables=["ANYTHING_ELSE"])
+    worker = service_environment(service_settings, "http://127.0.0.1:4200/api", "worker")
     assert worker["OPENAI_API_KEY"] == worker["ANYTHING_ELSE"] == worker["TRAINYARD_TOKEN"] == SECRET
     assert "AWS_SECRET_ACCESS_KEY" not in worker
-    server = service_environment(given, "http://127.0.0.1:4200/api")
+    server = service_environment(service_settings, "http://127.0.0.1:4200/api")
     assert not {"OPENAI_API_KEY", "ANYTHING_ELSE", "TRAINYARD_TOKEN"} & set(server)
 
 
@@ -166,9 +172,9 @@ def test_only_a_training_that_writes_to_a_listed_bucket_gets_what_opens_it(
 
 def test_an_installation_finds_its_packages_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://198.51.100.7/simple")
-    told = installer_environment()
-    judge(told)
-    assert told["PIP_INDEX_URL"] == "https://198.51.100.7/simple"
+    environment = installer_environment()
+    judge(environment)
+    assert environment["PIP_INDEX_URL"] == "https://198.51.100.7/simple"
     assert "PIP_INDEX_URL" not in child_environment()
 
 
@@ -181,22 +187,22 @@ FORGOTTEN = {
 
 def test_every_process_is_started_with_an_environment_of_its_own() -> None:
     """A call without `env`, or with all of `os.environ`, hands every secret of the shell on."""
-    found: list[str] = []
+    calls: list[str] = []
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
         text = path.read_text(encoding="utf-8")
         if "**os.environ" in text:
-            found.append(name)
+            calls.append(name)
         if "subprocess" not in text:
             continue
         for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
             called = ast.unparse(call.func)
             if called not in ("subprocess.Popen", "subprocess.run", "subprocess.check_output", "Popen"):
                 continue
-            given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-            if "env" not in given or "os.environ" in given["env"]:
-                found.append(f"{name}:{call.lineno}")
-    assert {where.partition(":")[0] for where in found} <= FORGOTTEN, found
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+            if "env" not in keywords or "os.environ" in keywords["env"]:
+                calls.append(f"{name}:{call.lineno}")
+    assert {where.partition(":")[0] for where in calls} <= FORGOTTEN, calls
 
 
 def test_a_home_that_others_could_read_is_closed(home: Path) -> None:
@@ -210,13 +216,13 @@ def test_a_home_that_others_could_read_is_closed(home: Path) -> None:
     (home / "runs" / "link").symlink_to(outside)
     (home / "runs" / "rows.jsonl").chmod(0o644)
     home.chmod(0o755)
-    said: list[str] = []
-    with exclusive(load_settings(home=home), said.append):
+    messages: list[str] = []
+    with exclusive(load_settings(home=home), messages.append):
         modes = {path.name: path.lstat().st_mode & 0o777 for path in home.rglob("*") if not path.is_symlink()}
     assert modes["runs"] == modes["program"] == modes["services"] == 0o700
     assert modes["rows.jsonl"] == 0o600
     assert home.stat().st_mode & 0o777 == 0o700
     assert outside.stat().st_mode & 0o777 == 0o644, "what a link leads to is somebody else's"
-    assert len(said) == 1
-    assert "closed" in said[0]
+    assert len(messages) == 1
+    assert "closed" in messages[0]
     assert close_to_others(home) == 0

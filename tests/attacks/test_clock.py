@@ -53,9 +53,9 @@ def clock_stepped(folder: Path, seconds: int) -> Iterator[None]:
 @pytest.fixture
 def process(home: Path) -> Iterator[psutil.Process]:
     """A living service named `sleeper`."""
-    found = spawn(settings(), "sleeper", SLEEP, os.environ, "http://nowhere").process()
-    assert found is not None
-    yield found
+    process = spawn(settings(), "sleeper", SLEEP, os.environ, "http://nowhere").process()
+    assert process is not None
+    yield process
     stop(settings(), "sleeper", grace_s=2)
 
 
@@ -75,12 +75,12 @@ def test_nothing_is_lost(process: psutil.Process, seconds: int, tmp_path: Path) 
     tree = ProcessTree(os.getpid())
     with device_lock(here.services / "cpu-0.lock", run="one"), clock_stepped(tmp_path / "proc", seconds):
         assert psutil.Process(pid).create_time() == pytest.approx(before + seconds, abs=0.1), "the step is seen"
-        service, found = running(here, "sleeper"), embedded.instance(here)
+        service, instance = running(here, "sleeper"), embedded.instance(here)
         assert service is not None
-        assert found is not None
-        assert {service.pid, found.pid} == {pid}
-        assert find_service(record_path(here, "mlx-default-bot")) == found
-        assert find_service(server.service.record) == found
+        assert instance is not None
+        assert {service.pid, instance.pid} == {pid}
+        assert find_service(record_path(here, "mlx-default-bot")) == instance
+        assert find_service(server.service.record) == instance
         assert owner_alive(owner) is True
         assert str(holder(here.services / "cpu-0.lock")) == f"process {os.getpid()} of run one"
         tree.refresh()

@@ -58,7 +58,7 @@ class Place:
 
     @property
     def process(self) -> psutil.Process:
-        return next(one for one in psutil.Process().children() if f"{self.port}" in one.cmdline())
+        return next(child for child in psutil.Process().children() if f"{self.port}" in child.cmdline())
 
     def send(self, method: str, path: str, body: Any = None, accept: str = "*/*") -> socket.socket:
         """A connection on which a whole request was sent."""
@@ -80,7 +80,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     home = tmp_path_factory.mktemp("api") / "home"
     with pytest.MonkeyPatch.context() as patch, silent_server() as prefect:
         patch.delenv("PREFECT_HOME", raising=False)
@@ -134,7 +134,7 @@ class SilentServer:
 
     def is_left(self) -> bool:
         """Whether a client has come, and each one has closed its connection."""
-        return bool(self.connections) and all(is_closed(one) for one in self.connections)
+        return bool(self.connections) and all(is_closed(connection) for connection in self.connections)
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -182,12 +182,12 @@ def wait_until(true: Callable[[], bool], seconds: float) -> float | None:
     return time.monotonic() - began
 
 
-def cpu_of(place: Place) -> float:
+def cpu_of(service: Place) -> float:
     """CPU seconds that the service and its children use within a second."""
-    family = [place.process, *place.process.children(recursive=True)]
-    before = sum(sum(one.cpu_times()[:2]) for one in family)
+    family = [service.process, *service.process.children(recursive=True)]
+    before = sum(sum(process.cpu_times()[:2]) for process in family)
     time.sleep(1)
-    return sum(sum(one.cpu_times()[:2]) for one in family if one.is_running()) - before
+    return sum(sum(process.cpu_times()[:2]) for process in family if process.is_running()) - before
 
 
 # --- nothing begins -------------------------------------------------------------------------------------------------
@@ -233,17 +233,17 @@ def value_for(field: dict[str, Any], schema: dict[str, Any]) -> Any:
     return VALUES.get(field.get("type", "string"), "x")
 
 
-def occupy(place: Place) -> list[socket.socket]:
+def occupy(service: Place) -> list[socket.socket]:
     """Keep every thread of the service waiting for Prefect."""
-    return [place.send("GET", "/api/v1/jobs") for _ in range(MAX_WORKING)]
+    return [service.send("GET", "/api/v1/jobs") for _ in range(MAX_WORKING)]
 
 
-def test_nothing_begins_for_a_caller_who_left_while_it_waited(place: Place) -> None:
+def test_nothing_begins_for_a_caller_who_left_while_it_waited(service: Place) -> None:
     """Each operation of the table, also one that changes something: none has an answer of its own."""
-    occupied = occupy(place)
+    occupied = occupy(service)
     time.sleep(2)
-    before = place.counts()
-    waiting = [place.send(*request_for(name)) for name in REMOTE]
+    before = service.counts()
+    waiting = [service.send(*request_for(name)) for name in REMOTE]
     time.sleep(2)
     for connection in waiting:
         connection.close()
@@ -252,24 +252,24 @@ def test_nothing_begins_for_a_caller_who_left_while_it_waited(place: Place) -> N
         connection.close()
 
     def answers() -> dict[str, set[str]]:
-        found = dict[str, set[str]]()
-        for (name, status), count in place.counts().items():
+        path_statuses = dict[str, set[str]]()
+        for (name, status), count in service.counts().items():
             if count > before.get((name, status), 0):
-                found.setdefault(name, set()).add(status)
-        return found
+                path_statuses.setdefault(name, set()).add(status)
+        return path_statuses
 
     assert wait_until(lambda: answers().keys() >= set(REMOTE), 20) is not None, set(REMOTE) - answers().keys()
-    others = {name: statuses for name, statuses in answers().items() if name in REMOTE and statuses != {CLOSED}}
-    assert others == {}
-    assert cpu_of(place) < 0.5
+    other_statuses = {name: statuses for name, statuses in answers().items() if name in REMOTE and statuses != {CLOSED}}
+    assert other_statuses == {}
+    assert cpu_of(service) < 0.5
 
 
-def test_a_small_draft_is_expanded_at_once(place: Place) -> None:
+def test_a_small_draft_is_expanded_at_once(service: Place) -> None:
     """A child of its own does not make the editor slow."""
     chain = {"name": "c", "nodes": [{"type": "data_source", "config": {"path": "x.jsonl"}}, {"type": "trainer"}]}
     seconds = list[float]()
-    with httpx.Client(base_url=f"http://127.0.0.1:{place.port}/api/v1", timeout=60) as client:
-        client.headers["authorization"] = f"Bearer {place.token}"
+    with httpx.Client(base_url=f"http://127.0.0.1:{service.port}/api/v1", timeout=60) as client:
+        client.headers["authorization"] = f"Bearer {service.token}"
         for _ in range(8):
             began = time.monotonic()
             assert client.post("/chains/expand", json={"target": chain}).status_code == 200
@@ -291,18 +291,18 @@ EXPENSIVE = {
 
 
 @pytest.mark.parametrize("case", EXPENSIVE)
-def test_what_only_makes_an_answer_ends_with_its_caller(place: Place, case: str) -> None:
+def test_what_only_makes_an_answer_ends_with_its_caller(service: Place, case: str) -> None:
     name, path = EXPENSIVE[case]
-    before = place.counts().get((name, CLOSED), 0)
+    before = service.counts().get((name, CLOSED), 0)
     body = {"chains expand": {"target": LARGE_CHAIN}, "jobs verify": {}}.get(name)
-    connections = [place.send(route_of(name)[0], path, body) for _ in range(3)]
+    connections = [service.send(route_of(name)[0], path, body) for _ in range(3)]
     time.sleep(1)
-    assert not any(is_answered(one) for one in connections), "it takes longer than its caller stays"
+    assert not any(is_answered(connection) for connection in connections), "it takes longer than its caller stays"
     for connection in connections:
         connection.close()
-    ended = wait_until(lambda: place.counts().get((name, CLOSED), 0) >= before + 3, LEFT_S)
-    assert ended is not None, place.counts()
-    left = cpu_of(place)
+    ended = wait_until(lambda: service.counts().get((name, CLOSED), 0) >= before + 3, LEFT_S)
+    assert ended is not None, service.counts()
+    left = cpu_of(service)
     print(f"{case}: ended after {ended:.2f} s, {left:.2f} s of CPU left in the second after it")
     assert left < 0.5
 

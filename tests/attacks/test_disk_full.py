@@ -50,13 +50,13 @@ with child_contract(Path(sys.argv[1])) as events:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 4 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=False)
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], check=False)
     if mounted.returncode:
         pytest.skip("this container may not mount a tmpfs")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    yield mount
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
 
 def fill(disk: Path, leave_bytes: int = 0) -> None:
@@ -159,9 +159,9 @@ def test_nothing_is_started_below_the_floor(tmp_path: Path) -> None:
     chain = tmp_path / "chain.yaml"
     (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
     chain.write_text("name: one\nnodes:\n- {id: data, type: data_source, config: {path: rows.jsonl}}\n")
-    own = here.model_copy(update={"working_folder": tmp_path})
-    resolved = resolve_chain(parse_request(str(chain)).spec, own)
-    assert [one.code for one in list_refusals(resolved, own)][:1] == ["E-DISK-FULL"]
+    disk_settings = here.model_copy(update={"working_folder": tmp_path})
+    resolved = resolve_chain(parse_request(str(chain)).spec, disk_settings)
+    assert [refusal.code for refusal in list_refusals(resolved, disk_settings)][:1] == ["E-DISK-FULL"]
 
 
 def test_no_night_is_begun_below_the_floor(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ TOKENS = "/api/v1/tokens"
 def outside_address() -> str:
     """An address of this machine besides loopback."""
     rows = [row for each in psutil.net_if_addrs().values() for row in each if row.family == socket.AF_INET]
-    found = next((row.address for row in rows if not is_loopback(row.address)), None)
-    if found is None:
+    address = next((row.address for row in rows if not is_loopback(row.address)), None)
+    if address is None:
         pytest.skip("this machine has no address besides loopback")
-    return found
+    return address
 
 
 def test_tls_beyond_loopback_and_plain_on_it(home: Path, tmp_path: Path) -> None:

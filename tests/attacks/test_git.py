@@ -30,7 +30,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def places(originals: Path, tmp_path: Path) -> tuple[Path, Path]:
+def folders(originals: Path, tmp_path: Path) -> tuple[Path, Path]:
     """(repository inside the root, secret repository outside of it)."""
     inside, outside = tmp_path / "root" / "inside", tmp_path / "outside"
     shutil.copytree(originals / "inside", inside)
@@ -60,9 +60,9 @@ def link_fan_out(inside: Path, outside: Path) -> None:
 
 def link_loose_objects(inside: Path, outside: Path) -> None:
     for file in (outside / ".git/objects").glob("??/*"):
-        place = inside / ".git/objects" / file.parent.name
-        place.mkdir(exist_ok=True)
-        (place / file.name).symlink_to(file)
+        object_folder = inside / ".git/objects" / file.parent.name
+        object_folder.mkdir(exist_ok=True)
+        (object_folder / file.name).symlink_to(file)
 
 
 def link_packs(inside: Path, outside: Path) -> None:
@@ -160,8 +160,8 @@ ATTACKS: list[Callable[[Path, Path], None]] = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=[attack.__name__ for attack in ATTACKS])
-def test_nothing_outside_of_the_roots_is_read(attack: Callable[[Path, Path], None], places: tuple[Path, Path]) -> None:
-    inside, outside = places
+def test_nothing_outside_of_the_roots_is_read(attack: Callable[[Path, Path], None], folders: tuple[Path, Path]) -> None:
+    inside, outside = folders
     attack(inside, outside)
     if (inside / ".git/refs/heads/main").is_file():
         point_head(inside, outside)
@@ -169,8 +169,8 @@ def test_nothing_outside_of_the_roots_is_read(attack: Callable[[Path, Path], Non
         open_repository(inside, (inside.parent,), Limits())
 
 
-def test_the_data_source_refuses_it_too(places: tuple[Path, Path], tmp_path: Path) -> None:
-    inside, outside = places
+def test_the_data_source_refuses_it_too(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    inside, outside = folders
     link_objects(inside, outside)
     point_head(inside, outside)
     with pytest.raises(Refused, match="R-PATH-ROOT") as error:
@@ -178,8 +178,8 @@ def test_the_data_source_refuses_it_too(places: tuple[Path, Path], tmp_path: Pat
     assert SECRET not in str(error.value)
 
 
-def test_links_that_stay_inside_are_followed(places: tuple[Path, Path], tmp_path: Path) -> None:
-    inside, _ = places
+def test_links_that_stay_inside_are_followed(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    inside, _ = folders
     shutil.move(inside / ".git/objects", inside.parent / "store")
     (inside / ".git/objects").symlink_to(inside.parent / "store")
     (inside / ".git/hooks").mkdir(exist_ok=True)
@@ -190,14 +190,16 @@ def test_links_that_stay_inside_are_followed(places: tuple[Path, Path], tmp_path
 
 
 @pytest.mark.faults
-def test_trees_that_name_each_other_end_in_a_code(places: tuple[Path, Path]) -> None:
+def test_trees_that_name_each_other_end_in_a_code(folders: tuple[Path, Path]) -> None:
     """Ten levels of ten names are 10**10 files in a few kilobytes."""
-    inside, _ = places
+    inside, _ = folders
     blob = git(inside, "rev-parse", "HEAD:note.md")
     lines = "".join(f"100644 blob {blob}\tn{number}.md\n" for number in range(10))
     for _ in range(10):
-        made = subprocess.run(["git", "-C", inside, "mktree"], input=lines, capture_output=True, text=True, check=True)
-        tree = made.stdout.strip()
+        mktree = subprocess.run(
+            ["git", "-C", inside, "mktree"], input=lines, capture_output=True, text=True, check=True
+        )
+        tree = mktree.stdout.strip()
         lines = "".join(f"040000 tree {tree}\tt{number}\n" for number in range(10))
     bomb = git(inside, "commit-tree", tree, "-m", "Bomb")
     (inside / ".git/refs/heads/main").write_text(bomb + "\n")

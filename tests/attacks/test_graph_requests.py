@@ -75,7 +75,7 @@ def test_malformed_bodies_are_never_500(client: httpx.Client) -> None:
         for path in ("query", "mutate", "has")
         for body in BODIES
     }
-    assert {asked: answer.text for asked, answer in answers.items() if answer.status_code not in (200, 413, 422)} == {}
+    assert {name: answer.text for name, answer in answers.items() if answer.status_code not in (200, 413, 422)} == {}
     bad = answers["query", '{"cypher": "RETURN 1", "parameters": [1]}']
     assert bad.json()["error"]["code"] == "E-GRAPH-QUERY"
     assert client.get("/v1/graph/stats").status_code == 200
@@ -84,17 +84,17 @@ def test_malformed_bodies_are_never_500(client: httpx.Client) -> None:
 @pytest.mark.parametrize("query", [SLOW, pytest.param(STUBBORN, marks=pytest.mark.faults)], ids=["slow", "stubborn"])
 @pytest.mark.faults
 def test_one_slow_query_does_not_keep_the_others_waiting(client: httpx.Client, query: dict[str, str]) -> None:
-    found: list[httpx.Response] = []
-    one = threading.Thread(target=lambda: found.append(client.post("/v1/graph/query", json=query)))
-    one.start()
+    responses: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: responses.append(client.post("/v1/graph/query", json=query)))
+    thread.start()
     try:
         time.sleep(0.5)
         started = time.monotonic()
         assert client.get("/v1/graph/stats").json()["documents"] == 0
         waited = time.monotonic() - started
     finally:
-        one.join(timeout=QUERY_S + 60)
-    error = found[0].json()["error"]
+        thread.join(timeout=QUERY_S + 60)
+    error = responses[0].json()["error"]
     assert error["code"] == "E-GRAPH-QUERY"
     assert f"{SLICE_S:g} s while others wait" in error["why"]
     assert waited < 25  # its slice and a new writer: 3 s on an idle machine, 30 s and more before
@@ -114,8 +114,10 @@ def test_many_slow_queries_are_refused_but_for_a_few(client: httpx.Client) -> No
     codes: list[str] = []
 
     def ask() -> None:
-        with httpx.Client(base_url=client.base_url, timeout=180, trust_env=False) as own:
-            codes.append(own.post("/v1/graph/query", content=json.dumps(SLOW), headers=JSON).json()["error"]["code"])
+        with httpx.Client(base_url=client.base_url, timeout=180, trust_env=False) as own_client:
+            codes.append(
+                own_client.post("/v1/graph/query", content=json.dumps(SLOW), headers=JSON).json()["error"]["code"]
+            )
 
     threads = [threading.Thread(target=ask) for _ in range(3 * MAX_QUERIES)]
     for thread in threads:

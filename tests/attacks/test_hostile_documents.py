@@ -32,24 +32,24 @@ MOST_BYTES = 2 << 30
 
 @pytest.fixture(scope="module", autouse=True)
 def service() -> Iterator[ReadingService]:
-    with kept_service() as kept:
-        yield kept
+    with kept_service() as running_service:
+        yield running_service
 
 
 def folder_with(folder: Path, name: str, data: bytes) -> Path:
     """A folder with the attack between two good documents."""
-    place = folder / "given"
-    place.mkdir()
-    (place / "a.md").write_text(GOOD)
-    (place / name).write_bytes(data)
-    (place / "z.md").write_text(GOOD.replace("Rails", "Ties"))
-    return place
+    path = folder / "given"
+    path.mkdir()
+    (path / "a.md").write_text(GOOD)
+    (path / name).write_bytes(data)
+    (path / "z.md").write_text(GOOD.replace("Rails", "Ties"))
+    return path
 
 
 def read_next_to_good(folder: Path, name: str, data: bytes, limits: Limits | None = None) -> Result:
-    place = folder_with(folder, name, data)
+    path = folder_with(folder, name, data)
     (result,) = read_all(
-        folder / "out", settings_for(place), limits=limits, path=str(place), max_bad_fraction=0.5
+        folder / "out", settings_for(path), limits=limits, path=str(path), max_bad_fraction=0.5
     ).values()
     titles = [row.title for row in result.rows]
     assert (titles[0], titles[-1]) == ("Rails", "Ties")
@@ -138,13 +138,13 @@ def test_a_document_over_its_output_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_every_document_gets_its_turn_after_many_breaches(tmp_path: Path) -> None:
-    place = tmp_path / "given"
-    place.mkdir()
+    documents = tmp_path / "given"
+    documents.mkdir()
     for number in range(12):
-        (place / f"{number:02d}.md").write_text(f"# Page {number}\n" if number % 3 else "x" * 9000)
+        (documents / f"{number:02d}.md").write_text(f"# Page {number}\n" if number % 3 else "x" * 9000)
     limits = Limits(text=8000, documents_per_child=4)
     (result,) = read_all(
-        tmp_path / "out", settings_for(place), limits=limits, path=str(place), max_bad_fraction=0.5
+        tmp_path / "out", settings_for(documents), limits=limits, path=str(documents), max_bad_fraction=0.5
     ).values()
     assert [row.title for row in result.rows] == [f"Page {number}" for number in range(12) if number % 3]
     assert result.report["dropped"] == {"too_large": 4}

@@ -28,8 +28,8 @@ LAUGHS = """<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "ha"><!ENTITY b "&a;&a;
 
 @pytest.fixture(scope="module", autouse=True)
 def service() -> Iterator[ReadingService]:
-    with kept_service() as kept:
-        yield kept
+    with kept_service() as running_service:
+        yield running_service
 
 
 def archive(parts: dict[str, bytes | str], base: bytes = b"") -> bytes:
@@ -37,10 +37,10 @@ def archive(parts: dict[str, bytes | str], base: bytes = b"") -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as written:
         if base:
-            with zipfile.ZipFile(io.BytesIO(base)) as given:
-                for entry in given.infolist():
+            with zipfile.ZipFile(io.BytesIO(base)) as base_archive:
+                for entry in base_archive.infolist():
                     if entry.filename not in parts:
-                        written.writestr(entry.filename, given.read(entry))
+                        written.writestr(entry.filename, base_archive.read(entry))
         for name, data in parts.items():
             written.writestr(name, data)
     return stream.getvalue()
@@ -138,15 +138,15 @@ ATTACKS: dict[str, tuple[str, Callable[[], bytes], tuple[str, ...]]] = {
 
 def test_each_attack_costs_only_itself(tmp_path: Path) -> None:
     """One folder with all of them, so that those behind an attack are seen to be read."""
-    place = tmp_path / "given"
-    place.mkdir()
+    documents = tmp_path / "given"
+    documents.mkdir()
     names = {}
     for number, (attack, (name, data, reasons)) in enumerate(ATTACKS.items()):
         names[f"{number:02}-{name}"] = attack, reasons
-        (place / f"{number:02}-{name}").write_bytes(data())
-        (place / f"{number:02}-z.md").write_text(f"# Good {number}\n\nA text.\n")
+        (documents / f"{number:02}-{name}").write_bytes(data())
+        (documents / f"{number:02}-z.md").write_text(f"# Good {number}\n\nA text.\n")
     began = time.monotonic()
-    (result,) = read_all(tmp_path / "out", settings_for(place), path=str(place), max_bad_fraction=0.6).values()
+    (result,) = read_all(tmp_path / "out", settings_for(documents), path=str(documents), max_bad_fraction=0.6).values()
     assert time.monotonic() - began < MOST_S * len(ATTACKS)
     assert [row.title for row in result.rows] == [f"Good {number}" for number in range(len(ATTACKS))]
     found = {entry["source"].rpartition(":")[0]: entry["reason"] for entry in result.quarantine}

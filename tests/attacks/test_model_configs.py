@@ -116,14 +116,14 @@ ELSEWHERE = {"trainyard/workers/trainyard_worker/unsloth_engine.py"}
 
 def loads_of(path: Path) -> list[tuple[str, int, bool]]:
     """(class, line, whether the attention is passed) of every call in a file that builds a transformers model."""
-    found = []
+    loads = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = ast.unparse(node.func.value)
             if node.func.attr in ("from_pretrained", "from_config") and owner.split(".")[-1] in MODEL_CLASSES:
                 passed = any(keyword.arg == "attn_implementation" for keyword in node.keywords)
-                found.append((owner, node.lineno, passed))
-    return found
+                loads.append((owner, node.lineno, passed))
+    return loads
 
 
 def test_every_model_of_the_product_is_loaded_with_an_attention_that_we_name() -> None:
@@ -134,7 +134,7 @@ def test_every_model_of_the_product_is_loaded_with_an_attention_that_we_name() -
         for _, line, passed in loads_of(path)
     }
     assert len(calls) >= 5
-    assert [place for place, passed in calls.items() if not passed] == []
+    assert [call for call, passed in calls.items() if not passed] == []
 
 
 def test_a_model_that_does_not_fit_is_refused_before_memory_is_taken(model: Path) -> None:

@@ -84,16 +84,16 @@ def test_too_many_prompts_tokens_or_logprobs_are_refused_before_any_work(attacke
     long = attacked.refused("/v1/completions", model="tiny", prompt=[[5] * 2000] * 40, max_tokens=1)
     assert long[0] == 400
     assert "80,040 tokens" in long[1]
-    shown = attacked.refused("/v1/completions", model="tiny", prompt=[[5] * 1000] * 60, max_tokens=0, logprobs=20)
-    assert shown[0] == 400
-    assert "1,048,576 log probabilities" in shown[1]
+    response = attacked.refused("/v1/completions", model="tiny", prompt=[[5] * 1000] * 60, max_tokens=0, logprobs=20)
+    assert response[0] == 400
+    assert "1,048,576 log probabilities" in response[1]
 
 
 def test_the_work_stops_when_the_client_hangs_up(attacked: Attacked) -> None:
     """Forty prompts of 1,000 tokens take minutes; half a second later nobody waits for them, and nobody else does."""
     body = json.dumps({"model": "tiny", "prompt": [[5] * 1200] * 40, "max_tokens": 3, "echo": True, "logprobs": 19})
-    with attacked.connect() as one:
-        one.sendall(request_bytes("/v1/completions", body.encode()))
+    with attacked.connect() as connection:
+        connection.sendall(request_bytes("/v1/completions", body.encode()))
         time.sleep(1)
     busy = psutil.Process(attacked.process.pid).cpu_times()
     assert attacked.alive()
@@ -113,7 +113,7 @@ def test_a_template_that_loops_late_costs_its_own_client_alone(attacked: Attacke
 @pytest.mark.parametrize("alias", ["a\x1b[31m", "a\nb", "\u202ea", " a", "a" * 257, ""])
 def test_an_alias_that_cannot_be_shown_is_refused(attacked: Attacked, alias: str) -> None:
     assert attacked.refused("/v1/aliases", alias=alias, model="tiny")[0] == 400
-    assert [one["id"] for one in attacked.client.get("/v1/models").json()["data"]] == ["tiny"]
+    assert [model["id"] for model in attacked.client.get("/v1/models").json()["data"]] == ["tiny"]
 
 
 def test_aliases_have_a_largest_number(attacked: Attacked) -> None:
@@ -167,11 +167,13 @@ def test_malformed_bodies_and_schemas_are_never_500(attacked: Attacked) -> None:
     answers = [attacked.client.post(path, content=body, headers=headers) for body in BODIES for path in PATHS]
     turns = [{"role": "user", "content": "a"}]
     for schema in SCHEMAS:
-        asked = {"type": "json_schema", "json_schema": {"schema": schema}}
-        chat = {"model": "tiny", "messages": turns, "max_tokens": 8, "response_format": asked}
+        response_format = {"type": "json_schema", "json_schema": {"schema": schema}}
+        chat = {"model": "tiny", "messages": turns, "max_tokens": 8, "response_format": response_format}
         answers.append(attacked.client.post("/v1/chat/completions", json=chat))
     odd = [
-        (one.request.url.path, one.request.content[:80], one.text[:200]) for one in answers if one.status_code >= 500
+        (answer.request.url.path, answer.request.content[:80], answer.text[:200])
+        for answer in answers
+        if answer.status_code >= 500
     ]
     assert odd == []
     assert attacked.refused("/v1/chat/completions", model="tiny", messages=turns, response_format={
@@ -183,9 +185,9 @@ def test_half_requests_are_ended_and_do_not_keep_others_out(attacked: Attacked) 
     """1,500 half heads: the oldest give way to who comes, and all are closed within the deadline."""
     with contextlib.ExitStack() as stack:
         halves = [stack.enter_context(attacked.connect()) for _ in range(1500)]
-        for one in halves:
+        for connection in halves:
             with contextlib.suppress(OSError):  # it gave way already
-                one.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n")
+                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n")
         assert httpx.get(f"http://127.0.0.1:{attacked.port}/health", timeout=20).status_code == 200
         assert psutil.Process(attacked.process.pid).num_fds() < MAX_CONNECTIONS + 100
         deadline = time.monotonic() + 3 * HEAD_S + 20
@@ -196,20 +198,20 @@ def test_half_requests_are_ended_and_do_not_keep_others_out(attacked: Attacked) 
 
 @pytest.mark.faults
 def test_a_half_body_is_ended(attacked: Attacked) -> None:
-    with attacked.connect() as one:
-        one.settimeout(BODY_S + 60)
-        one.sendall(request_bytes("/v1/completions", b'{"model"', length=4000))
-        assert one.recv(100).startswith(b"HTTP/1.1 408")
+    with attacked.connect() as connection:
+        connection.settimeout(BODY_S + 60)
+        connection.sendall(request_bytes("/v1/completions", b'{"model"', length=4000))
+        assert connection.recv(100).startswith(b"HTTP/1.1 408")
     assert attacked.alive()
 
 
 @pytest.mark.faults
 def test_drops_of_a_head_do_not_move_its_deadline(attacked: Attacked) -> None:
-    with attacked.connect() as one:
+    with attacked.connect() as connection:
         started = time.monotonic()
         with contextlib.suppress(OSError):
             while time.monotonic() - started < 6 * HEAD_S:
-                one.sendall(b"G")
+                connection.sendall(b"G")
                 time.sleep(1)
         assert time.monotonic() - started < 4 * HEAD_S
 
@@ -218,7 +220,7 @@ def test_drops_of_a_head_do_not_move_its_deadline(attacked: Attacked) -> None:
 def test_thirty_clients_that_hang_up_leave_a_server_that_answers(attacked: Attacked) -> None:
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1500, "stream": True}).encode()
     for _ in range(30):
-        with attacked.connect() as one:
-            one.sendall(request_bytes("/v1/completions", body))
-            one.recv(200)
+        with attacked.connect() as connection:
+            connection.sendall(request_bytes("/v1/completions", body))
+            connection.recv(200)
     assert attacked.alive()

@@ -142,8 +142,11 @@ def test_a_long_list_of_reasons_is_cut_and_counted() -> None:
 
 @pytest.mark.parametrize("body", [{"template": "qa-pipeline"}, {"dataset": {"path": "a.jsonl"}}])
 def test_a_job_or_a_template_with_too_many_keys_is_one_line_too(body: dict[str, Any]) -> None:
-    given = {**body, "parameters" if "template" in body else "lora": {f"key{number}": 1 for number in range(90_000)}}
-    (reason,) = check(given)
+    long_body = {
+        **body,
+        "parameters" if "template" in body else "lora": {f"key{number}": 1 for number in range(90_000)},
+    }
+    (reason,) = check(long_body)
     assert reason.code == "E-SPEC-SYNTAX"
 
 

@@ -41,8 +41,8 @@ SMALL = Limits(document_memory=8 << 20)
 
 @pytest.fixture(scope="module", autouse=True)
 def service() -> Iterator[ReadingService]:
-    with kept_service() as kept:
-        yield kept
+    with kept_service() as running_service:
+        yield running_service
 
 
 def parser_with(service: ReadingService, limits: Limits) -> Parse:
@@ -57,15 +57,17 @@ def world_with(folder: Path, documents: Mapping[str, bytes], parse: Parse = pars
     night_program.prepare(folder)
     for name, data in documents.items():
         (folder / "documents" / name).write_bytes(data)
-    made = night_program.world(folder)
+    base_world = night_program.world(folder)
 
     @contextmanager
     def graph() -> Iterator[MemoryGraph]:
         yield MemoryGraph()
 
-    corpora = Corpora(made.stores.corpora.root, parse=parse)
+    corpora = Corpora(base_world.stores.corpora.root, parse=parse)
     return replace(
-        made, parse=RememberedParse(parse), stores=replace(made.stores, graph=graph, corpora=corpora, objects=None)
+        base_world,
+        parse=RememberedParse(parse),
+        stores=replace(base_world.stores, graph=graph, corpora=corpora, objects=None),
     )
 
 
@@ -74,7 +76,7 @@ def night(world: NightDeps) -> NightReport:
 
 
 def quarantined(report: NightReport) -> dict[str, str]:
-    return {one.name: one.reason for one in report.phase1.quarantined if one.name != "three.md"}
+    return {document.name: document.reason for document in report.phase1.quarantined if document.name != "three.md"}
 
 
 def json_with_a_key_twice(keys: int) -> bytes:
@@ -139,7 +141,7 @@ def test_a_line_over_its_limit_costs_only_itself(
         stream.write(json.dumps({"diff": "+2", "message": "Two"}).encode() + b"\n")
     reading = corpora.read("engineering", "sft")
     assert len(reading.tuples) == 2
-    assert [(one.line, why in one.reason) for one in reading.invalid] == [(2, True)]
+    assert [(problem.line, why in problem.reason) for problem in reading.invalid] == [(2, True)]
 
 
 def test_no_document_and_no_line_is_parsed_in_the_process_of_the_night(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_no_document_and_no_line_is_parsed_in_the_process_of_the_night(tmp_path:
     finally:
         sys.setprofile(None)
     assert "This is not YAML" in quarantined(report)["a.yaml"]
-    assert [one.valid for one in report.phase2.buckets] == [4, 3]
+    assert [bucket.valid for bucket in report.phase2.buckets] == [4, 3]
     assert any(name.endswith("night/streams.py") for name in called)
     assert [name for name in called if name.endswith(CHILDREN)] == []
 

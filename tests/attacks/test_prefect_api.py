@@ -66,7 +66,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def asked(headers: dict[str, str], method: str = "GET", kind: str = "http") -> list[Message]:
+async def ask_guard(headers: dict[str, str], method: str = "GET", kind: str = "http") -> list[Message]:
     """What the guard sends for one request."""
     sent: list[Message] = []
 
@@ -100,7 +100,7 @@ async def asked(headers: dict[str, str], method: str = "GET", kind: str = "http"
     ],
 )
 async def test_what_our_pages_and_programs_send_is_passed_on(method: str, headers: dict[str, str]) -> None:
-    start = (await asked(headers, method))[0]
+    start = (await ask_guard(headers, method))[0]
     assert start["status"] == 200
     assert (b"content-security-policy", b"frame-ancestors 'none'") in start["headers"]
 
@@ -132,7 +132,7 @@ async def test_what_our_pages_and_programs_send_is_passed_on(method: str, header
     ],
 )
 async def test_what_a_foreign_page_can_send_is_refused(status: int, method: str, headers: dict[str, str]) -> None:
-    start, body = await asked(headers, method)
+    start, body = await ask_guard(headers, method)
     assert start["status"] == status
     assert not [key for key, _ in start["headers"] if key.startswith(b"access-control")]
     assert json.loads(body["body"])["exception_message"].startswith("E-REQUEST-REFUSED")
@@ -142,8 +142,8 @@ async def test_two_hosts_or_origins_are_none() -> None:
     guard = Guard(echo, ORIGINS, as_prefect_answers)
     for name, values in (("host", (b"127.0.0.1:4200", b"evil.example")), ("origin", (OWN.encode(), EVIL.encode()))):
         rows = [(name.encode(), value) for value in values]
-        given = rows if name == "host" else [(b"host", b"127.0.0.1:4200"), *rows]
-        assert guard.refusal({"type": "http", "method": "GET", "headers": given}) is not None
+        header_rows = rows if name == "host" else [(b"host", b"127.0.0.1:4200"), *rows]
+        assert guard.refusal({"type": "http", "method": "GET", "headers": header_rows}) is not None
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_two_hosts_or_origins_are_none() -> None:
     ],
 )
 async def test_a_websocket_is_judged_alike(accepted: bool, headers: dict[str, str]) -> None:
-    (answer,) = await asked(headers, kind="websocket")
+    (answer,) = await ask_guard(headers, kind="websocket")
     assert answer["type"] == ("websocket.accept" if accepted else "websocket.close")
 
 
@@ -165,9 +165,9 @@ async def test_prefect_s_app_behind_the_guard_asks_for_the_string() -> None:
     with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: AUTH, PREFECT_UI_ENABLED: False}):
         app = Guard(create_app(ignore_cache=True), ORIGINS, as_prefect_answers)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=OWN) as client:
-        wanted = {"json": {}, "headers": auth_header("trainyard:another")}
+        request_options = {"json": {}, "headers": auth_header("trainyard:another")}
         assert (await client.post("/api/deployments/filter", json={})).status_code == 401
-        assert (await client.post("/api/deployments/filter", **wanted)).status_code == 401  # type: ignore[arg-type]
+        assert (await client.post("/api/deployments/filter", **request_options)).status_code == 401  # type: ignore[arg-type]
         right = auth_header(AUTH)
         assert (await client.get("/api/version", headers=right)).status_code == 200
         assert (await client.get("/api/version", headers={**right, "host": "evil.example"})).status_code == 400
@@ -285,7 +285,7 @@ class Open(Blank):
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Settings]:
+def own_settings() -> Iterator[Settings]:
     """A home that other users may enter, as far as the folder goes."""
     folder = Path(tempfile.mkdtemp(prefix="trainyard-attack-"))
     folder.chmod(0o755)
@@ -294,10 +294,10 @@ def own() -> Iterator[Settings]:
 
 
 @pytest.fixture(scope="module")
-def server(own: Settings) -> Iterator[Service]:
+def server(own_settings: Settings) -> Iterator[Service]:
     """A server as `trainyard up` starts it."""
-    yield start_server(own, lambda _: None)
-    stop(own, "server")
+    yield start_server(own_settings, lambda _: None)
+    stop(own_settings, "server")
 
 
 @pytest.fixture
@@ -314,8 +314,8 @@ def page() -> Iterator[Page]:
         browser.close()
 
 
-def flows(server: Service, own: Settings) -> list[str]:
-    answer = httpx.post(f"{server.url}/flows/filter", json={}, headers=auth_header(read_auth(own)), timeout=30)
+def flows(server: Service, own_settings: Settings) -> list[str]:
+    answer = httpx.post(f"{server.url}/flows/filter", json={}, headers=auth_header(read_auth(own_settings)), timeout=30)
     return [flow["name"] for flow in answer.raise_for_status().json()]
 
 
@@ -329,22 +329,22 @@ def attacked(page: Page, api: str, address: str) -> tuple[dict[str, str], set[in
 
     page.goto(address)
     page.on("response", note)
-    found: dict[str, str] = page.evaluate(ATTACKS, [api, FLOW])
-    return found, answers
+    outcomes: dict[str, str] = page.evaluate(ATTACKS, [api, FLOW])
+    return outcomes, answers
 
 
 class TestRealServer:
     pytestmark = real
 
-    def test_the_string_is_for_the_home_s_owner(self, server: Service, own: Settings) -> None:
-        assert auth_file(own).stat().st_mode & 0o777 == 0o600
-        assert read_auth(own)
+    def test_the_string_is_for_the_home_s_owner(self, server: Service, own_settings: Settings) -> None:
+        assert auth_file(own_settings).stat().st_mode & 0o777 == 0o600
+        assert read_auth(own_settings)
 
-    def test_a_request_without_the_string_is_refused(self, server: Service, own: Settings) -> None:
+    def test_a_request_without_the_string_is_refused(self, server: Service, own_settings: Settings) -> None:
         paths = ("deployments/filter", "flow_runs/filter", "block_documents/filter", "variables/filter")
         for path in paths:
             assert httpx.post(f"{server.url}/{path}", json={}, timeout=30).status_code == 401
-            right = auth_header(read_auth(own))
+            right = auth_header(read_auth(own_settings))
             assert httpx.post(f"{server.url}/{path}", json={}, headers=right, timeout=30).status_code == 200
         assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
 
@@ -357,13 +357,13 @@ class TestRealServer:
         ],
     )
     def test_the_string_alone_does_not_pass_the_guard(
-        self, server: Service, own: Settings, status: int, headers: dict[str, str]
+        self, server: Service, own_settings: Settings, status: int, headers: dict[str, str]
     ) -> None:
         """A browser that a person is logged in with, made to send what the person does not want."""
-        right = auth_header(read_auth(own))
+        right = auth_header(read_auth(own_settings))
         answer = httpx.post(f"{server.url}/flows/", content=json.dumps(FLOW), headers=right | headers, timeout=30)
         assert answer.status_code == status
-        assert FLOW["name"] not in flows(server, own)
+        assert FLOW["name"] not in flows(server, own_settings)
 
     def test_a_preflight_of_another_origin_allows_nothing(self, server: Service) -> None:
         headers = {"origin": EVIL, "access-control-request-method": "POST"}
@@ -371,12 +371,12 @@ class TestRealServer:
         assert answer.status_code == 403
         assert "access-control-allow-origin" not in answer.headers
 
-    def test_a_socket_with_the_string_stays_and_one_without_ends(self, server: Service, own: Settings) -> None:
+    def test_a_socket_with_the_string_stays_and_one_without_ends(self, server: Service, own_settings: Settings) -> None:
         """Longer than a head may take, which every connection begins with. The silent one is open meanwhile."""
         address = f"{server.url.replace('http', 'ws')}/events/out"
         protocol: Any = ["prefect"]
         with connect(address, subprotocols=protocol) as right, connect(address, subprotocols=protocol) as silent:
-            right.send(json.dumps({"type": "auth", "token": read_auth(own)}))
+            right.send(json.dumps({"type": "auth", "token": read_auth(own_settings)}))
             assert json.loads(right.recv(30)) == {"type": "auth_success"}
             with pytest.raises(ConnectionClosed):
                 silent.recv(CREDENTIALS_S + 30)
@@ -406,53 +406,55 @@ class TestRealServer:
 
     @pytest.mark.browser
     def test_a_page_of_another_origin_reads_and_creates_nothing(
-        self, page: Page, server: Service, own: Settings
+        self, page: Page, server: Service, own_settings: Settings
     ) -> None:
         with serving(LoopbackServer(Blank)) as site:
             for address in (site.url.replace("127.0.0.1", "evil.example"), site.url):
-                found, answers = attacked(page, server.url, address)
-                assert set(found.values()) == {"failed"}, found
+                outcomes, answers = attacked(page, server.url, address)
+                assert set(outcomes.values()) == {"failed"}, outcomes
                 assert answers <= {403}, "the guard refuses, before the string is asked for"
-        assert FLOW["name"] not in flows(server, own)
+        assert FLOW["name"] not in flows(server, own_settings)
 
     @pytest.mark.browser
     def test_the_page_would_succeed_without_the_guard(self, page: Page) -> None:
         """The same page, and a server that believes it: what it sends would create a flow, in five ways."""
         with serving(LoopbackServer(Blank)) as site, serving(LoopbackServer(Open)) as victim:
-            found, _ = attacked(page, f"{victim.url}/api", site.url.replace("127.0.0.1", "evil.example"))
-        assert found["read"].startswith("200")
-        made = [kind for kind, body in Open.bodies if json.loads(body).get("name") == FLOW["name"]]
-        assert len(made) >= 5, Open.bodies
-        assert {"application/json", "text/plain;charset=UTF-8", "text/plain", ""} <= set(made)
+            outcomes, _ = attacked(page, f"{victim.url}/api", site.url.replace("127.0.0.1", "evil.example"))
+        assert outcomes["read"].startswith("200")
+        created_kinds = [kind for kind, body in Open.bodies if json.loads(body).get("name") == FLOW["name"]]
+        assert len(created_kinds) >= 5, Open.bodies
+        assert {"application/json", "text/plain;charset=UTF-8", "text/plain", ""} <= set(created_kinds)
 
     @pytest.mark.browser
     def test_a_name_of_the_attacker_s_that_leads_to_us_is_refused(
-        self, page: Page, server: Service, own: Settings
+        self, page: Page, server: Service, own_settings: Settings
     ) -> None:
         """DNS rebinding: the page comes from the attacker, and then its own name leads to 127.0.0.1."""
         there = server.url.replace("127.0.0.1", "evil.example")
         page.route("**/start", lambda route: route.fulfill(body="<html><body></body></html>", content_type="text/html"))
-        found, answers = attacked(page, there, there.replace("/api", "/start"))
+        outcomes, answers = attacked(page, there, there.replace("/api", "/start"))
         assert answers == {400}
-        assert not [told for told in found.values() if told.startswith("2") or told in ("open", "opaque")], found
+        assert not [
+            outcome for outcome in outcomes.values() if outcome.startswith("2") or outcome in ("open", "opaque")
+        ], outcomes
         assert page.goto(there.replace("/api", "/dashboard")).status == 400  # type: ignore[union-attr]
-        assert FLOW["name"] not in flows(server, own)
+        assert FLOW["name"] not in flows(server, own_settings)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-    def test_another_user_of_the_machine_gets_nothing(self, server: Service, own: Settings) -> None:
-        found = as_nobody(server, auth_file(own))
-        assert found["can enter the home"]
-        assert found["string"] == "PermissionError"
-        assert found["environment of the server"] == "PermissionError"
-        assert found["creating a flow"] == 401
-        assert FLOW["name"] not in flows(server, own)
+    def test_another_user_of_the_machine_gets_nothing(self, server: Service, own_settings: Settings) -> None:
+        findings = as_nobody(server, auth_file(own_settings))
+        assert findings["can enter the home"]
+        assert findings["string"] == "PermissionError"
+        assert findings["environment of the server"] == "PermissionError"
+        assert findings["creating a flow"] == 401
+        assert FLOW["name"] not in flows(server, own_settings)
 
-    def test_the_string_is_nowhere_but_in_its_file(self, server: Service, own: Settings) -> None:
-        text = (read_auth(own) or "").encode()
+    def test_the_string_is_nowhere_but_in_its_file(self, server: Service, own_settings: Settings) -> None:
+        text = (read_auth(own_settings) or "").encode()
         header = auth_header(text.decode())["Authorization"].removeprefix("Basic ").encode()
-        files = [path for path in own.home.rglob("*") if path.is_file() and path != auth_file(own)]
+        files = [path for path in own_settings.home.rglob("*") if path.is_file() and path != auth_file(own_settings)]
         assert len(files) >= 3
-        assert not [path for path in files if text in (found := path.read_bytes()) or header in found]
+        assert not [path for path in files if text in (content := path.read_bytes()) or header in content]
 
 
 @pytest.mark.faults
@@ -511,5 +513,5 @@ def as_nobody(server: Service, secret: Path) -> dict[str, Any]:
     ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    findings: dict[str, Any] = json.loads(done.stdout)
+    return findings

@@ -147,8 +147,8 @@ def test_a_target_at_an_endpoint_gets_its_key(home: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("VLLM_KEY", KEY)
     with vllm_server("org/base", api_key=KEY) as double:
         endpoints = {"house": {"base_url": double.url, "api_key_env": "VLLM_KEY"}}
-        given = load_settings(home=home, endpoints=endpoints)
-        assert ask_target(Target(type=TargetType.VLLM, endpoint="house"), 0, CANDIDATE, given) == []
+        endpoint_settings = load_settings(home=home, endpoints=endpoints)
+        assert ask_target(Target(type=TargetType.VLLM, endpoint="house"), 0, CANDIDATE, endpoint_settings) == []
 
 
 def test_no_address_but_the_endpoints_is_reached_with_its_key(operator: Settings, house: ScriptedServer) -> None:

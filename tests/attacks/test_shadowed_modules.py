@@ -50,8 +50,8 @@ def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
     ],
     ids=" ".join,
 )
-def test_a_command_imports_nothing_of_its_folder(folder: Path, words: tuple[str, ...]) -> None:
-    done = subprocess.run([PROGRAM, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+def test_a_command_imports_nothing_of_its_folder(folder: Path, arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([PROGRAM, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert not (folder / "imported").exists()
     assert "E-BUG" not in done.stderr
     assert "E-DATA-UNREADABLE" not in done.stderr

@@ -75,22 +75,27 @@ class Watch:
 
     def look_at(self, process: Path) -> None:
         try:
-            words, given = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+            command_line, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
             # Between fork and exec a child still has what its parent has.
-            if f"TRAINYARD_HOME={self.home}\0".encode() in given and (process / "cmdline").read_bytes() == words:
-                entries = (entry.partition("=") for entry in given.decode(errors="replace").split("\0"))
-                self.seen[int(process.name), words] = {name: value for name, _, value in entries}
+            if (
+                f"TRAINYARD_HOME={self.home}\0".encode() in environment
+                and (process / "cmdline").read_bytes() == command_line
+            ):
+                entries = (entry.partition("=") for entry in environment.decode(errors="replace").split("\0"))
+                self.seen[int(process.name), command_line] = {name: value for name, _, value in entries}
         except OSError:  # it has ended, or is somebody else's
             return
 
     def kinds(self) -> dict[str, list[dict[str, str]]]:
-        found: dict[str, list[dict[str, str]]] = {}
-        for (_, words), given in self.seen.items():
-            line = words.replace(b"\0", b" ").decode(errors="replace")
+        environments: dict[str, list[dict[str, str]]] = {}
+        for (_, command_line), environment in self.seen.items():
+            line = command_line.replace(b"\0", b" ").decode(errors="replace")
             if "-m trainyard " in line and " serve " not in line:
                 continue  # what a person calls in that shell
-            found.setdefault(next((kind for kind, part in KINDS.items() if part in line), line), []).append(given)
-        return found
+            environments.setdefault(next((kind for kind, part in KINDS.items() if part in line), line), []).append(
+                environment
+            )
+        return environments
 
 
 @contextmanager
@@ -154,8 +159,8 @@ def test_who_has_which_secret(tmp_path: Path, tiny_model: Path) -> None:
                     docs = ("data_source", {"path": "docs"})
                     writer = {"model": "gpt", "count": 4, "prompt": "Write about {{ document }}."}
                     carry_out(stack, chain(stack, "asks", docs, ("ai_generator", writer)))
-                    own = {"model": "gpt", "base_url": stranger.url, "count": 4}
-                    carry_out(stack, chain(stack, "steals", docs, ("ai_generator", own)))
+                    generator_config = {"model": "gpt", "base_url": stranger.url, "count": 4}
+                    carry_out(stack, chain(stack, "steals", docs, ("ai_generator", generator_config)))
                     six = (rows, ("validator", {}), ("trainer", training), ("evaluator", {"samples": 1}))
                     carry_out(stack, chain(stack, "trains", *six))
                     carry_out(stack, chain(stack, "scripts", rows, ("trainer", {**training, "backend": "script"})))
@@ -172,7 +177,7 @@ def test_who_has_which_secret(tmp_path: Path, tiny_model: Path) -> None:
     leaks = [
         (kind, name)
         for kind, all_given in kinds.items()
-        for given in all_given
+        for environment in all_given
         for name in {*PREFECTS, *PLANTED} - HOLDERS.get(kind, set())
         if name in given or PLANTED.get(name, name) in given.values()
     ]

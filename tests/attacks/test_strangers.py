@@ -44,26 +44,26 @@ class Place:
 
     @property
     def process(self) -> psutil.Process:
-        here = (one for one in psutil.Process().children() if f"{self.port}" in one.cmdline())
+        here = (child for child in psutil.Process().children() if f"{self.port}" in child.cmdline())
         return next(here)
 
     def connect(self) -> socket.socket:
-        one = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        one.settimeout(30)
-        return one
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        connection.settimeout(30)
+        return connection
 
     def head(self, path: str, *more: str, token: str = "") -> bytes:
         lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Content-Type: application/json", *more]
         lines += [f"Authorization: Bearer {token}"] if token else []
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
-    def ask(self, method: str, path: str, token: str = "", **given: Any) -> httpx.Response:
-        headers = {**({"authorization": f"Bearer {token}"} if token else {}), **given.pop("headers", {})}
-        return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=60, **given)
+    def ask(self, method: str, path: str, token: str = "", **options: Any) -> httpx.Response:
+        headers = {**({"authorization": f"Bearer {token}"} if token else {}), **options.pop("headers", {})}
+        return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=60, **options)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     home, work = tmp_path_factory.mktemp("api") / "home", tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("PREFECT_API_URL", "PREFECT_HOME"):
@@ -72,107 +72,107 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         patch.setenv("TRAINYARD_WORKING_FOLDER", str(work))
         (work / ".env").write_text("KEY=secret\n")
         (work / "chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 20)
-        own = home / "tenants" / "acme"
-        own.mkdir(parents=True)
-        (own / "own.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 20)
+        tenant_folder = home / "tenants" / "acme"
+        tenant_folder.mkdir(parents=True)
+        (tenant_folder / "own.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 20)
         tokens = TokenFile(home)
         run, read = tokens.create("many", "run", "", 1), tokens.create("acme", "read", "acme", 1)
         with serving() as port:
             yield Place(port, home, work, run, read)
 
 
-def read_answer(one: socket.socket) -> bytes:
-    found = bytearray()
-    while b"\r\n\r\n" not in found and (part := one.recv(1 << 16)):
-        found += part
-    return bytes(found)
+def read_answer(connection: socket.socket) -> bytes:
+    data = bytearray()
+    while b"\r\n\r\n" not in data and (part := connection.recv(1 << 16)):
+        data += part
+    return bytes(data)
 
 
-def status_of(one: socket.socket) -> int:
-    answer = read_answer(one)
+def status_of(connection: socket.socket) -> int:
+    answer = read_answer(connection)
     return int(answer.split()[1]) if answer else 0
 
 
-def test_a_trailer_is_not_a_header(place: Place) -> None:
-    with place.connect() as one:
-        one.sendall(place.head(CHECK, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n")
-        one.sendall(f"Authorization: Bearer {place.run}\r\n\r\n".encode())
-        assert status_of(one) == 401
+def test_a_trailer_is_not_a_header(service: Place) -> None:
+    with service.connect() as connection:
+        connection.sendall(service.head(CHECK, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n")
+        connection.sendall(f"Authorization: Bearer {service.run}\r\n\r\n".encode())
+        assert status_of(connection) == 401
 
 
-def send_for_a_while(one: socket.socket, head: bytes, more: bytes) -> None:
-    one.sendall(head + b"2\r\n{}\r\n")
+def send_for_a_while(connection: socket.socket, head: bytes, more: bytes) -> None:
+    connection.sendall(head + b"2\r\n{}\r\n")
     for _ in range(50):
-        one.sendall(more)
+        connection.sendall(more)
         time.sleep(0.02)
 
 
-def test_endless_trailers_and_extensions_end_the_connection(place: Place) -> None:
+def test_endless_trailers_and_extensions_end_the_connection(service: Place) -> None:
     for more in (b"0\r\n" + b"x-filler: " + b"a" * 500_000, b"1;ext=" + b"a" * 500_000):
-        with place.connect() as one, pytest.raises(OSError, match=r"reset|Broken pipe|closed"):
-            send_for_a_while(one, place.head(CHECK, "Transfer-Encoding: chunked", token=place.read), more)
+        with service.connect() as connection, pytest.raises(OSError, match=r"reset|Broken pipe|closed"):
+            send_for_a_while(connection, service.head(CHECK, "Transfer-Encoding: chunked", token=service.read), more)
 
 
-def test_half_bodies_lock_nobody_out_of_the_login(place: Place) -> None:
-    half = [place.connect() for _ in range(600)]
+def test_half_bodies_lock_nobody_out_of_the_login(service: Place) -> None:
+    half = [service.connect() for _ in range(600)]
     try:
-        for one in half:
-            one.sendall(place.head(LOGIN, "Content-Length: 100") + b"{")
+        for connection in half:
+            connection.sendall(service.head(LOGIN, "Content-Length: 100") + b"{")
         began = time.monotonic()
-        assert place.ask("POST", LOGIN, json={"token": place.run}).status_code == 200
-        assert place.ask("GET", "/dashboard").status_code in (200, 307, 404)
-        assert place.ask("GET", "/health").status_code == 200
+        assert service.ask("POST", LOGIN, json={"token": service.run}).status_code == 200
+        assert service.ask("GET", "/dashboard").status_code in (200, 307, 404)
+        assert service.ask("GET", "/health").status_code == 200
         assert time.monotonic() - began < 60
     finally:
-        for one in half:
-            one.close()
+        for connection in half:
+            connection.close()
 
 
-def test_a_half_body_of_a_stranger_has_five_seconds(place: Place) -> None:
+def test_a_half_body_of_a_stranger_has_five_seconds(service: Place) -> None:
     began = time.monotonic()
-    with place.connect() as one:
-        one.sendall(place.head(LOGIN, "Content-Length: 100") + b"{")
-        assert status_of(one) == 408
+    with service.connect() as connection:
+        connection.sendall(service.head(LOGIN, "Content-Length: 100") + b"{")
+        assert status_of(connection) == 408
     assert 4 < time.monotonic() - began < 60
 
 
-def test_a_long_login_is_refused(place: Place) -> None:
-    assert place.ask("POST", LOGIN, json={"token": "x" * 5_000}).status_code == 413
+def test_a_long_login_is_refused(service: Place) -> None:
+    assert service.ask("POST", LOGIN, json={"token": "x" * 5_000}).status_code == 413
 
 
-def test_the_body_of_a_session_that_is_not_there_is_not_read(place: Place) -> None:
-    with place.connect() as one:
-        head = place.head("/api/v1/sessions/X/forward", f"Content-Length: {LARGEST_MiB * MiB}", token=place.run)
-        one.sendall(head.replace(b"application/json", TENSORS.encode()))
-        assert status_of(one) == 404  # not a byte of it was sent
+def test_the_body_of_a_session_that_is_not_there_is_not_read(service: Place) -> None:
+    with service.connect() as connection:
+        head = service.head("/api/v1/sessions/X/forward", f"Content-Length: {LARGEST_MiB * MiB}", token=service.run)
+        connection.sendall(head.replace(b"application/json", TENSORS.encode()))
+        assert status_of(connection) == 404  # not a byte of it was sent
 
 
-def test_tensors_are_for_sessions_alone(place: Place) -> None:
-    answer = place.ask("POST", CHECK, place.run, content=b"x" * (9 * MiB), headers={"content-type": TENSORS})
+def test_tensors_are_for_sessions_alone(service: Place) -> None:
+    answer = service.ask("POST", CHECK, service.run, content=b"x" * (9 * MiB), headers={"content-type": TENSORS})
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("item", [b"{}", b"[]", b"0", b'""', b'"\\"[["'])
-def test_a_bomb_is_refused_before_it_is_decoded(place: Place, item: bytes) -> None:
+def test_a_bomb_is_refused_before_it_is_decoded(service: Place, item: bytes) -> None:
     body = b'{"files": [' + b",".join([item] * (8 * MiB // (len(item) + 1) - 10)) + b"]}"
-    before, began = place.process.memory_info().rss, time.monotonic()
-    answer = place.ask("POST", CHECK, place.run, content=body, headers={"content-type": "application/json"})
+    before, began = service.process.memory_info().rss, time.monotonic()
+    answer = service.ask("POST", CHECK, service.run, content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (413, "E-BODY-LENGTH")
     assert time.monotonic() - began < 60
-    assert place.process.memory_info().rss - before < 200 * MiB
+    assert service.process.memory_info().rss - before < 200 * MiB
 
 
-def test_long_texts_are_not_taken_for_structure(place: Place) -> None:
+def test_long_texts_are_not_taken_for_structure(service: Place) -> None:
     body = {"files": [{"name": "text", "nodes": [], "notes": "[{,:" * 500_000}]}
-    answer = place.ask("POST", CHECK, place.run, json=body)
+    answer = service.ask("POST", CHECK, service.run, json=body)
     assert answer.status_code == 200
     assert not answer.json()["files"][0]["ok"]
 
 
-def test_names_that_are_used_again_are_other_callers(place: Place) -> None:
-    tokens = TokenFile(place.home)
+def test_names_that_are_used_again_are_other_callers(service: Place) -> None:
+    tokens = TokenFile(service.home)
     first = tokens.create("again", "read", "acme", 1)
-    with httpx.Client(base_url=f"http://127.0.0.1:{place.port}") as browser:
+    with httpx.Client(base_url=f"http://127.0.0.1:{service.port}") as browser:
         assert browser.post(LOGIN, json={"token": first}).status_code == 200
         assert browser.get(LOGIN).json()["tenant"] == "acme"
         tokens.revoke("again")
@@ -181,32 +181,32 @@ def test_names_that_are_used_again_are_other_callers(place: Place) -> None:
         assert browser.get(LOGIN).status_code == 401
 
 
-def test_a_key_of_a_token_that_was_revoked_is_not_that_of_a_new_one(place: Place) -> None:
+def test_a_key_of_a_token_that_was_revoked_is_not_that_of_a_new_one(service: Place) -> None:
     """The same name, another tenant: its chain is stored, and it gets nothing of the first answer."""
-    tokens = TokenFile(place.home)
+    tokens = TokenFile(service.home)
     body = {"name": "keyed", "nodes": [{"type": "data_source", "config": {"path": "own.jsonl"}}, {"type": "trainer"}]}
-    headers, found = {"idempotency-key": "the-same-key"}, list[dict[str, Any]]()
+    headers, chains = {"idempotency-key": "the-same-key"}, list[dict[str, Any]]()
     for tenant in ("acme", "beta"):
         token = tokens.create("keyed", "run", tenant, 1)
-        answers = [place.ask("POST", "/api/v1/chains", token, json=body, headers=headers) for _ in range(2)]
+        answers = [service.ask("POST", "/api/v1/chains", token, json=body, headers=headers) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [201, 201]
         assert answers[0].json()["id"] == answers[1].json()["id"], "the same request is carried out once"
-        found.append(answers[0].json())
-        assert [chain["id"] for chain in place.ask("GET", "/api/v1/chains", token).json()["chains"]] == [
-            found[-1]["id"]
+        chains.append(answers[0].json())
+        assert [chain["id"] for chain in service.ask("GET", "/api/v1/chains", token).json()["chains"]] == [
+            chains[-1]["id"]
         ]
         if tenant == "beta":
-            assert place.ask("GET", f"/api/v1/chains/{found[0]['id']}", token).status_code == 404
+            assert service.ask("GET", f"/api/v1/chains/{chains[0]['id']}", token).status_code == 404
         tokens.revoke("keyed")
-    assert found[0]["id"] != found[1]["id"]
-    assert {one["tenant"] for one in found} == {"acme", "beta"}
+    assert chains[0]["id"] != chains[1]["id"]
+    assert {chain["tenant"] for chain in chains} == {"acme", "beta"}
 
 
-def confined_children(place: Place) -> list[psutil.Process]:
+def confined_children(service: Place) -> list[psutil.Process]:
     """The children that carry out requests: forks of the process from which they are forked."""
-    family = {one.pid: one for one in place.process.children(recursive=True)}
-    forkers = {pid for pid, one in family.items() if "forkserver" in " ".join(one.cmdline())}
-    return [one for one in family.values() if one.ppid() in forkers]
+    family = {child.pid: child for child in service.process.children(recursive=True)}
+    forkers = {pid for pid, child in family.items() if "forkserver" in " ".join(child.cmdline())}
+    return [child for child in family.values() if child.ppid() in forkers]
 
 
 def wait_until(true: Callable[[], bool], seconds: float) -> bool:
@@ -216,35 +216,37 @@ def wait_until(true: Callable[[], bool], seconds: float) -> bool:
     return is_true
 
 
-def test_a_caller_has_two_children_and_four_requests_that_wait(place: Place) -> None:
+def test_a_caller_has_two_children_and_four_requests_that_wait(service: Place) -> None:
     """Two run, four wait, the next one is told when to ask again; all end when their caller hangs up."""
-    assert place.ask("POST", CHECK, place.run, json=SMALL).status_code == 200
-    body, clients = nodes(9_900 * 51), [place.connect() for _ in range(8)]
+    assert service.ask("POST", CHECK, service.run, json=SMALL).status_code == 200
+    body, clients = nodes(9_900 * 51), [service.connect() for _ in range(8)]
     try:
-        for one in clients:
-            one.sendall(place.head(CHECK, f"Content-Length: {len(body)}", token=place.run) + body)
+        for connection in clients:
+            connection.sendall(service.head(CHECK, f"Content-Length: {len(body)}", token=service.run) + body)
         answered, most = list[socket.socket](), 0
         for _ in range(200):
-            most = max(most, len(confined_children(place)))
+            most = max(most, len(confined_children(service)))
             if answered := select.select(clients, (), (), 0.05)[0]:
                 break
         assert most == 2
-        answers = [read_answer(one).lower() for one in answered]
+        answers = [read_answer(connection).lower() for connection in answered]
         assert [int(answer.split()[1]) for answer in answers] == [429] * len(answers)
         assert all(b"\r\nretry-after: " in answer for answer in answers)
-        assert place.ask("POST", CHECK, place.read, json=SMALL).status_code == 200, "another caller has its own places"
-        assert len(confined_children(place)) == 2
+        assert service.ask("POST", CHECK, service.read, json=SMALL).status_code == 200, (
+            "another caller has its own places"
+        )
+        assert len(confined_children(service)) == 2
     finally:
-        for one in clients:
-            one.close()
-    assert wait_until(lambda: not confined_children(place), 5)
-    assert place.ask("POST", CHECK, place.run, json=SMALL).status_code == 200
+        for connection in clients:
+            connection.close()
+    assert wait_until(lambda: not confined_children(service), 5)
+    assert service.ask("POST", CHECK, service.run, json=SMALL).status_code == 200
 
 
-def test_ten_small_requests_at_once_are_all_answered(place: Place) -> None:
+def test_ten_small_requests_at_once_are_all_answered(service: Place) -> None:
     """An editor sends some with each change; two run at a time, and the others wait."""
     with ThreadPoolExecutor(10) as pool:
-        answers = list(pool.map(lambda _: place.ask("POST", CHECK, place.run, json=SMALL), range(10)))
+        answers = list(pool.map(lambda _: service.ask("POST", CHECK, service.run, json=SMALL), range(10)))
     assert [answer.status_code for answer in answers] == [200] * 10
 
 
@@ -254,42 +256,42 @@ OUTSIDE = (
 )  # fmt: skip
 
 
-def test_a_tenant_learns_nothing_of_what_is_not_its_own(place: Place) -> None:
-    (place.home / "tenants" / "acme" / "link.jsonl").symlink_to(place.work / "chats.jsonl")
-    found = [place.ask("GET", "/api/v1/data/preview", place.read, params={"path": path}) for path in OUTSIDE]
-    found.append(place.ask("GET", "/api/v1/data/preview", place.read, params={"path": "link.jsonl"}))
-    texts = {json.dumps({**one.json(), "trace": ""}) for one in found}
+def test_a_tenant_learns_nothing_of_what_is_not_its_own(service: Place) -> None:
+    (service.home / "tenants" / "acme" / "link.jsonl").symlink_to(service.work / "chats.jsonl")
+    answers = [service.ask("GET", "/api/v1/data/preview", service.read, params={"path": path}) for path in OUTSIDE]
+    answers.append(service.ask("GET", "/api/v1/data/preview", service.read, params={"path": "link.jsonl"}))
+    texts = {json.dumps({**answer.json(), "trace": ""}) for answer in answers}
     assert len(texts) == 1, texts
     (text,) = texts
-    assert str(place.home) not in text
-    assert str(place.work) not in text
+    assert str(service.home) not in text
+    assert str(service.work) not in text
     assert "E-DATA-NOT-FOUND" in text
 
 
-def test_check_says_the_same_of_every_place_that_is_not_a_tenants(place: Place) -> None:
+def test_check_says_the_same_of_every_place_that_is_not_a_tenants(service: Place) -> None:
     rows = []
     for path in OUTSIDE:
         chain = {"name": "c", "nodes": [{"type": "data_source", "config": {"path": path}}, {"type": "trainer"}]}
-        answer = place.ask("POST", CHECK, place.read, json={"files": [chain]})
+        answer = service.ask("POST", CHECK, service.read, json={"files": [chain]})
         body = {**answer.json(), "trace": ""}
         rows.append((answer.status_code, json.dumps(body)))
-        assert str(place.home) not in answer.text
-        assert str(place.work) not in answer.text
+        assert str(service.home) not in answer.text
+        assert str(service.work) not in answer.text
     assert {"chats.jsonl", "secret"}.isdisjoint(" ".join(text for _, text in rows).split())
 
 
 @pytest.mark.slow
-def test_a_tenant_reads_its_own_folder(place: Place) -> None:
-    answer = place.ask("GET", "/api/v1/data/preview", place.read, params={"path": "own.jsonl"})
+def test_a_tenant_reads_its_own_folder(service: Place) -> None:
+    answer = service.ask("GET", "/api/v1/data/preview", service.read, params={"path": "own.jsonl"})
     assert answer.status_code == 200
-    assert str(place.home) not in answer.text
+    assert str(service.home) not in answer.text
 
 
 # The bar
 
 
-def probe(place: Place, stop: Event, seconds: list[float]) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{place.port}", timeout=60) as client:
+def probe(service: Place, stop: Event, seconds: list[float]) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{service.port}", timeout=60) as client:
         while not stop.is_set():
             began = time.perf_counter()
             assert client.get("/health").status_code == 200
@@ -297,14 +299,14 @@ def probe(place: Place, stop: Event, seconds: list[float]) -> None:
             time.sleep(0.02)
 
 
-def send_and_leave(place: Place, path: str, kind: str, body: bytes, repeat: int) -> None:
+def send_and_leave(service: Place, path: str, kind: str, body: bytes, repeat: int) -> None:
     """Send a body as fast as the service takes it, all but its end where `repeat` is larger than one, and hang up."""
-    with place.connect() as one:
-        head = place.head(path, f"Content-Length: {len(body) * repeat}", token=place.run)
+    with service.connect() as connection:
+        head = service.head(path, f"Content-Length: {len(body) * repeat}", token=service.run)
         try:
-            one.sendall(head.replace(b"application/json", kind.encode()))
+            connection.sendall(head.replace(b"application/json", kind.encode()))
             for _ in range(repeat):
-                one.sendall(body)
+                connection.sendall(body)
         except OSError:
             return  # it was refused before its end
 
@@ -314,16 +316,16 @@ def nodes(size: int) -> bytes:
     return b'{"files":[{"name":"c","nodes":[' + b",".join([node] * (size // (len(node) + 1))) + b"]}]}"
 
 
-def work_left(place: Place) -> float:
+def work_left(service: Place) -> float:
     """CPU seconds that the service and its children used within a second."""
-    family = [place.process, *place.process.children(recursive=True)]
-    before = sum(sum(one.cpu_times()[:2]) for one in family)
+    family = [service.process, *service.process.children(recursive=True)]
+    before = sum(sum(process.cpu_times()[:2]) for process in family)
     time.sleep(1)
-    return sum(sum(one.cpu_times()[:2]) for one in family if one.is_running()) - before
+    return sum(sum(process.cpu_times()[:2]) for process in family if process.is_running()) - before
 
 
 @pytest.mark.slow
-def test_large_bodies_of_clients_that_hang_up(place: Place) -> None:
+def test_large_bodies_of_clients_that_hang_up(service: Place) -> None:
     """Six clients for each kind of body, next to a health probe: it stays below a second, and nothing is left."""
     text = json.dumps({"files": [{"name": "c", "nodes": [], "notes": "a" * (8 * MiB - 200)}]}).encode()
     bomb = b'{"files": [' + b",".join([b"{}"] * (8 * MiB // 3 - 10)) + b"]}"
@@ -334,26 +336,26 @@ def test_large_bodies_of_clients_that_hang_up(place: Place) -> None:
         (CHECK, "application/json", nodes(8 * MiB - 200), 1),
         (CHECK, "application/json", text, 1),
     )
-    place.ask("POST", CHECK, place.run, content=nodes(200), headers={"content-type": "application/json"})
+    service.ask("POST", CHECK, service.run, content=nodes(200), headers={"content-type": "application/json"})
     time.sleep(1)
-    before, idle = place.process.memory_info().rss, work_left(place)
+    before, idle = service.process.memory_info().rss, work_left(service)
     stop, seconds = Event(), list[float]()
-    thread = Thread(target=probe, args=(place, stop, seconds))
+    thread = Thread(target=probe, args=(service, stop, seconds))
     thread.start()
     try:
         for kind in kinds:
             with ThreadPoolExecutor(6) as pool:
-                list(pool.map(lambda _, kind=kind: send_and_leave(place, *kind), range(6)))
+                list(pool.map(lambda _, kind=kind: send_and_leave(service, *kind), range(6)))
             time.sleep(1)
         time.sleep(5)
     finally:
         stop.set()
         thread.join()
-    left, grown = work_left(place), place.process.memory_info().rss - before
+    left, grown = work_left(service), service.process.memory_info().rss - before
     ordered = sorted(seconds)
     p99 = ordered[int(len(ordered) * 0.99)]
     print(f"health p99 {p99:.3f} s, worst {ordered[-1]:.3f} s of {len(ordered)}; {grown / MiB:.0f} MiB; {left:.2f} s")
     assert p99 <= 1.0
     assert grown < 150 * MiB
     assert left < idle + 0.3
-    assert not confined_children(place)
+    assert not confined_children(service)

@@ -42,9 +42,9 @@ class Service:
     home: Path
     port: int
 
-    def put(self, name: str, data: bytes, caller: str = "blue", **words: object) -> httpx.Response:
+    def put(self, name: str, data: bytes, caller: str = "blue", **options: object) -> httpx.Response:
         headers = {**BYTES, "authorization": f"Bearer {self.tokens[caller]}"}
-        return self.client.put(f"/api/v1/data/uploads/{name}", content=data, headers=headers, **words)  # type: ignore[arg-type]
+        return self.client.put(f"/api/v1/data/uploads/{name}", content=data, headers=headers, **options)  # type: ignore[arg-type]
 
     def ask(self, method: str, path: str, caller: str = "blue") -> httpx.Response:
         return self.client.request(method, path, headers={"authorization": f"Bearer {self.tokens[caller]}"})
@@ -91,15 +91,15 @@ def no_uploads(service: Service) -> None:
 
 def test_an_upload_is_whole_listed_previewed_and_removed(service: Service) -> None:
     answer = service.put("Fragen für Käufer (1).jsonl", ROWS)
-    found = answer.json()
+    body = answer.json()
     assert answer.status_code == 201, answer.text
-    assert found["path"] == "uploads/Fragen für Käufer (1).jsonl"
-    assert (found["sha256"], found["is_new"]) == (hashlib.sha256(ROWS).hexdigest(), True)
+    assert body["path"] == "uploads/Fragen für Käufer (1).jsonl"
+    assert (body["sha256"], body["is_new"]) == (hashlib.sha256(ROWS).hexdigest(), True)
     listed = service.ask("GET", "/api/v1/data").json()["entries"]
-    assert [entry["path"] for entry in listed if entry["uploaded"]] == [found["path"]]
-    preview = service.ask("GET", f"/api/v1/data/preview?path={found['path']}").json()
+    assert [entry["path"] for entry in listed if entry["uploaded"]] == [body["path"]]
+    preview = service.ask("GET", f"/api/v1/data/preview?path={body['path']}").json()
     assert "Three euros." in str(preview["raw"]["rows"][0]), preview
-    removed = service.ask("DELETE", f"/api/v1/data/uploads/{found['name']}")
+    removed = service.ask("DELETE", f"/api/v1/data/uploads/{body['name']}")
     assert (removed.status_code, removed.json()["files"]) == (200, 1)
     assert service.files() == {}
 
@@ -108,8 +108,8 @@ def test_a_name_keeps_its_content(service: Service) -> None:
     """Another file gets a name of its own, the same one is there already; nobody's file is overwritten."""
     first, again, other = (service.put("keep.jsonl", data).json() for data in (ROWS, ROWS, ROWS * 2))
     digest = hashlib.sha256(ROWS * 2).hexdigest()[:8]
-    assert [found["name"] for found in (first, again, other)] == ["keep.jsonl", "keep.jsonl", f"keep-{digest}.jsonl"]
-    assert [found["is_new"] for found in (first, again, other)] == [True, False, True]
+    assert [upload["name"] for upload in (first, again, other)] == ["keep.jsonl", "keep.jsonl", f"keep-{digest}.jsonl"]
+    assert [upload["is_new"] for upload in (first, again, other)] == [True, False, True]
     assert service.files() == {"keep.jsonl": ROWS, f"keep-{digest}.jsonl": ROWS * 2}
 
 
@@ -193,12 +193,12 @@ def test_links_in_the_folder_lead_nowhere(service: Service, tmp_path: Path) -> N
 def test_many_at_once_give_one_file_for_each_content(service: Service) -> None:
     contents = [ROWS * (1 + count % 3) for count in range(12)]
     with ThreadPoolExecutor(6) as pool:
-        found = [answer.json() for answer in pool.map(lambda data: service.put("race.jsonl", data), contents)]
+        uploads = [answer.json() for answer in pool.map(lambda data: service.put("race.jsonl", data), contents)]
     files = service.files()
     assert sorted(len(data) for data in files.values()) == [len(ROWS), 2 * len(ROWS), 3 * len(ROWS)]
-    for answer, data in zip(found, contents, strict=True):
+    for answer, data in zip(uploads, contents, strict=True):
         assert files[answer["name"]] == data
-    assert sum(answer["is_new"] for answer in found) == 3
+    assert sum(answer["is_new"] for answer in uploads) == 3
 
 
 def test_a_client_that_leaves_in_the_middle_leaves_nothing(service: Service) -> None:

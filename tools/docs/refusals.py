@@ -33,7 +33,7 @@ WORDS = {
 
 def refusals_page() -> str:
     by_code = attrgetter("code")
-    rows = {name: list(found) for name, found in groupby(sorted(ROWS, key=attrgetter("code", "name")), by_code)}
+    rows = {name: list(group) for name, group in groupby(sorted(ROWS, key=attrgetter("code", "name")), by_code)}
     raised = {name: other_uses(uses) for name, uses in codes_in_sources().items() if name.startswith("R-")}
     parts = []
     for name in sorted(rows.keys() | raised.keys()):
@@ -67,10 +67,10 @@ def where(row: Row) -> str:
     return in_words(f"{row.on}.{row.field}".removeprefix("*."), {})
 
 
-def in_words(text: str, words: Mapping[str, str]) -> str:
+def in_words(text: str, labels: Mapping[str, str]) -> str:
     """A text with its fields as words, or as their names: `{config.lora.rank!r}` as `<rank>`."""
     fields = re.compile(r"(?<!\{)\{([\w.]+)(?:![rs])?\}")
-    named = fields.sub(lambda found: words.get(found[1], f"<{shown_name(found[1])}>"), text)
+    named = fields.sub(lambda match: labels.get(match[1], f"<{shown_name(match[1])}>"), text)
     return named.replace("><", "> <").replace("{{", "{").replace("}}", "}")
 
 

@@ -36,12 +36,12 @@ STEPS = 12
 
 def several(jobs: Jobs, strategy: str, launch: dict[str, Any] | None = None, **config: Any) -> TrainingJob:
     """A job that takes the same rows at each step in any number of processes: eight."""
-    asked = {**LAUNCHES.get(strategy, {}), **(launch or {})}
+    launch_settings = {**LAUNCHES.get(strategy, {}), **(launch or {})}
     hyper = {
-        "batch_size": 8 // asked.get("processes", 1), "max_steps": STEPS, "epochs": None, "save_steps": 3,
+        "batch_size": 8 // launch_settings.get("processes", 1), "max_steps": STEPS, "epochs": None, "save_steps": 3,
         **config.pop("hyperparameters", {}),
     }  # fmt: skip
-    return jobs(launch=asked, hyperparameters=hyper, **{"backend": "native", **config})
+    return jobs(launch=launch_settings, hyperparameters=hyper, **{"backend": "native", **config})
 
 
 def weights(ran: Ran) -> dict[str, torch.Tensor]:
@@ -49,9 +49,11 @@ def weights(ran: Ran) -> dict[str, torch.Tensor]:
     return load_file(ran.folder / name)
 
 
-def same_bits(one: Ran, other: Ran) -> bool:
-    mine, theirs = weights(one), weights(other)
-    return one.record["losses"] == other.record["losses"] and all(torch.equal(mine[k], theirs[k]) for k in theirs)
+def same_bits(first: Ran, second: Ran) -> bool:
+    first_weights, second_weights = weights(first), weights(second)
+    return first.record["losses"] == second.record["losses"] and all(
+        torch.equal(first_weights[k], second_weights[k]) for k in second_weights
+    )
 
 
 def work(folder: Path) -> Path:
@@ -60,11 +62,11 @@ def work(folder: Path) -> Path:
 
 def living(folder: Path) -> list[psutil.Process]:
     """Processes that were started for a job, below whoever."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline"]):
         if str(folder) in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid():
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 class Interrupted:
@@ -149,7 +151,7 @@ def test_several_processes_evaluate_as_one_does_and_find_the_same_best_step(jobs
     asked = {"share": 0.2, "steps": 3, "load_best": True}
     alone = train_as_child(several(jobs, "single", eval=asked), tmp_path / "alone")
     ran = train_as_child(several(jobs, "zero1", eval=asked), tmp_path / "zero1")
-    mine, theirs = (one.record["evaluation"] for one in (ran, alone))
+    mine, theirs = (ran_row.record["evaluation"] for ran_row in (ran, alone))
     assert [one["step"] for one in mine["found"]] == [3, 6, 9, 12]
     for one, other in zip(mine["found"], theirs["found"], strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-4)
