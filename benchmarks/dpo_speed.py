@@ -32,10 +32,10 @@ from benchmarks.trainers import (
     chat_length,
     in_training_order,
     losses_of,
-    ours,
     quiet,
+    run_ours,
+    run_trl,
     text_of,
-    theirs,
     train_ours,
 )
 from trainyard.backends.native.assembly import policy_request, reference_scores
@@ -80,10 +80,10 @@ def variants(folder: Path, base: Path) -> dict[str, Callable[[], float]]:
 
     def trl(name: str, **arguments: Any) -> Callable[[], float]:
         training_arguments = {"num_train_epochs": EPOCHS, **arguments}
-        return theirs(build_trl("dpo", DPOConfig, base, folder / name, run.feed.examples, **training_arguments), units)
+        return run_trl(build_trl("dpo", DPOConfig, base, folder / name, run.feed.examples, **training_arguments), units)
 
     return {
-        "native": ours(run, units, ask_reference),
+        "native": run_ours(run, units, ask_reference),
         "TRL default": trl("default"),
         "TRL, no recompute": trl("plain", gradient_checkpointing=False),
     }

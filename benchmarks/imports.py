@@ -64,7 +64,7 @@ class Tally:
 
     configs: int = 0
     chains: int = 0
-    others: int = 0
+    num_others: int = 0
     """Files that are no config of a training."""
     keys: Counter[KeyStatus] = field(default_factory=Counter)
     unknown: list[str] = field(default_factory=list)
@@ -131,7 +131,7 @@ def tally_examples(root: Path, processes: int = 1) -> dict[str, Tally]:
             )
         except TrainyardError as error:
             if error.code == "E-IMPORT-TOOL":
-                tallies[example.tool].others += 1
+                tallies[example.tool].num_others += 1
             else:
                 tallies[example.tool].failed.append(f"{example.name}: {error}")
     return tallies
@@ -142,7 +142,7 @@ def table_of(tallies: dict[str, Tally]) -> str:
     for tool, tally in tallies.items():
         counts = "".join(f"{tally.keys[status]:>8}" for status in (KeyStatus.NOTED, KeyStatus.REFUSED))
         lines.append(
-            f"{tool:<14}{tally.configs:>8}{tally.chains:>8}{tally.others:>8}{sum(tally.keys.values()):>8}{tally.mapped:>9.1%}{counts}"
+            f"{tool:<14}{tally.configs:>8}{tally.chains:>8}{tally.num_others:>8}{sum(tally.keys.values()):>8}{tally.mapped:>9.1%}{counts}"
         )
     return "\n".join(lines)
 

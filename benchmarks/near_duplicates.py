@@ -51,8 +51,8 @@ def corpus(count: int) -> tuple[list[str], set[int]]:
         original = texts[chance.randrange(1, index) // 10 * 10 + 1 if index > 20 else 1]
         tokens = original.split()
         step = len(tokens) if index % 20 else 8
-        for place in range(chance.randrange(step), len(tokens), step):
-            tokens[place] = draw(k=1)[0]
+        for position in range(chance.randrange(step), len(tokens), step):
+            tokens[position] = draw(k=1)[0]
         texts.append(" ".join(tokens))
         first_pairs, second_pairs = word_pairs(original), word_pairs(texts[-1])
         if len(first_pairs & second_pairs) / len(first_pairs | second_pairs) >= THRESHOLD:

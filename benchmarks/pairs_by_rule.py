@@ -132,12 +132,12 @@ def print_coverage(corpus: Path, facts: Path) -> bool:
         row = json.loads(line)
         marked[row["document"]].append(row["fact"])
     hits = total = 0
-    for name, wanted in marked.items():
+    for name, page_facts in marked.items():
         document = read_document((corpus / name).read_bytes(), name)
         answers = [plain(pair.answer) for pair in pairs_of(document)]
-        missing = [fact for fact in wanted if not any(plain(fact) in answer for answer in answers)]
-        hits, total = hits + len(wanted) - len(missing), total + len(wanted)
-        print(f"{name}: {len(wanted) - len(missing)} of {len(wanted)}; missing: {missing}")
+        missing = [fact for fact in page_facts if not any(plain(fact) in answer for answer in answers)]
+        hits, total = hits + len(page_facts) - len(missing), total + len(page_facts)
+        print(f"{name}: {len(page_facts) - len(missing)} of {len(page_facts)}; missing: {missing}")
     print(f"all: {hits} of {total} facts, {hits / total:.1%} (at least {LEAST_COVERAGE:.0%})")
     return hits / total >= LEAST_COVERAGE
 
@@ -161,9 +161,9 @@ def kappa(first: list[bool], second: list[bool]) -> float:
 
 def print_score(first: Path, second: Path, held_out: list[str]) -> bool:
     """Print the share of good pairs by reader and source, and how far the readers agree."""
-    first_judgements, second_judgements = read_judgements(first), read_judgements(second)
-    ids = sorted(first_judgements.keys() & second_judgements.keys())
-    verdicts = [(good(first_judgements[key]), good(second_judgements[key])) for key in ids]
+    first_votes, second_votes = read_judgements(first), read_judgements(second)
+    ids = sorted(first_votes.keys() & second_votes.keys())
+    verdicts = [(good(first_votes[key]), good(second_votes[key])) for key in ids]
     share = sum(sum(pair) for pair in verdicts) / (2 * len(ids))
     by_source: dict[str, list[bool]] = defaultdict(list)
     for key, pair in zip(ids, verdicts, strict=True):
@@ -175,9 +175,7 @@ def print_score(first: Path, second: Path, held_out: list[str]) -> bool:
     if apart:
         print(f"held out: {sum(apart) / len(apart):.1%}")
     for name in RUBRIC:
-        print(
-            f"{name}: {sum(first_judgements[key][name] + second_judgements[key][name] for key in ids) / (2 * len(ids)):.1%}"
-        )
+        print(f"{name}: {sum(first_votes[key][name] + second_votes[key][name] for key in ids) / (2 * len(ids)):.1%}")
     agreement = kappa([pair[0] for pair in verdicts], [pair[1] for pair in verdicts])
     print(f"good: {share:.1%} of {len(ids)} pairs (at least {LEAST_GOOD:.0%}), kappa {agreement:.2f}")
     return share >= LEAST_GOOD

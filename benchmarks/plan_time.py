@@ -94,7 +94,7 @@ def run_once(spec: ChainSpec, settings: Settings, folder: Path) -> float:
 
 def judge(name: str, settings: Settings) -> list[tuple[float, Sample]]:
     """Errors of the plan before each run of a job: planned / wall - 1."""
-    spec, found = chain_of(*JOBS[name]), []
+    spec, errors = chain_of(*JOBS[name]), []
     for number in range(RUNS):
         planned = plan_chain(spec, settings, measure=number == 0, say=lambda text: None).nodes[1].estimate
         assert planned.seconds is not None, planned.basis
@@ -105,8 +105,8 @@ def judge(name: str, settings: Settings) -> list[tuple[float, Sample]]:
         error = planned.seconds / wall - 1
         load = f"load {loads[0]:.1f} to {loads[1]:.1f}"
         print(f"  {name:<11} {planned.seconds:7.1f} s planned, {wall:7.1f} s, {error:+5.0%}, {load}", flush=True)
-        found.append((abs(error), Sample(planned.seconds, wall, 0.0)))
-    return found
+        errors.append((abs(error), Sample(planned.seconds, wall, 0.0)))
+    return errors
 
 
 def main(job_names: list[str]) -> int:

@@ -35,11 +35,11 @@ from benchmarks.trainers import (
     build_trl,
     chat_length,
     in_training_order,
-    ours,
     quiet,
+    run_ours,
+    run_trl,
     steps_of,
     text_of,
-    theirs,
 )
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Message, SftRow
@@ -122,11 +122,11 @@ def variants(folder: Path) -> dict[str, Callable[[], float]]:
     packing = {"packing": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     fast = {"gradient_checkpointing": False, "bf16": cpu_bf16() is not None}
     return {
-        "native": ours(native, tokens(native)),
-        "TRL default": theirs(trl("default", same.feed.examples), tokens(same)),
-        "TRL packed": theirs(trl("packed", native.feed.examples, **packing, **fast), tokens(native)),
-        "native, same batches": ours(same, tokens(same)),
-        "TRL, same batches": theirs(
+        "native": run_ours(native, tokens(native)),
+        "TRL default": run_trl(trl("default", same.feed.examples), tokens(same)),
+        "TRL packed": run_trl(trl("packed", native.feed.examples, **packing, **fast), tokens(native)),
+        "native, same batches": run_ours(same, tokens(same)),
+        "TRL, same batches": run_trl(
             trl("same-trl", in_order, per_device_train_batch_size=BATCH, **LIKE_OURS), tokens(same)
         ),
         "bare, same batches": bare_loop(same),

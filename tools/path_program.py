@@ -141,15 +141,15 @@ def is_writing(arguments: tuple[Any, ...]) -> bool:
 
 def text_fields() -> list[tuple[str, str]]:
     """(operation, field) of everything that takes a text over a network, texts in parameters and chains included."""
-    found = []
+    text_names = []
     for name, row in OPERATIONS.items():
         model = row.request
         fields = {} if row.local else model.model_fields
         for field, info in fields.items():
             kinds = str((info.annotation, *get_args(info.annotation)))
             if "str" in kinds or "Path" in kinds or "dict" in kinds:
-                found.append((name, field))
-    return found
+                text_names.append((name, field))
+    return text_names
 
 
 def mutations(folder: Path, count: int) -> Iterator[str]:
@@ -228,8 +228,8 @@ def request_of(name: str, field: str, text: str) -> tuple[str, httpx.URL, str]:
     fields = {name: "x" for name, info in model.model_fields.items() if info.is_required()} | {
         field: given_with(field, text)
     }
-    for one in local_fields(model) - {field}:
-        fields.pop(one, None)
+    for local_name in local_fields(model) - {field}:
+        fields.pop(local_name, None)
     for part in [part[1:-1] for part in path.split("/") if part.startswith("{")]:
         path = path.replace(f"{{{part}}}", quote(str(fields.pop(part, "x")), safe="/" if len(text) % 2 else ""))
     if method in ("GET", "DELETE"):

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from benchmarks.latent.toys import PAD, Answered, Task, answer, plain, stage_of, with_technique
 from trainyard.train.contracts import Batch, Encoded, Head, StageSpec
 from trainyard.train.methods.loading import exclude_cudnn_attention
@@ -90,8 +90,8 @@ class Batches(Dataset[tuple[Batch, int]]):
 class Training:
     """A course and how far it is. `folder` has a state of each course (`.pt`), and what is known of it (`.json`)."""
 
-    def __init__(self, course: Course, platform: Place, folder: Path) -> None:
-        self.course, self.place, self.folder = course, platform, folder
+    def __init__(self, course: Course, platform: Platform, folder: Path) -> None:
+        self.course, self.platform, self.folder = course, platform, folder
         exclude_cudnn_attention()
         torch.manual_seed(0)
         self.model: Any = GPT2LMHeadModel(config_of(course))
@@ -116,7 +116,7 @@ class Training:
         return self.folder / f"{name}.pt"
 
     def state_of(self, name: str) -> dict[str, Any]:
-        state: dict[str, Any] = torch.load(self.path_of(name), map_location=self.place.device, weights_only=True)
+        state: dict[str, Any] = torch.load(self.path_of(name), map_location=self.platform.device, weights_only=True)
         return state
 
     def new_optimizer(self) -> torch.optim.Optimizer:
@@ -124,10 +124,10 @@ class Training:
         learning = self.course.task.learning
         return torch.optim.AdamW(
             self.model.parameters(), lr=learning.rate, betas=learning.betas, weight_decay=learning.weight_decay,
-            fused=not self.place.rehearsal,
+            fused=not self.platform.rehearsal,
         )  # fmt: skip
 
-    def known(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What is known of the course, as it is kept."""
         names = ("epoch", "step", "warm", "seconds", "losses", "accuracy", "tokens")
         return {name: getattr(self, name) for name in names}
@@ -137,17 +137,17 @@ class Training:
         state = self.state_of(self.course.name)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for name in self.known():
+        for name in self.summary():
             setattr(self, name, state[name])
 
     def save(self) -> None:
         """Keep the state; a file is replaced whole."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.known()}
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.summary()}
         path = self.path_of(self.course.name)
         torch.save(state, path.with_suffix(".new"))
         os.replace(path.with_suffix(".new"), path)
-        path.with_suffix(".json").write_text(json.dumps(self.known()))
+        path.with_suffix(".json").write_text(json.dumps(self.summary()))
 
     def continue_until(self, end: float) -> None:
         """Train until the end of the course or a moment of the monotonic clock, and keep the state."""
@@ -181,7 +181,7 @@ class Training:
         """What is left of an epoch."""
         dataset, rest = Batches(self.course, self.epoch, self.rows), range(self.step, self.course.steps)
         aside: dict[str, Any] = (
-            {} if self.place.rehearsal else {"num_workers": self.course.workers, "prefetch_factor": 8}
+            {} if self.platform.rehearsal else {"num_workers": self.course.workers, "prefetch_factor": 8}
         )
         return iter(DataLoader(dataset, batch_size=None, sampler=rest, **aside))
 
@@ -191,8 +191,8 @@ class Training:
         self.warm += 1
         share = min(1.0, self.warm / max(1, learning.warmup_steps))
         self.optimizer.param_groups[0]["lr"] = learning.rate * share
-        there = {name: value.to(self.place.device, non_blocking=True) for name, value in batch.items()}
-        with torch.autocast(self.place.device, torch.bfloat16, enabled=not self.place.rehearsal):
+        there = {name: value.to(self.platform.device, non_blocking=True) for name, value in batch.items()}
+        with torch.autocast(self.platform.device, torch.bfloat16, enabled=not self.platform.rehearsal):
             total, _ = stage.loss(there, stage.score(self.model, there, Head.FULL), None, self.config)
         loss = total / units
         self.optimizer.zero_grad()
@@ -206,7 +206,7 @@ class Training:
         course = self.course
         return answer(
             self.model, course.task, seed=0, max_tokens=course.most_tokens, thoughts=course.thoughts,
-            latent=course.latent is not None, count=REHEARSED if self.place.rehearsal else count,
+            latent=course.latent is not None, count=REHEARSED if self.platform.rehearsal else count,
         )  # fmt: skip
 
 

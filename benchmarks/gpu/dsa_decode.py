@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, Row, finish
 from benchmarks.latent.dsa_decode import Decoded, Setting, decode
 from trainyard.train.methods.loading import exclude_cudnn_attention
@@ -25,14 +25,14 @@ BAR_CASE, BAR = (8, 65_536), 3.0
 REHEARSED = [(rows, length) for rows in (1, 8) for length in (256, 512)]
 
 
-def setting_of(platform: Place, rows: int) -> Setting:
+def setting_of(platform: Platform, rows: int) -> Setting:
     """bf16 on a card; in a rehearsal few tokens in float32."""
     if platform.rehearsal:
         return Setting(rows=rows, top_k=64, tokens=2)
     return Setting(platform.device, torch.bfloat16, rows, tokens=31, wait=platform.synchronize, clock=time.perf_counter)
 
 
-def rows_of(decodings: list[Decoded], by_cudnn: Decoded, platform: Place) -> list[Row]:
+def rows_of(decodings: list[Decoded], by_cudnn: Decoded, platform: Platform) -> list[Row]:
     """The attention of eight rows at 65,536 tokens has the bar; everything else is reported."""
     lines = []
     for decoding in decodings:
@@ -58,7 +58,7 @@ def rows_of(decodings: list[Decoded], by_cudnn: Decoded, platform: Place) -> lis
     ]
 
 
-def measure(platform: Place, rows: int, length: int) -> Decoded:
+def measure(platform: Platform, rows: int, length: int) -> Decoded:
     """One case, after which the card is empty."""
     decoding = decode(setting_of(platform, rows), length)
     print(f"{decoding}", flush=True)
@@ -69,14 +69,14 @@ def measure(platform: Place, rows: int, length: int) -> Decoded:
 
 
 def main() -> int:
-    if PLACE is None:
+    if PLATFORM is None:
         print(f"dsa_decode: {WHY}")
         return OK
-    cases = REHEARSED if PLACE.rehearsal else CASES
-    by_cudnn = measure(PLACE, *cases[-1] if PLACE.rehearsal else BAR_CASE)
+    cases = REHEARSED if PLATFORM.rehearsal else CASES
+    by_cudnn = measure(PLATFORM, *cases[-1] if PLATFORM.rehearsal else BAR_CASE)
     exclude_cudnn_attention()
-    decodings = [measure(PLACE, rows, length) for rows, length in cases]
-    return finish(result_name("gpu_dsa_decode", PLACE), rows_of(decodings, by_cudnn, PLACE), {})
+    decodings = [measure(PLATFORM, rows, length) for rows, length in cases]
+    return finish(result_name("gpu_dsa_decode", PLATFORM), rows_of(decodings, by_cudnn, PLATFORM), {})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import NativeRun, assemble, set_determinism
 from trainyard.backends.native.program import save_checkpoint
@@ -35,19 +35,19 @@ CHECKPOINTS = "checkpoints"
 class StepClock:
     """A hook that notes each step, with the device finished."""
 
-    def __init__(self, platform: Place) -> None:
-        self.place, self.records, self.seconds = platform, list[StepRecord](), list[float]()
+    def __init__(self, platform: Platform) -> None:
+        self.platform, self.records, self.seconds = platform, list[StepRecord](), list[float]()
         self._last = time.perf_counter()
 
     def on_step(self, record: StepRecord) -> None:
-        self.place.synchronize()
+        self.platform.synchronize()
         now = time.perf_counter()
         self.records.append(record)
         self.seconds.append(now - self._last)
         self._last = now
 
 
-def config(platform: Place, stage: Any, method: Any, *, engine: dict[str, Any] | None = None, **hyper: Any) -> Any:
+def config(platform: Platform, stage: Any, method: Any, *, engine: dict[str, Any] | None = None, **hyper: Any) -> Any:
     """A trainer's config; `quantization` is taken out of the hyperparameters."""
     hyperparameters = {
         "batch_size": 4,
@@ -59,8 +59,8 @@ def config(platform: Place, stage: Any, method: Any, *, engine: dict[str, Any] |
     }
     quantization = hyperparameters.pop("quantization", None)
     return {
-        "stage": stage, "method": method, "hyperparameters": hyperparameters, "engine": engine or {}, "device": platform.device,
-        "quantization": quantization,
+        "stage": stage, "method": method, "hyperparameters": hyperparameters, "engine": engine or {},
+        "device": platform.device, "quantization": quantization,
     }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def make_job(folder: Path, base: Path, rows: dict[Port, Sequence[Row]], config: 
 
 
 def assembled(
-    folder: Path, base: Path, rows: dict[Port, Sequence[Row]], config: dict[str, Any], platform: Place
+    folder: Path, base: Path, rows: dict[Port, Sequence[Row]], config: dict[str, Any], platform: Platform
 ) -> NativeRun:
     """A job's engine at its first step."""
     job = make_job(folder, base, rows, config)

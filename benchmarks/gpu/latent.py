@@ -40,7 +40,7 @@ from benchmarks.gpu.latent_rows import (
     draw_product,
     graph_row,
 )
-from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, RESULTS, Row, finish
 from benchmarks.latent.toys import Learning, Task
 
@@ -81,7 +81,7 @@ def product_courses(width: int = 4) -> list[Course]:
     return [replace(base_course, name="stepwise", latent=internalised), replace(base_course, name="direct")]
 
 
-def courses(platform: Place) -> list[Course]:
+def courses(platform: Platform) -> list[Course]:
     """All of them; a rehearsal has tiny models and few rows."""
     all_courses = [*graph_courses(), *product_courses(2 if platform.rehearsal else 4)]
     return [rehearsed(course) for course in all_courses] if platform.rehearsal else all_courses
@@ -93,7 +93,7 @@ def rehearsed(course: Course) -> Course:
     return replace(course, rows=32, batch=16, sizes=TINY, epochs=LONGEST + 2, latent=latent)
 
 
-def train_one(course: Course, platform: Place, states: Path, end: float) -> None:
+def train_one(course: Course, platform: Platform, states: Path, end: float) -> None:
     """Continue a course until it or the time is at its end."""
     training = Training(course, platform, states)
     if not training.done:
@@ -139,7 +139,7 @@ BARS: dict[str, tuple[float, bool]] = {
 """Course -> its accuracy, and whether that is the least or the most; 0.76 is the answer alone of the paper."""
 
 
-def rows_of(course_states: dict[str, dict[str, Any]], platform: Place) -> list[Row]:
+def rows_of(course_states: dict[str, dict[str, Any]], platform: Platform) -> list[Row]:
     """Accuracies, and the tokens of an answer, thoughts included."""
     rows = []
     for name, state in course_states.items():
@@ -158,22 +158,22 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--states", type=Path, help="a folder; default: next to the tables, in a rehearsal a new one")
     args = parser.parse_args(arguments)
-    if PLACE is None:
+    if PLATFORM is None:
         print(f"latent: {WHY}")
         return OK
     torch.set_float32_matmul_precision("high")
-    states = args.states or (Path(tempfile.mkdtemp()) if PLACE.rehearsal else RESULTS / STATES)
-    end, all_courses = time.monotonic() + 60 * args.minutes, courses(PLACE)
+    states = args.states or (Path(tempfile.mkdtemp()) if PLATFORM.rehearsal else RESULTS / STATES)
+    end, all_courses = time.monotonic() + 60 * args.minutes, courses(PLATFORM)
     if args.only is not None:
         (course,) = [course for course in all_courses if course.name == args.only]
-        train_one(course, PLACE, states, end)
+        train_one(course, PLATFORM, states, end)
         return OK
     train_all(all_courses, states, end)
     if not all(is_done(course.name, states) for course in all_courses):
         print("latent: not at the end yet; the same command continues")
         return OK
     course_states = {course.name: known_of(course.name, states) for course in all_courses}
-    return finish(result_name("gpu_latent", PLACE), rows_of(course_states, PLACE), {})
+    return finish(result_name("gpu_latent", PLATFORM), rows_of(course_states, PLATFORM), {})
 
 
 if __name__ == "__main__":

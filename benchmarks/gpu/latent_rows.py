@@ -33,7 +33,7 @@ class Graph:
     edges: list[tuple[int, int]]
     paths: dict[int, list[int]]
     """Nodes that the root reaches and the other one does not -> a shortest path."""
-    others: list[int]
+    unreached: list[int]
     """Nodes that only the second root reaches."""
 
 
@@ -72,7 +72,7 @@ def graph_row(dice: random.Random) -> Encoded:
     while True:
         graph = draw_graph(dice)
         targets = [node for node, path in graph.paths.items() if SHORTEST <= len(path) - 1 <= LONGEST]
-        candidates = [node for node in graph.others if node != 1]
+        candidates = [node for node in graph.unreached if node != 1]
         if targets and candidates:
             break
     names = dice.sample(range(NODES), NODES)

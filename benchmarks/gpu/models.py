@@ -19,7 +19,7 @@ from accelerate import init_empty_weights
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow
 from trainyard.loading import load
 from trainyard.spec.axes.data import Port
@@ -73,7 +73,7 @@ MEAN_TOKENS, SPREAD, SHORTEST = 300, 0.75, 16
 """Of the lognormal lengths of chat rows."""
 
 
-def shape_values(name: str, platform: Place) -> dict[str, Any]:
+def shape_values(name: str, platform: Platform) -> dict[str, Any]:
     """The config of a shape; in a rehearsal a tiny model of the same kind."""
     values = SHAPES[name]
     if platform.rehearsal:
@@ -81,14 +81,14 @@ def shape_values(name: str, platform: Place) -> dict[str, Any]:
     return {"max_position_embeddings": CONTEXT, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, **values}
 
 
-def model_shape(name: str, platform: Place) -> ModelShape:
+def model_shape(name: str, platform: Platform) -> ModelShape:
     """The same as the memory plan reads it."""
     shape = ModelShape.from_config(AutoConfig.for_model(**shape_values(name, platform)).to_dict())
     assert shape is not None, name
     return shape
 
 
-def write_base(folder: Path, name: str, platform: Place) -> Path:
+def write_base(folder: Path, name: str, platform: Platform) -> Path:
     """A base with random bf16 weights and a tokenizer of one token a word."""
     write_config(folder, name, platform)
     config = AutoConfig.from_pretrained(folder)
@@ -97,7 +97,7 @@ def write_base(folder: Path, name: str, platform: Place) -> Path:
     return folder
 
 
-def write_config(folder: Path, name: str, platform: Place) -> Path:
+def write_config(folder: Path, name: str, platform: Platform) -> Path:
     """The same without weights, for `RandomWeights`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = AutoConfig.for_model(**shape_values(name, platform))
@@ -151,13 +151,13 @@ def random_quantised(config: Any, request: PolicyRequest) -> Any:
     for name, layer in list(model.named_modules()):
         if type(layer) is torch.nn.Linear and layer is not head:
             sizes, packing = (layer.in_features, layer.out_features), {"quant_type": format.value}
-            made = layers.Linear4bit(
+            quantized = layers.Linear4bit(
                 *sizes, bias=layer.bias is not None, compute_dtype=how.bnb_4bit_compute_dtype, device="meta", **packing
             )
             weight = torch.empty(sizes[1], sizes[0], dtype=dtype, device=request.device).normal_(0, DEVIATION)
-            made.weight = layers.Params4bit(weight, requires_grad=False, **packing).to(request.device)
+            quantized.weight = layers.Params4bit(weight, requires_grad=False, **packing).to(request.device)
             parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, made)
+            setattr(model.get_submodule(parent), leaf, quantized)
     fill_parameters(model, request.device, dtype)
     model = model.to(request.device)
     model.is_loaded_in_4bit = model.is_quantized = True

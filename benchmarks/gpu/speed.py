@@ -26,7 +26,7 @@ import transformers
 
 from benchmarks.gpu.engine import assembled, config, train_steps
 from benchmarks.gpu.models import chat_rows, write_base
-from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, Row, Sample, alternate, finish, median
 from trainyard.backends.native.assembly import NativeRun, set_determinism
 from trainyard.loading import load
@@ -44,12 +44,12 @@ ROWS = {False: 96, True: 16}
 PACKAGES = {"lora": ("trl", "datasets"), "qlora": ("trl", "datasets", "bitsandbytes")}
 
 
-def has_liger(platform: Place) -> bool:
+def has_liger(platform: Platform) -> bool:
     """Liger's kernels need a card."""
     return platform.has("liger_kernel") and not platform.rehearsal
 
 
-def our_run(platform: Place, base: Path, folder: Path, method: str) -> NativeRun:
+def our_run(platform: Platform, base: Path, folder: Path, method: str) -> NativeRun:
     longest = LONGEST[platform.rehearsal]
     rows = chat_rows(ROWS[platform.rehearsal], longest, mean=300 if not platform.rehearsal else 30)
     method_settings = {"type": method, "rank": RANK}
@@ -73,7 +73,7 @@ def tokens(run: NativeRun) -> float:
     return float(sum(run.prepared.widths))
 
 
-def run_ours(run: NativeRun, platform: Place) -> Callable[[], float]:
+def run_ours(run: NativeRun, platform: Platform) -> Callable[[], float]:
     """Train the rows once more, with an optimizer and a schedule that have done nothing yet."""
 
     def variant() -> float:
@@ -90,7 +90,7 @@ def run_ours(run: NativeRun, platform: Place) -> Callable[[], float]:
     return variant
 
 
-def build_trl(platform: Place, base: Path, folder: Path, method: str, rows: Sequence[Any], **arguments: Any) -> Any:
+def build_trl(platform: Platform, base: Path, folder: Path, method: str, rows: Sequence[Any], **arguments: Any) -> Any:
     """TRL's trainer over tokenised rows with its defaults, but for `arguments`."""
     peft, quantised = load("peft"), method == "qlora"
     adapter = peft.LoraConfig(
@@ -117,7 +117,7 @@ def build_trl(platform: Place, base: Path, folder: Path, method: str, rows: Sequ
     return trainer
 
 
-def run_trl(trainer: Any, units: float, platform: Place) -> Callable[[], float]:
+def run_trl(trainer: Any, units: float, platform: Platform) -> Callable[[], float]:
     """Train once more with TRL, which does not ask for deterministic kernels."""
 
     def variant() -> float:
@@ -129,7 +129,7 @@ def run_trl(trainer: Any, units: float, platform: Place) -> Callable[[], float]:
     return variant
 
 
-def measure(platform: Place, base: Path, folder: Path, method: str) -> dict[str, list[Sample]]:
+def measure(platform: Platform, base: Path, folder: Path, method: str) -> dict[str, list[Sample]]:
     """Every variant in turn; all three models are on the card at once."""
     run = our_run(platform, base, folder, method)
     examples, units = run.feed.examples, tokens(run)
@@ -153,7 +153,7 @@ def measure(platform: Place, base: Path, folder: Path, method: str) -> dict[str,
     return samples
 
 
-def rows_of(method: str, samples: dict[str, list[Sample]], platform: Place) -> list[Row]:
+def rows_of(method: str, samples: dict[str, list[Sample]], platform: Platform) -> list[Row]:
     rate = {name: median(variant_samples, "per_second") for name, variant_samples in samples.items()}
     bars, metric = platform.bars({"TRL default": 1.5, "TRL packed": 1.0}, least=True), f"tokens a second, {method}"
     liger = "packing, Liger" if has_liger(platform) else "packing"
@@ -162,27 +162,27 @@ def rows_of(method: str, samples: dict[str, list[Sample]], platform: Place) -> l
 
 
 def main() -> int:
-    if PLACE is None:
+    if PLATFORM is None:
         print(f"speed: {WHY}")
         return OK
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     rows, samples = list[Row](), dict[str, list[Sample]]()
     with tempfile.TemporaryDirectory() as folder:
-        base = write_base(Path(folder) / "base", "qwen3-4b", PLACE)
+        base = write_base(Path(folder) / "base", "qwen3-4b", PLATFORM)
         for method, packages in PACKAGES.items():
-            if missing := [name for name in packages if not PLACE.has(name)]:
+            if missing := [name for name in packages if not PLATFORM.has(name)]:
                 print(f"{method}: left out, needs {', '.join(missing)}")
                 continue
-            method_samples = measure(PLACE, base, Path(folder), method)
+            method_samples = measure(PLATFORM, base, Path(folder), method)
             for (
                 name,
                 variant_samples,
             ) in method_samples.items():  # at once: the other method may not end in the time there is
                 print(f"{method}, {name}: {median(variant_samples, 'per_second'):,.0f} tokens a second", flush=True)
-            rows += rows_of(method, method_samples, PLACE)
+            rows += rows_of(method, method_samples, PLATFORM)
             samples |= {f"{method}, {name}": variant_samples for name, variant_samples in method_samples.items()}
-    return finish(result_name("gpu_speed", PLACE), rows, samples)
+    return finish(result_name("gpu_speed", PLATFORM), rows, samples)
 
 
 if __name__ == "__main__":

@@ -153,10 +153,10 @@ def decode_attention(setting: Setting, length: int) -> dict[str, float]:
     model = build(setting, length)
     module, attention = model.model.layers[0].self_attn, sparse(model, setting)
     (layer,) = filled_cache(setting, length, attention.choosers[0].shape.head_dim).layers
-    given = {"device": setting.device, "dtype": setting.dtype}
-    query = torch.randn(setting.rows, SIZES["num_attention_heads"], 1, SIZES["head_dim"], **given)
-    hidden = torch.randn(setting.rows, 1, SIZES["hidden_size"], **given)
-    mask = torch.zeros(setting.rows, 1, 1, length, **given)
+    tensor_options = {"device": setting.device, "dtype": setting.dtype}
+    query = torch.randn(setting.rows, SIZES["num_attention_heads"], 1, SIZES["head_dim"], **tensor_options)
+    hidden = torch.randn(setting.rows, 1, SIZES["hidden_size"], **tensor_options)
+    mask = torch.zeros(setting.rows, 1, 1, length, **tensor_options)
     queries = Queries(hidden, torch.full((setting.rows, 1), length - 1, device=setting.device), layer.indexer_keys)
     options = {"scaling": SIZES["head_dim"] ** -0.5, "dropout": 0.0}
     call = Attention(module, query, layer.keys, layer.values, mask, options)

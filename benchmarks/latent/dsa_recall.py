@@ -87,13 +87,13 @@ def attach(model: Any, granularity: Granularity, seed: int, **options: Any) -> S
 def measure_accuracy(model: Any, shared: Selection | None, phase: AttentionPhase = AttentionPhase.SPARSE) -> float:
     """Share of 512 x 8 held-out queries that are answered."""
     rows = draw_rows(512, torch.Generator().manual_seed(10_000))
-    with torch.no_grad(), shown(shared, phase):
+    with torch.no_grad(), measure_phase(shared, phase):
         predictions = model(input_ids=rows["input_ids"]).logits[:, PAIRS:-1].argmax(-1)
     return float((predictions == rows["labels"][:, PAIRS + 1 :]).float().mean())
 
 
 @contextmanager
-def shown(shared: Selection | None, phase: AttentionPhase) -> Iterator[None]:
+def measure_phase(shared: Selection | None, phase: AttentionPhase) -> Iterator[None]:
     if shared is None:
         yield
         return
@@ -104,7 +104,7 @@ def shown(shared: Selection | None, phase: AttentionPhase) -> Iterator[None]:
 def train_indexer(model: Any, shared: Selection, steps: int, generator: torch.Generator) -> list[float]:
     """The dense warm-up: KL alone, into the indexer alone; returns the divergence per token of each step."""
     optimizer = torch.optim.AdamW([w for n, w in model.named_parameters() if ".choosers." in n], lr=INDEXER_RATE)
-    found = []
+    divergences = []
     for _ in range(steps):
         with shared.measured(AttentionPhase.WARMUP) as measures:
             model(input_ids=draw_rows(BATCH, generator)["input_ids"])
@@ -112,8 +112,8 @@ def train_indexer(model: Any, shared: Selection, steps: int, generator: torch.Ge
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(float(loss.detach()))
-    return found
+        divergences.append(float(loss.detach()))
+    return divergences
 
 
 def train_model(

@@ -107,11 +107,11 @@ def measure_sampled(model: Any, quiet_star: QuietStar, options: Any) -> float:
         return float(quiet_scores(model, quiet_star.head, rows, options, Head.FULL)["mixed"]) / 512
 
 
-def train_variant(seed: int, variant: str, steps: int, **given: Any) -> Hops:
+def train_variant(seed: int, variant: str, steps: int, **overrides: Any) -> Hops:
     """Train one model: `WARM_STEPS` as a base, then the variant. Rows are those of every other variant."""
     begin, generator = time.perf_counter(), torch.Generator().manual_seed(seed)
     model = build_model(seed)
-    settings: Any = LATENT_SETTINGS[Latent.QUIET_STAR](type=Latent.QUIET_STAR, **{**SETTINGS, **given})
+    settings: Any = LATENT_SETTINGS[Latent.QUIET_STAR](type=Latent.QUIET_STAR, **{**SETTINGS, **overrides})
     quiet_star = QuietStar(model, NO_TOKENIZER, settings)
     options = replace(thought_settings(settings), **({"policy_weight": 0.0} if variant == "likelihood" else {}))
     optimizer = torch.optim.AdamW([*model.parameters(), *quiet_star.parameters()], lr=RATE, weight_decay=0.0)

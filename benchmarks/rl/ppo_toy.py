@@ -44,15 +44,15 @@ def train_toy(seed: int, *, updates: int = UPDATES, **settings: Any) -> Recorder
 
 def toy_of(seed: int, *, updates: int, **settings: Any) -> Toy:
     """PPO with 32 completions a rollout, used twice."""
-    given = {
+    stage_settings = {
         "advantage": "gae", "num_generations": 4, "temperature": 1.0, "max_completion_length": LENGTH,
         "num_iterations": 2, "minibatches": 2, "kl_coef": 0.01, "critic_learning_rate": 3e-3,
         "rewards": [{"type": "reward_model"}], **settings,
     }  # fmt: skip
-    stage = Stage.PPO.settings(**given)
+    stage = Stage.PPO.settings(**stage_settings)
     config = toy_trainer(stage, max_steps=updates, batch_size=16, learning_rate=3e-3, seed=seed)
     shape = toy_config(VOCABULARY)
-    critic = toy_critic(shape, seed + 1) if given["advantage"] != "group" else None
+    critic = toy_critic(shape, seed + 1) if stage_settings["advantage"] != "group" else None
     panel = RewardPanel((ModelReward(),), {"reward_model": FunctionScorer(share_of_wanted)})
     prompts = [{"input_ids": [2 + at % 6], "answer": "", "question": ""} for at in range(24)]
     return Toy(config, toy_policy(shape, seed), toy_tokenizer(WORDS), prompts, panel, critic)

@@ -33,7 +33,7 @@ class Text(NamedTuple):
 
 class Hit(NamedTuple):
     line: int
-    found: str
+    text: str
     write: str
 
 
@@ -145,7 +145,7 @@ def looked_at() -> list[Path]:
 
 def test_everything_is_written_in_the_words_of_the_field() -> None:
     problems = [
-        f"{name_of(path)}:{hit.line}: {hit.found!r}; write: {hit.write}"
+        f"{name_of(path)}:{hit.line}: {hit.text!r}; write: {hit.write}"
         for path in looked_at()
         if (source := read_part(path)) is not None
         for hit in hits_of(name_of(path), source)

@@ -50,7 +50,7 @@ class InnerServer:
     """A server that nobody may ask: it remembers who did."""
 
     redirect: str = ""
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     port: int = 0
 
     @contextmanager
@@ -59,7 +59,7 @@ class InnerServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                outer.asked.append(self.path)
+                outer.requests.append(self.path)
                 self.send_response(302 if outer.redirect else 200)
                 self.send_header("location", outer.redirect)
                 self.end_headers()
@@ -72,7 +72,7 @@ class InnerServer:
 
         class Server(ThreadingHTTPServer):
             def verify_request(self, request: Any, client_address: Any) -> bool:
-                outer.asked.append(f"a connection from {client_address}")
+                outer.requests.append(f"a connection from {client_address}")
                 return True
 
         with Server(("127.0.0.1", 0), Handler) as server:
@@ -87,7 +87,7 @@ class InnerServer:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunningService:
     """The service and the two servers next to it."""
 
     client: httpx.Client
@@ -101,7 +101,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     with (
         pytest.MonkeyPatch.context() as patch,
         InnerServer().listening() as inner,
@@ -119,7 +119,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             serving() as port,
             httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client,
         ):
-            yield Place(client, inner, allowed)
+            yield RunningService(client, inner, allowed)
 
 
 def bodies(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -176,17 +176,17 @@ def targets(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     "spelling",
     [*SPELLINGS[:AT_ONCE], *(pytest.param(spelling, marks=pytest.mark.slow) for spelling in SPELLINGS[AT_ONCE:])],
 )
-def test_no_address_of_this_machine_is_asked(spelling: str, service: Place) -> None:
+def test_no_address_of_this_machine_is_asked(spelling: str, service: RunningService) -> None:
     url = spelling.format(service.inner.port)
     for path, body in bodies(url):
         answer = service.ask(path, body)
         assert answer.status_code < 500 or answer.status_code == 503, (path, answer.text[:500])
         assert CANARY not in answer.text
-        assert service.inner.asked == [], (path, url)
+        assert service.inner.requests == [], (path, url)
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_chain_that_asks_an_inner_server_is_not_stored(server: str, service: Place) -> None:
+def test_a_chain_that_asks_an_inner_server_is_not_stored(server: str, service: RunningService) -> None:
     for url in (f"http://127.0.0.1:{service.inner.port}/v1", "http://169.254.169.254/", "http://[fd00:ec2::254]/v1"):
         for path in ("/chains", "/check", "/plan"):
             chain = with_server(server, url)
@@ -198,25 +198,25 @@ def test_a_chain_that_asks_an_inner_server_is_not_stored(server: str, service: P
             assert "private, local or metadata address" in answer.text
     stored = service.client.get("/api/v1/chains").json()["chains"]
     assert f"asks-{server}" not in [service["name"] for service in stored]
-    assert service.inner.asked == []
+    assert service.inner.requests == []
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_chain_may_ask_an_allowed_or_a_configured_server(server: str, service: Place) -> None:
+def test_a_chain_may_ask_an_allowed_or_a_configured_server(server: str, service: RunningService) -> None:
     for url in (f"http://localhost:{service.allowed.port}/v1", ENDPOINT):
         answer = service.ask("/check", {"files": [with_server(server, url)]})
         assert answer.status_code == 200, answer.text
         assert "R-URL" not in answer.text
 
 
-def test_a_target_of_a_form_is_no_inner_server(service: Place) -> None:
+def test_a_target_of_a_form_is_no_inner_server(service: RunningService) -> None:
     for name, parameters in targets("http://169.254.169.254/latest"):
         for path in ("/plan", "/runs"):
             answer = service.ask(path, {"target": name, "parameters": parameters})
             assert (answer.status_code, answer.json()["code"]) == (422, "R-URL"), answer.text
 
 
-def test_a_preview_of_an_inner_address_says_what_is_refused(service: Place) -> None:
+def test_a_preview_of_an_inner_address_says_what_is_refused(service: RunningService) -> None:
     answer = service.ask(PREVIEW, {"path": f"http://127.0.0.1:{service.inner.port}/rows.jsonl"})
     assert answer.status_code == 422
     assert "R-URL" in answer.text
@@ -224,7 +224,7 @@ def test_a_preview_of_an_inner_address_says_what_is_refused(service: Place) -> N
 
 
 @pytest.mark.slow  # the first preview of a service imports what encodes rows; `test_addresses.py` has the redirects
-def test_an_allowed_name_does_not_lead_further(service: Place) -> None:
+def test_an_allowed_name_does_not_lead_further(service: RunningService) -> None:
     """The operator allows `localhost`; what it redirects to is judged again, and by its own name."""
     url = f"http://localhost:{service.allowed.port}/rows.jsonl"
     preview = service.ask(PREVIEW, {"path": url})
@@ -234,4 +234,4 @@ def test_an_allowed_name_does_not_lead_further(service: Place) -> None:
     refused = service.ask(PREVIEW, {"path": url})
     assert refused.status_code == 422, refused.text
     assert CANARY not in refused.text
-    assert service.inner.asked == []
+    assert service.inner.requests == []

@@ -39,7 +39,7 @@ MiB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class RunningService:
     """The service of a home with one running job, and two callers."""
 
     port: int
@@ -77,7 +77,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     home, work = tmp_path_factory.mktemp("api") / "home", tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("PREFECT_API_URL", "PREFECT_HOME"):
@@ -89,7 +89,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         index = JobIndex(load_settings(home=home).home / "live" / "jobs.sqlite3")
         index.put([row_of(work)], time.time())
         with keep_in_step(index), serving() as port:
-            yield Place(port, work / LOG_FILE, token, other)
+            yield RunningService(port, work / LOG_FILE, token, other)
 
 
 def row_of(work: Path) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def read_all(connection: socket.socket) -> bytes:
     return bytes(data)
 
 
-def test_one_caller_cannot_take_all_connections_by_streams(service: Place) -> None:
+def test_one_caller_cannot_take_all_connections_by_streams(service: RunningService) -> None:
     assert 200 < MOST_OF_CALLER < MAX_CONNECTIONS
     with ExitStack() as streams:
         for _ in range(MOST_OF_CALLER):
@@ -134,7 +134,7 @@ def test_one_caller_cannot_take_all_connections_by_streams(service: Place) -> No
     wait_until(lambda: service.get(LOGS, service.token).status_code == 200)
 
 
-def test_the_service_reads_no_log_for_a_client_that_has_gone(service: Place) -> None:
+def test_the_service_reads_no_log_for_a_client_that_has_gone(service: RunningService) -> None:
     def grow(count: int) -> int:
         """How many bytes the service reads while the log grows."""
         before = service.process.io_counters().read_chars
@@ -156,7 +156,7 @@ def test_the_service_reads_no_log_for_a_client_that_has_gone(service: Place) -> 
     assert grow(count) < 22 * count / 4
 
 
-def test_a_client_that_does_not_read_costs_the_service_no_memory(service: Place) -> None:
+def test_a_client_that_does_not_read_costs_the_service_no_memory(service: RunningService) -> None:
     with service.log.open("a") as log:
         for _ in range(60):
             log.write(("x" * 1023 + "\n") * 1024)
@@ -184,7 +184,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 @pytest.mark.slow  # `tests/unit/serve/test_listening.py` has it with a shorter deadline
-def test_half_a_head_is_ended(service: Place) -> None:
+def test_half_a_head_is_ended(service: RunningService) -> None:
     with service.connect() as connection:
         connection.settimeout(HEAD_S + 30)
         connection.sendall(service.head(LOGS)[:-2])
@@ -192,7 +192,7 @@ def test_half_a_head_is_ended(service: Place) -> None:
 
 
 @pytest.mark.faults
-def test_half_a_body_is_ended(service: Place) -> None:
+def test_half_a_body_is_ended(service: RunningService) -> None:
     with service.connect() as connection:
         connection.settimeout(BODY_S + 60)
         more = ("Content-Type: application/json", "Content-Length: 4000")
@@ -201,7 +201,7 @@ def test_half_a_body_is_ended(service: Place) -> None:
 
 
 @pytest.mark.parametrize("form", ["line", "header", "headers", "dripped"])
-def test_a_head_that_is_too_long_is_refused(form: str, service: Place) -> None:
+def test_a_head_that_is_too_long_is_refused(form: str, service: RunningService) -> None:
     begin = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{service.port}\r\n".encode()
     sent = {
         "line": b"GET /" + b"a" * (2 * MAX_HEAD_BYTES),
@@ -226,7 +226,7 @@ def send_without_end(connection: socket.socket) -> None:
         time.sleep(0.01)
 
 
-def test_a_long_head_behind_a_stream_ends_the_connection(service: Place) -> None:
+def test_a_long_head_behind_a_stream_ends_the_connection(service: RunningService) -> None:
     """A next request may be sent before the answer is whole, but not without end."""
     with service.follow() as connection:
         assert connection.recv(12) == b"HTTP/1.1 200"
@@ -265,7 +265,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_two_requests_in_one_are_one_or_none(shape: str, service: Place) -> None:
+def test_two_requests_in_one_are_one_or_none(shape: str, service: RunningService) -> None:
     """What two servers would read differently is refused, and nothing behind it is answered."""
     with service.connect() as connection:
         connection.sendall((SHAPES[shape] + SECOND).encode("latin-1"))
@@ -275,7 +275,7 @@ def test_two_requests_in_one_are_one_or_none(shape: str, service: Place) -> None
     assert b'"status":"ok"' not in answer, answer
 
 
-def test_an_upgrade_is_one_request(service: Place) -> None:
+def test_an_upgrade_is_one_request(service: RunningService) -> None:
     """A request that asks for another protocol is answered as HTTP, and what follows it is not read as a request."""
     for protocol in ("websocket", "h2c"):
         more = ("Connection: Upgrade", f"Upgrade: {protocol}")

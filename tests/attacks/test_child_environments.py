@@ -56,8 +56,8 @@ def test_every_setting_reaches_services_and_children(field: str, monkeypatch: py
         service_environment(current_settings, "http://127.0.0.1:1", service)
         for service in ("api", "worker", "watchdog")
     ]
-    for environment in (child_environment(), server_environment(speaks_with_prefect=True), *services):
-        assert name in environment
+    for variables in (child_environment(), server_environment(speaks_with_prefect=True), *services):
+        assert name in variables
 
 
 def environ_of(process: psutil.Process) -> dict[str, str]:

@@ -49,7 +49,7 @@ SAMPLE = re.compile(r'trainyard_requests_total\{method="\w+",operation="([^"]+)"
 
 
 @dataclass(frozen=True)
-class Place:
+class RunningService:
     """A running service, its folder, and a token that may do everything."""
 
     port: int
@@ -80,7 +80,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     home = tmp_path_factory.mktemp("api") / "home"
     with pytest.MonkeyPatch.context() as patch, silent_server() as prefect:
         patch.delenv("PREFECT_HOME", raising=False)
@@ -90,7 +90,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         store_large_things(home)
         token = TokenFile(home).create("everything", "admin", "", 1)
         with serving() as port:
-            yield Place(port, home, token)
+            yield RunningService(port, home, token)
 
 
 def store_large_things(home: Path) -> None:
@@ -182,7 +182,7 @@ def wait_until(true: Callable[[], bool], seconds: float) -> float | None:
     return time.monotonic() - began
 
 
-def cpu_of(service: Place) -> float:
+def cpu_of(service: RunningService) -> float:
     """CPU seconds that the service and its children use within a second."""
     family = [service.process, *service.process.children(recursive=True)]
     before = sum(sum(process.cpu_times()[:2]) for process in family)
@@ -233,12 +233,12 @@ def value_for(field: dict[str, Any], schema: dict[str, Any]) -> Any:
     return VALUES.get(field.get("type", "string"), "x")
 
 
-def occupy(service: Place) -> list[socket.socket]:
+def occupy(service: RunningService) -> list[socket.socket]:
     """Keep every thread of the service waiting for Prefect."""
     return [service.send("GET", "/api/v1/jobs") for _ in range(MAX_WORKING)]
 
 
-def test_nothing_begins_for_a_caller_who_left_while_it_waited(service: Place) -> None:
+def test_nothing_begins_for_a_caller_who_left_while_it_waited(service: RunningService) -> None:
     """Each operation of the table, also one that changes something: none has an answer of its own."""
     occupied = occupy(service)
     time.sleep(2)
@@ -264,7 +264,7 @@ def test_nothing_begins_for_a_caller_who_left_while_it_waited(service: Place) ->
     assert cpu_of(service) < 0.5
 
 
-def test_a_small_draft_is_expanded_at_once(service: Place) -> None:
+def test_a_small_draft_is_expanded_at_once(service: RunningService) -> None:
     """A child of its own does not make the editor slow."""
     chain = {"name": "c", "nodes": [{"type": "data_source", "config": {"path": "x.jsonl"}}, {"type": "trainer"}]}
     seconds = list[float]()
@@ -291,7 +291,7 @@ EXPENSIVE = {
 
 
 @pytest.mark.parametrize("case", EXPENSIVE)
-def test_what_only_makes_an_answer_ends_with_its_caller(service: Place, case: str) -> None:
+def test_what_only_makes_an_answer_ends_with_its_caller(service: RunningService, case: str) -> None:
     name, path = EXPENSIVE[case]
     before = service.counts().get((name, CLOSED), 0)
     body = {"chains expand": {"target": LARGE_CHAIN}, "jobs verify": {}}.get(name)

@@ -149,8 +149,8 @@ def test_each_attack_costs_only_itself(tmp_path: Path) -> None:
     (result,) = read_all(tmp_path / "out", settings_for(documents), path=str(documents), max_bad_fraction=0.6).values()
     assert time.monotonic() - began < MOST_S * len(ATTACKS)
     assert [row.title for row in result.rows] == [f"Good {number}" for number in range(len(ATTACKS))]
-    found = {entry["source"].rpartition(":")[0]: entry["reason"] for entry in result.quarantine}
-    wrong = {names[name][0]: reason for name, reason in found.items() if reason not in names[name][1]}
+    reasons = {entry["source"].rpartition(":")[0]: entry["reason"] for entry in result.quarantine}
+    wrong = {names[name][0]: reason for name, reason in reasons.items() if reason not in names[name][1]}
     assert wrong == {}
-    assert found.keys() == names.keys()
+    assert reasons.keys() == names.keys()
     assert "root:" not in json.dumps(result.quarantine)

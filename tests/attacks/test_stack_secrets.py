@@ -176,10 +176,10 @@ def test_who_has_which_secret(tmp_path: Path, tiny_model: Path) -> None:
     assert set(KINDS) - set(SHORT_LIVED) <= set(kinds), sorted(kinds)
     leaks = [
         (kind, name)
-        for kind, all_given in kinds.items()
-        for environment in all_given
+        for kind, environments in kinds.items()
+        for environment in environments
         for name in {*PREFECTS, *PLANTED} - HOLDERS.get(kind, set())
-        if name in given or PLANTED.get(name, name) in given.values()
+        if name in environment or PLANTED.get(name, name) in environment.values()
     ]
     assert leaks == []
     home = stack.settings.home

@@ -33,7 +33,7 @@ SMALL = {"files": [{"name": "c", "nodes": []}]}
 
 
 @dataclass(frozen=True)
-class Place:
+class RunningService:
     """A running service with three callers."""
 
     port: int
@@ -63,7 +63,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     home, work = tmp_path_factory.mktemp("api") / "home", tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("PREFECT_API_URL", "PREFECT_HOME"):
@@ -78,7 +78,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         tokens = TokenFile(home)
         run, read = tokens.create("many", "run", "", 1), tokens.create("acme", "read", "acme", 1)
         with serving() as port:
-            yield Place(port, home, work, run, read)
+            yield RunningService(port, home, work, run, read)
 
 
 def read_answer(connection: socket.socket) -> bytes:
@@ -93,7 +93,7 @@ def status_of(connection: socket.socket) -> int:
     return int(answer.split()[1]) if answer else 0
 
 
-def test_a_trailer_is_not_a_header(service: Place) -> None:
+def test_a_trailer_is_not_a_header(service: RunningService) -> None:
     with service.connect() as connection:
         connection.sendall(service.head(CHECK, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n")
         connection.sendall(f"Authorization: Bearer {service.run}\r\n\r\n".encode())
@@ -107,13 +107,13 @@ def send_for_a_while(connection: socket.socket, head: bytes, more: bytes) -> Non
         time.sleep(0.02)
 
 
-def test_endless_trailers_and_extensions_end_the_connection(service: Place) -> None:
+def test_endless_trailers_and_extensions_end_the_connection(service: RunningService) -> None:
     for more in (b"0\r\n" + b"x-filler: " + b"a" * 500_000, b"1;ext=" + b"a" * 500_000):
         with service.connect() as connection, pytest.raises(OSError, match=r"reset|Broken pipe|closed"):
             send_for_a_while(connection, service.head(CHECK, "Transfer-Encoding: chunked", token=service.read), more)
 
 
-def test_half_bodies_lock_nobody_out_of_the_login(service: Place) -> None:
+def test_half_bodies_lock_nobody_out_of_the_login(service: RunningService) -> None:
     half = [service.connect() for _ in range(600)]
     try:
         for connection in half:
@@ -128,7 +128,7 @@ def test_half_bodies_lock_nobody_out_of_the_login(service: Place) -> None:
             connection.close()
 
 
-def test_a_half_body_of_a_stranger_has_five_seconds(service: Place) -> None:
+def test_a_half_body_of_a_stranger_has_five_seconds(service: RunningService) -> None:
     began = time.monotonic()
     with service.connect() as connection:
         connection.sendall(service.head(LOGIN, "Content-Length: 100") + b"{")
@@ -136,24 +136,24 @@ def test_a_half_body_of_a_stranger_has_five_seconds(service: Place) -> None:
     assert 4 < time.monotonic() - began < 60
 
 
-def test_a_long_login_is_refused(service: Place) -> None:
+def test_a_long_login_is_refused(service: RunningService) -> None:
     assert service.ask("POST", LOGIN, json={"token": "x" * 5_000}).status_code == 413
 
 
-def test_the_body_of_a_session_that_is_not_there_is_not_read(service: Place) -> None:
+def test_the_body_of_a_session_that_is_not_there_is_not_read(service: RunningService) -> None:
     with service.connect() as connection:
         head = service.head("/api/v1/sessions/X/forward", f"Content-Length: {LARGEST_MiB * MiB}", token=service.run)
         connection.sendall(head.replace(b"application/json", TENSORS.encode()))
         assert status_of(connection) == 404  # not a byte of it was sent
 
 
-def test_tensors_are_for_sessions_alone(service: Place) -> None:
+def test_tensors_are_for_sessions_alone(service: RunningService) -> None:
     answer = service.ask("POST", CHECK, service.run, content=b"x" * (9 * MiB), headers={"content-type": TENSORS})
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("item", [b"{}", b"[]", b"0", b'""', b'"\\"[["'])
-def test_a_bomb_is_refused_before_it_is_decoded(service: Place, item: bytes) -> None:
+def test_a_bomb_is_refused_before_it_is_decoded(service: RunningService, item: bytes) -> None:
     body = b'{"files": [' + b",".join([item] * (8 * MiB // (len(item) + 1) - 10)) + b"]}"
     before, began = service.process.memory_info().rss, time.monotonic()
     answer = service.ask("POST", CHECK, service.run, content=body, headers={"content-type": "application/json"})
@@ -162,14 +162,14 @@ def test_a_bomb_is_refused_before_it_is_decoded(service: Place, item: bytes) -> 
     assert service.process.memory_info().rss - before < 200 * MiB
 
 
-def test_long_texts_are_not_taken_for_structure(service: Place) -> None:
+def test_long_texts_are_not_taken_for_structure(service: RunningService) -> None:
     body = {"files": [{"name": "text", "nodes": [], "notes": "[{,:" * 500_000}]}
     answer = service.ask("POST", CHECK, service.run, json=body)
     assert answer.status_code == 200
     assert not answer.json()["files"][0]["ok"]
 
 
-def test_names_that_are_used_again_are_other_callers(service: Place) -> None:
+def test_names_that_are_used_again_are_other_callers(service: RunningService) -> None:
     tokens = TokenFile(service.home)
     first = tokens.create("again", "read", "acme", 1)
     with httpx.Client(base_url=f"http://127.0.0.1:{service.port}") as browser:
@@ -181,7 +181,7 @@ def test_names_that_are_used_again_are_other_callers(service: Place) -> None:
         assert browser.get(LOGIN).status_code == 401
 
 
-def test_a_key_of_a_token_that_was_revoked_is_not_that_of_a_new_one(service: Place) -> None:
+def test_a_key_of_a_token_that_was_revoked_is_not_that_of_a_new_one(service: RunningService) -> None:
     """The same name, another tenant: its chain is stored, and it gets nothing of the first answer."""
     tokens = TokenFile(service.home)
     body = {"name": "keyed", "nodes": [{"type": "data_source", "config": {"path": "own.jsonl"}}, {"type": "trainer"}]}
@@ -202,7 +202,7 @@ def test_a_key_of_a_token_that_was_revoked_is_not_that_of_a_new_one(service: Pla
     assert {chain["tenant"] for chain in chains} == {"acme", "beta"}
 
 
-def confined_children(service: Place) -> list[psutil.Process]:
+def confined_children(service: RunningService) -> list[psutil.Process]:
     """The children that carry out requests: forks of the process from which they are forked."""
     family = {child.pid: child for child in service.process.children(recursive=True)}
     forkers = {pid for pid, child in family.items() if "forkserver" in " ".join(child.cmdline())}
@@ -216,7 +216,7 @@ def wait_until(true: Callable[[], bool], seconds: float) -> bool:
     return is_true
 
 
-def test_a_caller_has_two_children_and_four_requests_that_wait(service: Place) -> None:
+def test_a_caller_has_two_children_and_four_requests_that_wait(service: RunningService) -> None:
     """Two run, four wait, the next one is told when to ask again; all end when their caller hangs up."""
     assert service.ask("POST", CHECK, service.run, json=SMALL).status_code == 200
     body, clients = nodes(9_900 * 51), [service.connect() for _ in range(8)]
@@ -243,7 +243,7 @@ def test_a_caller_has_two_children_and_four_requests_that_wait(service: Place) -
     assert service.ask("POST", CHECK, service.run, json=SMALL).status_code == 200
 
 
-def test_ten_small_requests_at_once_are_all_answered(service: Place) -> None:
+def test_ten_small_requests_at_once_are_all_answered(service: RunningService) -> None:
     """An editor sends some with each change; two run at a time, and the others wait."""
     with ThreadPoolExecutor(10) as pool:
         answers = list(pool.map(lambda _: service.ask("POST", CHECK, service.run, json=SMALL), range(10)))
@@ -256,7 +256,7 @@ OUTSIDE = (
 )  # fmt: skip
 
 
-def test_a_tenant_learns_nothing_of_what_is_not_its_own(service: Place) -> None:
+def test_a_tenant_learns_nothing_of_what_is_not_its_own(service: RunningService) -> None:
     (service.home / "tenants" / "acme" / "link.jsonl").symlink_to(service.work / "chats.jsonl")
     answers = [service.ask("GET", "/api/v1/data/preview", service.read, params={"path": path}) for path in OUTSIDE]
     answers.append(service.ask("GET", "/api/v1/data/preview", service.read, params={"path": "link.jsonl"}))
@@ -268,7 +268,7 @@ def test_a_tenant_learns_nothing_of_what_is_not_its_own(service: Place) -> None:
     assert "E-DATA-NOT-FOUND" in text
 
 
-def test_check_says_the_same_of_every_place_that_is_not_a_tenants(service: Place) -> None:
+def test_check_says_the_same_of_every_place_that_is_not_a_tenants(service: RunningService) -> None:
     rows = []
     for path in OUTSIDE:
         chain = {"name": "c", "nodes": [{"type": "data_source", "config": {"path": path}}, {"type": "trainer"}]}
@@ -281,7 +281,7 @@ def test_check_says_the_same_of_every_place_that_is_not_a_tenants(service: Place
 
 
 @pytest.mark.slow
-def test_a_tenant_reads_its_own_folder(service: Place) -> None:
+def test_a_tenant_reads_its_own_folder(service: RunningService) -> None:
     answer = service.ask("GET", "/api/v1/data/preview", service.read, params={"path": "own.jsonl"})
     assert answer.status_code == 200
     assert str(service.home) not in answer.text
@@ -290,7 +290,7 @@ def test_a_tenant_reads_its_own_folder(service: Place) -> None:
 # The bar
 
 
-def probe(service: Place, stop: Event, seconds: list[float]) -> None:
+def probe(service: RunningService, stop: Event, seconds: list[float]) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{service.port}", timeout=60) as client:
         while not stop.is_set():
             began = time.perf_counter()
@@ -299,7 +299,7 @@ def probe(service: Place, stop: Event, seconds: list[float]) -> None:
             time.sleep(0.02)
 
 
-def send_and_leave(service: Place, path: str, kind: str, body: bytes, repeat: int) -> None:
+def send_and_leave(service: RunningService, path: str, kind: str, body: bytes, repeat: int) -> None:
     """Send a body as fast as the service takes it, all but its end where `repeat` is larger than one, and hang up."""
     with service.connect() as connection:
         head = service.head(path, f"Content-Length: {len(body) * repeat}", token=service.run)
@@ -316,7 +316,7 @@ def nodes(size: int) -> bytes:
     return b'{"files":[{"name":"c","nodes":[' + b",".join([node] * (size // (len(node) + 1))) + b"]}]}"
 
 
-def work_left(service: Place) -> float:
+def work_left(service: RunningService) -> float:
     """CPU seconds that the service and its children used within a second."""
     family = [service.process, *service.process.children(recursive=True)]
     before = sum(sum(process.cpu_times()[:2]) for process in family)
@@ -325,7 +325,7 @@ def work_left(service: Place) -> float:
 
 
 @pytest.mark.slow
-def test_large_bodies_of_clients_that_hang_up(service: Place) -> None:
+def test_large_bodies_of_clients_that_hang_up(service: RunningService) -> None:
     """Six clients for each kind of body, next to a health probe: it stays below a second, and nothing is left."""
     text = json.dumps({"files": [{"name": "c", "nodes": [], "notes": "a" * (8 * MiB - 200)}]}).encode()
     bomb = b'{"files": [' + b",".join([b"{}"] * (8 * MiB // 3 - 10)) + b"]}"

@@ -60,7 +60,7 @@ class DashboardService:
     url: str
     """Where it answers, such as http://127.0.0.1:8898; the pages are below /dashboard."""
     token: str
-    begun: Callable[[], dict[str, str]] = dict
+    read_started: Callable[[], dict[str, str]] = dict
     """What all processes have started by now, which is nothing before the whole stack is running."""
     publish: Callable[[dict[str, str], str], None] = lambda ids, failed: None
     """Let the other processes know what was started, or why something was not."""
@@ -77,8 +77,8 @@ class DashboardService:
     def id_of(self, name: str) -> str:
         """The id of what the session starts under a name; waits for its start."""
         if name not in self.started:
-            until(lambda: name in self.begun(), BEGUN_S, f"the start of {name}", every_s=0.5)
-            self.started |= self.begun()
+            until(lambda: name in self.read_started(), BEGUN_S, f"the start of {name}", every_s=0.5)
+            self.started |= self.read_started()
         return self.started[name]
 
     def share(self, **ids: str) -> None:
@@ -120,14 +120,14 @@ class DashboardService:
 
     def wait_for_job(self, job: str, *states: str, seconds: float = 240) -> dict[str, Any]:
         """The job, once it is in one of these states; a paused one has also written its last checkpoint."""
-        found: dict[str, Any] = {}
+        detail: dict[str, Any] = {}
 
         def has_arrived() -> bool:
-            found.update(self.get(f"jobs/{job}"))
-            return found["state"] in states and found["detail"] != "pausing"
+            detail.update(self.get(f"jobs/{job}"))
+            return detail["state"] in states and detail["detail"] != "pausing"
 
         until(has_arrived, seconds, f"becoming {' or '.join(states)}", every_s=0.5)
-        return found
+        return detail
 
 
 @dataclass

@@ -37,7 +37,7 @@ LIMITED = ("eval",)
 class Answers:
     """The answers that a page got, with other numbers than the service gave."""
 
-    found: list[Any] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
     next: int = 0
 
     def give(self, route: Route) -> None:
@@ -48,7 +48,7 @@ class Answers:
         if "application/json" not in (answer.headers.get("content-type") or ""):
             return route.fulfill(response=answer)
         value = self.renumber(answer.json())
-        self.found.append(value)
+        self.bodies.append(value)
         return route.fulfill(response=answer, body=json.dumps(value))
 
     def renumber_stream(self, text: str) -> str:
@@ -57,7 +57,7 @@ class Answers:
         for at, line in enumerate(lines):
             if line.startswith("data: "):
                 value = self.renumber(json.loads(line.removeprefix("data: ")))
-                self.found.append(value)
+                self.bodies.append(value)
                 lines[at] = f"data: {json.dumps(value)}"
         return "\n".join([*lines, ""])
 
@@ -108,8 +108,8 @@ def forms(value: float) -> Iterator[float]:
     yield value
     for digits in (2, 3, 4, 5, 6):
         yield float(f"{value:.{digits}g}")
-    for places in range(4):
-        yield round(value, places)
+    for decimals in range(4):
+        yield round(value, decimals)
     yield round(value * 100, 1)
     yield float(math.floor(value * 100 + 0.5))
     for power in range(5):
@@ -159,5 +159,5 @@ def list_made_up(page: Page, answers: Answers) -> list[str]:
     They are read first: a page asks again every few seconds, also while the answers are gone through.
     """
     page_numbers = list_numbers(page)
-    allowed = explained(answers.found)
+    allowed = explained(answers.bodies)
     return [text for text in page_numbers if read(text) not in allowed]

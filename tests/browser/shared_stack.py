@@ -151,7 +151,7 @@ def service_of(folder: Path, stack: Stack) -> DashboardService:
     api = running(stack.settings, "api")
     assert api is not None
 
-    def begun() -> dict[str, str]:
+    def read_started() -> dict[str, str]:
         with changed(folder) as shared:
             assert not shared.failed, shared.failed
             return shared.started
@@ -161,7 +161,7 @@ def service_of(folder: Path, stack: Stack) -> DashboardService:
             shared.started |= ids
             shared.failed = shared.failed or failed
 
-    return DashboardService(stack, api.url, read_auth(stack.settings) or "", begun, publish)
+    return DashboardService(stack, api.url, read_auth(stack.settings) or "", read_started, publish)
 
 
 def end(stack: Stack) -> None:

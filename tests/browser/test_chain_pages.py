@@ -460,11 +460,11 @@ def test_a_template_is_filled_in_and_opened_in_the_editor(page: Page, documents:
 
 def test_the_numbers_of_the_chains_are_those_of_the_api(page: Page, service: DashboardService, stored: Any) -> None:
     open_page(page, "/chains", "Chains")
-    for one in service.get("chains", limit=50)["chains"]:
-        row = page.get_by_role("row").filter(has=page.locator(f'a[href="/dashboard/chains/{one["id"]}"]'))
+    for chain in service.get("chains", limit=50)["chains"]:
+        row = page.get_by_role("row").filter(has=page.locator(f'a[href="/dashboard/chains/{chain["id"]}"]'))
         cells = row.get_by_role("cell").all_inner_texts()
-        assert cells[:6] == [one["name"], one["description"], str(one["nodes"]), str(one["revision"]), one["tenant"],
-                             one["author"]]  # fmt: skip
+        assert cells[:6] == [chain["name"], chain["description"], str(chain["nodes"]), str(chain["revision"]),
+                             chain["tenant"], chain["author"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", NAMES)

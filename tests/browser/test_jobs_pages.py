@@ -273,8 +273,8 @@ def test_a_time_is_rounded_before_it_is_split(page: Page, service: DashboardServ
     page.route("**/api/v1/jobs?*", lambda route: route.fulfill(json={"jobs": jobs, "next": None, "as_of": None}))
     open_page(page, "/jobs", "Jobs")
     for at, text in times.items():
-        found = page.get_by_role("row").filter(has=page.get_by_role("link", name=f"of-{at}", exact=True))
-        expect(found.get_by_role("cell", name=text, exact=True)).to_be_visible()
+        table_row = page.get_by_role("row").filter(has=page.get_by_role("link", name=f"of-{at}", exact=True))
+        expect(table_row.get_by_role("cell", name=text, exact=True)).to_be_visible()
 
 
 def test_two_jobs_are_compared(

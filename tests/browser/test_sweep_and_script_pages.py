@@ -80,11 +80,11 @@ def test_a_sweep_is_rests(lone_page: Page, sweep: SweepReport, axe: Audit) -> No
     assert float(cells[0][-2]) == pytest.approx(sweep.best.value)
     by_number = {int(row[0].partition(",")[0]): row for row in cells}
     for trial in sweep.trials:
-        shown = by_number[trial.number]
-        assert trial.state.value in shown[1]
-        assert float(shown[2]) == pytest.approx(float(trial.params["trainer.learning_rate"]), rel=1e-3)
-        assert shown[3] == str(trial.steps)
-        assert shown[4] == ", ".join(f"{step}: {value:g}" for step, value in trial.found.items())
+        trial_cells = by_number[trial.number]
+        assert trial.state.value in trial_cells[1]
+        assert float(trial_cells[2]) == pytest.approx(float(trial.params["trainer.learning_rate"]), rel=1e-3)
+        assert trial_cells[3] == str(trial.steps)
+        assert trial_cells[4] == ", ".join(f"{step}: {value:g}" for step, value in trial.found.items())
     axe(lone_page)
     lone_page.get_by_role("button", name="Show").click()
     expect(lone_page.locator("pre")).to_contain_text("Best of 3 trials")

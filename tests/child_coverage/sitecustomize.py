@@ -34,10 +34,10 @@ class Board:
         self.memory = mmap.mmap(-1, BOARD_BYTES)
 
     def add(self, lines: dict[str, list[int]]) -> None:
-        kept = self.take()
+        merged = self.take()
         for name, numbers in lines.items():
-            kept[name] = sorted({*kept.get(name, []), *numbers})
-        payload = json.dumps(kept).encode()
+            merged[name] = sorted({*merged.get(name, []), *numbers})
+        payload = json.dumps(merged).encode()
         self.memory[: 8 + len(payload)] = len(payload).to_bytes(8, "big") + payload
 
     def take(self) -> dict[str, list[int]]:

@@ -51,8 +51,8 @@ class Client:
         }
         answer = self.ask("POST", "/jobs", json=body, headers={"idempotency-key": key})
         assert answer.status_code == 202, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+        created: dict[str, Any] = answer.json()
+        return created
 
     def events(self, job: str, last: str = "") -> Iterator[tuple[str, str, Any]]:
         """(id, event, data) of a job's metrics."""

@@ -39,20 +39,20 @@ class FlowServer:
     """
 
     def __init__(self) -> None:
-        self.own: Settings | None = None
+        self.settings: Settings | None = None
         self.url = ""
 
     def start(self, home: Path) -> Settings:
-        if self.own is None:
+        if self.settings is None:
             settings = Settings(home=home, prefect_port=0)
             self.url = start_server(settings, lambda _: None).url
-            self.own = settings
-        return self.own
+            self.settings = settings
+        return self.settings
 
     def stop(self) -> None:
-        if self.own is not None:
-            stop(self.own, "server")
-            self.own = None
+        if self.settings is not None:
+            stop(self.settings, "server")
+            self.settings = None
 
 
 FLOW_SERVER = FlowServer()

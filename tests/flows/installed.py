@@ -57,9 +57,9 @@ class Installed:
         self.work = folder / "work"
         self.work.mkdir()
         self.settings = Settings(home=folder / "home", prefect_port=0, default_base_model=str(model))
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TRAINYARD_", "PYTHONPATH"))}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TRAINYARD_", "PYTHONPATH"))}
         self.environment = {
-            **kept,
+            **inherited,
             **variables,
             "OMP_NUM_THREADS": "1",
             "TRAINYARD_HOME": str(self.settings.home),

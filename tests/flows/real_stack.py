@@ -86,10 +86,10 @@ class Stack:
         return answer
 
     def state_of(self, run_id: str) -> dict[str, Any]:
-        run_state: dict[str, Any] = self.asked(f"flow_runs/{run_id}")["state"]
+        run_state: dict[str, Any] = self.request_prefect(f"flow_runs/{run_id}")["state"]
         return run_state
 
-    def asked(self, path: str) -> Any:
+    def request_prefect(self, path: str) -> Any:
         """An answer of the server's API."""
         return httpx.get(f"{self.api_url()}/{path}", headers=self.credentials(), timeout=20).json()
 
@@ -163,7 +163,7 @@ class Stack:
         return server.url
 
     def flow_process(self, run_id: str) -> psutil.Process:
-        return psutil.Process(int(self.asked(f"flow_runs/{run_id}")["infrastructure_pid"]))
+        return psutil.Process(int(self.request_prefect(f"flow_runs/{run_id}")["infrastructure_pid"]))
 
     def children(self) -> list[psutil.Process]:
         """Every live supervised child of this home, whoever its parent is now."""
@@ -183,7 +183,7 @@ class Stack:
     def slot_is_free(self) -> bool:
         """Whether nobody holds the lock of the device, the lock of the child, and the server's limit."""
         name = f"device:{socket.gethostname()}:0"
-        limit = self.asked(f"v2/concurrency_limits/{name}")
+        limit = self.request_prefect(f"v2/concurrency_limits/{name}")
         locks = [self.settings.services / "slot-0.lock", self.settings.services / "devices" / "cpu-0.lock"]
         return limit["active_slots"] == 0 and all(map(unlocked, locks))
 

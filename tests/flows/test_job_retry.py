@@ -47,7 +47,10 @@ def test_a_finished_job_is_reused_or_trained_again_to_the_same_bits(stack: Stack
     again = retry(stack, first, refresh=True)
     assert stack.finish(again) == weights
     assert set(states(stack, again).values()) == {"completed"}
-    assert stack.asked(f"flow_runs/{again}")["parameters"] == stack.asked(f"flow_runs/{first}")["parameters"]
+    assert (
+        stack.request_prefect(f"flow_runs/{again}")["parameters"]
+        == stack.request_prefect(f"flow_runs/{first}")["parameters"]
+    )
 
 
 def test_a_canceled_job_continues_from_the_checkpoint_that_it_left(stack: Stack) -> None:
@@ -76,6 +79,6 @@ def test_a_chain_is_started_again_as_it_was_given(stack: Stack) -> None:
     weights = stack.finish(first)
     again = str(stack.json("jobs", "retry", first, "--refresh")["run_id"])
     assert stack.finish(again) == weights
-    parameters = [stack.asked(f"flow_runs/{run_id}")["parameters"]["spec"] for run_id in (first, again)]
+    parameters = [stack.request_prefect(f"flow_runs/{run_id}")["parameters"]["spec"] for run_id in (first, again)]
     assert parameters[0] == parameters[1]
     assert stack.json("jobs", "compare", first, again)["settings"] == []

@@ -100,7 +100,9 @@ def by_rest(stack: Stack, body: dict[str, Any]) -> str:
 
 def require_one_trace(stack: Stack, run_id: str, trace: str, surface: str) -> None:
     """The correlation id of a request is that of the audit log, of the run's tags and of its trainer's events."""
-    assert [tag for tag in stack.asked(f"flow_runs/{run_id}")["tags"] if tag.startswith("trace:")] == [f"trace:{trace}"]
+    assert [tag for tag in stack.request_prefect(f"flow_runs/{run_id}")["tags"] if tag.startswith("trace:")] == [
+        f"trace:{trace}"
+    ]
     lines = [line for line in AuditLog(stack.settings.home / "audit").lines() if line["trace"] == trace]
     started = [line for line in lines if line["operation"] == "chains run" and line["phase"] == "ended"]
     assert [(line["surface"], line["outcome"], line["targets"]["run_id"]) for line in started] == [

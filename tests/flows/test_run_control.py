@@ -114,7 +114,7 @@ def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Sett
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("state", "reason"),
     [
         (None, r"it is pending\. Do: Wait until it runs, or cancel it"),
         (Pending(), r"it is pending \(starting\)"),

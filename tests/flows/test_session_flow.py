@@ -47,7 +47,7 @@ def test_a_session_is_a_run_that_holds_the_device(stack: Stack) -> None:
     detail = show(stack, session)
     assert detail["state"] == "open"
     assert not stack.slot_is_free()
-    run = stack.asked(f"flow_runs/{detail['run']}")
+    run = stack.request_prefect(f"flow_runs/{detail['run']}")
     assert {"session", session, "tenant:default"} <= set(run["tags"])
     assert run["state"]["type"] == "RUNNING"
     losses = [train_step(stack, session) for _ in range(3)]

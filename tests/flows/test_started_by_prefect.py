@@ -53,7 +53,7 @@ def deploy_run(stack: Stack, name: str, folder: Path, **parameters: Any) -> str:
 
 def start_on_page(stack: Stack, name: str, **parameters: Any) -> str:
     """Start a run as Prefect's page does; return the run's id."""
-    address = f"{stack.api_url()}/deployments/{stack.asked(f'deployments/name/{name}')['id']}/create_flow_run"
+    address = f"{stack.api_url()}/deployments/{stack.request_prefect(f'deployments/name/{name}')['id']}/create_flow_run"
     answer = httpx.post(address, json={"parameters": parameters}, headers=stack.credentials(), timeout=60)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])

@@ -70,8 +70,8 @@ def test_runs_of_a_stored_chain(deployed: Settings, tiny_model: Path, monkeypatc
         assert len(do("chains runs", chain="guide", limit=1, offset=2).runs) == 1
         with pytest.raises(Conflict, match=rf"E-CONFLICT: The chain guide .* has runs that have not .*{old.id}"):
             do("chains delete", chain="guide")
-        for one in answer.runs:
-            prefect.set_flow_run_state(UUID(one.run_id), Completed(), force=True)
+        for chain_run in answer.runs:
+            prefect.set_flow_run_state(UUID(chain_run.run_id), Completed(), force=True)
     assert do("chains delete", chain="guide").revisions == 2
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
         do("chains runs", chain=stored.id)

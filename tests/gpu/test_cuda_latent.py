@@ -16,7 +16,7 @@ from benchmarks.gpu.dsa_decode import setting_of
 from benchmarks.gpu.engine import config, train_steps
 from benchmarks.gpu.latent_rows import FIRST_EDGE, GRAPH_POSITIONS, NODES, draw_graph, graph_row, product_row
 from benchmarks.gpu.models import chat_rows
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from benchmarks.latent.dsa_decode import decode
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Message, SftRow
@@ -46,7 +46,7 @@ def rows_with_steps() -> list[SftRow]:
     return new_rows
 
 
-def run_of(build: Build, platform: Place, name: str, **options: Any) -> NativeRun:
+def run_of(build: Build, platform: Platform, name: str, **options: Any) -> NativeRun:
     settings = config(platform, "sft", "full", precision="fp32", batch_size=8, max_length=96, max_steps=STEPS)
     hyper = {**settings["hyperparameters"], "learning_rate": 2e-3}
     stage = {"type": "sft", "latent": TECHNIQUES[name]}
@@ -54,19 +54,19 @@ def run_of(build: Build, platform: Place, name: str, **options: Any) -> NativeRu
 
 
 @pytest.mark.parametrize("name", [name for name in TECHNIQUES if name != "quiet_star"])
-def test_the_first_loss_is_that_of_a_cpu(name: str, card: Place, build: Build) -> None:
+def test_the_first_loss_is_that_of_a_cpu(name: str, card: Platform, build: Build) -> None:
     """Quiet-STaR draws its thoughts, from another generator on a card."""
     there, here = (train_steps(run_of(build, card, name, device=device))[0] for device in ("cuda", "cpu"))
     assert there == pytest.approx(here, rel=CLOSE)
 
 
 @pytest.mark.parametrize("name", list(TECHNIQUES))
-def test_each_technique_lowers_its_loss(name: str, platform: Place, build: Build) -> None:
+def test_each_technique_lowers_its_loss(name: str, platform: Platform, build: Build) -> None:
     losses = train_steps(run_of(build, platform, name))
     assert losses[-1] < losses[0]
 
 
-def test_gathered_attention_is_the_masked_one(platform: Place) -> None:
+def test_gathered_attention_is_the_masked_one(platform: Platform) -> None:
     decoding = decode(setting_of(platform, rows=2), 256 if platform.rehearsal else 8192)
     assert decoding.difference <= (1e-6 if platform.rehearsal else 1e-2)
 
@@ -75,7 +75,7 @@ def test_gathered_attention_is_the_masked_one(platform: Place) -> None:
     ("rows", "length", "k"), [(3, 5000, 64), (2, 8192, 2048), (8, 65_536, 2048), (1, 131_072, 100)]
 )
 @pytest.mark.parametrize("values", [3, 1000, 10**7])
-def test_best_places_are_the_selected_tokens(rows: int, length: int, k: int, values: int, platform: Place) -> None:
+def test_best_places_are_the_selected_tokens(rows: int, length: int, k: int, values: int, platform: Platform) -> None:
     """Of equal scores the earlier ones, which torch's `topk` does not promise."""
     if platform.rehearsal:
         pytest.skip("topk of a CPU takes any of equal scores")
@@ -90,12 +90,12 @@ def test_best_places_are_the_selected_tokens(rows: int, length: int, k: int, val
 # The courses that are too long for one run
 
 
-def small_courses(platform: Place) -> list[latent.Course]:
+def small_courses(platform: Platform) -> list[latent.Course]:
     return [latent.rehearsed(course) for course in [*latent.graph_courses(), *latent.product_courses(2)]]
 
 
 def test_a_course_in_pieces_ends_like_one_without_a_break(
-    platform: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two clocks: one never stops the training, the other one stops it after each step."""
     course = small_courses(platform)[0]
@@ -115,7 +115,7 @@ def test_a_course_in_pieces_ends_like_one_without_a_break(
         torch.testing.assert_close(whole_value, pieces_value, **close)
 
 
-def test_every_course_is_trained_and_evaluated(platform: Place, tmp_path: Path) -> None:
+def test_every_course_is_trained_and_evaluated(platform: Platform, tmp_path: Path) -> None:
     for course in small_courses(platform):
         training = latent.Training(course, platform, tmp_path)
         training.continue_until(float("inf"))

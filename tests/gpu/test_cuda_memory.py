@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.memory import CASES, GIB, TOLERANCE, MemoryCase, card_bytes, fits, measure
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_the_memory_of_a_training_is_what_the_plan_says(
-    case: MemoryCase, platform: Place, needs: Callable[[str], Any], tmp_path: Path
+    case: MemoryCase, platform: Platform, needs: Callable[[str], Any], tmp_path: Path
 ) -> None:
     for package in case.packages():
         needs(package)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.engine import config, train_steps, weights_of
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.backends.native.assembly import NativeRun
 
 pytestmark = pytest.mark.gpu
@@ -19,14 +19,14 @@ STEPS, CLOSE = 10, 1e-4
 Build = Callable[..., NativeRun]
 
 
-def plain(platform: Place, stage: str, method: str = "full", **hyper: Any) -> Any:
+def plain(platform: Platform, stage: str, method: str = "full", **hyper: Any) -> Any:
     """float32, padded batches, SDPA: nothing that a device chooses for itself."""
     hyperparameters = {"precision": "fp32", "max_steps": STEPS, "learning_rate": 1e-4, **hyper}
     return config(platform, stage, method, engine={"batching": "padded", "attention": "sdpa"}, **hyperparameters)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_losses_of_a_training_are_those_of_a_cpu(stage: str, platform: Place, build: Build) -> None:
+def test_the_losses_of_a_training_are_those_of_a_cpu(stage: str, platform: Platform, build: Build) -> None:
     trainer_config = plain(platform, stage)
     here, there = (train_steps(build(trainer_config, device=device)) for device in (platform.device, "cpu"))
     assert len(here) == STEPS
@@ -35,7 +35,7 @@ def test_the_losses_of_a_training_are_those_of_a_cpu(stage: str, platform: Place
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_the_gradients_of_a_batch_are_those_of_a_cpu(method: str, platform: Place, build: Build) -> None:
+def test_the_gradients_of_a_batch_are_those_of_a_cpu(method: str, platform: Platform, build: Build) -> None:
     here, there = (build(plain(platform, "sft", method), device=device) for device in (platform.device, "cpu"))
     weights = weights_of(here)
     gradients = []

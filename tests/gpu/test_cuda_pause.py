@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu.engine import CHECKPOINTS, config, make_job
 from benchmarks.gpu.models import full_rows, write_base
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import command, environment
 from trainyard.backends.native.backend import BACKEND
@@ -47,14 +47,14 @@ class Watcher:
         if event["event"] == "progress":
             self.step = int(event["step"])
 
-    def wanted(self) -> DesiredState:
+    def read_desired_state(self) -> DesiredState:
         if self.pause_after is None or self.step < self.pause_after:
             return DesiredState.RUN
         self.asked_at = self.asked_at or time.monotonic()
         return DesiredState.PAUSE
 
 
-def used_mb(platform: Place) -> int:
+def used_mb(platform: Platform) -> int:
     """Memory in use on the card by any process."""
     if platform.rehearsal:
         return 0
@@ -66,12 +66,12 @@ def run_child(job: TrainingJob, folder: Path, watcher: Watcher) -> Outcome:
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
     return supervise(
         command(job, BACKEND.target, folder), folder, env={**environment(job), "PYTHONPATH": path},
-        desired_state=watcher.wanted, on_event=watcher.on_event, budget_s=LIMIT_S, poll_s=0.1,
+        desired_state=watcher.read_desired_state, on_event=watcher.on_event, budget_s=LIMIT_S, poll_s=0.1,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_paused_training_frees_the_card_and_continues(method: str, platform: Place, tmp_path: Path) -> None:
+def test_a_paused_training_frees_the_card_and_continues(method: str, platform: Platform, tmp_path: Path) -> None:
     """The full method saves 7 GB, the adapter little: both within the time."""
     base = write_base(tmp_path / "base", "qwen3-0.6b", platform)
     gc.collect()

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.engine import config, train_steps
 from benchmarks.gpu.models import full_rows
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.spec.axes.devices import Precision
 from trainyard.train.model.precision import convert_to_fp8
@@ -26,7 +26,7 @@ Build = Callable[..., NativeRun]
 Needs = Callable[[str], Any]
 
 
-def settings(platform: Place, precision: str, steps: int, *, fp8: str = "off", rate: float = 1e-3) -> Any:
+def settings(platform: Platform, precision: str, steps: int, *, fp8: str = "off", rate: float = 1e-3) -> Any:
     hyperparameters = {
         "precision": precision,
         "max_steps": steps,
@@ -41,7 +41,7 @@ def has_bf16() -> bool:
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def in_fp16(platform: Place, build: Build, steps: int) -> NativeRun:
+def in_fp16(platform: Platform, build: Build, steps: int) -> NativeRun:
     """A training in fp16. On a CPU the engine refuses it, so a rehearsal opens the session by hand."""
     run = build(settings(platform, "fp32" if platform.rehearsal else "fp16", steps))
     if platform.rehearsal:
@@ -49,7 +49,7 @@ def in_fp16(platform: Place, build: Build, steps: int) -> NativeRun:
     return run
 
 
-def test_fp16_trains_with_a_loss_scale_and_stays_close_to_float32(platform: Place, build: Build) -> None:
+def test_fp16_trains_with_a_loss_scale_and_stays_close_to_float32(platform: Platform, build: Build) -> None:
     run = in_fp16(platform, build, 20)
     assert run.session.scaler.is_enabled()
     assert run.session.scaler.get_scale() == FIRST_SCALE
@@ -60,7 +60,7 @@ def test_fp16_trains_with_a_loss_scale_and_stays_close_to_float32(platform: Plac
     assert half[-1] < half[0]
 
 
-def test_a_step_with_overflowing_gradients_is_skipped_and_counted(platform: Place, build: Build) -> None:
+def test_a_step_with_overflowing_gradients_is_skipped_and_counted(platform: Platform, build: Build) -> None:
     run = in_fp16(platform, build, 6)
     before = {name: value.detach().clone() for name, value in run.policy.model.named_parameters()}
     run.session.scaler = torch.amp.GradScaler(platform.device, init_scale=2.0**40)
@@ -73,12 +73,12 @@ def test_a_step_with_overflowing_gradients_is_skipped_and_counted(platform: Plac
     assert run.session.global_step == 2
 
 
-def test_auto_takes_bf16_where_the_card_has_it_and_fp16_elsewhere(card: Place, build: Build) -> None:
+def test_auto_takes_bf16_where_the_card_has_it_and_fp16_elsewhere(card: Platform, build: Build) -> None:
     run = build(settings(card, "auto", 1))
     assert run.precision.precision is (Precision.BF16 if has_bf16() else Precision.FP16), run.precision.why
 
 
-def test_float8_products_stay_close_to_bf16(platform: Place, build: Build, needs: Needs) -> None:
+def test_float8_products_stay_close_to_bf16(platform: Platform, build: Build, needs: Needs) -> None:
     needs("torchao")
     if not platform.rehearsal and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         pytest.skip(f"{platform.name()} has no float8 products")

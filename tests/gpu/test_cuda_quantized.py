@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.engine import CHECKPOINTS, config, saved_at_once, train_steps
 from benchmarks.gpu.models import random_weights, write_config
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.backends.native.program import resume
 from trainyard.backends.native.proof import Silent, digests
@@ -31,7 +31,7 @@ def bitsandbytes(needs: Needs) -> Any:
     return needs("bitsandbytes")
 
 
-def qlora(platform: Place, **hyper: Any) -> Any:
+def qlora(platform: Platform, **hyper: Any) -> Any:
     """On a CPU `auto` measures, so two trainings could take two precisions."""
     precision = "fp32" if platform.rehearsal else "auto"
     return config(
@@ -46,7 +46,7 @@ def packed_bytes(run: NativeRun) -> int:
     return sum(packed_sizes) + sum(state.absmax.numel() * state.absmax.element_size() for state in states)
 
 
-def test_an_nf4_base_takes_the_bits_that_the_plan_counts(platform: Place, build: Build, bitsandbytes: Any) -> None:
+def test_an_nf4_base_takes_the_bits_that_the_plan_counts(platform: Platform, build: Build, bitsandbytes: Any) -> None:
     run = build(qlora(platform))
     layers = [m for m in run.policy.model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
     assert layers
@@ -55,14 +55,14 @@ def test_an_nf4_base_takes_the_bits_that_the_plan_counts(platform: Place, build:
     assert all(str(layer.weight.device).startswith(platform.device) for layer in layers)
 
 
-def test_the_loss_of_an_nf4_base_is_close_to_the_one_in_full_precision(platform: Place, build: Build) -> None:
+def test_the_loss_of_an_nf4_base_is_close_to_the_one_in_full_precision(platform: Platform, build: Build) -> None:
     quantised = train_steps(build(qlora(platform)), 1)
     whole = train_steps(build({**qlora(platform), "method": "lora"}), 1)
     assert quantised == pytest.approx(whole, rel=QUANTISED_LOSS)
 
 
 def test_a_base_that_is_made_on_the_device_trains_like_one_that_was_read(
-    platform: Place, build: Build, tmp_path: Path, base: Path
+    platform: Platform, build: Build, tmp_path: Path, base: Path
 ) -> None:
     """What the memory tests of large shapes rely on."""
     write_config(tmp_path / "unread", "small", platform)
@@ -78,7 +78,7 @@ def test_a_base_that_is_made_on_the_device_trains_like_one_that_was_read(
 
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
 def test_an_8_bit_optimizer_trains_and_continues_to_the_same_bits(
-    optimizer: str, platform: Place, build: Build, tmp_path: Path
+    optimizer: str, platform: Platform, build: Build, tmp_path: Path
 ) -> None:
     trainer_config = {**qlora(platform, optimizer=optimizer), "method": {"type": "qlora", "rank": 64}}
     straight = build(trainer_config, name="straight")
@@ -98,7 +98,7 @@ def test_an_8_bit_optimizer_trains_and_continues_to_the_same_bits(
     assert digests(second) == digests(straight)
 
 
-def test_a_paged_state_is_in_memory_that_cuda_pages(card: Place, build: Build) -> None:
+def test_a_paged_state_is_in_memory_that_cuda_pages(card: Platform, build: Build) -> None:
     run = build({**qlora(card, optimizer="paged_adamw_8bit"), "method": {"type": "qlora", "rank": 64}})
     train_steps(run, 2)
     inner = run.session.engine.optimizer.inner

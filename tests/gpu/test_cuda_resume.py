@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.engine import CHECKPOINTS, config, saved_at_once, train_steps
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.backends.native.assembly import NativeRun, settle_kernels
 from trainyard.backends.native.program import resume
 from trainyard.backends.native.proof import Silent, counted, digests
@@ -37,7 +37,7 @@ Build = Callable[..., NativeRun]
 Needs = Callable[[str], Any]
 
 
-def settings(platform: Place, stage: str, method: str, precision: str, batching: str) -> Any:
+def settings(platform: Platform, stage: str, method: str, precision: str, batching: str) -> Any:
     method_settings: Any = {"type": method, "dropout": 0.1} if "lora" in method else method
     hyperparameters = {
         "precision": precision,
@@ -52,7 +52,7 @@ def settings(platform: Place, stage: str, method: str, precision: str, batching:
     )
 
 
-def started(platform: Place, build: Build, trainer_config: Any, name: str) -> NativeRun:
+def started(platform: Platform, build: Build, trainer_config: Any, name: str) -> NativeRun:
     """The run of a config. fp16 is refused on a CPU, so a rehearsal opens its session by hand."""
     half = trainer_config["hyperparameters"]["precision"] == "fp16" and platform.rehearsal
     if half:
@@ -68,7 +68,7 @@ def started(platform: Place, build: Build, trainer_config: Any, name: str) -> Na
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
 def test_a_stopped_training_continues_to_the_same_bits(
-    cell: Cell, platform: Place, build: Build, needs: Needs, tmp_path: Path
+    cell: Cell, platform: Platform, build: Build, needs: Needs, tmp_path: Path
 ) -> None:
     if "qlora" in cell:
         needs("bitsandbytes")
@@ -91,7 +91,7 @@ def test_a_stopped_training_continues_to_the_same_bits(
     assert digests(second) == digests(straight)
 
 
-def test_the_flags_that_make_kernels_deterministic_are_set(platform: Place, build: Build) -> None:
+def test_the_flags_that_make_kernels_deterministic_are_set(platform: Platform, build: Build) -> None:
     build(settings(platform, "sft", "lora", "fp32", "auto"))
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -99,7 +99,7 @@ def test_the_flags_that_make_kernels_deterministic_are_set(platform: Place, buil
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-def test_a_card_takes_deterministic_kernels_alone(platform: Place, build: Build) -> None:
+def test_a_card_takes_deterministic_kernels_alone(platform: Platform, build: Build) -> None:
     """Looking for others leaves no trace. A CPU needs no strict kernels, so a rehearsal looks by hand."""
     trainer_config = settings(platform, "sft", "lora", "fp32" if platform.rehearsal else "bf16", "packed")
     run = build(trainer_config)
@@ -117,7 +117,7 @@ def test_a_card_takes_deterministic_kernels_alone(platform: Place, build: Build)
 
 
 def test_no_kernel_of_a_training_warns_that_it_is_not_deterministic(
-    platform: Place, build: Build, recwarn: pytest.WarningsRecorder
+    platform: Platform, build: Build, recwarn: pytest.WarningsRecorder
 ) -> None:
     for stage, method, precision, batching in CELLS[:4]:
         train_steps(

@@ -135,7 +135,7 @@ def dpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_path_f
 
 
 @pytest.mark.parametrize(
-    ("loss", "theirs", "smoothing"),
+    ("loss", "trl_name", "smoothing"),
     [
         (PreferenceLoss.SIGMOID, "sigmoid", 0.0),
         (PreferenceLoss.SIGMOID, "robust", 0.1),

@@ -158,7 +158,7 @@ def test_importing_the_command_line_imports_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         ("jobs list --limit 0", "Invalid value for '--limit': Input should be greater than or equal to 1"),
         ("jobs list --limit many", "Invalid value for '--limit': Input should be a valid integer"),
@@ -280,7 +280,7 @@ def test_completion_of_a_broken_home_is_empty(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shell", "place", "start"),
+    ("shell", "file", "start"),
     [
         ("bash", ".bash_completions/trainyard.sh", ".bashrc"),
         ("zsh", ".zfunc/_trainyard", ".zshrc"),

@@ -122,5 +122,5 @@ def first_sentence(page: str) -> str:
     prose = (line for line in text.split("\n\n") if line.strip() and not line.lstrip().startswith(("#", "|", "!", "-")))
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(next(prose, "").split())).replace("*", "")
     sentence = SENTENCE.match(plain)
-    found = (sentence.group() if sentence else plain).rstrip(":.") + "."
-    return found if len(found) <= MOST_CHARS else found[: MOST_CHARS - 1].rsplit(" ", 1)[0] + " …"
+    line = (sentence.group() if sentence else plain).rstrip(":.") + "."
+    return line if len(line) <= MOST_CHARS else line[: MOST_CHARS - 1].rsplit(" ", 1)[0] + " …"

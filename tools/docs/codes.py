@@ -40,7 +40,7 @@ class Use:
 
     module: str
     kind: str = ""
-    what: str = ""
+    cause: str = ""
     do: str = ""
 
 
@@ -134,7 +134,7 @@ def tuple_codes(node: ast.AST, module: str) -> Iterator[tuple[ast.expr, Use]]:
     """The codes of a row of a table of tuples, with the row's text."""
     if isinstance(node, ast.Tuple):
         cause = next((text for text in (text_of(part, {}) for part in node.elts) if " " in text), "")
-        yield from ((element, Use(module, what=cause)) for element in node.elts if code_in(element))
+        yield from ((element, Use(module, cause=cause)) for element in node.elts if code_in(element))
 
 
 def use_of(call: ast.Call, code_argument: ast.expr, module: str, names: Mapping[str, ast.expr]) -> Use:

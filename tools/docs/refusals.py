@@ -47,7 +47,7 @@ def refusals_page() -> str:
 def other_uses(uses: list[Use]) -> list[Use]:
     """The places outside of the table that say in words what they refuse, each text once."""
     elsewhere = [use for use in uses if not use.module.startswith("spec.compat.")]
-    return list({use.what: use for use in elsewhere if len(re.findall(r"\w\w+", use.what)) > 2}.values())
+    return list({use.cause: use for use in elsewhere if len(re.findall(r"\w\w+", use.cause)) > 2}.values())
 
 
 def rows_table(rows: list[Row]) -> str:
@@ -59,7 +59,7 @@ def rows_table(rows: list[Row]) -> str:
 
 
 def raised_table(uses: list[Use]) -> str:
-    lines = [[code(use.module), cell(use.what), cell(use.do)] for use in uses]
+    lines = [[code(use.module), cell(use.cause), cell(use.do)] for use in uses]
     return table(["refused in", "because", "instead"], lines)
 
 

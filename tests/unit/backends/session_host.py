@@ -53,7 +53,7 @@ class HostedSession:
 
     def __init__(self, settings: Settings, record: SessionRecord, devices: tuple[int, ...] = (0,)) -> None:
         self.settings, self.record, self.devices = settings, record, devices
-        self.wanted, self.events = DesiredState.RUN, list[Mapping[str, Any]]()
+        self.desired_state, self.events = DesiredState.RUN, list[Mapping[str, Any]]()
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
         self.folder = folder_of_session(settings, record.id)
@@ -63,7 +63,7 @@ class HostedSession:
         try:
             with device_lock(lock_of_session(self.settings, self.record.id)):
                 self.outcome = run_session(
-                    self.record, self.settings, devices=self.devices, desired_state=lambda: self.wanted,
+                    self.record, self.settings, devices=self.devices, desired_state=lambda: self.desired_state,
                     on_event=self.events.append, poll_s=0.05,
                 )  # fmt: skip
         except BaseException as error:
@@ -73,7 +73,7 @@ class HostedSession:
     def pid(self) -> int:
         return int([event for event in self.events if event["event"] == "started"][-1]["pid"])
 
-    def place(self) -> str:
+    def socket_path(self) -> str:
         socket = socket_of(self.folder)
         assert socket is not None, self.outcome
         return socket
@@ -89,11 +89,11 @@ class HostedSession:
     def call(self, verb: str, *, op_seq: int | None = None, body: bytes = b"", **options: Any) -> dict[str, Any]:
         """The result of a verb."""
         header = {"call": "verb", "verb": verb, "given": options, "op_seq": op_seq, "wait_s": 60}
-        result: dict[str, Any] = ask(self.place(), header, body, timeout_s=90)["result"]
+        result: dict[str, Any] = ask(self.socket_path(), header, body, timeout_s=90)["result"]
         return result
 
     def status(self) -> dict[str, Any]:
-        return ask(self.place(), {"call": "status"}, timeout_s=10)
+        return ask(self.socket_path(), {"call": "status"}, timeout_s=10)
 
     def train_step(self, rows: Any = ROWS) -> dict[str, Any]:
         forward = self.call("forward", rows=rows)
@@ -111,7 +111,7 @@ class HostedSession:
         return self.outcome
 
     def close(self) -> Outcome:
-        ask(self.place(), {"call": "close"}, timeout_s=10)
+        ask(self.socket_path(), {"call": "close"}, timeout_s=10)
         return self.wait()
 
 
@@ -123,6 +123,6 @@ def hosted(settings: Settings, record: SessionRecord, devices: tuple[int, ...] =
     try:
         yield session
     finally:
-        session.wanted = DesiredState.CANCEL
+        session.desired_state = DesiredState.CANCEL
         session.thread.join(60)
         assert not session.thread.is_alive()

@@ -325,8 +325,8 @@ def test_launchers_are_started_in_the_interpreter_of_deepspeed(jobs: Jobs, tmp_p
     assert argv[:3] == [str(python), "-m", "torch.distributed.run"]
     assert "--nproc-per-node=2" in argv
     assert argv[-4:] == ["-m", *deepspeed_program.WORKER, str(tmp_path)]
-    own = jobs(backend="deepspeed", launch=launch | {"launcher": "deepspeed"})
-    argv = deepspeed_program.argv(run_of(own, tmp_path, FoundCheckpoint(None, 0)))
+    own_launcher = jobs(backend="deepspeed", launch=launch | {"launcher": "deepspeed"})
+    argv = deepspeed_program.argv(run_of(own_launcher, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:2] == [str(python), str(python.with_name("deepspeed"))]
 
 
@@ -476,9 +476,9 @@ def led(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[
         shutil.copytree(plan, folder, dirs_exist_ok=True)
     events = StopOn(folder / "events.jsonl", stop_on)
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text())
-    told = orjson.loads((folder / names.PLAN_FOLDER / names.PLAN_FILE).read_bytes())
+    written_plan = orjson.loads((folder / names.PLAN_FOLDER / names.PLAN_FILE).read_bytes())
     try:
-        run_tool(ExternalRun(job, folder, events, "cpu", FoundCheckpoint(None, 0), told), toy(program))
+        run_tool(ExternalRun(job, folder, events, "cpu", FoundCheckpoint(None, 0), written_plan), toy(program))
     finally:
         events.close()
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

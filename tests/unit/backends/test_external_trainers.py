@@ -66,7 +66,7 @@ class Stopper:
             if not self.commands:
                 self.commands = [" ".join(command_of(child)) for child in psutil.Process().children(recursive=True)]
 
-    def wanted(self) -> DesiredState:
+    def read_desired_state(self) -> DesiredState:
         return DesiredState.PAUSE if self.at and self.seen >= self.at else DesiredState.RUN
 
 
@@ -74,7 +74,7 @@ def run(jobs: Jobs, folder: Path, stopper: Stopper | None = None, *, port: Port 
     hyper = {**SHORT, **config.pop("hyperparameters", {})}
     stopper = stopper or Stopper()
     job = jobs(port, hyperparameters=hyper, **config)
-    return train_as_child(job, folder, note=stopper, desired_state=stopper.wanted, poll_s=0.05)
+    return train_as_child(job, folder, note=stopper, desired_state=stopper.read_desired_state, poll_s=0.05)
 
 
 def losses(ran: Ran) -> list[float]:

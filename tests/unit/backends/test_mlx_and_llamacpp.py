@@ -48,7 +48,9 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(jobs: Jobs, folder: Path, stopper: Stopper | None = None, port: Port = Port.SFT, **config: Any) -> Ran:
     stopper = stopper or Stopper()
-    return train_as_child(jobs(port, **config), folder, note=stopper, desired_state=stopper.wanted, poll_s=0.02)
+    return train_as_child(
+        jobs(port, **config), folder, note=stopper, desired_state=stopper.read_desired_state, poll_s=0.02
+    )
 
 
 # mlx
@@ -131,7 +133,7 @@ def test_mlx_has_other_optimizers_and_plain_text(optimizer: str, jobs: Jobs, tmp
 
 
 @pytest.mark.parametrize(
-    ("said", "version"),
+    ("output", "version"),
     [
         ("version: 0.5.0-dev (build 1, commit 0c1e570)\nbuilt with GNU 12.2.0 for Linux x86_64\n", DEV_VERSION),
         ("load_backend: loaded CPU backend\nversion: 4567 (a1b2c3d)\nbuilt with cc 13", "4567 (a1b2c3d)"),
@@ -246,7 +248,7 @@ def test_the_loss_of_a_step_is_read_from_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "normalizer", "known"),
+    ("rule", "normalizer", "is_gpt2"),
     [
         ({"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}, None, True),
         ({"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}, None, False),

@@ -32,7 +32,7 @@ def sizes(job: TrainingJob) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("batch", "expected"),
     [((8, 1), (4, 2)), ((8, 3), (4, 6)), ((2, 1), (1, 2)), ((6, 1), (3, 2)), ((5, 1), (1, 5)), ((3, 4), (1, 12))],
 )
 def test_a_smaller_job_sees_the_same_rows_a_step(jobs: Jobs, batch: tuple[int, int], expected: tuple[int, int]) -> None:
@@ -90,10 +90,10 @@ class Trainer:
     """Stands for `run_training`: fits only below a number of rows at a time."""
 
     def __init__(self, fits: int) -> None:
-        self.fits, self.asked = fits, list[tuple[int, int]]()
+        self.fits, self.batches = fits, list[tuple[int, int]]()
 
     def __call__(self, job: TrainingJob, folder: Path, *, settings: Settings, **_: Any) -> Produced:
-        self.asked.append(sizes(job))
+        self.batches.append(sizes(job))
         work_folder(job, settings).mkdir(parents=True, exist_ok=True)
         if sizes(job)[0] > self.fits:
             raise TrainyardError("The device ran out of memory.", why="Tried 20 GiB.", code="E-DEVICE-MEMORY")
@@ -113,7 +113,7 @@ def carry_out(job: TrainingJob, folder: Path, trainer: Any, events: list[dict[st
 def test_one_more_try_with_half_is_recorded_and_remembered(jobs: Jobs, tmp_path: Path) -> None:
     job, events, trainer = native(jobs), list[dict[str, Any]](), Trainer(fits=4)
     produced = carry_out(job, tmp_path, trainer, events)
-    assert trainer.asked == [(8, 1), (4, 2)]
+    assert trainer.batches == [(8, 1), (4, 2)]
     note = {"batch_size": [8, 4], "gradient_accumulation": [1, 2]}
     assert produced.facts["out_of_memory"] == note
     assert json.loads((tmp_path / "out" / "adapter" / "training.json").read_text())["out_of_memory"] == note
@@ -123,7 +123,7 @@ def test_one_more_try_with_half_is_recorded_and_remembered(jobs: Jobs, tmp_path:
     again = Trainer(fits=4)
     (tmp_path / "out").rename(tmp_path / "first")
     carry_out(job, tmp_path, again)
-    assert again.asked == [(4, 2)], "a resumed run does not run out of memory first"
+    assert again.batches == [(4, 2)], "a resumed run does not run out of memory first"
 
 
 def test_it_is_tried_once_only_and_answered_with_figures(jobs: Jobs, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_it_is_tried_once_only_and_answered_with_figures(jobs: Jobs, tmp_path: P
     )
     with pytest.raises(LimitExceeded, match=pattern) as error:
         carry_out(native(jobs), tmp_path, trainer)
-    assert trainer.asked == [(8, 1), (4, 2)]
+    assert trainer.batches == [(8, 1), (4, 2)]
     assert "`batch_size: 1` takes " in error.value.do
     assert "`max_length: 20` takes " in error.value.do
 
@@ -142,7 +142,7 @@ def test_no_second_try_when_it_is_not_wanted(jobs: Jobs, tmp_path: Path) -> None
     trainer = Trainer(fits=4)
     with pytest.raises(LimitExceeded, match="E-DEVICE-MEMORY"):
         carry_out(native(jobs, launch={"on_oom": "fail"}), tmp_path, trainer)
-    assert trainer.asked == [(8, 1)]
+    assert trainer.batches == [(8, 1)]
 
 
 def test_another_failure_is_left_as_it_is(jobs: Jobs, tmp_path: Path) -> None:

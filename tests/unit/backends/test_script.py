@@ -137,7 +137,7 @@ def test_what_the_built_in_script_lacks_your_own_may_have(
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "told"),
+    ("name", "error", "pattern"),
     [
         ("absent", NotFound, "E-SCRIPT: There is no script template 'absent'"),
         ("../evil", InvalidInput, "E-SCRIPT: '../evil' is not the name"),
@@ -163,7 +163,7 @@ def test_own_script_needs_only_weights_and_a_told_loss(script_job: Callable[...,
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "pattern"),
     [
         ("tell('progress', step=1, loss=2.5)", r"E-SCRIPT: .* left no output/adapter_config.json"),
         ("leave()", r"E-SCRIPT: .* reported no step"),

@@ -38,5 +38,5 @@ def test_what_has_no_numbers_is_an_error(values: Any) -> None:
 def test_the_bounds_of_lists_are_those_of_their_tensor(rows: list[list[int]], has_ignored: bool) -> None:
     ignored = -100 if has_ignored else None
     value = tensor_of_lists(rows)
-    unmasked = [number for row in rows for number in row if one != ignored] or [0]
+    unmasked = [number for row in rows for number in row if number != ignored] or [0]
     assert bounds_of(value, rows, ignored) == bounds_of(value, None, ignored) == (min(unmasked), max(unmasked))

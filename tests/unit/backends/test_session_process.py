@@ -63,7 +63,7 @@ def left(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Left:
     settings = load_settings(home=tmp_path_factory.mktemp("left") / ("long-" * 20) / "home", threads=1)
     row = {"prompt": "What is 2?", "chosen": "It is two.", "rejected": "It is nine."}
     with hosted(settings, record_of(tiny_model, stage="dpo", idle_s=1)) as session:
-        path = Path(session.place())
+        path = Path(session.socket_path())
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (path, path.parent)]
         forward = session.call("forward", rows=[row], outputs=["logits"])
         with pytest.raises(TrainyardError) as refused:
@@ -177,12 +177,12 @@ def test_futures_are_carried_out_in_their_order(shared: HostedSession) -> None:
     calls = [("forward", {"rows": ROWS}), ("zero_grad", {}), ("generate", {"prompts": [{"tokens": [1]}]})]
     for at, (verb, arguments) in enumerate(calls):
         header = {"call": "verb", "verb": verb, "given": arguments, "op_seq": first + at, "wait_s": 0}
-        assert ask(shared.place(), header)["state"] in ("pending", "running", "done")
-    results = [ask(shared.place(), {"call": "result", "op_seq": first + at, "wait_s": 30}) for at in range(3)]
+        assert ask(shared.socket_path(), header)["state"] in ("pending", "running", "done")
+    results = [ask(shared.socket_path(), {"call": "result", "op_seq": first + at, "wait_s": 30}) for at in range(3)]
     assert [result["verb"] for result in results] == ["forward", "zero_grad", "generate"]
     assert {result["state"] for result in results} == {"done"}
     with pytest.raises(Conflict, match="E-STEP: The reply of operation 900000 is not known"):
-        ask(shared.place(), {"call": "result", "op_seq": 900_000})
+        ask(shared.socket_path(), {"call": "result", "op_seq": 900_000})
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_a_session_that_is_asked_to_stop_saves_first(here: Settings, tiny_model:
     record = record_of(tiny_model)
     with hosted(here, record) as session:
         session.train_step()
-        session.wanted = DesiredState.CANCEL
+        session.desired_state = DesiredState.CANCEL
         outcome = session.wait()
     assert (outcome.status, outcome.reason) == (Status.STOPPED, "cancel")
     with hosted(here, record) as session:
@@ -230,7 +230,7 @@ def test_a_heartbeat_keeps_a_session_that_nobody_calls(tmp_path: Path, tiny_mode
     with hosted(load_settings(home=tmp_path / "home", threads=1), record_of(tiny_model, idle_s=4)) as session:
         for _ in range(10):
             time.sleep(0.6)
-            assert ask(session.place(), {"call": "heartbeat"}, timeout_s=10)["op_seq"] == 0
+            assert ask(session.socket_path(), {"call": "heartbeat"}, timeout_s=10)["op_seq"] == 0
         assert session.wait(120).status is Status.STOPPED
 
 
@@ -440,7 +440,7 @@ def test_a_call_that_is_a_surprise_is_an_error_of_that_call_alone(shared: Hosted
 def test_a_bad_frame_ends_its_connection_and_not_the_session(shared: HostedSession, sent: bytes, code: str) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20)
-        connection.connect(shared.place())
+        connection.connect(shared.socket_path())
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         answer = receive_frame(connection)
@@ -452,7 +452,7 @@ def test_a_bad_frame_ends_its_connection_and_not_the_session(shared: HostedSessi
 def test_a_caller_that_leaves_in_the_middle_leaves_nothing_behind(shared: HostedSession) -> None:
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(shared.place())
+            connection.connect(shared.socket_path())
             connection.sendall(LENGTHS.pack(MAGIC, 1000, 0)[:10])
     assert shared.call("zero_grad") == {}
 

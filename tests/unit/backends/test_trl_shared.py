@@ -44,7 +44,7 @@ def trainer_of(model: Path, folder: Path, **stage: Any) -> OurGRPOTrainer:
     return built
 
 
-def drawn() -> tuple[torch.Tensor, torch.Tensor]:
+def make_completions() -> tuple[torch.Tensor, torch.Tensor]:
     """Three completions of one prompt and two of another, of up to four tokens: ids and mask (5, 9)."""
     prompts = [[11, 12, 13, 14, 15]] * 3 + [[16, 17, 18]] * 2
     answers = [[21, 22, 23, 24], [25], [26, 27, 28], [21, 29], [30, 31, 32, 33]]
@@ -58,7 +58,7 @@ def drawn() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_completions_are_grouped_by_their_prompts() -> None:
-    first, second = group_completions(*drawn(), completion=4)
+    first, second = group_completions(*make_completions(), completion=4)
     assert first.prompt == [16, 17, 18]
     assert [at for at, _ in first.answers] == [0, 2]
     assert second.answers == [(1, [21, 22, 23, 24]), (3, [25]), (4, [26, 27, 28])]
@@ -67,7 +67,7 @@ def test_completions_are_grouped_by_their_prompts() -> None:
 @pytest.mark.parametrize("size", [None, 2])
 def test_scores_and_gradients_are_those_of_rows_apart(size: int | None, tiny_model: Path, tmp_path: Path) -> None:
     trainer = trainer_of(tiny_model, tmp_path, shared_prompt=True)
-    ids_BT, shown_BT = drawn()
+    ids_BT, shown_BT = make_completions()
     scores = []
     for sharing in (PromptSharing(False, "not asked for"), trainer.sharing):
         trainer.sharing = sharing
@@ -110,7 +110,7 @@ def test_a_training_has_the_losses_of_rows_apart(beta: float, tiny_model: Path, 
 
 def test_auto_shares_where_a_batch_gets_smaller(tiny_model: Path, tmp_path: Path) -> None:
     trainer = trainer_of(tiny_model, tmp_path)
-    ids_BT, shown_BT = drawn()
+    ids_BT, shown_BT = make_completions()
     long_BT, long_shown_BT = (torch.cat([part[:, :5].repeat(1, 8), part[:, 5:]], 1) for part in (ids_BT, shown_BT))
     for ids, mask, pays in ((long_BT, long_shown_BT, True), (ids_BT[:2], shown_BT[:2], False)):
         batch = collate_completions(group_completions(ids, mask, 4), ids.device)

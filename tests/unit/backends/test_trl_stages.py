@@ -303,7 +303,7 @@ def test_only_one_sided_pairs_are_refused(jobs: Jobs, tmp_path: Path) -> None:
         train_here(job, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("stage", "wanted"), [("kto", "labelled"), ("reward", "preference")])
+@pytest.mark.parametrize(("stage", "kind"), [("kto", "labelled"), ("reward", "preference")])
 def test_missing_rows_are_told(stage: str, kind: str, jobs: Jobs, tmp_path: Path) -> None:
     job = jobs(PORTS[stage], stage=stage).model_copy(update={"data": {Port.SFT: str(jobs.data[Port.SFT])}})
     with pytest.raises(InvalidInput, match=f"E-DATA-EMPTY: Stage {stage} needs {kind} rows, .* was given: sft"):

@@ -107,12 +107,17 @@ class Training:
     def steps(self) -> list[int]:
         return [event["step"] for event in self.events if event["event"] == "progress"]
 
-    def wanted(self) -> DesiredState:
+    def read_desired_state(self) -> DesiredState:
         return DesiredState.CANCEL if max(self.steps(), default=0) >= self.until else DesiredState.RUN
 
     def run(self, folder: Path) -> bytes:
         run_training(
-            self.job, folder, desired_state=self.wanted, on_event=self.note, settings=self.settings, poll_s=0.02
+            self.job,
+            folder,
+            desired_state=self.read_desired_state,
+            on_event=self.note,
+            settings=self.settings,
+            poll_s=0.02,
         )
         return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
 

@@ -233,9 +233,9 @@ def test_what_the_rollouts_of_a_training_reported_is_in_the_table_and_in_its_lin
     assert "share of groups with one reward" not in page
     node = NodeOutput(key="k", outputs={}, facts={**facts, "loss_at_start": None, "loss_at_end": None})
     assert "reward 0.250 to 0.750, 1.500 nats a token from its start" in summary("trainer", node)
-    chosen = {"asked": 4, "candidates": {"best_of": 3, "mean_reward": {"first": 0.5, "best": 1.25}}}
+    generator_facts = {"asked": 4, "candidates": {"best_of": 3, "mean_reward": {"first": 0.5, "best": 1.25}}}
     assert "the best of 3 answers, mean reward 0.500 to 1.250" in summary(
-        "ai_generator", NodeOutput(key="k", outputs={}, facts=chosen)
+        "ai_generator", NodeOutput(key="k", outputs={}, facts=generator_facts)
     )
 
 

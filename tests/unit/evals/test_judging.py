@@ -78,7 +78,8 @@ def run(
     judged_cases = cases(labelled=labelled)
     line = {
         "name": name, "set": "x", "gold": "file", "margin": 0.0, "relative_margin": 0.0, "skipped": 0,
-        "places": [*range(len(judged_cases))], "ids": [case.id for case in judged_cases], "clusters": [case.cluster for case in judged_cases],
+        "places": [*range(len(judged_cases))], "ids": [case.id for case in judged_cases],
+        "clusters": [case.cluster for case in judged_cases],
         "answers": {
             "baseline": ["four" for _ in judged_cases],
             "candidate": ["longer one" if at % 4 else "x" for at in range(ROWS)],
@@ -239,7 +240,7 @@ def test_replies_of_another_form_are_refused(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("settings", "says"),
     [
         ({"model": "m"}, "either an endpoint or a base_url"),
         ({"base_url": "http://h/v1"}, "needs the server's name"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tests.unit.evals.test_reward_models import made  # noqa: F401
+from tests.unit.evals.test_reward_models import trained_reward  # noqa: F401
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.generation.candidates import Candidates
 from trainyard.data.renderers.rendering import Renderer
@@ -63,8 +63,10 @@ def scores_of(model: Any, base: Path) -> list[list[float | None]]:
 
 
 def test_the_answer_with_the_highest_reward_stays(
-    trained_reward: tuple[Path, Any], tiny_model: Path, tmp_path: Path
-) -> None:  # noqa: F811
+    trained_reward: tuple[Path, Any],  # noqa: F811
+    tiny_model: Path,
+    tmp_path: Path,
+) -> None:
     folder, model = trained_reward
     events: list[dict[str, Any]] = []
     produced = choose_best(

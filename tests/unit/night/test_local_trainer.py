@@ -81,7 +81,7 @@ def test_a_training_that_does_not_fit_fails_where_that_is_asked_for(order: Train
     assert small.sizes == [8]
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, 3600), (60, 60), (7200, 3600)])
+@pytest.mark.parametrize(("budget_s", "expected"), [(None, 3600), (60, 60), (7200, 3600)])
 def test_a_training_has_the_shorter_of_two_budgets(budget_s: int | None, expected: int, order: TrainingRequest) -> None:
     small = Small()
     trainer(order, small, hyperparameters={**HYPER, "batch_size": 4}, budget_s=budget_s).train(order)

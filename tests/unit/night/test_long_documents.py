@@ -47,7 +47,7 @@ def test_a_document_longer_than_the_context_is_read_in_windows_without_doubles(w
     report = night(world)
     assert report.state == "completed"
     documents = names_in(graph_store)
-    windows = {document for name in documents for document in documents[name] if place.startswith("long.md")}
+    windows = {document for name in documents for document in documents[name] if document.startswith("long.md")}
     assert windows == {"long.md", *(f"long.md/#{number}" for number in range(2, len(windows) + 1))}
     assert len(windows) == 4
     people = [name for name in documents if name.startswith("Person")]

@@ -15,7 +15,7 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)
 
 
 @pytest.mark.parametrize(
-    ("name", "glob", "wanted"),
+    ("name", "glob", "expected"),
     [
         ("meetings/a.md", "meetings/**/*.md", True),
         ("meetings/2027/01/a.md", "meetings/**/*.md", True),

@@ -49,7 +49,9 @@ def test_workers_elsewhere_end_what_a_night_only_waits_for() -> None:
     remote = next(campaign for campaign in map(campaign_of, range(20)) if campaign.remote)
     assert remote.violations == []
     assert {str(state) for state in remote.markers().states().values()} <= {"completed", "failed"}
-    assert [training for report in remote.reports for training in report.phase2.trainings if one.outcome == "published"]
+    assert [
+        training for report in remote.reports for training in report.phase2.trainings if training.outcome == "published"
+    ]
 
 
 def test_no_invariant_is_violated() -> None:
