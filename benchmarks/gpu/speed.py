@@ -175,10 +175,8 @@ def main() -> int:
                 print(f"{method}: left out, needs {', '.join(missing)}")
                 continue
             method_samples = measure(PLATFORM, base, Path(folder), method)
-            for (
-                name,
-                variant_samples,
-            ) in method_samples.items():  # at once: the other method may not end in the time there is
+            # at once: the other method may not end in the time there is
+            for name, variant_samples in method_samples.items():
                 print(f"{method}, {name}: {median(variant_samples, 'per_second'):,.0f} tokens a second", flush=True)
             rows += rows_of(method, method_samples, PLATFORM)
             samples |= {f"{method}, {name}": variant_samples for name, variant_samples in method_samples.items()}

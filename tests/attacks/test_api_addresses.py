@@ -197,7 +197,7 @@ def test_a_chain_that_asks_an_inner_server_is_not_stored(server: str, service: R
             assert answer.json()["code"] == "R-URL"
             assert "private, local or metadata address" in answer.text
     stored = service.client.get("/api/v1/chains").json()["chains"]
-    assert f"asks-{server}" not in [service["name"] for service in stored]
+    assert f"asks-{server}" not in [row["name"] for row in stored]
     assert service.inner.requests == []
 
 

@@ -47,10 +47,8 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("field", Settings.model_fields)
 def test_every_setting_reaches_services_and_children(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, current_settings = (
-        f"TRAINYARD_{field.upper()}",
-        settings(),
-    )  # read before the variable has a value that may not fit
+    name = f"TRAINYARD_{field.upper()}"
+    current_settings = settings()  # read before the variable has a value that may not fit
     monkeypatch.setenv(name, "1")
     services = [
         service_environment(current_settings, "http://127.0.0.1:1", service)

@@ -257,7 +257,7 @@ def path_values(service: DashboardService) -> Places:
 
 @pytest.fixture(scope="session")
 def spoiled(service: DashboardService) -> Places:
-    """`places` with a job that was refused rows of the corpus, and their file."""
+    """`path_values` with a job that was refused rows of the corpus, and their file."""
     return Places(service, trained=service.finished(SPOILED, "failed")["id"], data=SPOILED_FILE)
 
 

@@ -49,7 +49,7 @@ DETAILS = (
     "/adapters/default/crane/v1", "/adapters/default/crane/v1/chat", "/nights/default/{night}",
     "/nights/graph?key={entity}", "/sweeps/{sweep}",
 )  # fmt: skip
-"""The pages about one thing that is stored (`places`)."""
+"""The pages about one thing that is stored (`path_values`)."""
 
 
 @dataclass

@@ -137,10 +137,8 @@ def test_a_smoke_test_is_a_job(page: Page, service: DashboardService) -> None:
     panel = section(page, "native")
     panel.get_by_role("button", name="Smoke test").click()
     job = panel.get_by_role("link").inner_text()
-    job_detail = service.wait_for_job(job, "completed", "failed")
-    assert (job_detail["state"], job_detail["step"], job_detail["backend"]) == ("completed", 2, "native"), job_detail[
-        "message"
-    ]
+    detail = service.wait_for_job(job, "completed", "failed")
+    assert (detail["state"], detail["step"], detail["backend"]) == ("completed", 2, "native"), detail["message"]
 
 
 # scripts

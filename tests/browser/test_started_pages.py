@@ -93,10 +93,8 @@ def test_a_script_trains(page: Page, service: DashboardService) -> None:
     page.get_by_role("button", name="Train", exact=True).click()
     link = page.get_by_role("status").get_by_role("link", name=re.compile("^job-"))
     expect(link).to_be_visible()
-    job_detail = service.wait_for_job(link.inner_text(), "completed", "failed")
-    assert (job_detail["state"], job_detail["backend"], job_detail["step"]) == ("completed", "script", 2), job_detail[
-        "message"
-    ]
+    detail = service.wait_for_job(link.inner_text(), "completed", "failed")
+    assert (detail["state"], detail["backend"], detail["step"]) == ("completed", "script", 2), detail["message"]
 
 
 @pytest.mark.slow
@@ -114,10 +112,8 @@ def test_a_chain_trains_with_the_script_of_its_trainer(page: Page, service: Dash
     page.get_by_role("button", name="Train this chain with it").click()
     link = page.get_by_role("status").get_by_role("link", name=re.compile("^job-"))
     expect(link).to_be_visible()
-    job_detail = service.wait_for_job(link.inner_text(), "completed", "failed")
-    assert (job_detail["state"], job_detail["backend"], job_detail["step"]) == ("completed", "script", 3), job_detail[
-        "message"
-    ]
+    detail = service.wait_for_job(link.inner_text(), "completed", "failed")
+    assert (detail["state"], detail["backend"], detail["step"]) == ("completed", "script", 3), detail["message"]
 
 
 def num_cancelled(address: str) -> float:

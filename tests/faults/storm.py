@@ -299,7 +299,7 @@ def kind_of(command: str) -> str:
 
 @contextmanager
 def small_disk(path: Path) -> Iterator[Path | None]:
-    """Mount a small disk at `place`, if we may; gives the name of the file that fills it."""
+    """Mount a small disk at `path`, if we may; gives the name of the file that fills it."""
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(path)]
     mounted = os.geteuid() == 0 and subprocess.run(mount, check=False).returncode == 0

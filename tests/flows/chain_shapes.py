@@ -76,7 +76,7 @@ async def shape(chain: ResolvedChain) -> State[dict[str, Any]]:
 
 
 def chain_of(edges: Mapping[str, Sequence[str]], path: Path) -> ResolvedChain:
-    """A chain whose nodes read `place`; `edges` maps each id to the ids before it, in topological order."""
+    """A chain whose nodes read `path`; `edges` maps each id to the ids before it, in topological order."""
     path.mkdir(parents=True, exist_ok=True)
     nodes = tuple(
         ResolvedNode(
