@@ -75,9 +75,9 @@ def test_the_answer_with_the_highest_reward_stays(
     expected = scores_of(model, tiny_model)
     assert expected[2][2] is None
     best = [
-        max(range(3), key=lambda at, row_scores=row_scores: -1e9 if row_scores[at] is None else row_scores[at])
-        for row_scores in expected
-    ]  # type: ignore[misc]
+        max(range(3), key=lambda at, scores=scores: -1e9 if scores[at] is None else scores[at])  # type: ignore[misc]
+        for scores in expected
+    ]
     rows = list(read_rows(tmp_path / "sft" / "rows.arrow", Port.SFT))
     expected_answers = [question.answers[index] for question, index in zip(QUESTIONS, best, strict=True)]
     assert [row.messages[1].content for row in rows[::2]] == expected_answers  # type: ignore[union-attr]
