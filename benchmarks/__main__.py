@@ -33,14 +33,14 @@ def names() -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     short = "--short" in arguments
-    wanted = [name for name in arguments if name != "--short"]
-    unknown = sorted(set(wanted) - set(names()))
+    selection = [name for name in arguments if name != "--short"]
+    unknown = sorted(set(selection) - set(names()))
     if unknown:
         print(f"no benchmark {unknown[0]!r}; there are: {', '.join(names())}", file=sys.stderr)
         return 2
     environment = {**os.environ, "TRAINYARD_BENCHMARKS_SHORT": "1"} if short else None
     codes = []
-    for name in wanted or names():
+    for name in selection or names():
         argv = [sys.executable, "-m", f"benchmarks.{name}", *(SHORT_ARGUMENTS.get(name, ()) if short else ())]
         codes.append(subprocess.run(argv, env=environment, check=False).returncode)
     missed = [code for code in codes if code not in (0, 3)]

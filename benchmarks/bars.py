@@ -15,8 +15,8 @@ Results = dict[str, list[dict[str, Any]]]
 Bar = Callable[[Results], bool]
 
 
-def median(found: Results, task: str, name: str) -> float:
-    values = sorted(one[name] for one in found[task])
+def median(results: Results, task: str, name: str) -> float:
+    values = sorted(run[name] for run in results[task])
     return float(values[len(values) // 2])
 
 
@@ -24,8 +24,8 @@ def measure_one(module: str, run: Sequence[str]) -> dict[str, Any]:
     """Return what `python -m module ARGUMENTS` prints: one line of JSON."""
     line = subprocess.run([sys.executable, "-m", module, *run], check=True, stdout=subprocess.PIPE, text=True).stdout
     print(line, end="", flush=True)
-    one: dict[str, Any] = json.loads(line)
-    return one
+    result: dict[str, Any] = json.loads(line)
+    return result
 
 
 def measure_all(
@@ -40,17 +40,17 @@ def measure_all(
     A run uses one thread, so what it learns does not depend on its neighbours. The tasks of `alone` compare times:
     they run after the others, one by one.
     """
-    found: Results = {}
+    results: Results = {}
     together = [run for run in runs if run[0] not in alone]
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         try:
             for done in as_completed([pool.submit(measure_one, module, run) for run in together]):
-                found.setdefault(done.result()["task"], []).append(done.result())
+                results.setdefault(done.result()["task"], []).append(done.result())
         finally:
             pool.shutdown(cancel_futures=True)  # after a run that failed no further one begins
-    for one in (measure_one(module, run) for run in runs if run[0] in alone):
-        found.setdefault(one["task"], []).append(one)
-    met = {name: bar(found) for name, bar in bars.items()}
+    for result in (measure_one(module, run) for run in runs if run[0] in alone):
+        results.setdefault(result["task"], []).append(result)
+    met = {name: bar(results) for name, bar in bars.items()}
     for name, is_met in met.items():
         print(f"{'met' if is_met else 'MISSED'}  {name}")
     return 0 if all(met.values()) else 1

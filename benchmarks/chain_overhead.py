@@ -78,7 +78,7 @@ async def carry_out_chain() -> State[Any]:
         return await empty_chain(return_state=True)
 
 
-def ours() -> float:
+def run_ours() -> float:
     shutil.rmtree(settings().artifacts, ignore_errors=True)
     state = asyncio.run(carry_out_chain())
     assert state.is_completed(), state.message
@@ -92,8 +92,8 @@ def peer() -> float:
 
 def measure() -> int:
     """In a process whose environment names the server."""
-    samples = alternate({"chain": ours, "stock": peer}, rounds=ROUNDS)
-    walls = {name: median(taken, "wall_s") for name, taken in samples.items()}
+    samples = alternate({"chain": run_ours, "stock": peer}, rounds=ROUNDS)
+    walls = {name: median(variant_samples, "wall_s") for name, variant_samples in samples.items()}
     rows = [
         Row.ratio_at_most("empty chain of 6 nodes, seconds", walls["chain"], walls["stock"], "stock flow", BAR),
         Row.at_most("seconds of CPU, server excepted", median(samples["chain"], "cpu_s"), 1.0),

@@ -60,39 +60,39 @@ def rate_in(checkout: Path, name: str) -> float:
     return float(json.loads(lines[-1].removeprefix("SAMPLE ")))
 
 
-def rounds_of(places: Sequence[Path], measure: Callable[[Path], float], rounds: int = ROUNDS) -> list[list[float]]:
+def rounds_of(checkouts: Sequence[Path], measure: Callable[[Path], float], rounds: int = ROUNDS) -> list[list[float]]:
     """Rates of each place, measured in turn forwards and backwards."""
-    found: list[list[float]] = [[] for _ in places]
+    rates: list[list[float]] = [[] for _ in checkouts]
     for turn in range(rounds):
-        for index in range(len(places)) if turn % 2 == 0 else reversed(range(len(places))):
-            found[index].append(measure(places[index]))
-    return found
+        for index in range(len(checkouts)) if turn % 2 == 0 else reversed(range(len(checkouts))):
+            rates[index].append(measure(checkouts[index]))
+    return rates
 
 
 def interval(before: Sequence[float], after: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
     """Ratio of the medians after / before, and the 95 % interval over resampled rounds."""
     chance = random.Random(seed)
 
-    def drawn(rates: Sequence[float]) -> float:
+    def resample(rates: Sequence[float]) -> float:
         return statistics.median(chance.choices(rates, k=len(rates)))
 
-    ratios = sorted(drawn(after) / drawn(before) for _ in range(RESAMPLES))
+    ratios = sorted(resample(after) / resample(before) for _ in range(RESAMPLES))
     return statistics.median(after) / statistics.median(before), ratios[RESAMPLES // 40], ratios[-RESAMPLES // 40]
 
 
 def main(before: Path, after: Path, names: Sequence[str]) -> int:
-    found: Mapping[str, tuple[float, float, float]] = {}
+    intervals: Mapping[str, tuple[float, float, float]] = {}
     for name in names or list(VARIANTS):
-        if not all((place / "benchmarks" / f"{name}.py").is_file() for place in (before, after)):
+        if not all((checkout / "benchmarks" / f"{name}.py").is_file() for checkout in (before, after)):
             print(f"{name:<20} is not in both checkouts")
             continue
-        ratio, low, high = interval(*rounds_of((before, after), lambda place, name=name: rate_in(place, name)))
-        found = {**found, name: (ratio, low, high)}
+        ratio, low, high = interval(*rounds_of((before, after), lambda checkout, name=name: rate_in(checkout, name)))
+        intervals = {**intervals, name: (ratio, low, high)}
         verdict = "slower" if high < LEAST else "ok"
         print(f"{name:<20} {ratio:.3f} [{low:.3f}, {high:.3f}] {verdict}", flush=True)
     if SHORT:
-        return 0 if found else 1
-    return 1 if any(high < LEAST for _, _, high in found.values()) else 0
+        return 0 if intervals else 1
+    return 1 if any(high < LEAST for _, _, high in intervals.values()) else 0
 
 
 if __name__ == "__main__":

@@ -55,29 +55,29 @@ class Ways:
     def __init__(self, folder: Path, writer: CheckpointWriter) -> None:
         self.folder, self.writer = folder, writer
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
-        self.places: dict[str, torch.Tensor] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
         self.unfinished: Any = None
 
-    def ours(self, session: Session, progress: SavedProgress) -> None:
+    def run_ours(self, session: Session, progress: SavedProgress) -> None:
         with self.clock("ours"):
             save_checkpoint(self.writer, session, progress)
 
     def memcpy(self, session: Session, _progress: SavedProgress) -> None:
         tensors, _ = session.snapshot().flat()
-        self.places = self.places or {name: torch.zeros_like(value) for name, value in tensors.items()}
+        self.buffers = self.buffers or {name: torch.zeros_like(value) for name, value in tensors.items()}
         with self.clock("memcpy"):
             for name, value in tensors.items():
-                self.places[name].copy_(value)
+                self.buffers[name].copy_(value)
 
     def torch_save(self, session: Session, _progress: SavedProgress) -> None:
         with self.clock("torch.save"):
             torch.save(session.snapshot().parts, self.folder / "torch.pt")
 
     def dcp(self, session: Session, _progress: SavedProgress) -> None:
-        place = self.folder / "dcp"
-        shutil.rmtree(place, ignore_errors=True)
+        path = self.folder / "dcp"
+        shutil.rmtree(path, ignore_errors=True)
         with self.clock("dcp"):
-            self.unfinished = dcp.async_save(session.snapshot().flat()[0], checkpoint_id=str(place), no_dist=True)
+            self.unfinished = dcp.async_save(session.snapshot().flat()[0], checkpoint_id=str(path), no_dist=True)
 
     @contextmanager
     def clock(self, way: str) -> Iterator[None]:
@@ -141,19 +141,19 @@ def measure(folder: Path) -> int:
     run = assembled(folder / "run", build_model(folder / "model"), Port.SFT, rows(), config)
     with CheckpointWriter(folder / "checkpoints") as writer:
         ways = Ways(folder, writer)
-        each = {"ours": ways.ours, "memcpy": ways.memcpy, "torch.save": ways.torch_save, "dcp": ways.dcp}
+        each = {"ours": ways.run_ours, "memcpy": ways.memcpy, "torch.save": ways.torch_save, "dcp": ways.dcp}
         saves = alternate({way: single_save(run, save, ways) for way, save in each.items()}, rounds=SINGLE_SAVES)
         further(run, -count_done(run.session) % STEPS, save_nothing, STEPS)  # to the end of the epoch
-        saving, without = a_round(run, ways.ours), a_round(run, save_nothing)
+        saving, without = a_round(run, ways.run_ours), a_round(run, save_nothing)
         rounds = alternate({"saving": saving, "never": without}, rounds=ROUNDS, warm_up=False)
     load_checkpoint(find_newest(folder / "checkpoints", None).path or folder)  # compares every byte with its hash
-    wall, cpu = ({way: median(taken, figure) for way, taken in rounds.items()} for figure in ("wall_s", "cpu_s"))
+    wall, cpu = ({way: median(samples, figure) for way, samples in rounds.items()} for figure in ("wall_s", "cpu_s"))
     blocked, overhead = "ms that training waits for a save", f"for 40 steps, saved every {EVERY}"
-    ours = ways.median_ms("ours")
+    our_ms = ways.median_ms("ours")
     table = [
-        Row.ratio_at_most(blocked, ours, ways.median_ms("memcpy"), "memcpy", 1.3),
-        Row.ratio_at_most(blocked, ours, ways.median_ms("torch.save"), "torch.save", 1),
-        Row.ratio_at_most(blocked, ours, ways.median_ms("dcp"), "dcp.async_save", 1),
+        Row.ratio_at_most(blocked, our_ms, ways.median_ms("memcpy"), "memcpy", 1.3),
+        Row.ratio_at_most(blocked, our_ms, ways.median_ms("torch.save"), "torch.save", 1),
+        Row.ratio_at_most(blocked, our_ms, ways.median_ms("dcp"), "dcp.async_save", 1),
         Row.ratio_at_most(f"seconds {overhead}", wall["saving"], wall["never"], "never", 1.03),
         Row.ratio_at_most(f"CPU seconds {overhead}", cpu["saving"], cpu["never"], "never", 1.03),
     ]

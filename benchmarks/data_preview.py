@@ -27,11 +27,11 @@ ROUNDS = size(3, 1)
 def write_chats(path: Path, num_bytes: int = FILE_BYTES) -> None:
     """Write 20,000 different chats again and again until the file is as long as that."""
     random.seed(1)
-    words = [f"w{index}" for index in range(5_000)]
+    vocabulary = [f"w{index}" for index in range(5_000)]
     lines = []
     for _ in range(size(20_000, 1_000)):
         sizes = (("user", random.randint(5, 40)), ("assistant", random.randint(10, 80)))
-        turns = [{"role": role, "content": " ".join(random.choices(words, k=size))} for role, size in sizes]
+        turns = [{"role": role, "content": " ".join(random.choices(vocabulary, k=size))} for role, size in sizes]
         lines.append(json.dumps({"messages": turns}) + "\n")
     block = "".join(lines).encode()
     with path.open("wb") as stream:
@@ -58,8 +58,8 @@ def main() -> int:
         write_chats(path)
         samples = [preview(path) for _ in range(ROUNDS)]
     rows = [
-        Row.at_most("seconds to format and ten rows", median(one.units for one in samples), RAW_S),
-        Row.at_most("seconds to 10,000 rendered rows", median(one.wall_s for one in samples), WHOLE_S),
+        Row.at_most("seconds to format and ten rows", median(sample.units for sample in samples), RAW_S),
+        Row.at_most("seconds to 10,000 rendered rows", median(sample.wall_s for sample in samples), WHOLE_S),
     ]
     return finish("data_preview", rows, {"preview": samples})
 

@@ -41,12 +41,12 @@ RATE = 3e-3
 def toy_rows(seed: int, count: int) -> list[SftRow]:
     """Questions of two words; the answer repeats them with a word that follows at random."""
     dice = random.Random(seed)
-    found = []
+    rows = []
     for _ in range(count):
         first, second, third = (dice.choice(WORDS) for _ in range(3))
         answer = Message("assistant", f"the {first} reads the {second} and the {third}")
-        found.append(SftRow([Message("user", f"{first} {second}?"), answer]))
-    return found
+        rows.append(SftRow([Message("user", f"{first} {second}?"), answer]))
+    return rows
 
 
 def toy_model(seed: int, hidden: int) -> Any:
@@ -120,8 +120,8 @@ def mean_kl(student: Any, teacher: Any, batch: Batch) -> float:
 
 def measure(student: Any, teacher: Any, held_out: list[Encoded]) -> dict[str, float]:
     batch = STAGES[Stage.DISTILL].collate(held_out, PAD)
-    own = distill.draw(Pair(student, teacher), batch, OWN_TEXT, PAD, "held-out")
-    return {"held_out": mean_kl(student, teacher, batch), "own_text": mean_kl(student, teacher, own)}
+    samples = distill.draw(Pair(student, teacher), batch, OWN_TEXT, PAD, "held-out")
+    return {"held_out": mean_kl(student, teacher, batch), "own_text": mean_kl(student, teacher, samples)}
 
 
 def compare(seed: int, steps: int, teacher_steps: int = TEACHER_STEPS) -> dict[str, dict[str, float]]:
@@ -139,9 +139,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--steps", type=int, default=150)
     arguments.add_argument("--seeds", type=int, default=3)
-    given = arguments.parse_args()
-    for seed in range(given.seeds):
-        print(json.dumps({"seed": seed, "steps": given.steps, **compare(10 * seed, given.steps)}), flush=True)
+    args = arguments.parse_args()
+    for seed in range(args.seeds):
+        print(json.dumps({"seed": seed, "steps": args.steps, **compare(10 * seed, args.steps)}), flush=True)
 
 
 if __name__ == "__main__":

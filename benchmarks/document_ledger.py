@@ -40,14 +40,14 @@ def entries(count: int, start: int = 0) -> list[Entry]:
 
 
 def ledger_commits(folder: Path) -> float:
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        ledger = DocumentLedger(Path(place) / "ledger.jsonl")
+    with tempfile.TemporaryDirectory(dir=folder) as workspace:
+        ledger = DocumentLedger(Path(workspace) / "ledger.jsonl")
         return float(sum(ledger.record(entry) for entry in entries(NUM_COMMITS)))
 
 
 def group_commits(folder: Path) -> float:
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        ledger, some = DocumentLedger(Path(place) / "ledger.jsonl"), entries(NUM_GROUPED)
+    with tempfile.TemporaryDirectory(dir=folder) as workspace:
+        ledger, some = DocumentLedger(Path(workspace) / "ledger.jsonl"), entries(NUM_GROUPED)
         groups = (some[first : first + GROUP] for first in range(0, len(some), GROUP))
         return float(sum(ledger.record_many(group) for group in groups))
 
@@ -55,8 +55,8 @@ def group_commits(folder: Path) -> float:
 def fsync_only(folder: Path) -> float:
     """What the disk gives: the same bytes, appended and flushed one by one through one descriptor."""
     lines = [to_line(entry) for entry in entries(NUM_COMMITS)]
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        descriptor = os.open(Path(place) / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    with tempfile.TemporaryDirectory(dir=folder) as workspace:
+        descriptor = os.open(Path(workspace) / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for line in lines:
             os.write(descriptor, line)
             os.fsync(descriptor)
@@ -65,8 +65,8 @@ def fsync_only(folder: Path) -> float:
 
 
 def sqlite_commits(folder: Path) -> float:
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        database = sqlite3.connect(Path(place) / "ledger.db", isolation_level=None)
+    with tempfile.TemporaryDirectory(dir=folder) as workspace:
+        database = sqlite3.connect(Path(workspace) / "ledger.db", isolation_level=None)
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
         database.execute(
@@ -101,12 +101,12 @@ def main() -> int:
             }
         )
         rate, again = reading(folder)
-    speed = {name: median(taken, "per_second") for name, taken in samples.items()}
-    ours, disk = speed["ledger"], speed["fsync"]
+    speed = {name: median(variant_samples, "per_second") for name, variant_samples in samples.items()}
+    ledger_rate, disk = speed["ledger"], speed["fsync"]
     bar = min(LEAST_PER_SECOND, LEAST_OF_FSYNC * disk)
     rows = [
-        Row("durable commits/s", ours, disk, "bare fsync", ours, bar, ">=", ours >= bar),
-        Row.ratio_at_least("durable commits/s", ours, speed["sqlite"], "SQLite WAL, FULL", 0.9),
+        Row("durable commits/s", ledger_rate, disk, "bare fsync", ledger_rate, bar, ">=", ledger_rate >= bar),
+        Row.ratio_at_least("durable commits/s", ledger_rate, speed["sqlite"], "SQLite WAL, FULL", 0.9),
         Row.at_least(f"commits/s in groups of {GROUP}", speed["grouped"], 5_000),
         Row.at_least("entries read and verified per CPU-second", rate, 50_000),
         Row.at_most("entries that a second run adds", again, 0),

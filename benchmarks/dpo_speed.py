@@ -32,10 +32,10 @@ from benchmarks.trainers import (
     chat_length,
     in_training_order,
     losses_of,
-    ours,
     quiet,
+    run_ours,
+    run_trl,
     text_of,
-    theirs,
     train_ours,
 )
 from trainyard.backends.native.assembly import policy_request, reference_scores
@@ -79,11 +79,11 @@ def variants(folder: Path, base: Path) -> dict[str, Callable[[], float]]:
         run.feed.reference = reference_scores(session, run.feed)
 
     def trl(name: str, **arguments: Any) -> Callable[[], float]:
-        own = {"num_train_epochs": EPOCHS, **arguments}
-        return theirs(build_trl("dpo", DPOConfig, base, folder / name, run.feed.examples, **own), units)
+        training_arguments = {"num_train_epochs": EPOCHS, **arguments}
+        return run_trl(build_trl("dpo", DPOConfig, base, folder / name, run.feed.examples, **training_arguments), units)
 
     return {
-        "native": ours(run, units, ask_reference),
+        "native": run_ours(run, units, ask_reference),
         "TRL default": trl("default"),
         "TRL, no recompute": trl("plain", gradient_checkpointing=False),
     }
@@ -103,15 +103,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         base = build_model(folder / "model")
-        mine, other = first_losses(folder, base)
+        our_loss, other = first_losses(folder, base)
         samples = alternate(variants(folder, base), rounds=5)
-    rate = {name: median(taken, "per_cpu_second") for name, taken in samples.items()}
+    rate = {name: median(variant_samples, "per_cpu_second") for name, variant_samples in samples.items()}
     metric, native = "pairs per CPU second", rate["native"]
-    difference = abs(mine - other)
+    difference = abs(our_loss - other)
     rows = [
         Row.ratio_at_least(metric, native, rate["TRL default"], "TRL default", 1.8),
         Row.ratio_at_least(metric, native, rate["TRL, no recompute"], "TRL, no recompute", 1.5),
-        Row("first loss, difference", mine, other, "TRL fp32", difference, 1e-4, "<=", difference <= 1e-4),
+        Row("first loss, difference", our_loss, other, "TRL fp32", difference, 1e-4, "<=", difference <= 1e-4),
     ]
     return finish("dpo_speed", rows, samples)
 

@@ -33,8 +33,8 @@ VERBS = ("clean", "replace", "tighten", "check", "drain", "refill", "loosen", "t
 MEDIAN_BAR, WORST_BAR = 0.3, 2.0
 
 
-def words(draw: random.Random, count: int) -> str:
-    return " ".join(draw.choice(THINGS if place % 2 else VERBS) for place in range(count))
+def draw_words(draw: random.Random, count: int) -> str:
+    return " ".join(draw.choice(THINGS if index % 2 else VERBS) for index in range(count))
 
 
 def write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
@@ -43,37 +43,41 @@ def write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
 
 def chats(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
-        question = f"Part {number}: {words(draw, draw.randint(4, 30))}?"
-        answer = f"First {words(draw, draw.randint(6, 60))}."
+        question = f"Part {number}: {draw_words(draw, draw.randint(4, 30))}?"
+        answer = f"First {draw_words(draw, draw.randint(6, 60))}."
         yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def pairs(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
-        prompt = f"How do I {words(draw, 5)} in room {number}?"
-        yield {"prompt": prompt, "chosen": f"Please {words(draw, 16)}.", "rejected": f"No {words(draw, 6)}."}
+        prompt = f"How do I {draw_words(draw, 5)} in room {number}?"
+        yield {"prompt": prompt, "chosen": f"Please {draw_words(draw, 16)}.", "rejected": f"No {draw_words(draw, 6)}."}
 
 
 def completions(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
-        yield {"prompt": f"{number}. {words(draw, 6)}", "completion": words(draw, draw.randint(3, 14))}
+        yield {"prompt": f"{number}. {draw_words(draw, 6)}", "completion": draw_words(draw, draw.randint(3, 14))}
 
 
 def labels(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
-        answer = f"Please {words(draw, 12)}." if number % 2 else f"No {words(draw, 5)}."
-        yield {"prompt": f"How do I {words(draw, 5)} in room {number}?", "completion": answer, "label": number % 2 == 1}
+        answer = f"Please {draw_words(draw, 12)}." if number % 2 else f"No {draw_words(draw, 5)}."
+        yield {
+            "prompt": f"How do I {draw_words(draw, 5)} in room {number}?",
+            "completion": answer,
+            "label": number % 2 == 1,
+        }
 
 
 def texts(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
-        yield {"text": f"Note {number}. " + " ".join(f"{words(draw, draw.randint(4, 12))}." for _ in range(6))}
+        yield {"text": f"Note {number}. " + " ".join(f"{draw_words(draw, draw.randint(4, 12))}." for _ in range(6))}
 
 
 def problems(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
     for _ in range(count):
-        one, other = draw.randint(1, 40), draw.randint(1, 40)
-        yield {"prompt": f"What is {one} + {other}?", "answer": str(one + other)}
+        first, second = draw.randint(1, 40), draw.randint(1, 40)
+        yield {"prompt": f"What is {first} + {second}?", "answer": str(first + second)}
 
 
 def calls(draw: random.Random, count: int) -> Iterator[dict[str, Any]]:
@@ -113,10 +117,10 @@ def write_repository(folder: Path, draw: random.Random) -> None:
     folder.mkdir()
     for number in range(10):
         text = f'"""Tools for the {THINGS[number % len(THINGS)]}."""\n'
-        for place in range(6):
-            name = f"{draw.choice(VERBS)}_{draw.choice(THINGS)}_{number}_{place}"
-            text += f'\n\ndef {name}(value: int) -> int:\n    """Return the value after step {place} of {number}."""\n'
-            text += f"    result = value * {draw.randint(2, 9)} + {number}\n    return result - {place}\n"
+        for index in range(6):
+            name = f"{draw.choice(VERBS)}_{draw.choice(THINGS)}_{number}_{index}"
+            text += f'\n\ndef {name}(value: int) -> int:\n    """Return the value after step {index} of {number}."""\n'
+            text += f"    result = value * {draw.randint(2, 9)} + {number}\n    return result - {index}\n"
         (folder / f"module_{number}.py").write_text(text, encoding="utf-8")
     author = ["-c", "user.name=bench", "-c", "user.email=bench@example.com"]
     for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-qm", "Add tools"]):
@@ -173,21 +177,23 @@ def call(folder: Path, *arguments: str) -> Any:
 
 def plan_trainer(folder: Path, name: str) -> dict[str, Any]:
     """Return the plan of a chain's trainer."""
-    found: dict[str, Any] = next(n for n in call(folder, "plan", name)["nodes"] if n["type"] == "trainer")
-    return found
+    node: dict[str, Any] = next(n for n in call(folder, "plan", name)["nodes"] if n["type"] == "trainer")
+    return node
 
 
 def planned_alone(estimate: dict[str, Any]) -> float:
     """Return the planned seconds without other programs, which the basis of a plan says where there are some."""
-    found = re.search(r"\(alone: ([\d,]+) s\)", " ".join(estimate["basis"]))
-    return float(found[1].replace(",", "")) if found else float(estimate["seconds"])
+    match = re.search(r"\(alone: ([\d,]+) s\)", " ".join(estimate["basis"]))
+    return float(match[1].replace(",", "")) if match else float(estimate["seconds"])
 
 
 def real_alone(steps: int) -> float:
     """Return what the newest measured training would have taken without other programs."""
     files = (Path(os.environ["TRAINYARD_HOME"]) / "timings").glob("*.json")
-    measured = [StepTiming.model_validate(one) for path in files for one in json.loads(path.read_text())["measured"]]
-    run = max((one for one in measured if one.source == "run"), key=lambda one: one.time).alone()
+    measured = [
+        StepTiming.model_validate(timing) for path in files for timing in json.loads(path.read_text())["measured"]
+    ]
+    run = max((timing for timing in measured if timing.source == "run"), key=lambda timing: timing.time).alone()
     return run.start_s + run.load_s + steps * run.seconds_per_step + run.end_s
 
 

@@ -35,18 +35,18 @@ Names = dict[str, set[str]]
 
 
 def labels() -> dict[str, Names]:
-    given = json.loads((SAMPLES / "labels.json").read_text(encoding="utf-8"))
+    documents = json.loads((SAMPLES / "labels.json").read_text(encoding="utf-8"))
     return {
         document: {kind: {normalise_name(kind, name) for name in names} for kind, names in kinds.items()}
-        for document, kinds in given.items()
+        for document, kinds in documents.items()
     }
 
 
 async def found_by(server: InferenceServer, documents: list[str]) -> dict[str, Names]:
     """What the server finds; a document whose answer does not conform counts as nothing found."""
-    found = {document: {kind: set[str]() for kind in ENTITY_KINDS} for document in documents}
+    entity_names = {document: {kind: set[str]() for kind in ENTITY_KINDS} for document in documents}
 
-    async def one(document: str) -> None:
+    async def extract_document(document: str) -> None:
         text = (SAMPLES / document).read_text(encoding="utf-8")
         try:
             extraction = await extract(text, document.split("/", maxsplit=1)[0], complete)
@@ -54,36 +54,36 @@ async def found_by(server: InferenceServer, documents: list[str]) -> dict[str, N
             print(f"  {document}: {error.why}", file=sys.stderr)
             return
         for entity in extraction.entities:
-            found[document][entity.kind].add(normalise_name(entity.kind, entity.name))
+            entity_names[document][entity.kind].add(normalise_name(entity.kind, entity.name))
 
     async with server.completing(4) as complete:
-        await asyncio.gather(*(one(document) for document in documents))
-    return found
+        await asyncio.gather(*(extract_document(document) for document in documents))
+    return entity_names
 
 
-def score(wanted: dict[str, Names], found: dict[str, Names]) -> dict[str, tuple[float, float, float]]:
+def score(true_names: dict[str, Names], predicted_names: dict[str, Names]) -> dict[str, tuple[float, float, float]]:
     """(precision, recall, F1) of each kind over all documents."""
-    right, said, there = Counter[str](), Counter[str](), Counter[str]()
-    for document, kinds in wanted.items():
+    right, num_predicted, there = Counter[str](), Counter[str](), Counter[str]()
+    for document, kinds in true_names.items():
         for kind in ENTITY_KINDS:
-            right[kind] += len(kinds[kind] & found[document][kind])
-            said[kind] += len(found[document][kind])
+            right[kind] += len(kinds[kind] & predicted_names[document][kind])
+            num_predicted[kind] += len(predicted_names[document][kind])
             there[kind] += len(kinds[kind])
     scores = {}
     for kind in ENTITY_KINDS:
-        precision, recall = right[kind] / max(said[kind], 1), right[kind] / max(there[kind], 1)
-        scores[kind] = (precision, recall, 2 * right[kind] / max(said[kind] + there[kind], 1))
+        precision, recall = right[kind] / max(num_predicted[kind], 1), right[kind] / max(there[kind], 1)
+        scores[kind] = (precision, recall, 2 * right[kind] / max(num_predicted[kind] + there[kind], 1))
     return scores
 
 
 def main() -> int:
-    path, wanted = os.environ.get("TRAINYARD_BENCH_PROFILE"), labels()
+    path, true_names = os.environ.get("TRAINYARD_BENCH_PROFILE"), labels()
     profile = read_profile(Path(path)) if path else ServerProfile()
     with tempfile.TemporaryDirectory() as folder, InferenceServer(profile, Path(folder), settings()) as server:
         server.start()
         server.wait_ready()
         server.warm(SCHEMA)
-        scores = score(wanted, asyncio.run(found_by(server, list(wanted))))
+        scores = score(true_names, asyncio.run(found_by(server, list(true_names))))
     rows = []
     for kind, (precision, recall, f1) in scores.items():
         rows.append(Row.at_least(f"{kind}: precision", precision, 0.0))

@@ -44,7 +44,7 @@ def server() -> Iterator[str]:
         process.wait()
 
 
-def ours(url: str) -> float:
+def run_ours(url: str) -> float:
     """As the generator node feeds its client: the next request is made when there is room for it, not all at once."""
 
     async def run() -> None:
@@ -86,9 +86,9 @@ def serial(url: str) -> float:
 def main() -> int:
     with server() as url:
         samples = alternate(
-            {"ours": lambda: ours(url), "gathered": lambda: gathered(url), "serial": lambda: serial(url)}, rounds=5
+            {"ours": lambda: run_ours(url), "gathered": lambda: gathered(url), "serial": lambda: serial(url)}, rounds=5
         )
-    rate = {name: median(taken, "per_second") for name, taken in samples.items()}
+    rate = {name: median(variant_samples, "per_second") for name, variant_samples in samples.items()}
     cpu_ms = 1000 / median(samples["ours"], "per_cpu_second")
     peer_cpu_ms = 1000 / median(samples["gathered"], "per_cpu_second")
     rows = [

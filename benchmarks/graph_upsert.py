@@ -44,32 +44,32 @@ def documents(entities: int) -> list[Mutation]:
         relations[Relation("works_at", chance.choice(people), chance.choice(companies))] = None
     twice = [*relations, *relations]
     chance.shuffle(twice)
-    made = []
+    mutations = []
     for number in range(len(twice) // 20):
         stated = twice[number * 20 : number * 20 + 20]
-        named = dict.fromkeys(end for one in stated for end in (one.source, one.target))
+        named = dict.fromkeys(end for relation in stated for end in (relation.source, relation.target))
         content = hashlib.sha256(str(number).encode()).hexdigest()
         attributes = {"number": str(number)}
-        seen = tuple(Entity(one.kind, one.name, attributes if number % 3 == 0 else {}) for one in named)
-        made.append(Mutation("bench", "notes", f"{number}.md", content, "v1", seen, tuple(dict.fromkeys(stated))))
-    return made
+        seen = tuple(Entity(entity.kind, entity.name, attributes if number % 3 == 0 else {}) for entity in named)
+        mutations.append(Mutation("bench", "notes", f"{number}.md", content, "v1", seen, tuple(dict.fromkeys(stated))))
+    return mutations
 
 
-def write_documents(path: Path, given: list[Mutation]) -> float:
+def write_documents(path: Path, mutations: list[Mutation]) -> float:
     """Seconds from documents to the committed graph; the start of the writer's process is not part of it."""
     with LadybugGraph(path) as graph:
         graph.has([])
         time.sleep(1.5)  # the writer loads its libraries in the background
-        return measure(lambda: float(len(graph.mutate(given)))).wall_s
+        return measure(lambda: float(len(graph.mutate(mutations)))).wall_s
 
 
 def write_ours(path: Path, changes: Changes) -> Sample:
     tables = Tables(path)
 
     def write() -> float:
-        known = tables.read_keys()
+        state = tables.read_keys()
         tables.run("BEGIN TRANSACTION")
-        tables.write(without(changes, known))
+        tables.write(without(changes, state))
         tables.run("COMMIT")
         return 1.0
 
@@ -78,20 +78,20 @@ def write_ours(path: Path, changes: Changes) -> Sample:
     return sample
 
 
-def without(changes: Changes, known: State) -> Changes:
+def without(changes: Changes, state: State) -> Changes:
     """The rows whose keys the graph does not have."""
     return Changes(
-        new_documents={key: one for key, one in changes.new_documents.items() if key not in known.documents},
-        new_entities={key: one for key, one in changes.new_entities.items() if key not in known.entities},
-        new_relations={key: one for key, one in changes.new_relations.items() if key not in known.relations},
-        mentions=[one for one in changes.mentions if one[0] not in known.documents],
-        statements=[one for one in changes.statements if one[0] not in known.documents],
+        new_documents={key: document for key, document in changes.new_documents.items() if key not in state.documents},
+        new_entities={key: entity for key, entity in changes.new_entities.items() if key not in state.entities},
+        new_relations={key: relation for key, relation in changes.new_relations.items() if key not in state.relations},
+        mentions=[mention for mention in changes.mentions if mention[0] not in state.documents],
+        statements=[statement for statement in changes.statements if statement[0] not in state.documents],
     )
 
 
-def merged(given: list[Mutation]) -> Changes:
+def merged(mutations: list[Mutation]) -> Changes:
     """The rows that both write, so that the peer has no arithmetic to do."""
-    _results, changes = State().apply([check_mutation(one) for one in given])
+    _results, changes = State().apply([check_mutation(mutation) for mutation in mutations])
     return changes
 
 
@@ -111,36 +111,54 @@ PEER = {
 
 def peer_rows(changes: Changes) -> Iterator[tuple[str, list[dict[str, str]]]]:
     yield "documents", [
-        {"key": key, "tenant": one.tenant, "stream": one.stream, "names": names_text(one),
-         "content_sha256": one.content_sha256, "version": one.version}
-        for key, one in changes.new_documents.items()
+        {"key": key, "tenant": document.tenant, "stream": document.stream, "names": names_text(document),
+         "content_sha256": document.content_sha256, "version": document.version}
+        for key, document in changes.new_documents.items()
     ]  # fmt: skip
     yield (
         "entities",
         [
-            {"key": key, "tenant": tenant, "kind": one.kind, "name": one.name, "attributes": attributes_text(one)}
-            for key, (tenant, one) in changes.new_entities.items()
+            {
+                "key": key,
+                "tenant": tenant,
+                "kind": entity.kind,
+                "name": entity.name,
+                "attributes": attributes_text(entity),
+            }
+            for key, (tenant, entity) in changes.new_entities.items()
         ],
     )
     yield (
         "relations",
         [
-            {"key": key, "tenant": one.tenant, "kind": one.kind, "source": one.source, "target": one.target}
-            for key, one in changes.new_relations.items()
+            {
+                "key": key,
+                "tenant": relation.tenant,
+                "kind": relation.kind,
+                "source": relation.source,
+                "target": relation.target,
+            }
+            for key, relation in changes.new_relations.items()
         ],
     )
     yield (
         "mentions",
         [
-            {"document": document, "key": key, "name": one.name, "attributes": attributes_text(one)}
-            for document, key, one in changes.mentions
+            {"document": document, "key": key, "name": entity.name, "attributes": attributes_text(entity)}
+            for document, key, entity in changes.mentions
         ],
     )
     yield (
         "statements",
         [
-            {"document": document, "key": key, "kind": one.kind, "source": one.source, "target": one.target}
-            for document, key, one in changes.statements
+            {
+                "document": document,
+                "key": key,
+                "kind": relation.kind,
+                "source": relation.source,
+                "target": relation.target,
+            }
+            for document, key, relation in changes.statements
         ],
     )
 
@@ -177,18 +195,20 @@ def capped_peer(folder: Path, entities: int, cap_s: float) -> tuple[float, bool]
 
 
 def compare(folder: Path, entities: int, rounds: int) -> tuple[dict[str, list[Sample]], list[Row]]:
-    given = documents(entities)
-    changes, samples = merged(given), dict[str, list[Sample]](ours=[], peer=[])
+    mutations = documents(entities)
+    changes, samples = merged(mutations), dict[str, list[Sample]](ours=[], peer=[])
     variants = {"ours": write_ours, "peer": write_peer}
     write_ours(folder / "warm", changes)
     for turn in range(rounds):
         for name in variants if turn % 2 == 0 else reversed(variants):
             samples[name].append(variants[name](folder / f"{name}{turn}", changes))
-    whole = write_documents(folder / "whole", given)
+    whole = write_documents(folder / "whole", mutations)
     dumps = [dump(folder / name) for name in ("ours0", "peer0", "whole")]
     with LadybugGraph(folder / "whole") as graph:
-        added = sum(one.new_entities + one.new_relations + (not one.already) for one in graph.mutate(given))
-    seconds = {name: median(taken, "wall_s") for name, taken in samples.items()}
+        added = sum(
+            result.new_entities + result.new_relations + (not result.already) for result in graph.mutate(mutations)
+        )
+    seconds = {name: median(variant_samples, "wall_s") for name, variant_samples in samples.items()}
     label = f"{entities:,} entities, {len(changes.new_relations):,} relations"
     ratio = seconds["peer"] / seconds["ours"]
     rows = [
@@ -196,17 +216,21 @@ def compare(folder: Path, entities: int, rounds: int) -> tuple[dict[str, list[Sa
         Row.at_least("same dump (1 = yes)", float(dumps[0] == dumps[1] == dumps[2]), 1.0),
         Row.at_most("added by a second run of the same documents", float(added), 0.0),
         Row.ratio_at_least(
-            "documents per second, by the store", len(given) / whole, len(given) / seconds["peer"], "rows by MERGE", 1.0
+            "documents per second, by the store",
+            len(mutations) / whole,
+            len(mutations) / seconds["peer"],
+            "rows by MERGE",
+            1.0,
         ),
     ]
     return samples, rows
 
 
 def large(folder: Path, entities: int) -> Row:
-    ours = write_ours(folder / "large", merged(documents(entities))).wall_s
+    our_s = write_ours(folder / "large", merged(documents(entities))).wall_s
     peer, ended = capped_peer(folder, entities, LARGE_CAP_S)
     label = f"seconds, {entities:,} entities{' (peer ended: a lower bound)' if ended else ''}"
-    return Row(label, ours, peer, "UNWIND + MERGE", peer / ours, BAR, ">=", peer / ours >= BAR)
+    return Row(label, our_s, peer, "UNWIND + MERGE", peer / our_s, BAR, ">=", peer / our_s >= BAR)
 
 
 def main() -> int:

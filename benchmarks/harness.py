@@ -72,28 +72,28 @@ class Row:
     ok: bool
 
     @staticmethod
-    def at_least(metric: str, ours: float, bar: float) -> Row:
-        return Row(metric, ours, None, "", ours, bar, ">=", ours >= bar)
+    def at_least(metric: str, measurement: float, bar: float) -> Row:
+        return Row(metric, measurement, None, "", measurement, bar, ">=", measurement >= bar)
 
     @staticmethod
-    def at_most(metric: str, ours: float, bar: float) -> Row:
-        return Row(metric, ours, None, "", ours, bar, "<=", ours <= bar)
+    def at_most(metric: str, measurement: float, bar: float) -> Row:
+        return Row(metric, measurement, None, "", measurement, bar, "<=", measurement <= bar)
 
     @staticmethod
-    def ratio_at_least(metric: str, ours: float, peer: float, peer_name: str, bar: float) -> Row:
-        value = ours / peer
-        return Row(metric, ours, peer, peer_name, value, bar, ">=", value >= bar)
+    def ratio_at_least(metric: str, measurement: float, peer: float, peer_name: str, bar: float) -> Row:
+        value = measurement / peer
+        return Row(metric, measurement, peer, peer_name, value, bar, ">=", value >= bar)
 
     @staticmethod
-    def ratio_at_most(metric: str, ours: float, peer: float, peer_name: str, bar: float) -> Row:
-        value = ours / peer
-        return Row(metric, ours, peer, peer_name, value, bar, "<=", value <= bar)
+    def ratio_at_most(metric: str, measurement: float, peer: float, peer_name: str, bar: float) -> Row:
+        value = measurement / peer
+        return Row(metric, measurement, peer, peer_name, value, bar, "<=", value <= bar)
 
 
 def cpu_seconds() -> float:
     """CPU seconds of this process and its finished children so far."""
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    self_usage, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return self_usage.ru_utime + self_usage.ru_stime + children.ru_utime + children.ru_stime
 
 
 def running_cpu_seconds() -> float:
@@ -141,13 +141,13 @@ def median(samples: Sequence[Sample], figure: str) -> float:
 def machine() -> dict[str, object]:
     """What a reader has to know about the machine to read the figures."""
     flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
-    wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "sha_ni")
+    flag_names = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "sha_ni")
     return {
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cpu_flags": [name for name in wanted if f" {name}" in flags],
+        "cpu_flags": [name for name in flag_names if f" {name}" in flags],
         "load_average": os.getloadavg(),
     }
 
@@ -184,7 +184,9 @@ def finish(name: str, rows: Sequence[Row], samples: Mapping[str, Sequence[Sample
         "machine": machine(),
         "load_at_start": _load_at_start,
         "rows": [asdict(row) for row in rows],
-        "samples": {variant: [asdict(sample) for sample in taken] for variant, taken in samples.items()},
+        "samples": {
+            variant: [asdict(sample) for sample in variant_samples] for variant, variant_samples in samples.items()
+        },
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1))
     return verdict

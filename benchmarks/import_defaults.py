@@ -125,29 +125,33 @@ def default_in(tree: ast.Module, owner: str, name: str) -> Any:
     """The default of a field of a class, or of an argument of a function. Raises `LookupError` if there is none."""
     node: Any = tree
     for part in owner.split("."):
-        node = next((one for one in node.body if getattr(one, "name", "") == part), None)
+        node = next((statement for statement in node.body if getattr(statement, "name", "") == part), None)
         if node is None:
             raise LookupError(f"no {owner}")
-    found = field_default(node, name) if isinstance(node, ast.ClassDef) else argument_default(node, name)
-    if found is None:
+    default = field_default(node, name) if isinstance(node, ast.ClassDef) else argument_default(node, name)
+    if default is None:
         raise LookupError(f"no default of {owner}.{name}")
-    return ast.literal_eval(found)
+    return ast.literal_eval(default)
 
 
 def field_default(node: ast.ClassDef, name: str) -> ast.expr | None:
-    for one in node.body:
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.target.id == name:
-            if not isinstance(one.value, ast.Call):
-                return one.value
-            named = next((key.value for key in one.value.keywords if key.arg == "default"), None)
-            return named or next(iter(one.value.args), None)
+    for statement in node.body:
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and statement.target.id == name
+        ):
+            if not isinstance(statement.value, ast.Call):
+                return statement.value
+            named = next((key.value for key in statement.value.keywords if key.arg == "default"), None)
+            return named or next(iter(statement.value.args), None)
     return None
 
 
 def argument_default(node: ast.FunctionDef, name: str) -> ast.expr | None:
-    known = node.args
-    plain = zip(reversed([*known.posonlyargs, *known.args]), reversed(known.defaults), strict=False)
-    pairs = [*plain, *zip(known.kwonlyargs, known.kw_defaults, strict=True)]
+    arguments = node.args
+    plain = zip(reversed([*arguments.posonlyargs, *arguments.args]), reversed(arguments.defaults), strict=False)
+    pairs = [*plain, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     return next((value for argument, value in pairs if argument.arg == name), None)
 
 
@@ -156,12 +160,12 @@ def compare_wheels(folder: Path) -> Iterator[tuple[str, Fact, Any]]:
     for tool in FACTS:
         for path in sorted(folder.glob(f"{tool}-*.whl")):
             with zipfile.ZipFile(path) as wheel:
-                for one in (*FACTS[tool], *DECIDING[tool]):
+                for fact in (*FACTS[tool], *DECIDING[tool]):
                     try:
-                        found = default_in(ast.parse(wheel.read(one.file)), one.owner, one.field)
+                        default = default_in(ast.parse(wheel.read(fact.file)), fact.owner, fact.field)
                     except (LookupError, ValueError) as error:
-                        found = error
-                    yield tool, one, found
+                        default = error
+                    yield tool, fact, default
 
 
 def write_own_wheels(folder: Path) -> None:
@@ -186,20 +190,20 @@ def definition(owner: str, fields: list[str]) -> str:
 
 def main() -> None:
     if SHORT:
-        with tempfile.TemporaryDirectory() as own:
-            write_own_wheels(Path(own))
-            compare(Path(own))
+        with tempfile.TemporaryDirectory() as wheel_folder:
+            write_own_wheels(Path(wheel_folder))
+            compare(Path(wheel_folder))
     compare(Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get(VARIABLE, ".")))
 
 
 def compare(folder: Path) -> None:
     """Print the defaults that differ and exit."""
     wrong = compared = 0
-    for tool, one, found in compare_wheels(folder):
+    for tool, fact, default in compare_wheels(folder):
         compared += 1
-        if found != one.value:
+        if default != fact.value:
             wrong += 1
-            print(f"{tool:14}{one.key:48}{one.value!r:>20} here, {found!r} there")
+            print(f"{tool:14}{fact.key:48}{fact.value!r:>20} here, {default!r} there")
     print(f"{compared} defaults compared, {wrong} differ")
     sys.exit(1 if wrong or not compared else 0)
 

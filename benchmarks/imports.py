@@ -64,7 +64,7 @@ class Tally:
 
     configs: int = 0
     chains: int = 0
-    others: int = 0
+    num_others: int = 0
     """Files that are no config of a training."""
     keys: Counter[KeyStatus] = field(default_factory=Counter)
     unknown: list[str] = field(default_factory=list)
@@ -74,12 +74,12 @@ class Tally:
     def mapped(self) -> float:
         return self.keys[KeyStatus.MAPPED] / max(sum(self.keys.values()), 1)
 
-    def add(self, name: str, found: Imported) -> None:
+    def add(self, name: str, imported: Imported) -> None:
         self.configs += 1
-        self.chains += found.chain is not None
-        written = [one for one in found.keys if one.key[0] != "("]
-        self.keys.update(one.status for one in written)
-        self.unknown += [f"{name}: {one.key}" for one in written if UNKNOWN in one.because]
+        self.chains += imported.chain is not None
+        written = [entry for entry in imported.keys if entry.key[0] != "("]
+        self.keys.update(entry.status for entry in written)
+        self.unknown += [f"{name}: {entry.key}" for entry in written if UNKNOWN in entry.because]
 
 
 def repositories_in(root: Path) -> Iterator[tuple[str, Path]]:
@@ -94,16 +94,16 @@ def repositories_in(root: Path) -> Iterator[tuple[str, Path]]:
 
 def files_of(tool: str, repository: Path) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of every file in a tool's folders of examples, of a checkout or of a git directory."""
-    places = REPOSITORIES[tool][1]
+    paths = REPOSITORIES[tool][1]
     if not (repository / "HEAD").is_file():
-        for place in places:
-            found = repository / place
-            for path in [found] if found.is_file() else sorted(found.rglob("*")):
+        for subpath in paths:
+            start = repository / subpath
+            for path in [start] if start.is_file() else sorted(start.rglob("*")):
                 if path.is_file():
                     yield path.relative_to(repository).as_posix(), path.read_bytes()
         return
     archive = subprocess.run(
-        ["git", "-C", str(repository), "archive", "--format=tar", "HEAD", *places], check=True, capture_output=True
+        ["git", "-C", str(repository), "archive", "--format=tar", "HEAD", *paths], check=True, capture_output=True
     ).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         for member in files:
@@ -122,33 +122,35 @@ def examples_in(root: Path) -> Iterator[Example]:
 
 
 def tally_examples(root: Path, processes: int = 1) -> dict[str, Tally]:
-    found = {tool: Tally() for tool in TOOLS}
-    for one in examples_in(root):
-        given = {"launch": {"processes": processes}} if processes > 1 else {}
+    tallies = {tool: Tally() for tool in TOOLS}
+    for example in examples_in(root):
+        overrides = {"launch": {"processes": processes}} if processes > 1 else {}
         try:
-            found[one.tool].add(one.name, import_config(one.value, "example", find_tool(one.value), given))
+            tallies[example.tool].add(
+                example.name, import_config(example.value, "example", find_tool(example.value), overrides)
+            )
         except TrainyardError as error:
             if error.code == "E-IMPORT-TOOL":
-                found[one.tool].others += 1
+                tallies[example.tool].num_others += 1
             else:
-                found[one.tool].failed.append(f"{one.name}: {error}")
-    return found
+                tallies[example.tool].failed.append(f"{example.name}: {error}")
+    return tallies
 
 
 def table_of(tallies: dict[str, Tally]) -> str:
     lines = [f"{'tool':<14}{'configs':>8}{'chains':>8}{'others':>8}{'keys':>8}{'mapped':>9}{'noted':>8}{'refused':>9}"]
-    for tool, one in tallies.items():
-        counts = "".join(f"{one.keys[status]:>8}" for status in (KeyStatus.NOTED, KeyStatus.REFUSED))
+    for tool, tally in tallies.items():
+        counts = "".join(f"{tally.keys[status]:>8}" for status in (KeyStatus.NOTED, KeyStatus.REFUSED))
         lines.append(
-            f"{tool:<14}{one.configs:>8}{one.chains:>8}{one.others:>8}{sum(one.keys.values()):>8}{one.mapped:>9.1%}{counts}"
+            f"{tool:<14}{tally.configs:>8}{tally.chains:>8}{tally.num_others:>8}{sum(tally.keys.values()):>8}{tally.mapped:>9.1%}{counts}"
         )
     return "\n".join(lines)
 
 
 def copy_small_examples(root: Path) -> None:
     """Lay the configs of the tests out as the tools' repositories have theirs, for the short form."""
-    for tool, (name, places) in REPOSITORIES.items():
-        folder = root / name / places[0]
+    for tool, (name, paths) in REPOSITORIES.items():
+        folder = root / name / paths[0]
         folder.mkdir(parents=True)
         shutil.copy(RESOURCES / f"{tool}.yaml", folder)
 
@@ -161,15 +163,15 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default=os.environ.get(VARIABLE))
     parser.add_argument("--processes", type=int, default=1)
-    given = parser.parse_args(argv)
-    if not given.folder:
+    args = parser.parse_args(argv)
+    if not args.folder:
         print(f"inconclusive: no examples are here; name their folder, or set {VARIABLE}")
         return 3
-    tallies = tally_examples(Path(given.folder), given.processes)
-    whole = Tally(keys=sum((one.keys for one in tallies.values()), Counter()))
+    tallies = tally_examples(Path(args.folder), args.processes)
+    whole = Tally(keys=sum((tally.keys for tally in tallies.values()), Counter()))
     for name in ("configs", "chains", "others"):
-        setattr(whole, name, sum(getattr(one, name) for one in tallies.values()))
-    problems = [line for one in tallies.values() for line in (*one.unknown, *one.failed)]
+        setattr(whole, name, sum(getattr(tally, name) for tally in tallies.values()))
+    problems = [line for tally in tallies.values() for line in (*tally.unknown, *tally.failed)]
     print(table_of({**tallies, "all": whole}))
     print(f"keys without an answer, and configs that were not read: {len(problems)}", *problems[:20], sep="\n  ")
     return 0 if whole.configs and not problems and whole.mapped >= LEAST_MAPPED else 1

@@ -42,12 +42,12 @@ BUSY = "import torch\na = torch.randn(512, 512)\nwhile True: a = (a @ a).tanh()"
 
 def fill(settings: Settings, jobs: int) -> list[dict[str, Any]]:
     """An index of so many jobs, one in fifty of them running, each with a folder as a run leaves it."""
-    chosen, rows = random.Random(15), []
+    chance, rows = random.Random(15), []
     for number in range(jobs):
-        run_id = str(UUID(int=chosen.getrandbits(128), version=4))
+        run_id = str(UUID(int=chance.getrandbits(128), version=4))
         folder, work = settings.runs / run_id, settings.runs / "training" / run_id[:8]
         folder.mkdir(parents=True)
-        state = JobState.RUNNING if number % 50 == 0 else chosen.choice([JobState.COMPLETED, JobState.FAILED])
+        state = JobState.RUNNING if number % 50 == 0 else chance.choice([JobState.COMPLETED, JobState.FAILED])
         training = {
             "node": "trainer", "folder": str(work), "since": 1e9, "step": 300, "total_steps": 300, "epoch": 1.0,
             "total_epochs": 1.0, "loss": 1.5, "learning_rate": 0.0002,
@@ -81,18 +81,18 @@ def percentiles(work: Callable[[], object]) -> dict[str, float]:
 @contextmanager
 def busy_cores() -> Iterator[None]:
     """A computing process per core."""
-    found = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
     time.sleep(5.0)
     try:
         yield
     finally:
-        for process in found:
+        for process in processes:
             process.kill()
             process.wait()
 
 
 def measure(settings: Settings, rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    context, chosen = Context(settings), random.Random(1)
+    context, chance = Context(settings), random.Random(1)
     tenant = Context(settings, caller=Caller("t", tenant="tenant-3"))
     index = open_index(settings)
 
@@ -101,20 +101,20 @@ def measure(settings: Settings, rows: list[dict[str, Any]]) -> dict[str, dict[st
         index.note_success(time.time())
 
     cursors = [None, *walk(context, keep)]
-    asked: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
         "list": lambda: list_jobs(JobsInput(), context),
-        "list, a later page": lambda: list_jobs(JobsInput(cursor=chosen.choice(cursors)), context),
+        "list, a later page": lambda: list_jobs(JobsInput(cursor=chance.choice(cursors)), context),
         "list, running": lambda: list_jobs(JobsInput(state=JobState.RUNNING), context),
         "list, of a tenant": lambda: list_jobs(JobsInput(), tenant),
         "list, by text": lambda: list_jobs(JobsInput(text="guide-42-"), context),
-        "show by id": lambda: show_job(JobInput(job=chosen.choice(rows)["id"]), context),
-        "show by name": lambda: show_job(JobInput(job=chosen.choice(rows)["name"]), context),
+        "show by id": lambda: show_job(JobInput(job=chance.choice(rows)["id"]), context),
+        "show by name": lambda: show_job(JobInput(job=chance.choice(rows)["name"]), context),
     }
-    found = {}
-    for name, work in asked.items():
+    results = {}
+    for name, work in calls.items():
         keep()
-        found[name] = percentiles(work)
-    return found
+        results[name] = percentiles(work)
+    return results
 
 
 def walk(context: Context, keep: Callable[[], None]) -> Iterator[str]:
@@ -129,26 +129,26 @@ def walk(context: Context, keep: Callable[[], None]) -> Iterator[str]:
 
 
 def main() -> int:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--jobs", type=int, default=10_000)
-    given.add_argument("--load", action="store_true")
-    given.add_argument("--out", type=Path)
-    asked = given.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--load", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings(home=Path(folder) / "home")
-        rows = fill(settings, asked.jobs)
-        found: dict[str, Any] = {"jobs": asked.jobs, "idle": measure(settings, rows)}
-        if asked.load:
+        rows = fill(settings, args.jobs)
+        result: dict[str, Any] = {"jobs": args.jobs, "idle": measure(settings, rows)}
+        if args.load:
             with busy_cores():
-                found["busy"] = measure(settings, rows)
-    passed = all(one["p50_ms"] <= P50_MS and one["p99_ms"] <= P99_MS for one in found["idle"].values())
-    if asked.load:
-        ratios = {name: one["p99_ms"] / found["idle"][name]["p99_ms"] for name, one in found["busy"].items()}
-        found["busy_ratio_of_p99"] = {name: round(ratio, 2) for name, ratio in ratios.items()}
+                result["busy"] = measure(settings, rows)
+    passed = all(timing["p50_ms"] <= P50_MS and timing["p99_ms"] <= P99_MS for timing in result["idle"].values())
+    if args.load:
+        ratios = {name: timing["p99_ms"] / result["idle"][name]["p99_ms"] for name, timing in result["busy"].items()}
+        result["busy_ratio_of_p99"] = {name: round(ratio, 2) for name, ratio in ratios.items()}
         passed = passed and max(ratios.values()) <= BUSY_RATIO
-    print(json.dumps(found, indent=1))
-    if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if passed or SHORT else 1
 
 

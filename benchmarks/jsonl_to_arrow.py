@@ -74,10 +74,10 @@ def write_two_gigabytes(path: Path) -> None:
             number += len(pool)
 
 
-def ours(path: Path, wanted: int) -> float:
+def run_ours(path: Path, num_rows: int) -> float:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         balance = jsonl_to_arrow(path, Path(folder))
-    assert balance["kept"] == wanted, balance
+    assert balance["kept"] == num_rows, balance
     return float(balance["read"])
 
 
@@ -85,7 +85,7 @@ def clean_batch(name: str, seen: set[bytes]) -> Callable[[dict[str, Any], list[i
     """The batched function of the `datasets` pipeline: check, normalise, hash, drop what was seen."""
 
     def clean(batch: dict[str, Any], indices: list[int]) -> dict[str, list[Any]]:
-        kept: dict[str, list[Any]] = {column: [] for column in ("messages", *COLUMNS)}
+        columns: dict[str, list[Any]] = {column: [] for column in ("messages", *COLUMNS)}
         for index, messages in zip(indices, batch["messages"], strict=True):
             roles = [turn["role"] for turn in messages]
             if roles[-1:] != ["assistant"] or not messages[-1]["content"].strip() or "system" in roles[1:]:
@@ -96,14 +96,14 @@ def clean_batch(name: str, seen: set[bytes]) -> Callable[[dict[str, Any], list[i
                 continue
             seen.add(digest)
             row = (turns, digest[:8].hex(), f"{name}:{index + 1}", "train", "", None)
-            for column, value in zip(kept, row, strict=True):
-                kept[column].append(value)
-        return kept
+            for column, value in zip(columns, row, strict=True):
+                columns[column].append(value)
+        return columns
 
     return clean
 
 
-def peer(path: Path, wanted: int) -> float:
+def peer(path: Path, num_rows: int) -> float:
     with tempfile.TemporaryDirectory(dir=path.parent) as cache:
         loaded = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=cache)
         turn = {name: datasets.Value("string") for name in ("role", "content", "tool_calls")}
@@ -113,7 +113,7 @@ def peer(path: Path, wanted: int) -> float:
             clean_batch(path.name, set()), batched=True, with_indices=True, features=features,
             remove_columns=loaded.column_names, new_fingerprint="cleaned",
         )  # fmt: skip
-        assert len(cleaned) == wanted, (len(cleaned), wanted)
+        assert len(cleaned) == num_rows, (len(cleaned), num_rows)
         return float(len(loaded))
 
 
@@ -137,10 +137,10 @@ def main(arguments: list[str]) -> int:
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chats.jsonl"
-        wanted = write_chats(path, NUM_ROWS)
+        num_rows = write_chats(path, NUM_ROWS)
         with kept_service():  # a data source starts it once, for all its files
-            samples = alternate({"ours": lambda: ours(path, wanted), "datasets": lambda: peer(path, wanted)})
-        speed = {name: median(taken, "per_cpu_second") for name, taken in samples.items()}
+            samples = alternate({"ours": lambda: run_ours(path, num_rows), "datasets": lambda: peer(path, num_rows)})
+        speed = {name: median(variant_samples, "per_cpu_second") for name, variant_samples in samples.items()}
         rows = [
             Row.at_least("rows per CPU-second, 834-byte chats", speed["ours"], 100_000),
             Row.ratio_at_least("rows per CPU-second", speed["ours"], speed["datasets"], "datasets batched map", 3),

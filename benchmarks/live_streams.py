@@ -63,7 +63,7 @@ async def measure(rows: list[dict[str, Any]], context: Context, seconds: float) 
         async for _ in follow_logs(LogsInput(job=job), context, None):
             pass
 
-    clients = [asyncio.create_task(idle(one["id"])) for one in rows]
+    clients = [asyncio.create_task(idle(row["id"])) for row in rows]
     await asyncio.sleep(3.0)
     began, used = time.perf_counter(), time.process_time()
     await asyncio.sleep(seconds)
@@ -79,10 +79,10 @@ async def measure(rows: list[dict[str, Any]], context: Context, seconds: float) 
     }
 
 
-async def step_delays(one: dict[str, Any], context: Context) -> list[float]:
+async def step_delays(row: dict[str, Any], context: Context) -> list[float]:
     """Milliseconds from each step's line to its client."""
     delays: list[float] = []
-    path = Path(one["trainings"][0]["folder"]) / "events.jsonl"
+    path = Path(row["trainings"][0]["folder"]) / "events.jsonl"
 
     async def write() -> None:
         for step in range(1, STEPS + 1):
@@ -91,7 +91,7 @@ async def step_delays(one: dict[str, Any], context: Context) -> list[float]:
                 file.write(json.dumps({"event": "progress", "step": step, "time": time.time(), "loss": 1.0}) + "\n")
 
     writing: asyncio.Task[None] | None = None
-    events = follow_metrics(MetricsInput(job=one["id"]), context, None)
+    events = follow_metrics(MetricsInput(job=row["id"]), context, None)
     async for event in events:
         if event.event == "curve":
             writing = asyncio.create_task(write())
@@ -106,21 +106,21 @@ async def step_delays(one: dict[str, Any], context: Context) -> list[float]:
 
 
 def main() -> int:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--streams", type=int, default=200)
-    given.add_argument("--seconds", type=float, default=20.0)
-    given.add_argument("--out", type=Path)
-    asked = given.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         context = Context(load_settings(home=Path(folder) / "home"))
-        rows = [row(number, Path(folder)) for number in range(1, asked.streams + 1)]
-        found = {"streams": asked.streams, **asyncio.run(measure(rows, context, asked.seconds))}
-    print(json.dumps(found, indent=1))
-    if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        rows = [row(number, Path(folder)) for number in range(1, args.streams + 1)]
+        result = {"streams": args.streams, **asyncio.run(measure(rows, context, args.seconds))}
+    print(json.dumps(result, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if SHORT:
         return 0
-    return 0 if found["event_p99_ms"] <= P99_MS and found["idle_share_of_a_core"] <= SHARE else 1
+    return 0 if result["event_p99_ms"] <= P99_MS and result["idle_share_of_a_core"] <= SHARE else 1
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ SMALL = Shape(hidden=128, inner=344, layers=2)
 Examples = Sequence[Encoded]
 
 
-def turn(chance: random.Random, role: str, words: tuple[int, int]) -> list[Message]:
-    return [Message(role, text_of(chance, chance.randint(*words)))]
+def turn(chance: random.Random, role: str, word_range: tuple[int, int]) -> list[Message]:
+    return [Message(role, text_of(chance, chance.randint(*word_range)))]
 
 
 def sft_row(chance: random.Random, _index: int) -> DataRow:
@@ -75,18 +75,22 @@ def labelled_row(chance: random.Random, index: int) -> DataRow:
 
 def whole_rows(examples: Examples) -> list[dict[str, Any]]:
     """Pairs as TRL's reward trainer takes them."""
-    return [{side: one["prompt_ids"] + one[side] for side in ("chosen_ids", "rejected_ids")} for one in examples]
+    return [
+        {side: example["prompt_ids"] + example[side] for side in ("chosen_ids", "rejected_ids")} for example in examples
+    ]
 
 
 def with_mismatched(examples: Examples) -> list[dict[str, Any]]:
     """Rows as TRL's KTO trainer takes them, each with the answer of the row before it in its batch."""
-    names, found = ("prompt_ids", "completion_ids"), []
+    names, rows = ("prompt_ids", "completion_ids"), []
     for start in range(0, len(examples), BATCH):
         batch = examples[start : start + BATCH]
-        for one, before in zip(batch, [batch[-1], *batch[:-1]], strict=True):
-            kept = {name: one[name] for name in names}
-            found.append({**kept, "KL_completion_ids": before["completion_ids"], "label": bool(one["desirable"][0])})
-    return found
+        for example, before in zip(batch, [batch[-1], *batch[:-1]], strict=True):
+            row_ids = {name: example[name] for name in names}
+            rows.append(
+                {**row_ids, "KL_completion_ids": before["completion_ids"], "label": bool(example["desirable"][0])}
+            )
+    return rows
 
 
 @dataclass(frozen=True)
@@ -127,8 +131,8 @@ def losses(stage: str, base: Path, folder: Path) -> tuple[list[float], list[floa
         per_device_train_batch_size=BATCH, learning_rate=case.learning_rate, logging_steps=1, **LIKE_OURS,
     )  # fmt: skip
     trainer.model.load_state_dict(run.policy.model.state_dict())  # a reward model's new head is random
-    mine = [loss for _, loss, _ in train_ours(run).losses]
-    return mine, losses_of(trainer)
+    our_losses = [loss for _, loss, _ in train_ours(run).losses]
+    return our_losses, losses_of(trainer)
 
 
 def main() -> int:
@@ -138,12 +142,14 @@ def main() -> int:
         folder = Path(name)
         base = build_model(folder / "model", SMALL)
         for stage in CASES:
-            mine, other = losses(stage, base, folder / stage)
-            assert len(mine) == len(other) == STEPS, (len(mine), len(other))
-            largest = MILLION * max(abs(one - two) for one, two in zip(mine, other, strict=True))
+            our_losses, other = losses(stage, base, folder / stage)
+            assert len(our_losses) == len(other) == STEPS, (len(our_losses), len(other))
+            largest = MILLION * max(
+                abs(our_loss - trl_loss) for our_loss, trl_loss in zip(our_losses, other, strict=True)
+            )
             metric = f"{stage}, largest difference of the loss x 1e6"
-            rows.append(Row(metric, mine[-1], other[-1], "TRL", largest, LARGEST, "<", largest < LARGEST))
-            rows.append(Row.at_least(f"{stage}, range of the losses", max(mine) - min(mine), LEAST_RANGE))
+            rows.append(Row(metric, our_losses[-1], other[-1], "TRL", largest, LARGEST, "<", largest < LARGEST))
+            rows.append(Row.at_least(f"{stage}, range of the losses", max(our_losses) - min(our_losses), LEAST_RANGE))
     return finish("loss_parity", rows, {})
 
 

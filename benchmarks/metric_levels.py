@@ -52,14 +52,14 @@ def measure(steps: int, folder: Path) -> dict[str, float]:
     write_events(folder / "events.jsonl", 1, steps)
     started = time.perf_counter()
     store = read_new_steps(work, folder / "curves")
-    found = {"first_reading_s": round(time.perf_counter() - started, 2)}
+    timings = {"first_reading_s": round(time.perf_counter() - started, 2)}
 
     def query(points: int) -> object:
         return read_new_steps(work, folder / "curves").read(points)
 
     for points in (100, 1000, 5000):
-        found[f"query_{points}_ms"] = milliseconds(partial(query, points))
-    found["query_1000_of_the_last_tenth_ms"] = milliseconds(lambda: store.read(1000, steps - steps // 10))
+        timings[f"query_{points}_ms"] = milliseconds(partial(query, points))
+    timings["query_1000_of_the_last_tenth_ms"] = milliseconds(lambda: store.read(1000, steps - steps // 10))
     written = steps
 
     def continued() -> None:
@@ -68,24 +68,24 @@ def measure(steps: int, folder: Path) -> dict[str, float]:
         written += 100
         read_new_steps(work, folder / "curves").read(1000)
 
-    found["continue_100_steps_ms"] = milliseconds(continued)
-    found["file_mb"] = round(store.path.stat().st_size / 2**20, 1)
-    return found
+    timings["continue_100_steps_ms"] = milliseconds(continued)
+    timings["file_mb"] = round(store.path.stat().st_size / 2**20, 1)
+    return timings
 
 
 def main() -> int:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--steps", type=int, default=1_000_000)
-    given.add_argument("--out", type=Path)
-    asked = given.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = {"steps": asked.steps, **measure(asked.steps, Path(folder))}
-    print(json.dumps(found, indent=1))
-    if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        result = {"steps": args.steps, **measure(args.steps, Path(folder))}
+    print(json.dumps(result, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if SHORT:
         return 0
-    return 0 if max(found["query_1000_ms"], found["continue_100_steps_ms"]) <= BAR_MS else 1
+    return 0 if max(result["query_1000_ms"], result["continue_100_steps_ms"]) <= BAR_MS else 1
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ WORD = re.compile(r"[^\W_]+")
 
 
 def word_pairs(text: str) -> set[str]:
-    return {f"{one} {two}" for one, two in pairwise(WORD.findall(text.lower()))}
+    return {f"{first} {second}" for first, second in pairwise(WORD.findall(text.lower()))}
 
 
 def corpus(count: int) -> tuple[list[str], set[int]]:
@@ -49,56 +49,56 @@ def corpus(count: int) -> tuple[list[str], set[int]]:
             texts.append(" ".join(draw(k=chance.randint(40, 100))).capitalize() + ".")
             continue
         original = texts[chance.randrange(1, index) // 10 * 10 + 1 if index > 20 else 1]
-        found = original.split()
-        step = len(found) if index % 20 else 8
-        for place in range(chance.randrange(step), len(found), step):
-            found[place] = draw(k=1)[0]
-        texts.append(" ".join(found))
-        one, two = word_pairs(original), word_pairs(texts[-1])
-        if len(one & two) / len(one | two) >= THRESHOLD:
+        tokens = original.split()
+        step = len(tokens) if index % 20 else 8
+        for position in range(chance.randrange(step), len(tokens), step):
+            tokens[position] = draw(k=1)[0]
+        texts.append(" ".join(tokens))
+        first_pairs, second_pairs = word_pairs(original), word_pairs(texts[-1])
+        if len(first_pairs & second_pairs) / len(first_pairs | second_pairs) >= THRESHOLD:
             duplicates.add(index)
     return texts, duplicates
 
 
-def run_ours(blocks: list[pa.Array], found: set[int]) -> float:
+def run_ours(blocks: list[pa.Array], duplicates: set[int]) -> float:
     shingles = Shingles()
     for block in blocks:
         shingles.add_words(words(block))
-    found.clear()
-    found.update(shingles.near_duplicates(THRESHOLD))
+    duplicates.clear()
+    duplicates.update(shingles.near_duplicates(THRESHOLD))
     return sum(map(len, blocks))
 
 
-def run_datasketch(texts: list[str], found: set[int]) -> float:
+def run_datasketch(texts: list[str], duplicates: set[int]) -> float:
     index = MinHashLSH(threshold=THRESHOLD, num_perm=128)
-    kept: dict[int, MinHash] = {}
-    found.clear()
+    signatures: dict[int, MinHash] = {}
+    duplicates.clear()
     for number, text in enumerate(texts):
         signature = MinHash(num_perm=128)
         signature.update_batch([pair.encode() for pair in word_pairs(text)])
-        if any(signature.jaccard(kept[other]) >= THRESHOLD for other in index.query(signature)):
-            found.add(number)
+        if any(signature.jaccard(signatures[other]) >= THRESHOLD for other in index.query(signature)):
+            duplicates.add(number)
             continue
         index.insert(number, signature)
-        kept[number] = signature
+        signatures[number] = signature
     return len(texts)
 
 
-def f1(found: set[int], true: set[int]) -> float:
-    return 2 * len(found & true) / (len(found) + len(true))
+def f1(duplicates: set[int], true: set[int]) -> float:
+    return 2 * len(duplicates & true) / (len(duplicates) + len(true))
 
 
 def main(count: int = ROWS) -> int:
     texts, true = corpus(count)
     blocks = [pa.array(texts[start : start + BATCH_ROWS], pa.string()) for start in range(0, count, BATCH_ROWS)]
-    found: dict[str, set[int]] = {"ours": set(), "datasketch": set()}
+    duplicates: dict[str, set[int]] = {"ours": set(), "datasketch": set()}
     variants: dict[str, Callable[[], float]] = {
-        "ours": lambda: run_ours(blocks, found["ours"]),
-        "datasketch": lambda: run_datasketch(texts, found["datasketch"]),
+        "ours": lambda: run_ours(blocks, duplicates["ours"]),
+        "datasketch": lambda: run_datasketch(texts, duplicates["datasketch"]),
     }
     samples = alternate(variants, rounds=5)
     rate = {name: median(samples[name], "per_cpu_second") for name in variants}
-    quality = {name: f1(found[name], true) for name in variants}
+    quality = {name: f1(duplicates[name], true) for name in variants}
     difference = quality["ours"] - quality["datasketch"]
     rows = [
         Row.ratio_at_least("rows per CPU second", rate["ours"], rate["datasketch"], "datasketch", 20),

@@ -86,8 +86,8 @@ def print_sample(corpus: Path, per_source: int, seed: int, order: int) -> None:
     """Print pairs of each source, in an order that depends on `order` only."""
     rows = []
     for source in sources_of(corpus):
-        found = [(document, pair) for document in read_documents(source) for pair in pairs_of(document)]
-        for document, pair in random.Random(seed).sample(found, min(per_source, len(found))):
+        document_pairs = [(document, pair) for document in read_documents(source) for pair in pairs_of(document)]
+        for document, pair in random.Random(seed).sample(document_pairs, min(per_source, len(document_pairs))):
             question = random.Random(f"{seed}{pair.id}").choice(pair.wordings)
             rows.append(
                 {
@@ -106,9 +106,9 @@ def print_rates(corpus: Path) -> bool:
     for source in sources_of(corpus):
         counts, kinds = Counter[str](), Counter[str]()
         for document in read_documents(source):
-            found = pairs_of(document)
-            kinds.update(pair.rule for pair in found)
-            counts.update(documents=1, pairs=len(found), words=prose_words(document))
+            pairs = pairs_of(document)
+            kinds.update(pair.rule for pair in pairs)
+            counts.update(documents=1, pairs=len(pairs), words=prose_words(document))
         total += counts
         rate = counts["words"] / max(1, counts["pairs"])
         shares = ", ".join(f"{name} {count}" for name, count in kinds.most_common(6))
@@ -132,12 +132,12 @@ def print_coverage(corpus: Path, facts: Path) -> bool:
         row = json.loads(line)
         marked[row["document"]].append(row["fact"])
     hits = total = 0
-    for name, wanted in marked.items():
+    for name, page_facts in marked.items():
         document = read_document((corpus / name).read_bytes(), name)
         answers = [plain(pair.answer) for pair in pairs_of(document)]
-        missing = [fact for fact in wanted if not any(plain(fact) in answer for answer in answers)]
-        hits, total = hits + len(wanted) - len(missing), total + len(wanted)
-        print(f"{name}: {len(wanted) - len(missing)} of {len(wanted)}; missing: {missing}")
+        missing = [fact for fact in page_facts if not any(plain(fact) in answer for answer in answers)]
+        hits, total = hits + len(page_facts) - len(missing), total + len(page_facts)
+        print(f"{name}: {len(page_facts) - len(missing)} of {len(page_facts)}; missing: {missing}")
     print(f"all: {hits} of {total} facts, {hits / total:.1%} (at least {LEAST_COVERAGE:.0%})")
     return hits / total >= LEAST_COVERAGE
 
@@ -161,9 +161,9 @@ def kappa(first: list[bool], second: list[bool]) -> float:
 
 def print_score(first: Path, second: Path, held_out: list[str]) -> bool:
     """Print the share of good pairs by reader and source, and how far the readers agree."""
-    one, two = read_judgements(first), read_judgements(second)
-    ids = sorted(one.keys() & two.keys())
-    verdicts = [(good(one[key]), good(two[key])) for key in ids]
+    first_votes, second_votes = read_judgements(first), read_judgements(second)
+    ids = sorted(first_votes.keys() & second_votes.keys())
+    verdicts = [(good(first_votes[key]), good(second_votes[key])) for key in ids]
     share = sum(sum(pair) for pair in verdicts) / (2 * len(ids))
     by_source: dict[str, list[bool]] = defaultdict(list)
     for key, pair in zip(ids, verdicts, strict=True):
@@ -175,7 +175,7 @@ def print_score(first: Path, second: Path, held_out: list[str]) -> bool:
     if apart:
         print(f"held out: {sum(apart) / len(apart):.1%}")
     for name in RUBRIC:
-        print(f"{name}: {sum(one[key][name] + two[key][name] for key in ids) / (2 * len(ids)):.1%}")
+        print(f"{name}: {sum(first_votes[key][name] + second_votes[key][name] for key in ids) / (2 * len(ids)):.1%}")
     agreement = kappa([pair[0] for pair in verdicts], [pair[1] for pair in verdicts])
     print(f"good: {share:.1%} of {len(ids)} pairs (at least {LEAST_GOOD:.0%}), kappa {agreement:.2f}")
     return share >= LEAST_GOOD
@@ -198,13 +198,13 @@ class Ranking:
         self.having = Counter(word for counts in self.counts for word in counts)
 
     def best(self, query: str, count: int) -> list[int]:
-        words = set(stems(query, self.language))
-        scores = [self.score(words, number) for number in range(len(self.counts))]
+        query_stems = set(stems(query, self.language))
+        scores = [self.score(query_stems, number) for number in range(len(self.counts))]
         return sorted(range(len(scores)), key=lambda number: (-scores[number], number))[:count]
 
-    def score(self, words: set[str], number: int) -> float:
+    def score(self, stems: set[str], number: int) -> float:
         counts, total = self.counts[number], 0.0
-        for word in words & counts.keys():
+        for word in stems & counts.keys():
             rarity = math.log(1 + (len(self.counts) - self.having[word] + 0.5) / (self.having[word] + 0.5))
             spread = K1 * (1 - B + B * self.lengths[number] / self.mean)
             total += rarity * counts[word] * (K1 + 1) / (counts[word] + spread)
@@ -213,17 +213,17 @@ class Ranking:
 
 def print_retrieval(folder: Path, questions: Path) -> bool:
     """Print the share of a person's questions for which a pair with the right fact is there, and is found."""
-    found = [pair for document in read_documents(folder) for pair in pairs_of(document)]
-    language = detect_language(" ".join(pair.answer for pair in found))
-    ranking = Ranking([f"{pair.wordings[0]} {pair.answer}" for pair in found], language)
+    pairs = [pair for document in read_documents(folder) for pair in pairs_of(document)]
+    language = detect_language(" ".join(pair.answer for pair in pairs))
+    ranking = Ranking([f"{pair.wordings[0]} {pair.answer}" for pair in pairs], language)
     rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()]
     counts = Counter[str]()
     for row in rows:
         fact = plain(row["fact"])
         best = ranking.best(row["question"], 3)
-        hits = [fact in plain(found[number].answer) for number in best]
+        hits = [fact in plain(pairs[number].answer) for number in best]
         counts.update(
-            there=int(any(fact in plain(pair.answer) for pair in found)), first=int(hits[0]), three=int(any(hits))
+            there=int(any(fact in plain(pair.answer) for pair in pairs)), first=int(hits[0]), three=int(any(hits))
         )
         if not any(hits):
             print(f"not found: {row['question']} ({row['fact']})")
@@ -253,16 +253,16 @@ def main() -> int:
         command = commands.add_parser(name)
         command.add_argument("corpus", type=Path)
         command.add_argument("rows", type=Path)
-    given = parser.parse_args()
-    if given.command == "sample":
-        print_sample(given.corpus, given.per_source, given.seed, given.order)
+    args = parser.parse_args()
+    if args.command == "sample":
+        print_sample(args.corpus, args.per_source, args.seed, args.order)
         return 0
-    if given.command == "score":
-        return 0 if print_score(given.first, given.second, given.held_out) else 1
-    if given.command == "rate":
-        return 0 if print_rates(given.corpus) else 1
-    report = print_coverage if given.command == "coverage" else print_retrieval
-    return 0 if report(given.corpus, given.rows) else 1
+    if args.command == "score":
+        return 0 if print_score(args.first, args.second, args.held_out) else 1
+    if args.command == "rate":
+        return 0 if print_rates(args.corpus) else 1
+    report = print_coverage if args.command == "coverage" else print_retrieval
+    return 0 if report(args.corpus, args.rows) else 1
 
 
 if __name__ == "__main__":

@@ -48,10 +48,10 @@ HYPER = {"epochs": 2, "batch_size": 4, "max_length": 96}
 def write_rows(folder: Path) -> None:
     """A file of rows for each port, of mixed lengths."""
     chance = random.Random(7)
-    words = [f"w{number}" for number in range(200)]
+    vocabulary = [f"w{number}" for number in range(200)]
 
     def text(least: int, most: int) -> str:
-        return " ".join(chance.choices(words, k=chance.randint(least, most)))
+        return " ".join(chance.choices(vocabulary, k=chance.randint(least, most)))
 
     rows: dict[str, list[dict[str, Any]]] = {"sft": [], "preference": [], "labelled": [], "text": []}
     for number in range(ROWS):
@@ -61,8 +61,8 @@ def write_rows(folder: Path) -> None:
         rows["preference"].append({"prompt": [question], "chosen": answers[0], "rejected": answers[1]})
         rows["labelled"].append({"prompt": [question], "completion": answers[0], "label": number % 2 == 0})
         rows["text"].append({"text": text(20, 80)})
-    for name, given in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+    for name, node_rows in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in node_rows), encoding="utf-8")
 
 
 def chain_of(port: str, config: dict[str, Any]) -> ChainSpec:
@@ -76,8 +76,8 @@ def run_once(spec: ChainSpec, settings: Settings, folder: Path) -> float:
     chain = resolve_chain(spec, settings)
     node, looks = chain.node("trainer"), find_results(chain, settings)
     assert isinstance(node.config, TrainerConfig)
-    found = FinishedNodes(chain, {}, {one: look.key for one, look in looks.items()})
-    data = probe_data(found, node, folder, settings)
+    finished = FinishedNodes(chain, {}, {name: look.key for name, look in looks.items()})
+    data = probe_data(finished, node, folder, settings)
     job = job_for(
         node.config.model_copy(update={"reuse": False}),
         str(node.config.base_model),
@@ -94,7 +94,7 @@ def run_once(spec: ChainSpec, settings: Settings, folder: Path) -> float:
 
 def judge(name: str, settings: Settings) -> list[tuple[float, Sample]]:
     """Errors of the plan before each run of a job: planned / wall - 1."""
-    spec, found = chain_of(*JOBS[name]), []
+    spec, errors = chain_of(*JOBS[name]), []
     for number in range(RUNS):
         planned = plan_chain(spec, settings, measure=number == 0, say=lambda text: None).nodes[1].estimate
         assert planned.seconds is not None, planned.basis
@@ -105,11 +105,11 @@ def judge(name: str, settings: Settings) -> list[tuple[float, Sample]]:
         error = planned.seconds / wall - 1
         load = f"load {loads[0]:.1f} to {loads[1]:.1f}"
         print(f"  {name:<11} {planned.seconds:7.1f} s planned, {wall:7.1f} s, {error:+5.0%}, {load}", flush=True)
-        found.append((abs(error), Sample(planned.seconds, wall, 0.0)))
-    return found
+        errors.append((abs(error), Sample(planned.seconds, wall, 0.0)))
+    return errors
 
 
-def main(wanted: list[str]) -> int:
+def main(job_names: list[str]) -> int:
     samples: dict[str, list[Sample]] = {}
     errors: list[float] = []
     started = time.monotonic()
@@ -117,7 +117,7 @@ def main(wanted: list[str]) -> int:
         work = Path(name)
         write_rows(work)
         settings = Settings(home=work / "home", working_folder=work, min_free_mb=0)
-        for job in wanted or JOBS:
+        for job in job_names or JOBS:
             judged = judge(job, settings)
             errors += [error for error, _ in judged]
             samples[job] = [sample for _, sample in judged]

@@ -49,8 +49,8 @@ def names_in(exchange: Exchange) -> list[str]:
 
 
 def answer(exchange: Exchange) -> str:
-    found = [{"kind": "person", "name": name} for name in names_in(exchange)]
-    return json.dumps({"entities": found, "relations": []})
+    entities = [{"kind": "person", "name": name} for name in names_in(exchange)]
+    return json.dumps({"entities": entities, "relations": []})
 
 
 def seconds(exchange: Exchange) -> float:
@@ -80,7 +80,7 @@ def write_documents(folder: Path, seed: int) -> None:
     folder.mkdir(parents=True)
     for number in range(DOCUMENTS):
         people = chance.sample(range(400), chance.randint(LEAST_NAMES, MOST_NAMES))
-        lines = "".join(f"- Person {one}\n" for one in people)
+        lines = "".join(f"- Person {name}\n" for name in people)
         (folder / f"meeting-{number:04}.md").write_text(f"Meeting {number}\n\n{lines}", encoding="utf-8")
 
 
@@ -125,14 +125,16 @@ def main() -> int:
                 return float(reports[-1].done)  # noqa: B023
 
             samples[case] = [measure(variant)]
-            told = reports[0]
-            later = told.predicted_after_20
-            print(f"  {case}: said {told.predicted}, after twenty {later}, done {told.done} of {told.waiting}")
-            rows.append(Row.at_most(f"{case}: |predicted after 20 / done - 1|", wrong_by(later, told.done), MOST_WRONG))
+            report = reports[0]
+            later = report.predicted_after_20
+            print(f"  {case}: said {report.predicted}, after twenty {later}, done {report.done} of {report.waiting}")
+            rows.append(
+                Row.at_most(f"{case}: |predicted after 20 / done - 1|", wrong_by(later, report.done), MOST_WRONG)
+            )
             if guess == SECONDS_A_DOCUMENT and in_flight == SLOTS:
-                first = wrong_by(told.predicted, told.done)
+                first = wrong_by(report.predicted, report.done)
                 rows.append(Row.at_most(f"{case}: |first prediction / done - 1|", first, MOST_WRONG))
-            rows.append(Row.at_most(f"{case}: phase 1 / budget", told.extract_s / BUDGET_S, 1.1))
+            rows.append(Row.at_most(f"{case}: phase 1 / budget", report.extract_s / BUDGET_S, 1.1))
     return finish("planner", rows, samples)
 
 

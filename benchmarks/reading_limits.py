@@ -39,18 +39,18 @@ def write_pages(folder: Path) -> None:
         text = f"# Document {number}\n\n"
         while len(text) < FILE_BYTES:
             text += f"## Section {len(text)}\n\n{' '.join(chance.choices(WORDS, k=80))}.\n\n- one\n- two\n\n"
-        place = folder / f"{number // 500:02d}"
-        place.mkdir(exist_ok=True)
-        (place / f"{number:05d}.md").write_text(text[:FILE_BYTES])
+        page_folder = folder / f"{number // 500:02d}"
+        page_folder.mkdir(exist_ok=True)
+        (page_folder / f"{number:05d}.md").write_text(text[:FILE_BYTES])
 
 
-def request_for(place: Path, target: str) -> SetRequest:
-    return SetRequest(place, (place.parent,), Path(target), deduplicate=place.is_file())
+def request_for(path: Path, target: str) -> SetRequest:
+    return SetRequest(path, (path.parent,), Path(target), deduplicate=path.is_file())
 
 
-def limited(place: Path, service: ReadingService) -> float:
-    with tempfile.TemporaryDirectory(dir=place.parent) as target:
-        return float(service.read_set(request_for(place, target), lambda fraction, text: None).balance.read)
+def limited(path: Path, service: ReadingService) -> float:
+    with tempfile.TemporaryDirectory(dir=path.parent) as target:
+        return float(service.read_set(request_for(path, target), lambda fraction, text: None).balance.read)
 
 
 def start() -> float:
@@ -61,10 +61,10 @@ def start() -> float:
         return cold(path)
 
 
-def cold(place: Path) -> float:
+def cold(path: Path) -> float:
     """With a service of its own, as a data source has it."""
     with ReadingService() as service:
-        return limited(place, service)
+        return limited(path, service)
 
 
 def pages_here(folder: Path) -> float:
@@ -100,7 +100,7 @@ def main() -> int:
                 "start": start,
             }
         )
-    cpu = {name: median(taken, "cpu_s") for name, taken in samples.items()}
+    cpu = {name: median(variant_samples, "cpu_s") for name, variant_samples in samples.items()}
     table = [
         Row.ratio_at_most("CPU s, 10,000 pages", cpu["pages limited"], cpu["pages here"], "no limits", 2.5),
         Row.ratio_at_most("CPU s, 100 MB of rows", cpu["rows limited"], cpu["rows here"], "no limits", 1.25),

@@ -92,8 +92,8 @@ def write_step(training: Path, step: int) -> None:
 @contextmanager
 def service(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
     port = free_port(18_898)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "TRAINYARD_"))}
-    environment = {**kept, "TRAINYARD_HOME": str(settings.home), "TRAINYARD_API_REQUESTS_PER_S": "100000"}
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "TRAINYARD_"))}
+    environment = {**variables, "TRAINYARD_HOME": str(settings.home), "TRAINYARD_API_REQUESTS_PER_S": "100000"}
     argv = [sys.executable, "-m", "trainyard", "serve", "--port", str(port)]
     child = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
@@ -137,10 +137,10 @@ def ask(client: httpx.Client, name: str) -> dict[str, list[float]]:
 async def follow(settings: Settings, url: str, headers: dict[str, str]) -> list[float]:
     """Milliseconds from the line in the file to the client."""
     times: list[float] = []
-    given = {**headers, "accept": "text/event-stream"}
+    stream_headers = {**headers, "accept": "text/event-stream"}
     address = f"{url}/api/v1/jobs/{WATCHED}/metrics"
     async with (
-        httpx.AsyncClient(headers=given, timeout=60) as client,
+        httpx.AsyncClient(headers=stream_headers, timeout=60) as client,
         client.stream("GET", address) as answer,
     ):
         assert answer.status_code == 200
@@ -167,12 +167,14 @@ async def wait_for(lines: Any, event: str) -> None:
 async def idle_streams(url: str, headers: dict[str, str], process: psutil.Process) -> float:
     """The share of a core that 200 streams cost in which nothing happens, beyond the service without them."""
     before = await cpu_share(process)
-    given = {**headers, "accept": "text/event-stream"}
+    stream_headers = {**headers, "accept": "text/event-stream"}
     limits = httpx.Limits(max_connections=STREAMS + 10)
-    async with httpx.AsyncClient(base_url=f"{url}/api/v1", headers=given, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(
+        base_url=f"{url}/api/v1", headers=stream_headers, timeout=120, limits=limits
+    ) as client:
         ready = [asyncio.Event() for _ in range(STREAMS)]
-        readers = [asyncio.create_task(read_stream(client, one)) for one in ready]
-        await asyncio.gather(*(one.wait() for one in ready))
+        readers = [asyncio.create_task(read_stream(client, event)) for event in ready]
+        await asyncio.gather(*(event.wait() for event in ready))
         await asyncio.sleep(3)
         share = await cpu_share(process)
         for reader in readers:
@@ -210,7 +212,9 @@ def report(figures: dict[str, list[float]], share: float) -> None:
     ]
     rows.append(Row.at_most("event to client (ms, p99)", p99["event"], 250.0))
     rows.append(Row.at_most(f"{STREAMS} idle streams (share of a core)", share, 0.03))
-    samples = {name: [Sample(1, one / 1000, one / 1000) for one in values] for name, values in figures.items()}
+    samples = {
+        name: [Sample(1, value_ms / 1000, value_ms / 1000) for value_ms in values] for name, values in figures.items()
+    }
     sys.exit(finish("rest_api", rows, samples))
 
 

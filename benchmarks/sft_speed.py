@@ -35,11 +35,11 @@ from benchmarks.trainers import (
     build_trl,
     chat_length,
     in_training_order,
-    ours,
     quiet,
+    run_ours,
+    run_trl,
     steps_of,
     text_of,
-    theirs,
 )
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Message, SftRow
@@ -58,11 +58,11 @@ def chat_rows(count: int) -> list[SftRow]:
 
 def chat_row(chance: random.Random, length: int) -> SftRow:
     """A question and an answer; the template adds two tokens to each."""
-    asked = length // 2
+    prompt_length = length // 2
     return SftRow(
         [
-            Message("user", text_of(chance, asked - 2)),
-            Message("assistant", text_of(chance, length - asked - 2)),
+            Message("user", text_of(chance, prompt_length - 2)),
+            Message("assistant", text_of(chance, length - prompt_length - 2)),
         ]
     )
 
@@ -116,17 +116,17 @@ def variants(folder: Path) -> dict[str, Callable[[], float]]:
     in_order = in_training_order(same)
 
     def trl(name: str, examples: Sequence[Any], **arguments: Any) -> Any:
-        own = {"num_train_epochs": 1, "max_length": LONGEST, **arguments}
-        return build_trl("sft", SFTConfig, base, folder / name, examples, **own)
+        training_arguments = {"num_train_epochs": 1, "max_length": LONGEST, **arguments}
+        return build_trl("sft", SFTConfig, base, folder / name, examples, **training_arguments)
 
     packing = {"packing": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     fast = {"gradient_checkpointing": False, "bf16": cpu_bf16() is not None}
     return {
-        "native": ours(native, tokens(native)),
-        "TRL default": theirs(trl("default", same.feed.examples), tokens(same)),
-        "TRL packed": theirs(trl("packed", native.feed.examples, **packing, **fast), tokens(native)),
-        "native, same batches": ours(same, tokens(same)),
-        "TRL, same batches": theirs(
+        "native": run_ours(native, tokens(native)),
+        "TRL default": run_trl(trl("default", same.feed.examples), tokens(same)),
+        "TRL packed": run_trl(trl("packed", native.feed.examples, **packing, **fast), tokens(native)),
+        "native, same batches": run_ours(same, tokens(same)),
+        "TRL, same batches": run_trl(
             trl("same-trl", in_order, per_device_train_batch_size=BATCH, **LIKE_OURS), tokens(same)
         ),
         "bare, same batches": bare_loop(same),
@@ -137,7 +137,7 @@ def main() -> int:
     quiet()
     with tempfile.TemporaryDirectory() as folder:
         samples = alternate(variants(Path(folder)), rounds=5)
-    rate = {name: median(taken, "per_cpu_second") for name, taken in samples.items()}
+    rate = {name: median(variant_samples, "per_cpu_second") for name, variant_samples in samples.items()}
     native, same = rate["native"], rate["native, same batches"]
     metric = "tokens per CPU second"
     rows = [

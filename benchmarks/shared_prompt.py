@@ -23,7 +23,7 @@ from trl.trainer.dpo_config import DPOConfig
 
 from benchmarks.dpo_speed import EPOCHS, PAIRS, config, pairs
 from benchmarks.harness import Row, alternate, finish, median
-from benchmarks.trainers import assembled, build_model, build_trl, ours, quiet, theirs
+from benchmarks.trainers import assembled, build_model, build_trl, quiet, run_ours, run_trl
 from trainyard.backends.native.assembly import NativeRun, policy_request, reference_scores
 from trainyard.data.rows import PreferenceRow
 from trainyard.spec.axes.data import Port
@@ -47,7 +47,7 @@ def engine(
         session.engine.reference = reference
         run.feed.reference = reference_scores(session, run.feed)
 
-    return run, ours(run, float(EPOCHS * len(run.feed.examples)), ask_reference)
+    return run, run_ours(run, float(EPOCHS * len(run.feed.examples)), ask_reference)
 
 
 def limit(run: NativeRun) -> float:
@@ -83,12 +83,12 @@ def main() -> int:
                 "3:1 shared, packed": engine(folder / "packed", base, long, True, **PACKED)[1],
                 "1:1 auto": auto_variant,
                 "1:1 apart": engine(folder / "short", base, short, False)[1],
-                "TRL default": theirs(trl, float(EPOCHS * len(shared.feed.examples))),
+                "TRL default": run_trl(trl, float(EPOCHS * len(shared.feed.examples))),
             },
             rounds=5,
         )
         most = limit(shared)
-    rate = {name: median(taken, "per_cpu_second") for name, taken in samples.items()}
+    rate = {name: median(variant_samples, "per_cpu_second") for name, variant_samples in samples.items()}
     metric, gain = "pairs per CPU second", rate["3:1 shared"] / rate["3:1 apart"]
     rows = [
         Row.ratio_at_least(metric, rate["3:1 shared"], rate["3:1 apart"], "3 : 1, rows apart", 1.2),

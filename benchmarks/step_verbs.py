@@ -52,12 +52,12 @@ def main() -> None:
             echo_service() as echo_url,
             httpx.Client(base_url=echo_url) as client,
         ):
-            own = open_here(settings.home, record.id, root / "own")
-            batch, surface = batch_here(own), surface_of(settings).sessions
+            local_session = open_here(settings.home, record.id, root / "own")
+            batch, surface = batch_here(local_session), surface_of(settings).sessions
             lists = {name: value.tolist() for name, value in batch.items()}
             times = measure(
                 {
-                    "in process": lambda: float(own.forward(batch).loss),
+                    "in process": lambda: float(local_session.forward(batch).loss),
                     "socket": lambda: session.call("forward", batch=lists)["loss"],
                     "socket, rows": lambda: session.call("forward", rows=ROWS)["loss"],
                     "operation": lambda: surface.forward(session=record.id, batch=lists).loss,

@@ -35,8 +35,8 @@ def measure(folder: Path) -> int:
         best[scheduler] = find_best(study.trials(), highest=False)
         used = Sample(float(steps[scheduler]), time.monotonic() - wall_s, time.process_time() - cpu_s)
         samples[scheduler] = [used]
-        found = best[scheduler]
-        print(f"{scheduler}: {steps[scheduler]} steps, best {found and (found.number, found.value)}", flush=True)
+        trial = best[scheduler]
+        print(f"{scheduler}: {steps[scheduler]} steps, best {trial and (trial.number, trial.value)}", flush=True)
     same = best["none"] is not None and best["asha"] is not None and best["none"].number == best["asha"].number
     rows = [
         Row.at_most("share of the steps of whole trainings", steps["asha"] / steps["none"], MOST_SHARE),

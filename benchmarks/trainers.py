@@ -77,8 +77,8 @@ def build_model(folder: Path, shape: Shape | None = None) -> Path:
     """Write the random model and its tokenizer, whose tokens are the words w0, w1, …"""
     shape = shape or Shape()
     torch.manual_seed(0)
-    known = {word: index for index, word in enumerate([*SPECIAL, *map(word_of, range(VOCABULARY - len(SPECIAL)))])}
-    plain = Tokenizer(models.WordLevel(known, unk_token="<pad>"))
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *map(word_of, range(VOCABULARY - len(SPECIAL)))])}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast: Any = PreTrainedTokenizerFast
     tokenizer = fast(tokenizer_object=plain, pad_token="<pad>", eos_token="<end>", chat_template=TEMPLATE)
@@ -97,15 +97,15 @@ def word_of(index: int) -> str:
     return f"w{index}"
 
 
-def text_of(chance: random.Random, words: int) -> str:
+def text_of(chance: random.Random, num_words: int) -> str:
     """So many words, the first ones of the vocabulary more often than the last."""
-    return " ".join(word_of(int(VOCABULARY * 0.9 * chance.random() ** 2)) for _ in range(words))
+    return " ".join(word_of(int(VOCABULARY * 0.9 * chance.random() ** 2)) for _ in range(num_words))
 
 
 def chat_length(chance: random.Random, least: int = 16) -> int:
     """Tokens of a chat row: lognormal, at most 512."""
-    drawn = chance.lognormvariate(math.log(MEAN_TOKENS) - SPREAD**2 / 2, SPREAD)
-    return min(LONGEST, max(least, round(drawn)))
+    num_tokens = chance.lognormvariate(math.log(MEAN_TOKENS) - SPREAD**2 / 2, SPREAD)
+    return min(LONGEST, max(least, round(num_tokens)))
 
 
 # Ours
@@ -150,9 +150,9 @@ def train_ours(
     if prepare is not None:
         prepare(run.session)
     events = Events(run.session.folder.parent / "events.jsonl")
-    place = TrackedRun(run.session.folder.parent, "benchmark", "benchmark", {})
+    tracked_run = TrackedRun(run.session.folder.parent, "benchmark", "benchmark", {})
     try:
-        with reporting(events.emit, place, terminal=None) as report:
+        with reporting(events.emit, tracked_run, terminal=None) as report:
             train(
                 run.session, run.feed, run.progress, total_steps=run.total_steps, save=save_nothing,
                 save_steps=run.total_steps, stop=events.stop_requested, hooks=[StepReporter(run, report), *hooks],
@@ -215,12 +215,12 @@ def build_trl(
 ) -> Any:
     """TRL's trainer over tokenised rows, with its defaults but for `arguments`; no checkpoints, no reports."""
     kind, model_class = TRAINERS[stage]
-    own = {"num_labels": 1} if stage == "reward" else {}
+    model_options = {"num_labels": 1} if stage == "reward" else {}
     args = config(
         output_dir=str(folder), use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True, **arguments
     )
     trainer = kind(
-        model=model_class.from_pretrained(base, **own),
+        model=model_class.from_pretrained(base, **model_options),
         args=args,
         train_dataset=Dataset.from_list(list(rows)),
         processing_class=transformers.AutoTokenizer.from_pretrained(base),
@@ -239,7 +239,7 @@ def losses_of(trainer: Any) -> list[float]:
 # Variants for `alternate`
 
 
-def ours(run: NativeRun, units: float, prepare: Callable[[Session], None] | None = None) -> Callable[[], float]:
+def run_ours(run: NativeRun, units: float, prepare: Callable[[Session], None] | None = None) -> Callable[[], float]:
     """Train once more with our engine, with the deterministic kernels that a job asks for."""
 
     def variant() -> float:
@@ -250,7 +250,7 @@ def ours(run: NativeRun, units: float, prepare: Callable[[Session], None] | None
     return variant
 
 
-def theirs(trainer: Any, units: float) -> Callable[[], float]:
+def run_trl(trainer: Any, units: float) -> Callable[[], float]:
     """Train once more with TRL, which does not ask for deterministic kernels: they would slow it by a quarter."""
 
     def variant() -> float:

@@ -26,10 +26,10 @@ CALLERS = {
 
 
 def authenticate(request: Request) -> Caller:
-    found = CALLERS.get(request.headers.get("authorization", "").removeprefix("Bearer "))
-    if found is None:
+    caller = CALLERS.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+    if caller is None:
         raise Denied("There is no token.", do="Send one.", code="E-AUTH")
-    return found
+    return caller
 
 
 @contextmanager

@@ -32,10 +32,10 @@ def serving(*options: str) -> Iterator[int]:
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stderr is not None
-            begun, printed = time.monotonic(), []
+            start_s, printed = time.monotonic(), []
             for line in process.stderr:
                 printed.append(line)
-                assert time.monotonic() - begun < START_S
+                assert time.monotonic() - start_s < START_S
                 if "answers at" in line:
                     break
             else:

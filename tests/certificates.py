@@ -19,14 +19,16 @@ def make_certificate(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "trainyard-test")])
     now = datetime.now(UTC)
-    known = [x509.IPAddress(ipaddress.ip_address(one)) if is_address(one) else x509.DNSName(one) for one in names]
+    alternative_names = [
+        x509.IPAddress(ipaddress.ip_address(name)) if is_address(name) else x509.DNSName(name) for name in names
+    ]
     builder = (
         x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
         .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=400))
         .not_valid_after(now + timedelta(days=days))
     )  # fmt: skip
-    if known:
-        builder = builder.add_extension(x509.SubjectAlternativeName(known), critical=False)
+    if alternative_names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternative_names), critical=False)
     certificate = builder.sign(key, hashes.SHA256())
     secrecy = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
     paths = folder / f"{word}-cert.pem", folder / f"{word}-key.pem"

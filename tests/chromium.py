@@ -14,4 +14,4 @@ MISSING = (
 
 
 def find_chromium() -> str | None:
-    return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    return next((program for name in PROGRAMS if (program := shutil.which(name))), None)

@@ -64,7 +64,7 @@ class FlowsTogether(LoadFileScheduling):
     """`--dist loadfile`, with all flow tests in one worker, and all of a browser: a Prefect server starts slowly."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((one for one in TOGETHER if nodeid.startswith(one)), super()._split_scope(nodeid))
+        return next((prefix for prefix in TOGETHER if nodeid.startswith(prefix)), super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
@@ -117,7 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH", ""))))
 
 
-def others() -> set[threading.Thread | psutil.Process]:
+def list_running() -> set[threading.Thread | psutil.Process]:
     """The threads and child processes that are running."""
     return set(threading.enumerate()) | running_children()
 
@@ -131,55 +131,57 @@ def running_children() -> set[psutil.Process]:
     lists = list(Path("/proc/self/task").glob("*/children"))
     if not lists:
         return set(psutil.Process().children())
-    found = set[psutil.Process]()
+    children = set[psutil.Process]()
     for path in lists:
         with contextlib.suppress(OSError, psutil.NoSuchProcess):  # a thread or a child that has ended meanwhile
-            found |= {psutil.Process(int(pid)) for pid in path.read_text().split()}
-    return found
+            children |= {psutil.Process(int(pid)) for pid in path.read_text().split()}
+    return children
 
 
 def nothing_left(before: set[threading.Thread | psutil.Process], spared: tuple[str, ...] = ()) -> None:
     """Fail if a thread or process has come since `before`: what it does next happens in another test."""
     deadline = time.monotonic() + END_S
-    while left := {one for one in others() - before if not (thread_name(one).startswith(spared) or is_kept(one))}:
+    while left := {
+        runner for runner in list_running() - before if not (thread_name(runner).startswith(spared) or is_kept(runner))
+    }:
         assert time.monotonic() < deadline, f"still running: {sorted(map(described, left))}"
         time.sleep(0.02)
 
 
-def is_kept(one: threading.Thread | psutil.Process) -> bool:
-    return renders(one) or reads(one)
+def is_kept(runner: threading.Thread | psutil.Process) -> bool:
+    return renders(runner) or reads(runner)
 
 
-def renders(one: threading.Thread | psutil.Process) -> bool:
+def renders(runner: threading.Thread | psutil.Process) -> bool:
     """Whether this is a child that renders a template: it ends with who has the template, at last with this process."""
     limited = sys.modules.get("trainyard.data.renderers.limited")
-    if limited is None or isinstance(one, threading.Thread):
+    if limited is None or isinstance(runner, threading.Thread):
         return False
-    return any(one.pid == each.process.pid for each in list(limited.RUNNING.values()) if each.process)
+    return any(runner.pid == each.process.pid for each in list(limited.RUNNING.values()) if each.process)
 
 
-def reads(one: threading.Thread | psutil.Process) -> bool:
+def reads(runner: threading.Thread | psutil.Process) -> bool:
     """Whether this is the server of `READING`; the processes that it forks end with each request."""
-    return isinstance(one, psutil.Process) and READING.process is not None and one.pid == READING.process.pid
+    return isinstance(runner, psutil.Process) and READING.process is not None and runner.pid == READING.process.pid
 
 
-def described(one: threading.Thread | psutil.Process) -> str:
+def described(runner: threading.Thread | psutil.Process) -> str:
     """What is left, with the command of a process that has not ended meanwhile."""
-    if isinstance(one, threading.Thread):
-        return str(one)
+    if isinstance(runner, threading.Thread):
+        return str(runner)
     try:
-        return f"{one} {' '.join(one.cmdline())}"
+        return f"{runner} {' '.join(runner.cmdline())}"
     except psutil.NoSuchProcess:
-        return str(one)
+        return str(runner)
 
 
-def thread_name(one: threading.Thread | psutil.Process) -> str:
-    return one.name if isinstance(one, threading.Thread) else ""
+def thread_name(runner: threading.Thread | psutil.Process) -> str:
+    return runner.name if isinstance(runner, threading.Thread) else ""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def nothing_is_left_by_the_session() -> Iterator[None]:
-    before = others()
+    before = list_running()
     with kept_service(READING):
         yield
     limited = sys.modules.get("trainyard.data.renderers.limited")
@@ -203,7 +205,7 @@ def end_loops_of_prefect() -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Each test ends the threads and processes that it starts. Fixtures of a wider scope end theirs later."""
-    before = others()
+    before = list_running()
     yield
     nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS)
 

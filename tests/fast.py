@@ -37,8 +37,8 @@ FIXTURES = frozenset({"tiny_model", "prefect", "jobs"})
 
 def file_of(module: str) -> Path | None:
     """The file of a module of the repository."""
-    place = REPOSITORY.joinpath(*module.split("."))
-    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+    base_path = REPOSITORY.joinpath(*module.split("."))
+    return next((path for path in (base_path.with_suffix(".py"), base_path / "__init__.py") if path.is_file()), None)
 
 
 def imported(body: list[ast.stmt]) -> Iterator[str]:
@@ -59,7 +59,7 @@ def imports_of(path: Path) -> frozenset[str]:
 
 
 def starts_processes(path: Path) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for name in imports_of(path) for one in STARTERS)
+    return any(name == starter or name.startswith(f"{starter}.") for name in imports_of(path) for starter in STARTERS)
 
 
 def is_heavy(path: Path) -> bool:
@@ -70,10 +70,10 @@ def is_heavy(path: Path) -> bool:
             top = name.partition(".")[0]
             if top in HEAVY:
                 return True
-            found = file_of(name) if top in OWN else None
-            if found and found not in seen:
-                seen.add(found)
-                waiting.append(found)
+            file = file_of(name) if top in OWN else None
+            if file and file not in seen:
+                seen.add(file)
+                waiting.append(file)
     return False
 
 

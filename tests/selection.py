@@ -10,8 +10,8 @@ import pytest
 
 def by_default(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Parameters for `parametrize`: those in `quick` as they are, the others marked slow."""
-    chosen = list(quick)
-    return [value if value in chosen else slow(value) for value in values]
+    quick_values = list(quick)
+    return [value if value in quick_values else slow(value) for value in values]
 
 
 def slow(value: Any) -> Any:

@@ -37,9 +37,9 @@ def sequence_over(call: Call, read_output: Callable[[str], bytes], name: str) ->
     """The numbers of a surface. `call(verb, **fields)` is a reply as JSON has it; `name` is that of a saved state."""
     call("load", name=START)
     forward = call("forward", rows=ROWS, outputs=["logits"])
-    kept = read_output(forward["outputs"][0]["name"])
-    assert hashlib.sha256(kept).hexdigest() == forward["outputs"][0]["sha256"]
-    assert list(load(kept)["logits"].shape) == forward["outputs"][0]["shape"]
+    content = read_output(forward["outputs"][0]["name"])
+    assert hashlib.sha256(content).hexdigest() == forward["outputs"][0]["sha256"]
+    assert list(load(content)["logits"].shape) == forward["outputs"][0]["shape"]
     backward = call("backward", forward_id=forward["forward_id"], scale=0.5)
     step = call("step", learning_rate=RATE)
     assert call("zero_grad")["verb"] == "zero_grad"
@@ -47,7 +47,7 @@ def sequence_over(call: Call, read_output: Callable[[str], bytes], name: str) ->
     second = call("backward", forward_id=sent["forward_id"])
     moved = call("step")
     call("zero_grad")
-    (drawn,) = call("generate", prompts=[{"tokens": PROMPT}], **DRAWN)["completions"]
+    (completion,) = call("generate", prompts=[{"tokens": PROMPT}], **DRAWN)["completions"]
     scored = call("logprobs", rows=[{"tokens": TOKENS}])["logprobs"]
     saved = call("save", name=name, kind="weights")
     loaded = call("load", name=name, optimizer=False)
@@ -55,12 +55,15 @@ def sequence_over(call: Call, read_output: Callable[[str], bytes], name: str) ->
     return {
         "losses": [forward["loss"], sent["loss"]],
         "units": [forward["units"], sent["units"]],
-        "logits": hashlib.sha256(kept).hexdigest(),
-        "backwards": [[one["grad_norm"], one["accumulated"], one["overflow"]] for one in (backward, second)],
-        "steps": [
-            [one[key] for key in ("global_step", "learning_rate", "grad_norm", "skipped")] for one in (step, moved)
+        "logits": hashlib.sha256(content).hexdigest(),
+        "backwards": [
+            [result["grad_norm"], result["accumulated"], result["overflow"]] for result in (backward, second)
         ],
-        "drawn": [drawn[key] for key in ("ids", "text", "logprobs", "logprobs_at_one", "stop_reason")],
+        "steps": [
+            [result[key] for key in ("global_step", "learning_rate", "grad_norm", "skipped")]
+            for result in (step, moved)
+        ],
+        "drawn": [completion[key] for key in ("ids", "text", "logprobs", "logprobs_at_one", "stop_reason")],
         "logprobs": scored,
         "weights": saved["sha256"],
         "after": call("logprobs", rows=[{"tokens": TOKENS}])["logprobs"],
@@ -80,7 +83,7 @@ def sequence_here(home: Path, session_id: str, out: Path) -> dict[str, Any]:
     second = session.backward(sent.forward_id)
     moved = session.step()
     session.zero_grad()
-    (drawn,) = session.generate([PROMPT], Sampling(**DRAWN))  # type: ignore[arg-type]
+    (completion,) = session.generate([PROMPT], Sampling(**DRAWN))  # type: ignore[arg-type]
     scored = session.logprobs([TOKENS])
     saved = session.save("last", kind="weights")
     session.load("last", optimizer=False)
@@ -88,9 +91,18 @@ def sequence_here(home: Path, session_id: str, out: Path) -> dict[str, Any]:
         "losses": [float(forward.loss), float(sent.loss)],
         "units": [forward.units, sent.units],
         "logits": forward.outputs["logits"]["sha256"],
-        "backwards": [[one.grad_norm, one.accumulated, one.overflow] for one in (backward, second)],
-        "steps": [[one.global_step, one.learning_rate, float(one.grad_norm), one.skipped] for one in (step, moved)],
-        "drawn": [drawn.ids, drawn.text, drawn.logprobs, drawn.logprobs_at_one, drawn.stop_reason.value],
+        "backwards": [[result.grad_norm, result.accumulated, result.overflow] for result in (backward, second)],
+        "steps": [
+            [result.global_step, result.learning_rate, float(result.grad_norm), result.skipped]
+            for result in (step, moved)
+        ],
+        "drawn": [
+            completion.ids,
+            completion.text,
+            completion.logprobs,
+            completion.logprobs_at_one,
+            completion.stop_reason.value,
+        ],
         "logprobs": scored,
         "weights": saved["sha256"],
         "after": session.logprobs([TOKENS]),
@@ -98,5 +110,5 @@ def sequence_here(home: Path, session_id: str, out: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[3])
-    place.write_text(json.dumps(sequence_here(Path(sys.argv[1]), sys.argv[2], place)))
+    output_path = Path(sys.argv[3])
+    output_path.write_text(json.dumps(sequence_here(Path(sys.argv[1]), sys.argv[2], output_path)))

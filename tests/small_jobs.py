@@ -64,7 +64,7 @@ class Ran:
         return json.loads((self.folder / "training.json").read_text())
 
     def of(self, event: str) -> list[dict[str, Any]]:
-        return [given for given in self.events if given["event"] == event]
+        return [row for row in self.events if row["event"] == event]
 
 
 def labelled_rows() -> list[Row]:
@@ -104,10 +104,10 @@ class Jobs:
         self, port: Port = Port.SFT, *, adapter: Path | None = None, base: Path | None = None, **config: Any
     ) -> TrainingJob:
         hyper = {"epochs": 2, "learning_rate": 1e-2, "max_length": MAX_LENGTH, "precision": "fp32"}
-        given = {"backend": "trl", "stage": "dpo" if port is Port.PREFERENCE else "sft", **config}
-        given["hyperparameters"] = {**hyper, **config.get("hyperparameters", {})}
+        job_config = {"backend": "trl", "stage": "dpo" if port is Port.PREFERENCE else "sft", **config}
+        job_config["hyperparameters"] = {**hyper, **config.get("hyperparameters", {})}
         model = base or self.model
-        resolved = resolve_trainer(TrainerConfig.model_validate(given), str(model))
+        resolved = resolve_trainer(TrainerConfig.model_validate(job_config), str(model))
         return TrainingJob(
             config=resolved,
             data={port: str(self.data[port])},

@@ -67,11 +67,11 @@ class WideSamples:
         if origin in (Union, types.UnionType):
             return self.optional(parts, name)
         if origin is Literal:
-            return max(parts, key=lambda one: len(str(one)))
+            return max(parts, key=lambda part: len(str(part)))
         if origin is not None and issubclass(origin, Mapping):
             return self.mapping(parts, name)
         if origin is tuple and Ellipsis not in parts:
-            return tuple(self.value(one, name) for one in parts)
+            return tuple(self.value(part, name) for part in parts)
         if origin is not None and issubclass(origin, Sequence):
             count = 0 if name in self.empty else 2
             return tuple(self.value(parts[0], name.removesuffix("s")) for _ in range(count))
@@ -79,7 +79,7 @@ class WideSamples:
 
     def optional(self, parts: Sequence[Any], name: str) -> Any:
         absent = type(None) in parts and not self.full
-        return None if absent else self.value(next(one for one in parts if one is not type(None)), name)
+        return None if absent else self.value(next(part for part in parts if part is not type(None)), name)
 
     def mapping(self, parts: Sequence[Any], name: str) -> Any:
         if parts[1] is Any or parts[1] is str:
@@ -90,12 +90,12 @@ class WideSamples:
     def leaf(self, kind: Any, name: str) -> Any:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             fields = kind.model_fields
-            return kind.model_construct(**{key: self.value(one.annotation, key) for key, one in fields.items()})
+            return kind.model_construct(**{key: self.value(field.annotation, key) for key, field in fields.items()})
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             hints = get_type_hints(kind)
-            return kind(**{one.name: self.value(hints[one.name], one.name) for one in dataclasses.fields(kind)})
+            return kind(**{field.name: self.value(hints[field.name], field.name) for field in dataclasses.fields(kind)})
         if isinstance(kind, type) and issubclass(kind, Enum):
-            return max(kind, key=lambda one: len(str(one.value)))
+            return max(kind, key=lambda member: len(str(member.value)))
         if kind is Path:
             return Path(COPIED["path"])
         values: dict[Any, Any] = {int: 1_234_567, float: 1_234_567.891234, bool: self.flags, Any: 12.5}

@@ -48,19 +48,19 @@ def run_tests(report: Path, arguments: Iterable[str]) -> int:
 
 def results_of(*reports: Path) -> Results:
     """The results in JUnit reports."""
-    found = Results()
+    results = Results()
     for case in (case for report in reports for case in ElementTree.parse(report).getroot().iter("testcase")):
         state = state_of(case)
         name = f"{case.get('classname')}::{case.get('name')}"
         if state != "passed":
-            found.bad.append(f"{state}: {name}")
+            results.bad.append(f"{state}: {name}")
         for backend in named(name):
-            found.tests.setdefault(backend, Counter())[state] += 1
+            results.tests.setdefault(backend, Counter())[state] += 1
         if str(case.get("name")).startswith(CHAIN_TEST):
             (backend,) = named(str(case.get("name")))
-            facts = {one.get("name", ""): one.get("value", "") for one in case.iter("property")}
-            found.chains[backend] = {**facts, "state": state, "seconds": f"{float(case.get('time', 0)):.0f}"}
-    return found
+            facts = {element.get("name", ""): element.get("value", "") for element in case.iter("property")}
+            results.chains[backend] = {**facts, "state": state, "seconds": f"{float(case.get('time', 0)):.0f}"}
+    return results
 
 
 def state_of(case: ElementTree.Element) -> str:
@@ -70,8 +70,8 @@ def state_of(case: ElementTree.Element) -> str:
 
 def named(test: str) -> list[BackendName]:
     """The backends that a test's name speaks of; `native` only if it is alone."""
-    words = set(re.findall(r"[a-z]+", test.lower().rpartition("[")[2]))
-    return [name for name in BackendName if name.value in words]
+    tokens = set(re.findall(r"[a-z]+", test.lower().rpartition("[")[2]))
+    return [name for name in BackendName if name.value in tokens]
 
 
 def table(results: Results, now: datetime) -> str:
@@ -87,12 +87,12 @@ def table(results: Results, now: datetime) -> str:
         facts, counts = results.chains.get(name, {}), results.tests.get(name, Counter())
         trained = f"{facts['stage']}, {facts['method']}" if "stage" in facts else "-"
         loss = f"{facts['first_loss']} → {facts['final_loss']}" if "first_loss" in facts else "-"
-        others = counts["passed"] - (facts.get("state") == "passed")
+        num_others = counts["passed"] - (facts.get("state") == "passed")
         ended = f"{facts['state']}, {facts['seconds']} s" if facts else "not run"
-        place = "own environment" if name in ENVIRONMENTS else "built in"
-        version = f"{facts.get('version', '-')} ({place})"
+        location = "own environment" if name in ENVIRONMENTS else "built in"
+        version = f"{facts.get('version', '-')} ({location})"
         bad = "".join(f", {counts[state]} {state}" for state in ("failed", "skipped") if counts[state])
-        lines.append(f"| `{name.value}` | {version} | {trained} | {loss} | {ended} | {others} passed{bad} |")
+        lines.append(f"| `{name.value}` | {version} | {trained} | {loss} | {ended} | {num_others} passed{bad} |")
     return "\n".join(lines)
 
 

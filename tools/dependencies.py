@@ -68,20 +68,24 @@ def bill(pins: dict[str, str]) -> dict[str, Any]:
 
 def component(name: str, version: str) -> dict[str, Any]:
     purl = f"pkg:pypi/{name}@{version}"
-    found: dict[str, Any] = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+    component: dict[str, Any] = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
     licence = licence_of(name)
-    return found | ({"licenses": [{"license": {"name": licence}}]} if licence else {})
+    return component | ({"licenses": [{"license": {"name": licence}}]} if licence else {})
 
 
 def licence_of(name: str) -> str | None:
     """What a package's metadata says of its licence; None where it is not installed, as on another system."""
     try:
-        told = metadata(name)
+        package_metadata = metadata(name)
     except PackageNotFoundError:
         return None
-    listed = [one.rpartition(" :: ")[2] for one in told.get_all("Classifier", []) if one.startswith("License :: ")]
-    free = (told.get("License") or "").strip().splitlines()
-    return told.get("License-Expression") or "; ".join(listed) or (free[0][:80] if free else None)
+    listed = [
+        classifier.rpartition(" :: ")[2]
+        for classifier in package_metadata.get_all("Classifier", [])
+        if classifier.startswith("License :: ")
+    ]
+    free = (package_metadata.get("License") or "").strip().splitlines()
+    return package_metadata.get("License-Expression") or "; ".join(listed) or (free[0][:80] if free else None)
 
 
 def written(document: dict[str, Any]) -> str:
@@ -148,7 +152,7 @@ def advisories_online(pins: dict[str, str]) -> Iterator[dict[str, Any]]:
 
 def holding(advisories: Iterable[dict[str, Any]], pins: dict[str, str]) -> dict[str, set[str]]:
     """Name of a pinned package -> names of the advisories that hold for it; an advisory may have several names."""
-    found: dict[str, set[str]] = {}
+    by_package: dict[str, set[str]] = {}
     for advisory in advisories:
         if not isinstance(advisory, dict) or advisory.get("withdrawn"):
             continue
@@ -156,26 +160,32 @@ def holding(advisories: Iterable[dict[str, Any]], pins: dict[str, str]) -> dict[
             package = affected.get("package", {})
             name = canonicalize_name(package.get("name", ""))
             if package.get("ecosystem") == "PyPI" and name in pins and is_affected(affected, pins[name]):
-                found.setdefault(name, set()).add(" ".join([advisory["id"], *advisory.get("aliases", [])]))
-    return found
+                by_package.setdefault(name, set()).add(" ".join([advisory["id"], *advisory.get("aliases", [])]))
+    return by_package
 
 
 def is_affected(affected: dict[str, Any], version: str) -> bool:
     """Whether a version is listed, or lies in a range of versions (ranges of commits say nothing of a release)."""
     if version in affected.get("versions", []):
         return True
-    events = [given["events"] for given in affected.get("ranges", []) if given.get("type") == "ECOSYSTEM"]
-    return any(within(given, Version(version)) for given in events)
+    events = [
+        affected_range["events"]
+        for affected_range in affected.get("ranges", [])
+        if affected_range.get("type") == "ECOSYSTEM"
+    ]
+    return any(within(range_events, Version(version)) for range_events in events)
 
 
 def within(events: list[dict[str, str]], version: Version) -> bool:
     """Whether the last event at or before the version opened the range."""
     inside = False
     for event in sorted(events, key=event_place):
-        (kind, given), *_ = event.items()
-        if kind == "introduced" and (given == "0" or parsed(given) <= version):
+        (kind, boundary), *_ = event.items()
+        if kind == "introduced" and (boundary == "0" or parsed(boundary) <= version):
             inside = True
-        elif (kind == "fixed" and parsed(given) <= version) or (kind == "last_affected" and parsed(given) < version):
+        elif (kind == "fixed" and parsed(boundary) <= version) or (
+            kind == "last_affected" and parsed(boundary) < version
+        ):
             inside = False
     return inside
 
@@ -191,36 +201,36 @@ def parsed(text: str) -> Version:
         return Version("0")
 
 
-def unlisted(found: dict[str, set[str]], rows: Iterable[Known]) -> list[str]:
+def unlisted(by_package: dict[str, set[str]], rows: Iterable[Known]) -> list[str]:
     """Advisories that hold for a pinned version, and that no row accepts under any of their names."""
     listed = {(row.package, row.advisory) for row in rows}
     return sorted(
         f"{name}: {names}"
-        for name, advisories in found.items()
+        for name, advisories in by_package.items()
         for names in advisories
-        if not any((name, one) in listed for one in names.split())
+        if not any((name, alias) in listed for alias in names.split())
     )
 
 
 def audit(folder: Path | None) -> list[str]:
     """What is wrong with the list of accepted advisories; empty if it is complete and nothing in it is stale."""
     pins, rows = pinned(), accepted()
-    given = advisories_in(folder) if folder else advisories_online(pins)
+    advisories = advisories_in(folder) if folder else advisories_online(pins)
     old = [f"{row.advisory}: {row.package} is pinned below {row.version}" for row in below(fixed(), pins)]
     old += [f"{row.advisory}: {row.package} {row.version} is not pinned; remove the row" for row in stale(rows, pins)]
-    return old + [f"{line}: not in docs/dependencies.md" for line in unlisted(holding(given, pins), rows)]
+    return old + [f"{line}: not in docs/dependencies.md" for line in unlisted(holding(advisories, pins), rows)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("bill", "audit"))
     parser.add_argument("folder", nargs="?", type=Path, help="advisories in OSV form; without it api.osv.dev is asked")
-    given = parser.parse_args()
-    if given.what == "bill":
+    args = parser.parse_args()
+    if args.what == "bill":
         BILL.write_text(written(bill(pinned())), encoding="utf-8")
         return
     try:
-        problems = audit(given.folder)
+        problems = audit(args.folder)
     except httpx.HTTPError as error:
         sys.exit(f"{OSV} cannot be reached ({error}). Name a folder of advisories: make audit DATABASE=folder.")
     if problems:

@@ -40,14 +40,14 @@ LINEAR = ("_proj.weight",)
 
 def run(format: Quantization, base: Path, folder: Path) -> dict[str, Any]:
     """Train three steps through the format, save, load, and continue; what is compared is in the report."""
-    own = PREPARED[format](base, folder / "base") if format in PREPARED else base
-    jobs = Jobs(own, write_data(folder / "data"), folder / "locks")
+    model = PREPARED[format](base, folder / "base") if format in PREPARED else base
+    jobs = Jobs(model, write_data(folder / "data"), folder / "locks")
 
     def train(name: str, steps: int, adapter: Path | None = None) -> Ran:
         hyper = {"max_steps": steps, "batch_size": ROWS, "schedule": "constant", "learning_rate": 1e-2}
         method = {"type": "qlora", "dropout": 0.0, "rank": 8}
-        given: dict[str, Any] = {"backend": "native", "method": method, "quantization": format.value}
-        return train_here(jobs(adapter=adapter, hyperparameters=hyper, **given), folder / name)
+        config: dict[str, Any] = {"backend": "native", "method": method, "quantization": format.value}
+        return train_here(jobs(adapter=adapter, hyperparameters=hyper, **config), folder / name)
 
     trained, longer = train("trained", STEPS), train("longer", STEPS + 1)
     continued = train("continued", 1, trained.folder)
@@ -56,7 +56,7 @@ def run(format: Quantization, base: Path, folder: Path) -> dict[str, Any]:
         "losses": losses(trained),
         "next_loss": losses(longer)[STEPS],
         "reloaded_loss": losses(continued)[0],
-        **compare_logits(format, own, base, trained.folder),
+        **compare_logits(format, model, base, trained.folder),
         "quantization": record["quantization"],
         "versions": record["versions"],
         "result": sorted(path.name for path in trained.folder.iterdir() if path.is_file()),
@@ -133,8 +133,8 @@ def pack_awq(weight: torch.Tensor) -> dict[str, torch.Tensor]:
 def pack_words(values: torch.Tensor) -> torch.Tensor:
     """Eight columns of four bits in a word."""
     blocks = values.reshape(values.shape[0], -1, 8)[..., list(AWQ_ORDER)].long()
-    words = (blocks << torch.arange(0, 32, 4)).sum(2)
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).int().contiguous()
+    packed = (blocks << torch.arange(0, 32, 4)).sum(2)
+    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int().contiguous()
 
 
 def with_tokenizer(base: Path, target: Path) -> Path:
@@ -159,13 +159,13 @@ def run_fp8(base: Path, folder: Path) -> dict[str, Any]:
     plain: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model = convert_to_fp8(plain, emulate=True).train()
     rows = AutoTokenizer.from_pretrained(base)(["Node 7 reads 49 pairs of documents."] * 4, return_tensors="pt")
-    optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for _ in range(STEPS + 1):
         optimizer.zero_grad()
         logits_BTV = model(input_ids=rows["input_ids"]).logits
         loss = functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), rows["input_ids"][:, 1:].flatten())
-        found.append(float(loss.detach()))
-        if len(found) <= STEPS:
+        losses.append(float(loss.detach()))
+        if len(losses) <= STEPS:
             loss.backward()
             optimizer.step()
     model.save_pretrained(folder / "saved")
@@ -175,16 +175,16 @@ def run_fp8(base: Path, folder: Path) -> dict[str, Any]:
     layers = sum(type(module).__name__ == "Float8Linear" for module in again.modules())
     dtypes = sorted({str(value.dtype) for value in load_file(folder / "saved" / "model.safetensors").values()})
     return {
-        "losses": found[:STEPS], "next_loss": found[STEPS], "reloaded_loss": float(reloaded.detach()),
+        "losses": losses[:STEPS], "next_loss": losses[STEPS], "reloaded_loss": float(reloaded.detach()),
         "layers": layers, "dtypes": dtypes,
     }  # fmt: skip
 
 
 def main(format: str, base: str, folder: str) -> None:
     warnings.simplefilter("ignore")
-    asked = Quantization(format)
-    found = run_fp8 if asked is Quantization.FP8 else lambda *places: run(asked, *places)
-    print(json.dumps(found(Path(base), Path(folder))))
+    quantization = Quantization(format)
+    run_format = run_fp8 if quantization is Quantization.FP8 else lambda *paths: run(quantization, *paths)
+    print(json.dumps(run_format(Path(base), Path(folder))))
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def places(tree: ast.AST) -> Iterator[ast.AST]:
+def find_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Every node that can be changed; annotations and decorators decide nothing."""
     for field, value in ast.iter_fields(tree):
         if field in ("annotation", "returns", "decorator_list"):
@@ -120,22 +120,22 @@ def places(tree: ast.AST) -> Iterator[ast.AST]:
             if isinstance(child, ast.AST):
                 if mutation(child):
                     yield child
-                yield from places(child)
+                yield from find_nodes(child)
 
 
 def mutants(file: str) -> list[Mutant]:
     tree = ast.parse((REPOSITORY / file).read_text())
-    found = []
-    for index, node in enumerate(places(tree)):
+    mutants = []
+    for index, node in enumerate(find_nodes(tree)):
         changed = copy.deepcopy(tree)
-        target = list(places(changed))[index]
+        target = list(find_nodes(changed))[index]
         change = mutation(target)
         assert change is not None
         change(target)
         text = f"{ast.unparse(node)[:70]} -> {ast.unparse(target)[:70]}"
         code = compile(ast.fix_missing_locations(changed), str(REPOSITORY / file), "exec")
-        found.append(Mutant(file, getattr(node, "lineno", 0), " ".join(text.split()), code))
-    return found
+        mutants.append(Mutant(file, getattr(node, "lineno", 0), " ".join(text.split()), code))
+    return mutants
 
 
 class MutantLoader(importlib.machinery.SourceFileLoader):
@@ -191,15 +191,15 @@ def run_in_child(mutant: Mutant | None, tests: Sequence[str]) -> None:
 def score(group: str, sample: int, seed: int) -> float:
     files, tests = GROUPS[group]
     everything = [mutant for file in files for mutant in mutants(file)]
-    chosen = random.Random(seed).sample(everything, min(sample, len(everything)))
+    sampled = random.Random(seed).sample(everything, min(sample, len(everything)))
     if noticed(None, tests):
         sys.exit(f"{group}: the tests fail without any change; mend them first")
-    survived = [mutant for mutant in chosen if not noticed(mutant, tests)]
+    survived = [mutant for mutant in sampled if not noticed(mutant, tests)]
     for mutant in survived:
         print(f"  survived {mutant.file}:{mutant.line} {mutant.text}")
-    value = 1 - len(survived) / len(chosen)
+    value = 1 - len(survived) / len(sampled)
     verdict = "ok" if value >= BAR else "MISSED"
-    print(f"{group}: {value:.0%} of {len(chosen)} mutants noticed (of {len(everything)}, seed {seed}): {verdict}")
+    print(f"{group}: {value:.0%} of {len(sampled)} mutants noticed (of {len(everything)}, seed {seed}): {verdict}")
     return value
 
 
@@ -207,9 +207,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, default=50, help="mutants of each group")
     parser.add_argument("--seed", type=int, default=7)
-    given = parser.parse_args()
+    args = parser.parse_args()
     os.environ.update(HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", OMP_NUM_THREADS="1")
-    return 0 if min([score(group, given.sample, given.seed) for group in GROUPS]) >= BAR else 1
+    return 0 if min([score(group, args.sample, args.seed) for group in GROUPS]) >= BAR else 1
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class QuickTrainer:
     def train(self, order: TrainingRequest) -> Trained:
         folder = order.work / "adapter"
         folder.mkdir(parents=True, exist_ok=True)
-        digests = " ".join(one.digest for one in order.tuples)
+        digests = " ".join(training_tuple.digest for training_tuple in order.tuples)
         weights = np.frombuffer(hashlib.sha256(digests.encode()).digest(), np.uint8)
         save_file({"base_model.model.layers.0.q_proj.lora_A.weight": weights}, folder / "adapter_model.safetensors")
         write_json_durably(folder / "adapter_config.json", {"peft_type": "LORA"})
@@ -162,15 +162,17 @@ def state(folder: Path) -> dict[str, Any]:
     with stores.graph() as graph:
         dump = list(graph.dump())
     ledger = [replace(entry, at=0.0) for entry in stores.ledger.entries()]
-    versions = {one.name: [one.run_key, one.sha256] for one in stores.versions.list()}
+    versions = {version.name: [version.run_key, version.sha256] for version in stores.versions.list()}
     live = {role: stores.versions.live("acme", role).version for role in ("engineering", "apprenticeship")}
     assert stores.objects is not None
     return {
         "graph": dump,
-        "ledger": sorted(f"{one.key.stream} {one.name} {one.key.content_sha256} {one.status}" for one in ledger),
+        "ledger": sorted(
+            f"{entry.key.stream} {entry.name} {entry.key.content_sha256} {entry.status}" for entry in ledger
+        ),
         "versions": [sorted(version[0] for version in versions.values()), sorted(v[1] for v in versions.values())],
         "live": live,
-        "markers": {name: str(one) for name, one in stores.markers.states().items()},
+        "markers": {name: str(state) for name, state in stores.markers.states().items()},
         "cloud": sorted({info.name for info in stores.objects.list("")}),
     }
 

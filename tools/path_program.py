@@ -115,7 +115,7 @@ class Watch:
         writes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "shutil.rmtree")
         if event == "open" or writes or event in ("os.listdir", "os.scandir", "subprocess.Popen"):
             named = arguments[:1] if event == "open" else arguments
-            texts = [os.fsdecode(one) for one in flat(named) if isinstance(one, str | bytes)]
+            texts = [os.fsdecode(argument) for argument in flat(named) if isinstance(argument, str | bytes)]
             self.look(event, texts, writes or (event == "open" and is_writing(arguments)))
 
     def look(self, event: str, texts: list[str], writes: bool) -> None:
@@ -130,8 +130,8 @@ class Watch:
 
 
 def flat(value: Any) -> Iterator[Any]:
-    for one in value if isinstance(value, list | tuple) else ():
-        yield from flat(one) if isinstance(one, list | tuple) else (one,)
+    for item in value if isinstance(value, list | tuple) else ():
+        yield from flat(item) if isinstance(item, list | tuple) else (item,)
 
 
 def is_writing(arguments: tuple[Any, ...]) -> bool:
@@ -141,15 +141,15 @@ def is_writing(arguments: tuple[Any, ...]) -> bool:
 
 def text_fields() -> list[tuple[str, str]]:
     """(operation, field) of everything that takes a text over a network, texts in parameters and chains included."""
-    found = []
+    text_names = []
     for name, row in OPERATIONS.items():
         model = row.request
         fields = {} if row.local else model.model_fields
         for field, info in fields.items():
             kinds = str((info.annotation, *get_args(info.annotation)))
             if "str" in kinds or "Path" in kinds or "dict" in kinds:
-                found.append((name, field))
-    return found
+                text_names.append((name, field))
+    return text_names
 
 
 def mutations(folder: Path, count: int) -> Iterator[str]:
@@ -161,10 +161,10 @@ def mutations(folder: Path, count: int) -> Iterator[str]:
         seed = SEEDS[number] if number < len(SEEDS) else draw.choice(SEEDS)
         text = seed.format(relative.removeprefix("../"), str(target), target.name)
         for _ in range(0 if number < len(SEEDS) else draw.randint(1, 3)):
-            place = draw.randrange(len(text) + 1)
+            position = draw.randrange(len(text) + 1)
             more = draw.choice(("../", "/", "./", "\0", "%2e", "\\", "..", "\u200b", "~", "//"))
             text = draw.choice((
-                text[:place] + more + text[place:],
+                text[:position] + more + text[position:],
                 text.replace("/", draw.choice(("//", "/./", "\\", "%2f", "/../x/")), 1),
                 quote(text, safe=draw.choice(("", "/", "./"))), text.upper(), text[::-1],
                 text + draw.choice(("/", "/..", "#", "?")),
@@ -194,7 +194,7 @@ async def attack(folder: Path, first: int, count: int) -> dict[str, Any]:
     sys.addaudithook(watch)
     statuses: Counter[int] = Counter()
     leaks: list[str] = []
-    fields = [one for one in text_fields() if one[0] not in ("backends install", "gc")]
+    fields = [text_field for text_field in text_fields() if text_field[0] not in ("backends install", "gc")]
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app, raise_app_exceptions=False),
         base_url="http://127.0.0.1:8898", headers={"authorization": f"Bearer {token}"}, timeout=60,
@@ -225,17 +225,17 @@ def request_of(name: str, field: str, text: str) -> tuple[str, httpx.URL, str]:
     """Method, address and body of a request with the text in one field."""
     method, path = route_of(name)
     model, row = OPERATIONS[name].request, OPERATIONS[name]
-    given = {one: "x" for one, info in model.model_fields.items() if info.is_required()} | {
+    fields = {name: "x" for name, info in model.model_fields.items() if info.is_required()} | {
         field: given_with(field, text)
     }
-    for one in local_fields(model) - {field}:
-        given.pop(one, None)
+    for local_name in local_fields(model) - {field}:
+        fields.pop(local_name, None)
     for part in [part[1:-1] for part in path.split("/") if part.startswith("{")]:
-        path = path.replace(f"{{{part}}}", quote(str(given.pop(part, "x")), safe="/" if len(text) % 2 else ""))
+        path = path.replace(f"{{{part}}}", quote(str(fields.pop(part, "x")), safe="/" if len(text) % 2 else ""))
     if method in ("GET", "DELETE"):
-        return method, httpx.URL(path).copy_merge_params({key: str(value) for key, value in given.items()}), ""
-    body = given.get(row.body, given) if row.body else given
-    rest = "" if not row.body else "?" + "&".join(f"{k}={quote(str(v))}" for k, v in given.items() if k != row.body)
+        return method, httpx.URL(path).copy_merge_params({key: str(value) for key, value in fields.items()}), ""
+    body = fields.get(row.body, fields) if row.body else fields
+    rest = "" if not row.body else "?" + "&".join(f"{k}={quote(str(v))}" for k, v in fields.items() if k != row.body)
     return method, httpx.URL(f"{path}{rest.removesuffix('?')}"), json.dumps(body)
 
 

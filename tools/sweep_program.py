@@ -33,8 +33,8 @@ FIRST = -(-STEPS // REDUCTION**2)
 def make_spec(model: Path, scheduler: str, trials: int = TRIALS) -> SweepSpec:
     """Sixteen learning rates over four decades and four ranks; most rates learn too slowly."""
     hyper = {"max_steps": STEPS, "batch_size": 4, "max_length": 40, "precision": "fp32", "save_steps": 5}
-    asked = {"share": 0.2, "steps": FIRST}
-    trainer = {"base_model": str(model), "hyperparameters": hyper, "eval": asked}
+    eval_settings = {"share": 0.2, "steps": FIRST}
+    trainer = {"base_model": str(model), "hyperparameters": hyper, "eval": eval_settings}
     nodes = [{"type": "data_source", "config": {"path": "d.jsonl"}}, {"type": "trainer", "config": trainer}]
     ranges = {"trainer.learning_rate": "loguniform(1e-6, 2e-2)", "trainer.method.rank": "choice(2, 4, 8)"}
     return SweepSpec(
@@ -86,9 +86,11 @@ def trained_steps(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    given = json.loads((place / "given.json").read_text())
-    sets = {Port(port): Path(path) for port, path in given["data"].items()}
+    folder = Path(sys.argv[1])
+    inputs = json.loads((folder / "given.json").read_text())
+    sets = {Port(port): Path(path) for port, path in inputs["data"].items()}
     run_sweep(
-        place, make_spec(Path(given["model"]), given["scheduler"]), Jobs(Path(given["model"]), sets, place / "locks")
+        folder,
+        make_spec(Path(inputs["model"]), inputs["scheduler"]),
+        Jobs(Path(inputs["model"]), sets, folder / "locks"),
     )

@@ -11,12 +11,12 @@ import sys
 NAMES = ("speed", "stall", "memory", "dsa_decode", "latent")
 
 
-def main(wanted: list[str]) -> int:
-    unknown = sorted(set(wanted) - set(NAMES))
+def main(names: list[str]) -> int:
+    unknown = sorted(set(names) - set(NAMES))
     if unknown:
         print(f"no benchmark {unknown[0]!r}; there are: {', '.join(NAMES)}", file=sys.stderr)
         return 2
-    commands = [[sys.executable, "-m", f"benchmarks.gpu.{name}"] for name in wanted or NAMES]
+    commands = [[sys.executable, "-m", f"benchmarks.gpu.{name}"] for name in names or NAMES]
     codes = [subprocess.run(command, check=False).returncode for command in commands]
     missed = [code for code in codes if code not in (0, 3)]
     return 1 if missed else 3 if 3 in codes else 0

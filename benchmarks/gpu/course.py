@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from benchmarks.latent.toys import PAD, Answered, Task, answer, plain, stage_of, with_technique
 from trainyard.train.contracts import Batch, Encoded, Head, StageSpec
 from trainyard.train.methods.loading import exclude_cudnn_attention
@@ -68,28 +68,30 @@ class Batches(Dataset[tuple[Batch, int]]):
 
     def __getitem__(self, step: int) -> tuple[Batch, int]:
         course = self.course
-        places = self.order[step * course.batch : (step + 1) * course.batch]
-        shown = [self.lay_out(place, example) for place, example in zip(places, self.draw(step, places), strict=True)]
-        batch = self.stage.collate(shown, PAD)
+        indices = self.order[step * course.batch : (step + 1) * course.batch]
+        examples = [
+            self.lay_out(index, example) for index, example in zip(indices, self.draw(step, indices), strict=True)
+        ]
+        batch = self.stage.collate(examples, PAD)
         return batch, int(self.stage.units(batch))
 
-    def draw(self, step: int, places: list[int]) -> list[Encoded]:
+    def draw(self, step: int, indices: list[int]) -> list[Encoded]:
         if self.rows is not None:
-            return [self.rows[place] for place in places]
+            return [self.rows[index] for index in indices]
         dice = random.Random(f"rows:{self.epoch}:{step}")
-        return [self.course.task.draw(dice) for _ in places]
+        return [self.course.task.draw(dice) for _ in indices]
 
-    def lay_out(self, place: int, example: Encoded) -> Encoded:
+    def lay_out(self, index: int, example: Encoded) -> Encoded:
         if self.stage.at_epoch is not None:
-            return self.stage.at_epoch(example, place, self.epoch)
+            return self.stage.at_epoch(example, index, self.epoch)
         return example if self.course.latent is not None else plain(example, steps=self.course.steps_in_words)
 
 
 class Training:
     """A course and how far it is. `folder` has a state of each course (`.pt`), and what is known of it (`.json`)."""
 
-    def __init__(self, course: Course, place: Place, folder: Path) -> None:
-        self.course, self.place, self.folder = course, place, folder
+    def __init__(self, course: Course, platform: Platform, folder: Path) -> None:
+        self.course, self.platform, self.folder = course, platform, folder
         exclude_cudnn_attention()
         torch.manual_seed(0)
         self.model: Any = GPT2LMHeadModel(config_of(course))
@@ -97,7 +99,7 @@ class Training:
             self.model.load_state_dict(self.state_of(course.begins_with)["model"])
         if course.latent is not None:
             with_technique(self.model, course.latent, 0)
-        self.model.to(place.device)
+        self.model.to(platform.device)
         self.stage, self.config = stage_of(course.latent)
         self.epoch, self.step, self.warm, self.seconds = 0, 0, 0, 0.0
         self.losses, self.accuracy, self.tokens = list[float](), -1.0, -1.0
@@ -114,7 +116,7 @@ class Training:
         return self.folder / f"{name}.pt"
 
     def state_of(self, name: str) -> dict[str, Any]:
-        state: dict[str, Any] = torch.load(self.path_of(name), map_location=self.place.device, weights_only=True)
+        state: dict[str, Any] = torch.load(self.path_of(name), map_location=self.platform.device, weights_only=True)
         return state
 
     def new_optimizer(self) -> torch.optim.Optimizer:
@@ -122,10 +124,10 @@ class Training:
         learning = self.course.task.learning
         return torch.optim.AdamW(
             self.model.parameters(), lr=learning.rate, betas=learning.betas, weight_decay=learning.weight_decay,
-            fused=not self.place.rehearsal,
+            fused=not self.platform.rehearsal,
         )  # fmt: skip
 
-    def known(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What is known of the course, as it is kept."""
         names = ("epoch", "step", "warm", "seconds", "losses", "accuracy", "tokens")
         return {name: getattr(self, name) for name in names}
@@ -135,17 +137,17 @@ class Training:
         state = self.state_of(self.course.name)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for name in self.known():
+        for name in self.summary():
             setattr(self, name, state[name])
 
     def save(self) -> None:
         """Keep the state; a file is replaced whole."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.known()}
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.summary()}
         path = self.path_of(self.course.name)
         torch.save(state, path.with_suffix(".new"))
         os.replace(path.with_suffix(".new"), path)
-        path.with_suffix(".json").write_text(json.dumps(self.known()))
+        path.with_suffix(".json").write_text(json.dumps(self.summary()))
 
     def continue_until(self, end: float) -> None:
         """Train until the end of the course or a moment of the monotonic clock, and keep the state."""
@@ -154,8 +156,8 @@ class Training:
             self.finish_epoch(end)
         self.seconds = before + time.monotonic() - started
         if self.epoch == self.course.epochs and not self.done:
-            found = self.evaluate()
-            self.accuracy, self.tokens = found.accuracy, found.tokens
+            evaluation = self.evaluate()
+            self.accuracy, self.tokens = evaluation.accuracy, evaluation.tokens
         self.save()
 
     def finish_epoch(self, end: float) -> None:
@@ -177,11 +179,11 @@ class Training:
 
     def batches(self) -> Iterator[tuple[Batch, int]]:
         """What is left of an epoch."""
-        drawn, rest = Batches(self.course, self.epoch, self.rows), range(self.step, self.course.steps)
+        dataset, rest = Batches(self.course, self.epoch, self.rows), range(self.step, self.course.steps)
         aside: dict[str, Any] = (
-            {} if self.place.rehearsal else {"num_workers": self.course.workers, "prefetch_factor": 8}
+            {} if self.platform.rehearsal else {"num_workers": self.course.workers, "prefetch_factor": 8}
         )
-        return iter(DataLoader(drawn, batch_size=None, sampler=rest, **aside))
+        return iter(DataLoader(dataset, batch_size=None, sampler=rest, **aside))
 
     def train_on(self, stage: StageSpec, batch: Batch, units: int) -> torch.Tensor:
         """One optimizer step; returns its loss per unit, which nothing has waited for."""
@@ -189,8 +191,8 @@ class Training:
         self.warm += 1
         share = min(1.0, self.warm / max(1, learning.warmup_steps))
         self.optimizer.param_groups[0]["lr"] = learning.rate * share
-        there = {name: value.to(self.place.device, non_blocking=True) for name, value in batch.items()}
-        with torch.autocast(self.place.device, torch.bfloat16, enabled=not self.place.rehearsal):
+        there = {name: value.to(self.platform.device, non_blocking=True) for name, value in batch.items()}
+        with torch.autocast(self.platform.device, torch.bfloat16, enabled=not self.platform.rehearsal):
             total, _ = stage.loss(there, stage.score(self.model, there, Head.FULL), None, self.config)
         loss = total / units
         self.optimizer.zero_grad()
@@ -204,7 +206,7 @@ class Training:
         course = self.course
         return answer(
             self.model, course.task, seed=0, max_tokens=course.most_tokens, thoughts=course.thoughts,
-            latent=course.latent is not None, count=REHEARSED if self.place.rehearsal else count,
+            latent=course.latent is not None, count=REHEARSED if self.platform.rehearsal else count,
         )  # fmt: skip
 
 

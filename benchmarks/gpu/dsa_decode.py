@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, Row, finish
 from benchmarks.latent.dsa_decode import Decoded, Setting, decode
 from trainyard.train.methods.loading import exclude_cudnn_attention
@@ -25,53 +25,58 @@ BAR_CASE, BAR = (8, 65_536), 3.0
 REHEARSED = [(rows, length) for rows in (1, 8) for length in (256, 512)]
 
 
-def setting_of(place: Place, rows: int) -> Setting:
+def setting_of(platform: Platform, rows: int) -> Setting:
     """bf16 on a card; in a rehearsal few tokens in float32."""
-    if place.rehearsal:
+    if platform.rehearsal:
         return Setting(rows=rows, top_k=64, tokens=2)
-    return Setting(place.device, torch.bfloat16, rows, tokens=31, wait=place.synchronize, clock=time.perf_counter)
+    return Setting(platform.device, torch.bfloat16, rows, tokens=31, wait=platform.synchronize, clock=time.perf_counter)
 
 
-def rows_of(found: list[Decoded], by_cudnn: Decoded, place: Place) -> list[Row]:
+def rows_of(decodings: list[Decoded], by_cudnn: Decoded, platform: Platform) -> list[Row]:
     """The attention of eight rows at 65,536 tokens has the bar; everything else is reported."""
     lines = []
-    for one in found:
-        bar = BAR if (one.rows, one.length) == BAR_CASE else 0.0
-        bars = place.bars({"attention": bar, "layer": 0.0}, least=True)
-        at = f"{one.rows} x {one.length} tokens"
+    for decoding in decodings:
+        bar = BAR if (decoding.rows, decoding.length) == BAR_CASE else 0.0
+        bars = platform.bars({"attention": bar, "layer": 0.0}, least=True)
+        at = f"{decoding.rows} x {decoding.length} tokens"
         pairs = {
-            "attention": (one.dense_attention, one.sparse_attention),
-            "layer": (one.dense_layer, one.sparse_layer),
+            "attention": (decoding.dense_attention, decoding.sparse_attention),
+            "layer": (decoding.dense_layer, decoding.sparse_layer),
         }
         lines += [
             Row.ratio_at_least(f"{name}, ms dense, {at}", dense, sparse, "ms sparse", bars[name])
             for name, (dense, sparse) in pairs.items()
         ]
     at = f"{by_cudnn.rows} x {by_cudnn.length} tokens"
-    (own,) = [one for one in found if (one.rows, one.length) == (by_cudnn.rows, by_cudnn.length)]
+    (counterpart,) = [
+        decoding for decoding in decodings if (decoding.rows, decoding.length) == (by_cudnn.rows, by_cudnn.length)
+    ]
     metric = f"dense layer, ms, {at}"
-    return [*lines, Row.ratio_at_most(metric, own.dense_layer, by_cudnn.dense_layer, "ms with cuDNN", float("inf"))]
+    return [
+        *lines,
+        Row.ratio_at_most(metric, counterpart.dense_layer, by_cudnn.dense_layer, "ms with cuDNN", float("inf")),
+    ]
 
 
-def measure(place: Place, rows: int, length: int) -> Decoded:
+def measure(platform: Platform, rows: int, length: int) -> Decoded:
     """One case, after which the card is empty."""
-    found = decode(setting_of(place, rows), length)
-    print(f"{found}", flush=True)
+    decoding = decode(setting_of(platform, rows), length)
+    print(f"{decoding}", flush=True)
     gc.collect()
-    if not place.rehearsal:
+    if not platform.rehearsal:
         torch.cuda.empty_cache()
-    return found
+    return decoding
 
 
 def main() -> int:
-    if PLACE is None:
+    if PLATFORM is None:
         print(f"dsa_decode: {WHY}")
         return OK
-    cases = REHEARSED if PLACE.rehearsal else CASES
-    by_cudnn = measure(PLACE, *cases[-1] if PLACE.rehearsal else BAR_CASE)
+    cases = REHEARSED if PLATFORM.rehearsal else CASES
+    by_cudnn = measure(PLATFORM, *cases[-1] if PLATFORM.rehearsal else BAR_CASE)
     exclude_cudnn_attention()
-    found = [measure(PLACE, rows, length) for rows, length in cases]
-    return finish(result_name("gpu_dsa_decode", PLACE), rows_of(found, by_cudnn, PLACE), {})
+    decodings = [measure(PLATFORM, rows, length) for rows, length in cases]
+    return finish(result_name("gpu_dsa_decode", PLATFORM), rows_of(decodings, by_cudnn, PLATFORM), {})
 
 
 if __name__ == "__main__":

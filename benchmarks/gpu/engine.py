@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import NativeRun, assemble, set_determinism
 from trainyard.backends.native.program import save_checkpoint
@@ -35,33 +35,40 @@ CHECKPOINTS = "checkpoints"
 class StepClock:
     """A hook that notes each step, with the device finished."""
 
-    def __init__(self, place: Place) -> None:
-        self.place, self.records, self.seconds = place, list[StepRecord](), list[float]()
+    def __init__(self, platform: Platform) -> None:
+        self.platform, self.records, self.seconds = platform, list[StepRecord](), list[float]()
         self._last = time.perf_counter()
 
     def on_step(self, record: StepRecord) -> None:
-        self.place.synchronize()
+        self.platform.synchronize()
         now = time.perf_counter()
         self.records.append(record)
         self.seconds.append(now - self._last)
         self._last = now
 
 
-def config(place: Place, stage: Any, method: Any, *, engine: dict[str, Any] | None = None, **hyper: Any) -> Any:
+def config(platform: Platform, stage: Any, method: Any, *, engine: dict[str, Any] | None = None, **hyper: Any) -> Any:
     """A trainer's config; `quantization` is taken out of the hyperparameters."""
-    given = {"batch_size": 4, "learning_rate": 1e-3, "warmup_ratio": 0.0, "max_length": 128, "max_steps": 5, **hyper}
-    quantization = given.pop("quantization", None)
+    hyperparameters = {
+        "batch_size": 4,
+        "learning_rate": 1e-3,
+        "warmup_ratio": 0.0,
+        "max_length": 128,
+        "max_steps": 5,
+        **hyper,
+    }
+    quantization = hyperparameters.pop("quantization", None)
     return {
-        "stage": stage, "method": method, "hyperparameters": given, "engine": engine or {}, "device": place.device,
-        "quantization": quantization,
+        "stage": stage, "method": method, "hyperparameters": hyperparameters, "engine": engine or {},
+        "device": platform.device, "quantization": quantization,
     }  # fmt: skip
 
 
 def make_job(folder: Path, base: Path, rows: dict[Port, Sequence[Row]], config: dict[str, Any]) -> TrainingJob:
     """A resolved job over these rows, whose files are in `folder`."""
-    for port, given in rows.items():
+    for port, port_rows in rows.items():
         (folder / port.value).mkdir(parents=True, exist_ok=True)
-        write_rows(folder / port.value / ROWS_FILE, port, given)
+        write_rows(folder / port.value / ROWS_FILE, port, port_rows)
     return TrainingJob(
         config=resolve_trainer(TrainerConfig.model_validate(config), str(base)),
         data={port: str(folder / port.value) for port in rows},
@@ -71,7 +78,7 @@ def make_job(folder: Path, base: Path, rows: dict[Port, Sequence[Row]], config: 
 
 
 def assembled(
-    folder: Path, base: Path, rows: dict[Port, Sequence[Row]], config: dict[str, Any], place: Place
+    folder: Path, base: Path, rows: dict[Port, Sequence[Row]], config: dict[str, Any], platform: Platform
 ) -> NativeRun:
     """A job's engine at its first step."""
     job = make_job(folder, base, rows, config)
@@ -80,7 +87,7 @@ def assembled(
     events = Events(folder / "events.jsonl")
     try:
         with contextlib.redirect_stdout(None):  # the account of the tokens
-            return assemble(job, folder, events, place.device)
+            return assemble(job, folder, events, platform.device)
     finally:
         events.close()
 

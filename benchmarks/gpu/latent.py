@@ -40,7 +40,7 @@ from benchmarks.gpu.latent_rows import (
     draw_product,
     graph_row,
 )
-from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, RESULTS, Row, finish
 from benchmarks.latent.toys import Learning, Task
 
@@ -58,13 +58,13 @@ def graph_courses() -> list[Course]:
     task = Task(graph_row, GRAPH_WORDS, GRAPH_POSITIONS, end_id=GRAPH_END, learning=learning)
     coconut = {"type": "coconut", "max_stage": LONGEST, "epochs_per_stage": STAGE_EPOCHS, "first_stage": 1}
     epochs = STAGE_EPOCHS * LONGEST + LAST_EPOCHS
-    one = Course("", task, GRAPH_ROWS, epochs, GPT2_SMALL, most_tokens=5 * LONGEST + 3, fixed_rows=True)
-    thoughts = replace(one, begins_with="words", thoughts=LONGEST + 2)
+    base_course = Course("", task, GRAPH_ROWS, epochs, GPT2_SMALL, most_tokens=5 * LONGEST + 3, fixed_rows=True)
+    thoughts = replace(base_course, begins_with="words", thoughts=LONGEST + 2)
     return [
-        replace(one, name="words", steps_in_words=True, epochs=WORDS_EPOCHS),
+        replace(base_course, name="words", steps_in_words=True, epochs=WORDS_EPOCHS),
         replace(thoughts, name="coconut", latent=coconut),
         replace(thoughts, name="pause", latent={**coconut, "feedback": False}),
-        replace(one, name="answer_alone", epochs=WORDS_EPOCHS + epochs),
+        replace(base_course, name="answer_alone", epochs=WORDS_EPOCHS + epochs),
     ]
 
 
@@ -77,14 +77,14 @@ def product_courses(width: int = 4) -> list[Course]:
     reasoning = len(task.draw(random.Random(0))["step_ids"])
     internalised = {"type": "hidden_cot", "tokens_per_epoch": 8, "most_tokens": reasoning}
     epochs = 1 + -(-reasoning // 8) + 5
-    one = Course("", task, PRODUCT_ROWS, epochs, TWO_LAYERS, most_tokens=2 * width + 2, batch=256, workers=4)
-    return [replace(one, name="stepwise", latent=internalised), replace(one, name="direct")]
+    base_course = Course("", task, PRODUCT_ROWS, epochs, TWO_LAYERS, most_tokens=2 * width + 2, batch=256, workers=4)
+    return [replace(base_course, name="stepwise", latent=internalised), replace(base_course, name="direct")]
 
 
-def courses(place: Place) -> list[Course]:
+def courses(platform: Platform) -> list[Course]:
     """All of them; a rehearsal has tiny models and few rows."""
-    found = [*graph_courses(), *product_courses(2 if place.rehearsal else 4)]
-    return [rehearsed(course) for course in found] if place.rehearsal else found
+    all_courses = [*graph_courses(), *product_courses(2 if platform.rehearsal else 4)]
+    return [rehearsed(course) for course in all_courses] if platform.rehearsal else all_courses
 
 
 def rehearsed(course: Course) -> Course:
@@ -93,9 +93,9 @@ def rehearsed(course: Course) -> Course:
     return replace(course, rows=32, batch=16, sizes=TINY, epochs=LONGEST + 2, latent=latent)
 
 
-def train_one(course: Course, place: Place, states: Path, end: float) -> None:
+def train_one(course: Course, platform: Platform, states: Path, end: float) -> None:
     """Continue a course until it or the time is at its end."""
-    training = Training(course, place, states)
+    training = Training(course, platform, states)
     if not training.done:
         training.continue_until(end)
     losses = f"loss {training.losses[-1]:.4f}" if training.losses else "not begun"
@@ -103,12 +103,14 @@ def train_one(course: Course, place: Place, states: Path, end: float) -> None:
     print(f"{course.name}: {at}, {training.seconds:.0f} s, accuracy {training.accuracy:.3f}", flush=True)
 
 
-def train_all(wanted: list[Course], states: Path, end: float) -> None:
+def train_all(courses: list[Course], states: Path, end: float) -> None:
     """Each course in a process of its own, as soon as the one that it begins with is at its end."""
-    waiting, running = list(wanted), list[subprocess.Popen[bytes]]()
+    waiting, running = list(courses), list[subprocess.Popen[bytes]]()
     command = [sys.executable, "-m", "benchmarks.gpu.latent", "--states", str(states)]
     while time.monotonic() < end:
-        for course in [one for one in waiting if one.begins_with is None or is_done(one.begins_with, states)]:
+        for course in [
+            course for course in waiting if course.begins_with is None or is_done(course.begins_with, states)
+        ]:
             waiting.remove(course)
             left = ["--only", course.name, "--minutes", str((end - time.monotonic()) / 60)]
             running.append(subprocess.Popen([*command, *left]))
@@ -123,8 +125,8 @@ def train_all(wanted: list[Course], states: Path, end: float) -> None:
 def known_of(name: str, states: Path) -> dict[str, Any]:
     """What is known of a course; empty before its first piece."""
     path = states / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+    state: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return state
 
 
 def is_done(name: str, states: Path) -> bool:
@@ -137,15 +139,17 @@ BARS: dict[str, tuple[float, bool]] = {
 """Course -> its accuracy, and whether that is the least or the most; 0.76 is the answer alone of the paper."""
 
 
-def rows_of(known: dict[str, dict[str, Any]], place: Place) -> list[Row]:
+def rows_of(course_states: dict[str, dict[str, Any]], platform: Platform) -> list[Row]:
     """Accuracies, and the tokens of an answer, thoughts included."""
-    found = []
-    for name, one in known.items():
+    rows = []
+    for name, state in course_states.items():
         bar, least = BARS.get(name, (0.0, True))
         make = Row.at_least if least else Row.at_most
-        found.append(make(f"accuracy, {name}", one["accuracy"], (0.0 if least else 1.0) if place.rehearsal else bar))
-        found.append(Row.at_least(f"tokens of an answer, {name}", one["tokens"], 0.0))
-    return found
+        rows.append(
+            make(f"accuracy, {name}", state["accuracy"], (0.0 if least else 1.0) if platform.rehearsal else bar)
+        )
+        rows.append(Row.at_least(f"tokens of an answer, {name}", state["tokens"], 0.0))
+    return rows
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -153,23 +157,23 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--only", help="a course; default: all at once")
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--states", type=Path, help="a folder; default: next to the tables, in a rehearsal a new one")
-    asked = parser.parse_args(arguments)
-    if PLACE is None:
+    args = parser.parse_args(arguments)
+    if PLATFORM is None:
         print(f"latent: {WHY}")
         return OK
     torch.set_float32_matmul_precision("high")
-    states = asked.states or (Path(tempfile.mkdtemp()) if PLACE.rehearsal else RESULTS / STATES)
-    end, wanted = time.monotonic() + 60 * asked.minutes, courses(PLACE)
-    if asked.only is not None:
-        (course,) = [one for one in wanted if one.name == asked.only]
-        train_one(course, PLACE, states, end)
+    states = args.states or (Path(tempfile.mkdtemp()) if PLATFORM.rehearsal else RESULTS / STATES)
+    end, all_courses = time.monotonic() + 60 * args.minutes, courses(PLATFORM)
+    if args.only is not None:
+        (course,) = [course for course in all_courses if course.name == args.only]
+        train_one(course, PLATFORM, states, end)
         return OK
-    train_all(wanted, states, end)
-    if not all(is_done(course.name, states) for course in wanted):
+    train_all(all_courses, states, end)
+    if not all(is_done(course.name, states) for course in all_courses):
         print("latent: not at the end yet; the same command continues")
         return OK
-    known = {course.name: known_of(course.name, states) for course in wanted}
-    return finish(result_name("gpu_latent", PLACE), rows_of(known, PLACE), {})
+    course_states = {course.name: known_of(course.name, states) for course in all_courses}
+    return finish(result_name("gpu_latent", PLATFORM), rows_of(course_states, PLATFORM), {})
 
 
 if __name__ == "__main__":

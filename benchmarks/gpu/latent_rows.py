@@ -33,7 +33,7 @@ class Graph:
     edges: list[tuple[int, int]]
     paths: dict[int, list[int]]
     """Nodes that the root reaches and the other one does not -> a shortest path."""
-    others: list[int]
+    unreached: list[int]
     """Nodes that only the second root reaches."""
 
 
@@ -44,11 +44,11 @@ def draw_graph(dice: random.Random) -> Graph:
         for node in range(2, NODES)
         for parent in dice.sample(range(node), min(node, 1 + (dice.random() < PARENTS - 1)))
     ]
-    own, other = (shortest_paths(edges, root) for root in (0, 1))
+    root_paths, other = (shortest_paths(edges, root) for root in (0, 1))
     return Graph(
         edges,
-        {node: path for node, path in own.items() if node not in other},
-        [node for node in other if node not in own],
+        {node: path for node, path in root_paths.items() if node not in other},
+        [node for node in other if node not in root_paths],
     )
 
 
@@ -57,14 +57,14 @@ def shortest_paths(edges: list[tuple[int, int]], root: int) -> dict[int, list[in
     children: dict[int, list[int]] = {}
     for parent, node in edges:
         children.setdefault(parent, []).append(node)
-    found, waiting = {root: [root]}, deque([root])
+    paths, waiting = {root: [root]}, deque([root])
     while waiting:
         node = waiting.popleft()
         for child in children.get(node, []):
-            if child not in found:
-                found[child] = [*found[node], child]
+            if child not in paths:
+                paths[child] = [*paths[node], child]
                 waiting.append(child)
-    return found
+    return paths
 
 
 def graph_row(dice: random.Random) -> Encoded:
@@ -72,13 +72,13 @@ def graph_row(dice: random.Random) -> Encoded:
     while True:
         graph = draw_graph(dice)
         targets = [node for node, path in graph.paths.items() if SHORTEST <= len(path) - 1 <= LONGEST]
-        others = [node for node in graph.others if node != 1]
-        if targets and others:
+        candidates = [node for node in graph.unreached if node != 1]
+        if targets and candidates:
             break
     names = dice.sample(range(NODES), NODES)
     target = dice.choice(targets)
     path = [names[node] for node in graph.paths[target]]
-    choices = [path[-1], names[dice.choice(others)]]
+    choices = [path[-1], names[dice.choice(candidates)]]
     dice.shuffle(choices)
     table = [FIRST_EDGE + names[start] * NODES + names[end] for start, end in graph.edges]
     dice.shuffle(table)
@@ -93,19 +93,19 @@ def graph_row(dice: random.Random) -> Encoded:
 
 def digits(number: int, width: int) -> list[int]:
     """Tokens of a number, the lowest digit first."""
-    return [1 + number // 10**place % 10 for place in range(width)]
+    return [1 + number // 10**position % 10 for position in range(width)]
 
 
 def product_row(first: int, second: int, width: int) -> Encoded:
     """Two numbers; partial products with the sum so far behind each but the first and the last; the product."""
     steps: list[int] = []
     total = 0
-    for place in range(width):
-        part = first * (second // 10**place % 10) * 10**place
+    for position in range(width):
+        part = first * (second // 10**position % 10) * 10**position
         total += part
-        steps += [PLUS] * bool(place) + digits(part, width + 1 + place)
-        if 0 < place < width - 1:
-            steps += [OPEN, *digits(total, width + 1 + place), CLOSE]
+        steps += [PLUS] * bool(position) + digits(part, width + 1 + position)
+        if 0 < position < width - 1:
+            steps += [OPEN, *digits(total, width + 1 + position), CLOSE]
     return {
         "prompt_ids": [*digits(first, width), TIMES, *digits(second, width), EQUALS],
         "step_ids": steps,

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.gpu.engine import assembled, config, train_steps
 from benchmarks.gpu.models import full_rows, model_shape, random_weights, write_config
-from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, Row, finish
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
@@ -49,21 +49,21 @@ class MemoryCase:
         rest += [self.optimizer] if self.optimizer != "adamw" else []
         return " ".join((self.shape, self.method, *rest))
 
-    def config(self, place: Place) -> dict[str, Any]:
-        batch, length = (1, 64) if place.rehearsal else (self.batch, self.length)
+    def config(self, platform: Platform) -> dict[str, Any]:
+        batch, length = (1, 64) if platform.rehearsal else (self.batch, self.length)
         method: Any = {"type": self.method, "profile": "nightly"} if "lora" in self.method else self.method
         return config(
-            place, "sft", method, engine={"batching": "padded"}, batch_size=batch, max_length=length, max_steps=STEPS,
-            gradient_checkpointing=self.checkpointing, optimizer=self.optimizer, learning_rate=1e-5,
+            platform, "sft", method, engine={"batching": "padded"}, batch_size=batch, max_length=length,
+            max_steps=STEPS, gradient_checkpointing=self.checkpointing, optimizer=self.optimizer, learning_rate=1e-5,
         )  # fmt: skip
 
     def packages(self) -> tuple[str, ...]:
         return ("bitsandbytes",) if self.method == "qlora" or "8bit" in self.optimizer else ()
 
-    def planned(self, place: Place) -> Memory:
+    def planned(self, platform: Platform) -> Memory:
         """What the plan counts."""
-        resolved = resolve_trainer(TrainerConfig.model_validate(self.config(place)), self.shape)
-        return memory_of(model_shape(self.shape, place), resolved, Device(place.device))
+        resolved = resolve_trainer(TrainerConfig.model_validate(self.config(platform)), self.shape)
+        return memory_of(model_shape(self.shape, platform), resolved, Device(platform.device))
 
 
 CASES = (
@@ -79,74 +79,76 @@ CASES = (
 )
 
 
-def card_bytes(place: Place) -> int:
+def card_bytes(platform: Platform) -> int:
     """Memory of the device."""
-    return psutil.virtual_memory().total if place.rehearsal else torch.cuda.mem_get_info()[1]
+    return psutil.virtual_memory().total if platform.rehearsal else torch.cuda.mem_get_info()[1]
 
 
-def fits(case: MemoryCase, place: Place) -> bool:
-    return case.planned(place).total < card_bytes(place)
+def fits(case: MemoryCase, platform: Platform) -> bool:
+    return case.planned(platform).total < card_bytes(platform)
 
 
-def missing(case: MemoryCase, place: Place) -> list[str]:
+def missing(case: MemoryCase, platform: Platform) -> list[str]:
     """Packages of a case that are not installed."""
-    return [name for name in case.packages() if not place.has(name)]
+    return [name for name in case.packages() if not platform.has(name)]
 
 
-def measure(case: MemoryCase, place: Place, folder: Path) -> int:
+def measure(case: MemoryCase, platform: Platform, folder: Path) -> int:
     """Bytes at the peak of three steps; in a rehearsal the resident memory of this process."""
-    empty(place)
-    base = write_config(folder / "base", case.shape, place)
-    given = case.config(place)
-    hyper = given["hyperparameters"]
+    empty(platform)
+    base = write_config(folder / "base", case.shape, platform)
+    config = case.config(platform)
+    hyper = config["hyperparameters"]
     rows = full_rows(STEPS * hyper["batch_size"], hyper["max_length"])
     with random_weights():
-        run = assembled(folder / "run", base, {Port.SFT: rows}, given, place)
+        run = assembled(folder / "run", base, {Port.SFT: rows}, config, platform)
     losses = train_steps(run)
     assert len(losses) == STEPS
     assert sum(run.prepared.widths) == len(rows) * hyper["max_length"], "the rows have full length"
-    found = peak_bytes(place)
+    peak = peak_bytes(platform)
     del run
-    empty(place)
-    return found
+    empty(platform)
+    return peak
 
 
-def empty(place: Place) -> None:
+def empty(platform: Platform) -> None:
     gc.collect()
-    if not place.rehearsal:
+    if not platform.rehearsal:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
-def peak_bytes(place: Place) -> int:
+def peak_bytes(platform: Platform) -> int:
     """What torch reserved at most, and the context: what is in use on the card and not torch's."""
-    if place.rehearsal:
+    if platform.rehearsal:
         return int(psutil.Process().memory_info().rss)
     free, total = torch.cuda.mem_get_info()
     return int(torch.cuda.max_memory_reserved() + (total - free) - torch.cuda.memory_reserved())
 
 
-def table_row(case: MemoryCase, place: Place, folder: Path) -> Row:
-    measured, planned = measure(case, place, folder) / GIB, case.planned(place)
+def table_row(case: MemoryCase, platform: Platform, folder: Path) -> Row:
+    measured, planned = measure(case, platform, folder) / GIB, case.planned(platform)
     print(f"{case.name}: measured {measured:.2f} GiB, planned {planned.total / GIB:.2f}: {planned.in_words()}")
     off = abs(measured / (planned.total / GIB) - 1)
-    bar = TOLERANCE if not place.rehearsal else float("inf")
+    bar = TOLERANCE if not platform.rehearsal else float("inf")
     return Row(f"GiB, {case.name}", measured, planned.total / GIB, "plan", off, bar, "<=", off <= bar)
 
 
 def main() -> int:
-    if PLACE is None:
+    if PLATFORM is None:
         print(f"memory: {WHY}")
         return OK
     rows = []
     for case in CASES:
-        if missing(case, PLACE) or not fits(case, PLACE):
-            why = f"needs {', '.join(missing(case, PLACE))}" if missing(case, PLACE) else "is larger than this card"
+        if missing(case, PLATFORM) or not fits(case, PLATFORM):
+            why = (
+                f"needs {', '.join(missing(case, PLATFORM))}" if missing(case, PLATFORM) else "is larger than this card"
+            )
             print(f"{case.name}: left out, {why}")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(table_row(case, PLACE, Path(folder)))
-    return finish(result_name("gpu_memory", PLACE), rows, {})
+            rows.append(table_row(case, PLATFORM, Path(folder)))
+    return finish(result_name("gpu_memory", PLATFORM), rows, {})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from accelerate import init_empty_weights
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow
 from trainyard.loading import load
 from trainyard.spec.axes.data import Port
@@ -73,38 +73,38 @@ MEAN_TOKENS, SPREAD, SHORTEST = 300, 0.75, 16
 """Of the lognormal lengths of chat rows."""
 
 
-def shape_values(name: str, place: Place) -> dict[str, Any]:
+def shape_values(name: str, platform: Platform) -> dict[str, Any]:
     """The config of a shape; in a rehearsal a tiny model of the same kind."""
     values = SHAPES[name]
-    if place.rehearsal:
+    if platform.rehearsal:
         values = {**values, **TINY, **({"head_dim": 16} if "head_dim" in values else {})}
     return {"max_position_embeddings": CONTEXT, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, **values}
 
 
-def model_shape(name: str, place: Place) -> ModelShape:
+def model_shape(name: str, platform: Platform) -> ModelShape:
     """The same as the memory plan reads it."""
-    found = ModelShape.from_config(AutoConfig.for_model(**shape_values(name, place)).to_dict())
-    assert found is not None, name
-    return found
+    shape = ModelShape.from_config(AutoConfig.for_model(**shape_values(name, platform)).to_dict())
+    assert shape is not None, name
+    return shape
 
 
-def write_base(folder: Path, name: str, place: Place) -> Path:
+def write_base(folder: Path, name: str, platform: Platform) -> Path:
     """A base with random bf16 weights and a tokenizer of one token a word."""
-    write_config(folder, name, place)
+    write_config(folder, name, platform)
     config = AutoConfig.from_pretrained(folder)
-    model = random_model(config, place.device, torch.bfloat16, "causal")
+    model = random_model(config, platform.device, torch.bfloat16, "causal")
     model.save_pretrained(folder, max_shard_size="4GB")
     return folder
 
 
-def write_config(folder: Path, name: str, place: Place) -> Path:
+def write_config(folder: Path, name: str, platform: Platform) -> Path:
     """The same without weights, for `RandomWeights`."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = AutoConfig.for_model(**shape_values(name, place))
+    config = AutoConfig.for_model(**shape_values(name, platform))
     config.architectures = [KINDS["causal"]._model_mapping[type(config)].__name__]
     config.save_pretrained(folder)
-    known = {word: index for index, word in enumerate([*SPECIAL, *(f"w{index}" for index in range(WORDS))])}
-    plain = Tokenizer(models.WordLevel(known, unk_token="<pad>"))
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *(f"w{index}" for index in range(WORDS))])}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast: Any = PreTrainedTokenizerFast
     tokenizer = fast(tokenizer_object=plain, pad_token="<pad>", eos_token="<end>", chat_template=TEMPLATE)
@@ -151,13 +151,13 @@ def random_quantised(config: Any, request: PolicyRequest) -> Any:
     for name, layer in list(model.named_modules()):
         if type(layer) is torch.nn.Linear and layer is not head:
             sizes, packing = (layer.in_features, layer.out_features), {"quant_type": format.value}
-            made = layers.Linear4bit(
+            quantized = layers.Linear4bit(
                 *sizes, bias=layer.bias is not None, compute_dtype=how.bnb_4bit_compute_dtype, device="meta", **packing
             )
             weight = torch.empty(sizes[1], sizes[0], dtype=dtype, device=request.device).normal_(0, DEVIATION)
-            made.weight = layers.Params4bit(weight, requires_grad=False, **packing).to(request.device)
+            quantized.weight = layers.Params4bit(weight, requires_grad=False, **packing).to(request.device)
             parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, made)
+            setattr(model.get_submodule(parent), leaf, quantized)
     fill_parameters(model, request.device, dtype)
     model = model.to(request.device)
     model.is_loaded_in_4bit = model.is_quantized = True
@@ -207,19 +207,24 @@ def full_rows(count: int, length: int) -> list[SftRow]:
 
 def chat_row(chance: random.Random, length: int) -> SftRow:
     """A question and an answer; the template adds two tokens to each."""
-    asked = length // 2
-    return SftRow([Message("user", words(chance, asked - 2)), Message("assistant", words(chance, length - asked - 2))])
+    prompt_length = length // 2
+    return SftRow(
+        [
+            Message("user", draw_words(chance, prompt_length - 2)),
+            Message("assistant", draw_words(chance, length - prompt_length - 2)),
+        ]
+    )
 
 
 def preference_rows(count: int, length: int) -> list[PreferenceRow]:
     """Pairs of `length` tokens a side: three quarters are prompt."""
     chance = random.Random(0)
-    asked = 3 * length // 4
+    prompt_length = 3 * length // 4
     return [
         PreferenceRow(
-            [Message("user", words(chance, asked - 2))],
-            [Message("assistant", words(chance, length - asked - 2))],
-            [Message("assistant", words(chance, length - asked - 2))],
+            [Message("user", draw_words(chance, prompt_length - 2))],
+            [Message("assistant", draw_words(chance, length - prompt_length - 2))],
+            [Message("assistant", draw_words(chance, length - prompt_length - 2))],
         )
         for _ in range(count)
     ]
@@ -232,9 +237,9 @@ def rows_of_ports(count: int, length: int) -> dict[Port, list[Row]]:
         Port.SFT: list(full_rows(count, length)),
         Port.PREFERENCE: list(pairs),
         Port.LABELLED: [LabelledRow(pair.prompt, pair.chosen, bool(at % 2)) for at, pair in enumerate(pairs)],
-        Port.TEXT: [TextRow(words(chance, length)) for _ in range(count)],
+        Port.TEXT: [TextRow(draw_words(chance, length)) for _ in range(count)],
     }
 
 
-def words(chance: random.Random, count: int) -> str:
+def draw_words(chance: random.Random, count: int) -> str:
     return " ".join(f"w{int(WORDS * chance.random() ** 2)}" for _ in range(count))

@@ -26,7 +26,7 @@ import transformers
 
 from benchmarks.gpu.engine import assembled, config, train_steps
 from benchmarks.gpu.models import chat_rows, write_base
-from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, Row, Sample, alternate, finish, median
 from trainyard.backends.native.assembly import NativeRun, set_determinism
 from trainyard.loading import load
@@ -44,30 +44,36 @@ ROWS = {False: 96, True: 16}
 PACKAGES = {"lora": ("trl", "datasets"), "qlora": ("trl", "datasets", "bitsandbytes")}
 
 
-def has_liger(place: Place) -> bool:
+def has_liger(platform: Platform) -> bool:
     """Liger's kernels need a card."""
-    return place.has("liger_kernel") and not place.rehearsal
+    return platform.has("liger_kernel") and not platform.rehearsal
 
 
-def our_run(place: Place, base: Path, folder: Path, method: str) -> NativeRun:
-    longest = LONGEST[place.rehearsal]
-    rows = chat_rows(ROWS[place.rehearsal], longest, mean=300 if not place.rehearsal else 30)
-    own = {"type": method, "rank": RANK}
-    given: dict[str, Any] = {
+def our_run(platform: Platform, base: Path, folder: Path, method: str) -> NativeRun:
+    longest = LONGEST[platform.rehearsal]
+    rows = chat_rows(ROWS[platform.rehearsal], longest, mean=300 if not platform.rehearsal else 30)
+    method_settings = {"type": method, "rank": RANK}
+    settings: dict[str, Any] = {
         "batch_size": BATCH,
         "max_length": longest,
         "learning_rate": 1e-4,
         "max_steps": None,
         "epochs": 1,
     }
-    return assembled(folder / f"ours-{method}", base, {Port.SFT: rows}, config(place, "sft", own, **given), place)
+    return assembled(
+        folder / f"ours-{method}",
+        base,
+        {Port.SFT: rows},
+        config(platform, "sft", method_settings, **settings),
+        platform,
+    )
 
 
 def tokens(run: NativeRun) -> float:
     return float(sum(run.prepared.widths))
 
 
-def ours(run: NativeRun, place: Place) -> Callable[[], float]:
+def run_ours(run: NativeRun, platform: Platform) -> Callable[[], float]:
     """Train the rows once more, with an optimizer and a schedule that have done nothing yet."""
 
     def variant() -> float:
@@ -78,27 +84,27 @@ def ours(run: NativeRun, place: Place) -> Callable[[], float]:
         run.session = Session(replace(run.session.engine, optimizer=optimizer, rate=rate), run.session.folder)
         run.progress = SavedProgress()
         train_steps(run)
-        place.synchronize()
+        platform.synchronize()
         return tokens(run)
 
     return variant
 
 
-def build_trl(place: Place, base: Path, folder: Path, method: str, rows: Sequence[Any], **arguments: Any) -> Any:
+def build_trl(platform: Platform, base: Path, folder: Path, method: str, rows: Sequence[Any], **arguments: Any) -> Any:
     """TRL's trainer over tokenised rows with its defaults, but for `arguments`."""
     peft, quantised = load("peft"), method == "qlora"
     adapter = peft.LoraConfig(
         r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
     )
-    half = torch.bfloat16 if not place.rehearsal else torch.float32
-    options: dict[str, Any] = {"dtype": half, "attn_implementation": "sdpa", "device_map": {"": place.device}}
+    half = torch.bfloat16 if not platform.rehearsal else torch.float32
+    options: dict[str, Any] = {"dtype": half, "attn_implementation": "sdpa", "device_map": {"": platform.device}}
     if quantised:
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=half
         )
     settings = load("trl.trainer.sft_config").SFTConfig(
         output_dir=str(folder), report_to="none", save_strategy="no", disable_tqdm=True, num_train_epochs=1,
-        max_length=LONGEST[place.rehearsal], use_cpu=place.rehearsal, **arguments,
+        max_length=LONGEST[platform.rehearsal], use_cpu=platform.rehearsal, **arguments,
     )  # fmt: skip
     trainer = load("trl.trainer.sft_trainer").SFTTrainer(
         model=transformers.AutoModelForCausalLM.from_pretrained(base, **options),
@@ -111,69 +117,70 @@ def build_trl(place: Place, base: Path, folder: Path, method: str, rows: Sequenc
     return trainer
 
 
-def theirs(trainer: Any, units: float, place: Place) -> Callable[[], float]:
+def run_trl(trainer: Any, units: float, platform: Platform) -> Callable[[], float]:
     """Train once more with TRL, which does not ask for deterministic kernels."""
 
     def variant() -> float:
         torch.use_deterministic_algorithms(False)
         trainer.train()
-        place.synchronize()
+        platform.synchronize()
         return units
 
     return variant
 
 
-def measure(place: Place, base: Path, folder: Path, method: str) -> dict[str, list[Sample]]:
+def measure(platform: Platform, base: Path, folder: Path, method: str) -> dict[str, list[Sample]]:
     """Every variant in turn; all three models are on the card at once."""
-    run = our_run(place, base, folder, method)
+    run = our_run(platform, base, folder, method)
     examples, units = run.feed.examples, tokens(run)
-    bf16 = {} if not place.rehearsal else {"bf16": False}
+    bf16 = {} if not platform.rehearsal else {"bf16": False}
     packed = {"packing": True, "per_device_train_batch_size": 2, "gradient_checkpointing": False}
-    packed |= {"use_liger_kernel": has_liger(place)}
+    packed |= {"use_liger_kernel": has_liger(platform)}
 
     def trl(name: str, **arguments: Any) -> Any:
-        return build_trl(place, base, folder / name, method, examples, **arguments, **bf16)
+        return build_trl(platform, base, folder / name, method, examples, **arguments, **bf16)
 
     variants = {
-        "ours": ours(run, place),
-        "TRL default": theirs(trl("default"), units, place),
-        "TRL packed": theirs(trl("packed", **packed), units, place),
+        "ours": run_ours(run, platform),
+        "TRL default": run_trl(trl("default"), units, platform),
+        "TRL packed": run_trl(trl("packed", **packed), units, platform),
     }
-    found = alternate(variants, rounds=ROUNDS)
+    samples = alternate(variants, rounds=ROUNDS)
     del run, variants
     gc.collect()
-    if not place.rehearsal:
+    if not platform.rehearsal:
         torch.cuda.empty_cache()
-    return found
+    return samples
 
 
-def rows_of(method: str, samples: dict[str, list[Sample]], place: Place) -> list[Row]:
-    rate = {name: median(taken, "per_second") for name, taken in samples.items()}
-    bars, metric = place.bars({"TRL default": 1.5, "TRL packed": 1.0}, least=True), f"tokens a second, {method}"
-    liger = "packing, Liger" if has_liger(place) else "packing"
+def rows_of(method: str, samples: dict[str, list[Sample]], platform: Platform) -> list[Row]:
+    rate = {name: median(variant_samples, "per_second") for name, variant_samples in samples.items()}
+    bars, metric = platform.bars({"TRL default": 1.5, "TRL packed": 1.0}, least=True), f"tokens a second, {method}"
+    liger = "packing, Liger" if has_liger(platform) else "packing"
     peers = {"TRL default": "TRL default", "TRL packed": f"TRL, {liger}"}
     return [Row.ratio_at_least(metric, rate["ours"], rate[name], peers[name], bar) for name, bar in bars.items()]
 
 
 def main() -> int:
-    if PLACE is None:
+    if PLATFORM is None:
         print(f"speed: {WHY}")
         return OK
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     rows, samples = list[Row](), dict[str, list[Sample]]()
     with tempfile.TemporaryDirectory() as folder:
-        base = write_base(Path(folder) / "base", "qwen3-4b", PLACE)
+        base = write_base(Path(folder) / "base", "qwen3-4b", PLATFORM)
         for method, packages in PACKAGES.items():
-            if missing := [name for name in packages if not PLACE.has(name)]:
+            if missing := [name for name in packages if not PLATFORM.has(name)]:
                 print(f"{method}: left out, needs {', '.join(missing)}")
                 continue
-            found = measure(PLACE, base, Path(folder), method)
-            for name, taken in found.items():  # at once: the other method may not end in the time there is
-                print(f"{method}, {name}: {median(taken, 'per_second'):,.0f} tokens a second", flush=True)
-            rows += rows_of(method, found, PLACE)
-            samples |= {f"{method}, {name}": taken for name, taken in found.items()}
-    return finish(result_name("gpu_speed", PLACE), rows, samples)
+            method_samples = measure(PLATFORM, base, Path(folder), method)
+            # at once: the other method may not end in the time there is
+            for name, variant_samples in method_samples.items():
+                print(f"{method}, {name}: {median(variant_samples, 'per_second'):,.0f} tokens a second", flush=True)
+            rows += rows_of(method, method_samples, PLATFORM)
+            samples |= {f"{method}, {name}": variant_samples for name, variant_samples in method_samples.items()}
+    return finish(result_name("gpu_speed", PLATFORM), rows, samples)
 
 
 if __name__ == "__main__":

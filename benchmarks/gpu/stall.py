@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.gpu.engine import assembled, config, train_steps
 from benchmarks.gpu.models import full_rows, random_weights, write_config
-from benchmarks.gpu.place import PLACE, WHY, Place, result_name
+from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, Row, finish
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.backends.native.program import save_checkpoint
@@ -41,11 +41,11 @@ Way = Callable[[NativeRun], None]
 class Ways:
     """The ways of saving a state."""
 
-    def __init__(self, folder: Path, writer: CheckpointWriter, place: Place) -> None:
-        self.folder, self.writer, self.place = folder, writer, place
-        self.places: dict[str, torch.Tensor] = {}
+    def __init__(self, folder: Path, writer: CheckpointWriter, platform: Platform) -> None:
+        self.folder, self.writer, self.platform = folder, writer, platform
+        self.buffers: dict[str, torch.Tensor] = {}
 
-    def ours(self, run: NativeRun) -> None:
+    def run_ours(self, run: NativeRun) -> None:
         save_checkpoint(self.writer, run.session, run.progress)
 
     def host(self, run: NativeRun) -> None:
@@ -57,12 +57,12 @@ class Ways:
 
     def memcpy(self, run: NativeRun) -> None:
         for name, value in run.session.snapshot().flat()[0].items():
-            self.places[name].copy_(value, non_blocking=True)
+            self.buffers[name].copy_(value, non_blocking=True)
 
     def reserve(self, run: NativeRun) -> None:
         tensors = run.session.snapshot().flat()[0]
-        pinned = not self.place.rehearsal
-        self.places = {
+        pinned = not self.platform.rehearsal
+        self.buffers = {
             name: torch.empty_like(value, device="cpu", pin_memory=pinned) for name, value in tensors.items()
         }
 
@@ -70,52 +70,52 @@ class Ways:
         torch.save(run.session.snapshot().parts, self.folder / "torch.pt")
 
     def table(self) -> dict[str, Way]:
-        return {"ours": self.ours, "host": self.host, "memcpy": self.memcpy, "torch.save": self.torch_save}
+        return {"ours": self.run_ours, "host": self.host, "memcpy": self.memcpy, "torch.save": self.torch_save}
 
 
-def seconds_of(way: Way, run: NativeRun, place: Place) -> float:
+def seconds_of(way: Way, run: NativeRun, platform: Platform) -> float:
     """How long training waits: until the default stream is free for the next step."""
     train_steps(run, 1)
-    place.synchronize()
+    platform.synchronize()
     started = time.perf_counter()
     way(run)
-    if not place.rehearsal:
+    if not platform.rehearsal:
         torch.cuda.current_stream().synchronize()
     return time.perf_counter() - started
 
 
-def measure(place: Place, folder: Path) -> dict[str, list[float]]:
+def measure(platform: Platform, folder: Path) -> dict[str, list[float]]:
     """Seconds that training waits, of every way, in turn."""
-    base = write_config(folder / "base", "qwen3-0.6b", place)
-    length = 64 if place.rehearsal else 512
-    given: Any = config(place, "sft", "full", max_length=length, max_steps=1000, learning_rate=1e-6)
+    base = write_config(folder / "base", "qwen3-0.6b", platform)
+    length = 64 if platform.rehearsal else 512
+    trainer_config: Any = config(platform, "sft", "full", max_length=length, max_steps=1000, learning_rate=1e-6)
     with random_weights():
-        run = assembled(folder / "run", base, {Port.SFT: full_rows(64, length)}, given, place)
+        run = assembled(folder / "run", base, {Port.SFT: full_rows(64, length)}, trainer_config, platform)
     train_steps(run, 2)
     with CheckpointWriter(folder / "checkpoints", keep=1) as writer:
-        ways = Ways(folder, writer, place)
+        ways = Ways(folder, writer, platform)
         ways.reserve(run)
-        found: dict[str, list[float]] = {name: [] for name in ways.table()}
+        stalls_s: dict[str, list[float]] = {name: [] for name in ways.table()}
         for turn in range(ROUNDS + 1):
             for name, way in ways.table().items():
-                seconds = seconds_of(way, run, place)
+                seconds = seconds_of(way, run, platform)
                 writer.wait()
                 if turn:  # the first touches the memory
-                    found[name].append(seconds)
-    return found
+                    stalls_s[name].append(seconds)
+    return stalls_s
 
 
 def main() -> int:
-    if PLACE is None:
+    if PLATFORM is None:
         print(f"stall: {WHY}")
         return OK
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(PLACE, Path(folder))
-    held = {name: MILLISECONDS * statistics.median(seconds) for name, seconds in found.items()}
-    bars = PLACE.bars({"host": 0.5, "memcpy": 0.5, "torch.save": 0.1})
+        stalls_s = measure(PLATFORM, Path(folder))
+    held = {name: MILLISECONDS * statistics.median(seconds) for name, seconds in stalls_s.items()}
+    bars = PLATFORM.bars({"host": 0.5, "memcpy": 0.5, "torch.save": 0.1})
     metric = "ms that training waits for a save"
     rows = [Row.ratio_at_most(metric, held["ours"], held[name], name, bar) for name, bar in bars.items()]
-    return finish(result_name("gpu_stall", PLACE), rows, {})
+    return finish(result_name("gpu_stall", PLATFORM), rows, {})
 
 
 if __name__ == "__main__":

@@ -36,34 +36,34 @@ RUNS = (
 )
 
 
-def accuracy(found: Results, task: str) -> float:
-    return median(found, task, "accuracy")
+def accuracy(results: Results, task: str) -> float:
+    return median(results, task, "accuracy")
 
 
 BARS: dict[str, Bar] = {
-    "COCONUT chases pointers (0.95)": lambda found: median(found, "pointers", "coconut") >= 0.95,
-    "no CoT does not (0.6)": lambda found: median(found, "pointers", "no_cot") <= 0.6,
-    "thoughts that are not fed back do not (0.6)": lambda found: median(found, "pointers", "not_fed_back") <= 0.6,
-    "COCONUT searches graphs, 15 points above the answer alone": lambda found: (
-        accuracy(found, "graphs by coconut") >= accuracy(found, "graphs by no_cot") + 0.15
+    "COCONUT chases pointers (0.95)": lambda results: median(results, "pointers", "coconut") >= 0.95,
+    "no CoT does not (0.6)": lambda results: median(results, "pointers", "no_cot") <= 0.6,
+    "thoughts that are not fed back do not (0.6)": lambda results: median(results, "pointers", "not_fed_back") <= 0.6,
+    "COCONUT searches graphs, 15 points above the answer alone": lambda results: (
+        accuracy(results, "graphs by coconut") >= accuracy(results, "graphs by no_cot") + 0.15
     ),
-    "with a third of the tokens of words": lambda found: (
-        median(found, "graphs by coconut", "tokens") <= median(found, "graphs by cot", "tokens") / 3
+    "with a third of the tokens of words": lambda results: (
+        median(results, "graphs by coconut", "tokens") <= median(results, "graphs by cot", "tokens") / 3
     ),
-    "stepwise internalisation multiplies numbers of two digits (0.95)": lambda found: (
-        accuracy(found, "multiplication 2 x 2 by stepwise") >= 0.95
+    "stepwise internalisation multiplies numbers of two digits (0.95)": lambda results: (
+        accuracy(results, "multiplication 2 x 2 by stepwise") >= 0.95
     ),
-    "and direct training with as many steps does so less often": lambda found: (
-        accuracy(found, "multiplication 2 x 2 by stepwise") > accuracy(found, "multiplication 2 x 2 by direct")
+    "and direct training with as many steps does so less often": lambda results: (
+        accuracy(results, "multiplication 2 x 2 by stepwise") > accuracy(results, "multiplication 2 x 2 by direct")
     ),
-    "selected tokens recall (0.95)": lambda found: median(found, "dsa_recall", "sparse") >= 0.95,
-    "random tokens and a window do not (0.4)": lambda found: (
-        max(median(found, "dsa_recall", name) for name in ("random", "window")) <= 0.4
+    "selected tokens recall (0.95)": lambda results: median(results, "dsa_recall", "sparse") >= 0.95,
+    "random tokens and a window do not (0.4)": lambda results: (
+        max(median(results, "dsa_recall", name) for name in ("random", "window")) <= 0.4
     ),
-    "an answer after 32,768 tokens reads them faster (2)": lambda found: (
-        found["dsa_decode"][0]["32768"]["attention_ratio"] >= 2
+    "an answer after 32,768 tokens reads them faster (2)": lambda results: (
+        results["dsa_decode"][0]["32768"]["attention_ratio"] >= 2
     ),
-    "all tokens are dense attention (1e-6)": lambda found: median(found, "dsa_recall", "all_tokens") <= 1e-6,
+    "all tokens are dense attention (1e-6)": lambda results: median(results, "dsa_recall", "all_tokens") <= 1e-6,
 }
 
 
@@ -75,18 +75,18 @@ def main() -> int:
     parser.add_argument("--way", default=None, help="one of WAYS of the task; default: its first")
     parser.add_argument("--width", type=int, default=2, help="digits of a factor (multiplication)")
     parser.add_argument("--jobs", type=int, default=None, help="runs at once of `all`; default: one for each core")
-    asked = parser.parse_args()
-    if asked.task == "all":
-        return measure_all("benchmarks.latent", RUNS, BARS, alone=("dsa_decode",), jobs=asked.jobs)
+    args = parser.parse_args()
+    if args.task == "all":
+        return measure_all("benchmarks.latent", RUNS, BARS, alone=("dsa_decode",), jobs=args.jobs)
     torch.set_num_threads(1)
     started = time.monotonic()
-    module = importlib.import_module(f"benchmarks.latent.{asked.task}")
-    own = {name: getattr(asked, name) for name in TASKS[asked.task]}
-    if "way" in own:
-        own["way"] = own["way"] or next(iter(module.WAYS))
-    found = module.measure(asked.seed, share=asked.share, **own)
+    module = importlib.import_module(f"benchmarks.latent.{args.task}")
+    options = {name: getattr(args, name) for name in TASKS[args.task]}
+    if "way" in options:
+        options["way"] = options["way"] or next(iter(module.WAYS))
+    result = module.measure(args.seed, share=args.share, **options)
     took = {"seconds": round(time.monotonic() - started, 1), "cpu_seconds": round(time.process_time(), 1)}
-    print(json.dumps({**found, **took}), flush=True)
+    print(json.dumps({**result, **took}), flush=True)
     return 0
 
 

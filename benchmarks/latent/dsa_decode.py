@@ -88,8 +88,8 @@ def filled_cache(setting: Setting, length: int, index_dim: int) -> DynamicCache:
     """A cache of random keys, values and index keys."""
     torch.manual_seed(1)
     layer, heads, size = RoomyIndexedLayer(), SIZES["num_key_value_heads"], SIZES["head_dim"]
-    shape, given = (setting.rows, heads, length, size), {"device": setting.device, "dtype": setting.dtype}
-    layer.update(torch.randn(shape, **given), torch.randn(shape, **given))
+    shape, options = (setting.rows, heads, length, size), {"device": setting.device, "dtype": setting.dtype}
+    layer.update(torch.randn(shape, **options), torch.randn(shape, **options))
     layer.update_indexer(torch.randn(setting.rows, length, index_dim, device=setting.device))
     cache = DynamicCache()
     cache.layers.append(layer)
@@ -98,21 +98,21 @@ def filled_cache(setting: Setting, length: int, index_dim: int) -> DynamicCache:
 
 def sparse(model: Any, setting: Setting) -> SparseAttention:
     choice = GRANULARITY_SETTINGS[Granularity.TOKEN](type=Granularity.TOKEN, top_k=setting.top_k)
-    own = SparseAttention(model, LATENT_SETTINGS[Latent.DSA](type=Latent.DSA, granularity=choice))
-    return own.to(setting.device)
+    attention = SparseAttention(model, LATENT_SETTINGS[Latent.DSA](type=Latent.DSA, granularity=choice))
+    return attention.to(setting.device)
 
 
 def timed(setting: Setting, ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Median milliseconds of each way; the ways take turns, and the first turn is not counted."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    durations: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(setting.tokens + 1):
         for name in ways if turn % 2 else reversed(ways):
             setting.wait()
             started = setting.clock()
             ways[name]()
             setting.wait()
-            found[name].append(MILLISECONDS * (setting.clock() - started))
-    return {name: statistics.median(values[1:]) for name, values in found.items()}
+            durations[name].append(MILLISECONDS * (setting.clock() - started))
+    return {name: statistics.median(values[1:]) for name, values in durations.items()}
 
 
 @torch.inference_mode()
@@ -127,13 +127,13 @@ def decode(setting: Setting, length: int) -> Decoded:
 
 def decode_layers(setting: Setting, length: int) -> dict[str, float]:
     """The whole layer: two models with the same weights, each with a cache of its own."""
-    dense, chosen = build(setting, length), build(setting, length)
-    own = sparse(chosen, setting)
-    own.attach(chosen)
+    dense, sparse_model = build(setting, length), build(setting, length)
+    attention = sparse(sparse_model, setting)
+    attention.attach(sparse_model)
     token_B = torch.full((setting.rows,), 7, device=setting.device)
-    readers = {"dense": (PLAIN, dense), "sparse": (own, chosen)}
+    readers = {"dense": (PLAIN, dense), "sparse": (attention, sparse_model)}
     readings = {
-        name: Reading(filled_cache(setting, length, own.choosers[0].shape.head_dim), ones(setting, length))
+        name: Reading(filled_cache(setting, length, attention.choosers[0].shape.head_dim), full_mask(setting, length))
         for name in readers
     }
 
@@ -144,47 +144,47 @@ def decode_layers(setting: Setting, length: int) -> dict[str, float]:
     return timed(setting, {name: lambda name=name: step(name) for name in readers})  # type: ignore[misc]
 
 
-def ones(setting: Setting, length: int) -> torch.Tensor:
+def full_mask(setting: Setting, length: int) -> torch.Tensor:
     return torch.ones(setting.rows, length, dtype=torch.long, device=setting.device)
 
 
 def decode_attention(setting: Setting, length: int) -> dict[str, float]:
     """Attention alone, after projections and the append."""
     model = build(setting, length)
-    module, own = model.model.layers[0].self_attn, sparse(model, setting)
-    (layer,) = filled_cache(setting, length, own.choosers[0].shape.head_dim).layers
-    given = {"device": setting.device, "dtype": setting.dtype}
-    query = torch.randn(setting.rows, SIZES["num_attention_heads"], 1, SIZES["head_dim"], **given)
-    hidden = torch.randn(setting.rows, 1, SIZES["hidden_size"], **given)
-    mask = torch.zeros(setting.rows, 1, 1, length, **given)
-    asked = Queries(hidden, torch.full((setting.rows, 1), length - 1, device=setting.device), layer.indexer_keys)
+    module, attention = model.model.layers[0].self_attn, sparse(model, setting)
+    (layer,) = filled_cache(setting, length, attention.choosers[0].shape.head_dim).layers
+    tensor_options = {"device": setting.device, "dtype": setting.dtype}
+    query = torch.randn(setting.rows, SIZES["num_attention_heads"], 1, SIZES["head_dim"], **tensor_options)
+    hidden = torch.randn(setting.rows, 1, SIZES["hidden_size"], **tensor_options)
+    mask = torch.zeros(setting.rows, 1, 1, length, **tensor_options)
+    queries = Queries(hidden, torch.full((setting.rows, 1), length - 1, device=setting.device), layer.indexer_keys)
     options = {"scaling": SIZES["head_dim"] ** -0.5, "dropout": 0.0}
     call = Attention(module, query, layer.keys, layer.values, mask, options)
     shared = Selection(setting.top_k, fused=True)
 
     def select() -> torch.Tensor:
-        return answer_in_blocks(call, own.choosers[0], shared, asked)
+        return answer_in_blocks(call, attention.choosers[0], shared, queries)
 
-    found = timed(setting, {
+    durations = timed(setting, {
         "as transformers": lambda: sdpa_attention_forward(module, query, layer.keys, layer.values, None, **options),
         "heads as queries": lambda: attend_once(module, query, layer.keys, layer.values, None, **options),
         "sparse": select,
     })  # fmt: skip
-    found["dense"] = min(found["as transformers"], found["heads as queries"])
+    durations["dense"] = min(durations["as transformers"], durations["heads as queries"])
     gathered, shared.gathers = select(), False
-    return {**found, "difference": float((gathered - select()).abs().max())}
+    return {**durations, "difference": float((gathered - select()).abs().max())}
 
 
 def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     """A line for each length, with a share of the tokens."""
     setting = Setting(tokens=max(1, round(TOKENS * share)))
-    found: dict[str, Any] = {"task": "dsa_decode", "seed": seed, "top_k": setting.top_k}
+    result: dict[str, Any] = {"task": "dsa_decode", "seed": seed, "top_k": setting.top_k}
     for length in LENGTHS:
-        one = decode(setting, length)
-        found[str(length)] = {
-            **{name: round(getattr(one, name), 2) for name in (
+        decoding = decode(setting, length)
+        result[str(length)] = {
+            **{name: round(getattr(decoding, name), 2) for name in (
                 "dense_attention", "sparse_attention", "attention_ratio", "dense_layer", "sparse_layer", "layer_ratio"
             )},
-            "difference": one.difference,
+            "difference": decoding.difference,
         }  # fmt: skip
-    return found
+    return result

@@ -57,11 +57,11 @@ def draw_rows(count: int, generator: torch.Generator) -> dict[str, torch.Tensor]
     """Rows of pairs and queries; the label behind a query is its value."""
     keys = torch.rand(count, KEYS, generator=generator).argsort(-1)[:, :PAIRS]
     values = torch.randint(VALUES, (count, PAIRS), generator=generator)
-    asked = torch.rand(count, PAIRS, generator=generator).argsort(-1)[:, :QUERIES]
-    queries = KEYS * VALUES + keys.gather(1, asked)
+    query_indices = torch.rand(count, PAIRS, generator=generator).argsort(-1)[:, :QUERIES]
+    queries = KEYS * VALUES + keys.gather(1, query_indices)
     end = torch.full((count, 1), VOCABULARY - 1)
     labels = torch.full((count, PAIRS + QUERIES + 1), IGNORED)
-    labels[:, PAIRS + 1 :] = values.gather(1, asked)
+    labels[:, PAIRS + 1 :] = values.gather(1, query_indices)
     return {"input_ids": torch.cat([keys * VALUES + values, queries, end], 1), "labels": labels}
 
 
@@ -75,25 +75,25 @@ def build_model(seed: int) -> Any:
     )  # fmt: skip
 
 
-def attach(model: Any, granularity: Granularity, seed: int, **given: Any) -> Selection:
+def attach(model: Any, granularity: Granularity, seed: int, **options: Any) -> Selection:
     """Make sparse attention a part of the model."""
     torch.manual_seed(seed)
-    choice = GRANULARITY_SETTINGS[granularity](type=granularity, **given)
-    own = SparseAttention(model, LATENT_SETTINGS[Latent.DSA](type=Latent.DSA, granularity=choice))
-    own.attach(model)
-    return own.shared
+    choice = GRANULARITY_SETTINGS[granularity](type=granularity, **options)
+    attention = SparseAttention(model, LATENT_SETTINGS[Latent.DSA](type=Latent.DSA, granularity=choice))
+    attention.attach(model)
+    return attention.shared
 
 
 def measure_accuracy(model: Any, shared: Selection | None, phase: AttentionPhase = AttentionPhase.SPARSE) -> float:
     """Share of 512 x 8 held-out queries that are answered."""
     rows = draw_rows(512, torch.Generator().manual_seed(10_000))
-    with torch.no_grad(), shown(shared, phase):
-        found = model(input_ids=rows["input_ids"]).logits[:, PAIRS:-1].argmax(-1)
-    return float((found == rows["labels"][:, PAIRS + 1 :]).float().mean())
+    with torch.no_grad(), measure_phase(shared, phase):
+        predictions = model(input_ids=rows["input_ids"]).logits[:, PAIRS:-1].argmax(-1)
+    return float((predictions == rows["labels"][:, PAIRS + 1 :]).float().mean())
 
 
 @contextmanager
-def shown(shared: Selection | None, phase: AttentionPhase) -> Iterator[None]:
+def measure_phase(shared: Selection | None, phase: AttentionPhase) -> Iterator[None]:
     if shared is None:
         yield
         return
@@ -104,7 +104,7 @@ def shown(shared: Selection | None, phase: AttentionPhase) -> Iterator[None]:
 def train_indexer(model: Any, shared: Selection, steps: int, generator: torch.Generator) -> list[float]:
     """The dense warm-up: KL alone, into the indexer alone; returns the divergence per token of each step."""
     optimizer = torch.optim.AdamW([w for n, w in model.named_parameters() if ".choosers." in n], lr=INDEXER_RATE)
-    found = []
+    divergences = []
     for _ in range(steps):
         with shared.measured(AttentionPhase.WARMUP) as measures:
             model(input_ids=draw_rows(BATCH, generator)["input_ids"])
@@ -112,8 +112,8 @@ def train_indexer(model: Any, shared: Selection, steps: int, generator: torch.Ge
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(float(loss.detach()))
-    return found
+        divergences.append(float(loss.detach()))
+    return divergences
 
 
 def train_model(
@@ -158,13 +158,13 @@ def run_tokens(seed: int, dense: int = DENSE_STEPS, warmup: int = WARMUP_STEPS, 
     divergence = train_indexer(model, shared, warmup, generator)
     with torch.no_grad(), shared.measured(AttentionPhase.WARMUP) as measures:
         model(input_ids=rows)
-    kept = statistics.mean(float(each.recall / each.tokens) for each in measures)
+    mean_recall = statistics.mean(float(each.recall / each.tokens) for each in measures)
     warmed = measure_accuracy(model, shared)
     train_model(model, shared, sparse, SPARSE_RATE, generator)
     return Recall(
         dense=before, untrained=untrained, **controls, warmed_up=warmed, sparse=measure_accuracy(model, shared),
         dense_after=measure_accuracy(model, shared, AttentionPhase.DENSE), all_tokens=difference,
-        divergence_before=divergence[0], divergence_after=divergence[-1], mass_kept=kept,
+        divergence_before=divergence[0], divergence_after=divergence[-1], mass_kept=mean_recall,
         seconds=time.perf_counter() - begin,
     )  # fmt: skip
 
@@ -208,5 +208,5 @@ def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     dense, warmup, sparse = (round(steps * share) for steps in (DENSE_STEPS, WARMUP_STEPS, SPARSE_STEPS))
     tokens = asdict(run_tokens(seed, dense, warmup, sparse))
     heads = {f"heads_{name}": value for name, value in asdict(run_heads(seed, dense, warmup)).items()}
-    found = {name: round(value, 7) for name, value in {**tokens, **heads}.items()}
-    return {"task": "dsa_recall", "seed": seed, **found}
+    figures = {name: round(value, 7) for name, value in {**tokens, **heads}.items()}
+    return {"task": "dsa_recall", "seed": seed, **figures}

@@ -36,9 +36,9 @@ LOOKED_AT = 96
 def grow(dice: random.Random, nodes: list[int], hops: int) -> tuple[list[tuple[int, int]], dict[int, int]]:
     """Edges of a graph whose first node reaches another one in `hops`, and the depth of each node."""
     edges = list(itertools.pairwise(nodes[: hops + 1]))
-    depth = {node: place for place, node in enumerate(nodes[: hops + 1])}
+    depth = {node: index for index, node in enumerate(nodes[: hops + 1])}
     for node in nodes[hops + 1 :]:
-        parent = dice.choice([one for one in depth if depth[one] < hops])
+        parent = dice.choice([node for node in depth if depth[node] < hops])
         edges.append((parent, node))
         depth[node] = depth[parent] + 1
     return edges, depth
@@ -50,12 +50,12 @@ def make(dice: random.Random) -> tuple[Encoded, dict[int, int]]:
     nodes = dice.sample(range(NODES), NODES)
     half = NODES // 2
     edges, depth = grow(dice, nodes[:half], hops)
-    others, other_depth = grow(dice, nodes[half:], hops)
+    other_edges, other_depth = grow(dice, nodes[half:], hops)
     path, target = nodes[: hops + 1], nodes[hops]
     wrong = dice.choice([node for node, value in other_depth.items() if value == hops])
     choices = [target, wrong]
     dice.shuffle(choices)
-    table = [FIRST_EDGE + start * NODES + end for start, end in edges + others]
+    table = [FIRST_EDGE + start * NODES + end for start, end in edges + other_edges]
     dice.shuffle(table)
     sentences = [[1 + end, FROM, 1 + start, HENCE, 1 + end] for start, end in itertools.pairwise(path)]
     row = {
@@ -78,14 +78,14 @@ MOST_TOKENS = 5 * HOPS + 2
 def probabilities(model: Any, seed: int, thoughts: int) -> dict[str, float]:
     """Of the next node after so many thoughts: on all nodes one hop further away, and on the one of the path."""
     dice, sums = random.Random(f"evaluate:{seed}"), {"frontier": 0.0, "path": 0.0, "nodes": 0.0}
-    found = [make(dice) for _ in range(LOOKED_AT)]
-    rows = [(row, depth) for row, depth in found if len(row["step_lengths"]) > thoughts]
+    samples = [make(dice) for _ in range(LOOKED_AT)]
+    rows = [(row, depth) for row, depth in samples if len(row["step_lengths"]) > thoughts]
     model.eval()
     for row, depth in rows:
         prompt_BT = torch.tensor([row["prompt_ids"]])
         with torch.no_grad():
-            own = model.trainyard_latent
-            logits_BV = own.open_after(model, prompt_BT, torch.ones_like(prompt_BT), thoughts)[1]
+            technique = model.trainyard_latent
+            logits_BV = technique.open_after(model, prompt_BT, torch.ones_like(prompt_BT), thoughts)[1]
         chances_V = logits_BV[0].softmax(-1)
         frontier = [1 + node for node, value in depth.items() if value == thoughts + 1]
         sums["frontier"] += float(chances_V[frontier].sum())
@@ -102,8 +102,8 @@ def curriculum(seed: int, share: float, *, feedback: bool) -> dict[str, Any]:
         losses.append(round(train(model, TASK, latent, round(share * count), seed=seed, epoch=epoch), 4))
         if epoch < HOPS:
             looks.append(probabilities(model, seed, epoch))
-    found = answer(model, TASK, seed=seed, max_tokens=2, thoughts=HOPS)
-    return {"accuracy": found.accuracy, "tokens": found.tokens, "losses": losses, "next_node": looks}
+    evaluation = answer(model, TASK, seed=seed, max_tokens=2, thoughts=HOPS)
+    return {"accuracy": evaluation.accuracy, "tokens": evaluation.tokens, "losses": losses, "next_node": looks}
 
 
 def in_words(seed: int, share: float, *, steps: bool) -> dict[str, Any]:
@@ -113,9 +113,9 @@ def in_words(seed: int, share: float, *, steps: bool) -> dict[str, Any]:
     right, tokens = 0, 0.0
     for hops in (HOPS - 1, HOPS) if steps else (HOPS,):
         length = 5 * hops * steps + 2
-        given = Task(lambda dice, hops=hops: of_hops(dice, hops if steps else None), TASK.vocabulary, TASK.positions)
-        found = answer(model, given, seed=seed, max_tokens=length, latent=False)
-        right, tokens = right + found.accuracy, tokens + found.tokens
+        task = Task(lambda dice, hops=hops: of_hops(dice, hops if steps else None), TASK.vocabulary, TASK.positions)
+        evaluation = answer(model, task, seed=seed, max_tokens=length, latent=False)
+        right, tokens = right + evaluation.accuracy, tokens + evaluation.tokens
     ways = 2 if steps else 1
     return {"accuracy": right / ways, "tokens": tokens / ways, "losses": [round(loss, 4)]}
 

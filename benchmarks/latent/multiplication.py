@@ -25,14 +25,14 @@ weight decay of 0.01 the loss falls to 0.0001, and 0.87 of the held-out products
 
 def digits(number: int, width: int) -> list[int]:
     """Tokens of a number, the lowest digit first."""
-    return [1 + number // 10**place % 10 for place in range(width)]
+    return [1 + number // 10**position % 10 for position in range(width)]
 
 
 def product_row(first: int, second: int, width: int) -> Encoded:
     steps: list[int] = []
-    for place in range(width):
-        steps += [PLUS] * bool(place)
-        steps += digits(first * (second // 10**place % 10) * 10**place, width + 1 + place)
+    for position in range(width):
+        steps += [PLUS] * bool(position)
+        steps += digits(first * (second // 10**position % 10) * 10**position, width + 1 + position)
     return {
         "prompt_ids": [*digits(first, width), TIMES, *digits(second, width), EQUALS],
         "step_ids": steps,
@@ -83,8 +83,8 @@ def measure(seed: int, *, share: float = 1.0, width: int = 2, way: str = "stepwi
     task = task_of(width)
     counts = counts_of(task, share)
     model, losses = WAYS[way](task, seed, counts)
-    found = answer(model, task, seed=seed, max_tokens=2 * width + 2)
+    evaluation = answer(model, task, seed=seed, max_tokens=2 * width + 2)
     return {
         "task": f"multiplication {width} x {width} by {way}", "seed": seed, "optimizer_steps": sum(counts),
-        "accuracy": found.accuracy, "tokens": found.tokens, "losses": [round(loss, 4) for loss in losses],
+        "accuracy": evaluation.accuracy, "tokens": evaluation.tokens, "losses": [round(loss, 4) for loss in losses],
     }  # fmt: skip

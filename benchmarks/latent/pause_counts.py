@@ -29,7 +29,11 @@ def draw(dice: random.Random) -> Encoded:
     first, shift = [dice.randrange(LETTERS) for _ in range(LENGTH)], dice.randrange(LENGTH)
     second = [dice.randrange(LETTERS) for _ in range(LENGTH)]
     return {
-        "prompt_ids": [*(1 + one for one in first), *(FIRST_B + one for one in second), FIRST_SHIFT + shift],
+        "prompt_ids": [
+            *(1 + symbol for symbol in first),
+            *(FIRST_B + symbol for symbol in second),
+            FIRST_SHIFT + shift,
+        ],
         "step_ids": [],
         "step_lengths": [],
         "answer_ids": [FIRST_ANSWER + agreeing(first, second, shift)],
@@ -37,7 +41,7 @@ def draw(dice: random.Random) -> Encoded:
 
 
 def agreeing(first: list[int], second: list[int], shift: int) -> int:
-    return sum(one == second[(place + shift) % LENGTH] for place, one in enumerate(first))
+    return sum(symbol == second[(index + shift) % LENGTH] for index, symbol in enumerate(first))
 
 
 TASK = Task(draw, vocabulary=FIRST_ANSWER + LENGTH + 1, positions=2 * LENGTH + 2 + max(COUNTS))
@@ -53,17 +57,17 @@ def measure(seed: int, *, share: float = 1.0, way: str = "0") -> dict[str, Any]:
     if latent is not None:
         with_technique(model, latent, seed)
     loss = train(model, TASK, latent, round(STEPS * share), seed=seed)
-    found = {
+    result = {
         "task": f"pause_counts with {way}", "seed": seed, "guess": guess_of(seed), "loss": round(loss, 4),
         "accuracy": answer(model, TASK, seed=seed, max_tokens=1, thoughts=count).accuracy,
     }  # fmt: skip
     if latent is not None:
-        found["left_out"] = answer(model, TASK, seed=seed, max_tokens=1, latent=False).accuracy
-    return found
+        result["left_out"] = answer(model, TASK, seed=seed, max_tokens=1, latent=False).accuracy
+    return result
 
 
 def guess_of(seed: int) -> float:
     """Share of the most frequent answer among 4,096 rows."""
     dice = random.Random(f"guess:{seed}")
     answers = [draw(dice)["answer_ids"][0] for _ in range(4096)]
-    return max(answers.count(one) for one in set(answers)) / len(answers)
+    return max(answers.count(answer) for answer in set(answers)) / len(answers)

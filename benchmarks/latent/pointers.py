@@ -55,26 +55,26 @@ def train_coconut(
 
 def compare(seed: int, *, share: float = 1.0, controls: bool = True) -> dict[str, Any]:
     """Accuracy of each way with a share of the steps, and what an answer takes."""
-    found: dict[str, Any] = {"task": "pointers", "seed": seed}
+    result: dict[str, Any] = {"task": "pointers", "seed": seed}
     model = toy_model(TASK, seed)
     losses = train_coconut(model, seed, share=share)
     thoughts = answer(model, TASK, seed=seed, max_tokens=1, thoughts=HOPS - 1)
-    found["coconut"] = thoughts.accuracy
-    found["coconut_tokens"], found["coconut_losses"] = thoughts.tokens, [round(loss, 4) for loss in losses]
+    result["coconut"] = thoughts.accuracy
+    result["coconut_tokens"], result["coconut_losses"] = thoughts.tokens, [round(loss, 4) for loss in losses]
     if not controls:
-        return found
-    words = toy_model(TASK, seed)
-    train(words, TASK, None, round(COT_STEPS * share), seed=seed, steps_in_words=True)
-    by_words = answer(words, TASK, seed=seed, max_tokens=HOPS)
-    found["cot"], found["cot_tokens"] = by_words.accuracy, by_words.tokens
+        return result
+    cot_model = toy_model(TASK, seed)
+    train(cot_model, TASK, None, round(COT_STEPS * share), seed=seed, steps_in_words=True)
+    by_words = answer(cot_model, TASK, seed=seed, max_tokens=HOPS)
+    result["cot"], result["cot_tokens"] = by_words.accuracy, by_words.tokens
     direct = toy_model(TASK, seed)
     train(direct, TASK, None, round(CONTROL_STEPS * share), seed=seed)
-    found["no_cot"] = answer(direct, TASK, seed=seed, max_tokens=1).accuracy
+    result["no_cot"] = answer(direct, TASK, seed=seed, max_tokens=1).accuracy
     pauses = toy_model(TASK, seed)
     total = COT_STEPS + (HOPS - 1) * STAGE_STEPS
     train_coconut(pauses, seed, feedback=False, share=share, last_steps=CONTROL_STEPS - total)
-    found["not_fed_back"] = answer(pauses, TASK, seed=seed, max_tokens=1).accuracy
-    return found
+    result["not_fed_back"] = answer(pauses, TASK, seed=seed, max_tokens=1).accuracy
+    return result
 
 
 CODI: dict[str, Any] = {"type": "codi", "thoughts": HOPS - 1}
@@ -91,10 +91,10 @@ def teach_thoughts(seed: int, *, share: float = 1.0, distance_weight: float = 1.
     train(model, TASK, latent, round(CODI_STEPS * share), seed=seed)
     last = means(model, latent, seed)
     thoughts = answer(model, TASK, seed=seed, max_tokens=1, thoughts=HOPS - 1)
-    words = answer(model, TASK, seed=seed, max_tokens=HOPS, latent=False)
+    cot_evaluation = answer(model, TASK, seed=seed, max_tokens=HOPS, latent=False)
     return {
         "task": f"pointers by codi, distance_weight {distance_weight:g}", "seed": seed, "codi": thoughts.accuracy,
-        "in_words": words.accuracy, "before": first, "after": last,
+        "in_words": cot_evaluation.accuracy, "before": first, "after": last,
     }  # fmt: skip
 
 
@@ -103,8 +103,8 @@ def means(model: Any, latent: dict[str, Any], seed: int) -> dict[str, float]:
     stage, dice = stage_of(latent)[0], random.Random(f"evaluate:{seed}")
     batch = stage.collate([draw(dice) for _ in range(256)], PAD)
     with torch.no_grad():
-        found = stage.score(model, batch, Head.FULL)
-    return {name.removesuffix("_B"): round(float(value.mean()), 4) for name, value in found.items()}
+        scores = stage.score(model, batch, Head.FULL)
+    return {name.removesuffix("_B"): round(float(value.mean()), 4) for name, value in scores.items()}
 
 
 WAYS: dict[str, Any] = {
@@ -115,5 +115,5 @@ WAYS: dict[str, Any] = {
 
 
 def measure(seed: int, *, share: float = 1.0, way: str = "coconut") -> dict[str, Any]:
-    found: dict[str, Any] = WAYS[way](seed, share=share)
-    return found
+    result: dict[str, Any] = WAYS[way](seed, share=share)
+    return result

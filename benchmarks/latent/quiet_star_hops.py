@@ -68,10 +68,10 @@ def draw_rows(count: int, generator: torch.Generator) -> dict[str, torch.Tensor]
     walk = [torch.randint(SYMBOLS, (count, 1), generator=generator)]
     for _ in range(WALK - 1):
         walk.append(after.gather(1, walk[-1]))
-    asked = torch.randint(SYMBOLS, (count, 1), generator=generator)
-    answer = after.gather(1, after.gather(1, asked))
+    queries = torch.randint(SYMBOLS, (count, 1), generator=generator)
+    answer = after.gather(1, after.gather(1, queries))
     marks = [torch.full((count, 1), mark) for mark in (WALKS, ASKS)]
-    symbols = [FIRST_SYMBOL + part for part in (torch.cat(walk, 1), torch.cat([asked, answer], 1))]
+    symbols = [FIRST_SYMBOL + part for part in (torch.cat(walk, 1), torch.cat([queries, answer], 1))]
     ids = torch.cat([pairs, marks[0], symbols[0], marks[1], symbols[1]], 1)
     labels = torch.full_like(ids, IGNORED)
     labels[:, SYMBOLS + 2 : SYMBOLS + 1 + WALK] = ids[:, SYMBOLS + 2 : SYMBOLS + 1 + WALK]
@@ -99,22 +99,22 @@ def measure_answers(model: Any, reader: Any) -> tuple[float, float]:
     return float(nll), float((logits.argmax(-1) == target).float().mean())
 
 
-def measure_sampled(model: Any, own: QuietStar, options: Any) -> float:
+def measure_sampled(model: Any, quiet_star: QuietStar, options: Any) -> float:
     """NLL of d on the same rows after sampled thoughts."""
     rows = draw_rows(512, torch.Generator().manual_seed(10_000))
     rows["labels"][:, :-1] = IGNORED
     with torch.no_grad():
-        return float(quiet_scores(model, own.head, rows, options, Head.FULL)["mixed"]) / 512
+        return float(quiet_scores(model, quiet_star.head, rows, options, Head.FULL)["mixed"]) / 512
 
 
-def train_variant(seed: int, variant: str, steps: int, **given: Any) -> Hops:
+def train_variant(seed: int, variant: str, steps: int, **overrides: Any) -> Hops:
     """Train one model: `WARM_STEPS` as a base, then the variant. Rows are those of every other variant."""
     begin, generator = time.perf_counter(), torch.Generator().manual_seed(seed)
     model = build_model(seed)
-    settings: Any = LATENT_SETTINGS[Latent.QUIET_STAR](type=Latent.QUIET_STAR, **{**SETTINGS, **given})
-    own = QuietStar(model, NO_TOKENIZER, settings)
+    settings: Any = LATENT_SETTINGS[Latent.QUIET_STAR](type=Latent.QUIET_STAR, **{**SETTINGS, **overrides})
+    quiet_star = QuietStar(model, NO_TOKENIZER, settings)
     options = replace(thought_settings(settings), **({"policy_weight": 0.0} if variant == "likelihood" else {}))
-    optimizer = torch.optim.AdamW([*model.parameters(), *own.parameters()], lr=RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW([*model.parameters(), *quiet_star.parameters()], lr=RATE, weight_decay=0.0)
     losses, gains = [], []
     torch.manual_seed(seed)
     for step in range(WARM_STEPS + steps):
@@ -123,19 +123,19 @@ def train_variant(seed: int, variant: str, steps: int, **given: Any) -> Hops:
         if variant == "base" or step < WARM_STEPS:
             loss = -label_logprobs(model, rows).logprobs_N.sum() / units
         else:
-            scores = quiet_scores(model, own.head, rows, options, Head.FULL)
+            scores = quiet_scores(model, quiet_star.head, rows, options, Head.FULL)
             loss = quiet_loss(scores, options) / units
             gains.append(float(scores["gain"]) / BATCH)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_([*model.parameters(), *own.parameters()], 1.0)
+        torch.nn.utils.clip_grad_norm_([*model.parameters(), *quiet_star.parameters()], 1.0)
         optimizer.step()
         if step >= WARM_STEPS:
             losses.append(float(loss.detach()))
-    plain, thinking = measure_answers(model, PLAIN), measure_answers(model, own)
+    plain, thinking = measure_answers(model, PLAIN), measure_answers(model, quiet_star)
     return Hops(
-        base_nll=plain[0], thought_nll=thinking[0], sampled_nll=measure_sampled(model, own, options),
-        random_nll=measure_sampled(model, own, replace(options, temperature=EVENLY)),
+        base_nll=plain[0], thought_nll=thinking[0], sampled_nll=measure_sampled(model, quiet_star, options),
+        random_nll=measure_sampled(model, quiet_star, replace(options, temperature=EVENLY)),
         base_accuracy=plain[1], thought_accuracy=thinking[1],
         gain=statistics.mean(gains[-50:]) if gains else 0.0,
         first_loss=statistics.mean(losses[:50]), last_loss=statistics.mean(losses[-50:]),
@@ -145,6 +145,6 @@ def train_variant(seed: int, variant: str, steps: int, **given: Any) -> Hops:
 
 def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     """All variants of one seed, with a share of the steps."""
-    found = {name: asdict(train_variant(seed, name, round(STEPS * share))) for name in VARIANTS}
-    rounded = {f"{way}_{name}": round(value, 4) for way, row in found.items() for name, value in row.items()}
+    results = {name: asdict(train_variant(seed, name, round(STEPS * share))) for name in VARIANTS}
+    rounded = {f"{way}_{name}": round(value, 4) for way, row in results.items() for name, value in row.items()}
     return {"task": "quiet_star_hops", "seed": seed, **rounded}

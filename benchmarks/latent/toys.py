@@ -80,8 +80,8 @@ def toy_model(task: Task, seed: int, *, layers: int = 2, hidden: int = 64, heads
 
 
 def stage_of(latent: dict[str, Any] | None) -> tuple[StageSpec, TrainerConfig]:
-    given = {} if latent is None else {"latent": latent}
-    config = TrainerConfig(stage=Stage.SFT.settings(**given), method="full")
+    options = {} if latent is None else {"latent": latent}
+    config = TrainerConfig(stage=Stage.SFT.settings(**options), method="full")
     return STAGES[Stage.SFT].chosen(config), config
 
 
@@ -90,9 +90,9 @@ def with_technique(model: Any, latent: dict[str, Any], seed: int) -> LatentSetti
     settings = stage_of(latent)[1].stage.technique
     assert settings is not None
     before = getattr(model, table.LATENT, None)
-    own = table.attach(model, None, settings, seed=seed)
-    if before is not None and own.state_dict().keys() == before.state_dict().keys():
-        own.load_state_dict(before.state_dict())
+    technique = table.attach(model, None, settings, seed=seed)
+    if before is not None and technique.state_dict().keys() == before.state_dict().keys():
+        technique.load_state_dict(before.state_dict())
     return settings
 
 
@@ -128,14 +128,18 @@ def train(
     for step in range(num_steps):
         share = min(1.0, (step + 1) / max(1, learning.warmup_steps))
         optimizer.param_groups[0]["lr"] = learning.rate * share * (max(0.02, 1 - step / num_steps) if falls else 1.0)
-        drawn = [task.draw(dice) for _ in range(BATCH)]
+        examples = [task.draw(dice) for _ in range(BATCH)]
         if stage.at_epoch is not None:
-            shown = [stage.at_epoch(one, step * BATCH + place, epoch) for place, one in enumerate(drawn)]
+            batch_examples = [
+                stage.at_epoch(example, step * BATCH + index, epoch) for index, example in enumerate(examples)
+            ]
         else:
-            shown = drawn if latent is not None else [plain(one, steps=steps_in_words) for one in drawn]
-        given = stage.collate(shown, PAD)
-        total, _ = stage.loss(given, stage.score(model, given, Head.FULL), None, config)
-        loss = total / stage.units(given)
+            batch_examples = (
+                examples if latent is not None else [plain(example, steps=steps_in_words) for example in examples]
+            )
+        batch = stage.collate(batch_examples, PAD)
+        total, _ = stage.loss(batch, stage.score(model, batch, Head.FULL), None, config)
+        loss = total / stage.units(batch)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -174,12 +178,12 @@ def answer(
     right, tokens, started = 0, 0, time.perf_counter()
     for at in range(0, count, AT_ONCE):
         part = examples[at : at + AT_ONCE]
-        prompts = [one[latent_rows.PROMPT] for one in part]
+        prompts = [example[latent_rows.PROMPT] for example in part]
         with torch.no_grad():
             reader = reader_of(model) if latent else PLAIN
-            found = sample(model, NumberWriter(task.end_id), prompts, sampling, reader=reader)
-        for one, said in zip(part, found, strict=True):
-            wanted = one[latent_rows.ANSWER]
-            right += said.ids[-len(wanted) :] == wanted
-            tokens += len(said.ids) + thoughts
+            completions = sample(model, NumberWriter(task.end_id), prompts, sampling, reader=reader)
+        for example, completion in zip(part, completions, strict=True):
+            answer_ids = example[latent_rows.ANSWER]
+            right += completion.ids[-len(answer_ids) :] == answer_ids
+            tokens += len(completion.ids) + thoughts
     return Answered(right / count, tokens / count, (time.perf_counter() - started) / count)

@@ -69,15 +69,15 @@ def turn(role: str, content: str) -> dict[str, Any]:
 
 def example_of(a: int, b: int) -> dict[str, Any]:
     """A question as a prompt of a rollout."""
-    asked = [turn("user", f"{a} + {b}")]
-    ids = RENDERER.ids(RENDERER.text(asked, ask=True))
-    return {"input_ids": ids, "answer": str(a + b), "question": asked[0]["content"], "messages": asked}
+    turns = [turn("user", f"{a} + {b}")]
+    ids = RENDERER.ids(RENDERER.text(turns, ask=True))
+    return {"input_ids": ids, "answer": str(a + b), "question": turns[0]["content"], "messages": turns}
 
 
 def demonstration(a: int, b: int) -> tuple[list[int], list[int]]:
     """A whole conversation with the call, and its labels: the assistant's tokens."""
-    asked = [turn("user", f"{a} + {b}"), turn("assistant", f"calc( {a} + {b} )")]
-    rendered = RENDERER.render([*asked, turn("user", str(a + b)), turn("assistant", str(a + b))])
+    turns = [turn("user", f"{a} + {b}"), turn("assistant", f"calc( {a} + {b} )")]
+    rendered = RENDERER.render([*turns, turn("user", str(a + b)), turn("assistant", str(a + b))])
     labels = [id if weight else -100 for id, weight in zip(rendered.ids, rendered.weights, strict=True)]
     return rendered.ids, labels
 
@@ -107,8 +107,8 @@ def trainer_of(steps: int, seed: int) -> TrainerConfig:
 def success(model: Any, pairs: Sequence[tuple[int, int]], seed: int) -> float:
     """Share of drawn conversations that end with the sum, eight for each question."""
     config, environment = trainer_of(1, seed), Environment.of(SETTINGS_OF.environment, TOKENIZER)
-    found = complete_prompts(Writer(model), [example_of(*pair) for pair in pairs], config, f"{seed}", environment)
-    return sum(one.sampled.given for one in found) / len(found)
+    completions = complete_prompts(Writer(model), [example_of(*pair) for pair in pairs], config, f"{seed}", environment)
+    return sum(completion.sampled.given for completion in completions) / len(completions)
 
 
 def imitate(model: Any, pairs: Sequence[tuple[int, int]], seed: int, *, until: float = 0.15, most: int = 3000) -> None:
@@ -141,6 +141,10 @@ def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     environment = Environment.of(SETTINGS_OF.environment, TOKENIZER)
     panel = RewardPanel((EnvironmentReward(),))
     recorder = Toy(trainer_of(steps, seed), model, TOKENIZER, prompts, panel, None, environment).run()
-    found = {"sft": before, "grpo": success(model, held_out, 10**6 + seed), "last_reward": recorder.curve("reward")[-1]}
+    result = {
+        "sft": before,
+        "grpo": success(model, held_out, 10**6 + seed),
+        "last_reward": recorder.curve("reward")[-1],
+    }
     cpu_s = round(time.process_time() - began, 1)
-    return {"task": "calculator", "seed": seed, "steps": steps, **rounded(found), "cpu_s": cpu_s}
+    return {"task": "calculator", "seed": seed, "steps": steps, **rounded(result), "cpu_s": cpu_s}

@@ -42,20 +42,20 @@ def problems(seed: int, held_out: int = 500) -> tuple[list[tuple[int, int]], lis
 
 
 def question(pair: tuple[int, int]) -> list[int]:
-    return [*(DIGIT[one] for one in str(pair[0])), 2, *(DIGIT[one] for one in str(pair[1])), 3]
+    return [*(DIGIT[digit] for digit in str(pair[0])), 2, *(DIGIT[digit] for digit in str(pair[1])), 3]
 
 
 def answer(pair: tuple[int, int]) -> list[int]:
     """The sum, the last digit first, and the end."""
-    return [*(DIGIT[one] for one in reversed(str(sum(pair)))), 1]
+    return [*(DIGIT[digit] for digit in reversed(str(sum(pair)))), 1]
 
 
 def exact(model: Any, pairs: Sequence[tuple[int, int]]) -> float:
     """Share of problems whose greedy answer is the sum."""
     model.eval()
     with torch.no_grad():
-        found = sample(model, TOKENIZER, [question(pair) for pair in pairs], Sampling(LONGEST, temperature=0))
-    return sum(one.ids == answer(pair) for one, pair in zip(found, pairs, strict=True)) / len(pairs)
+        completions = sample(model, TOKENIZER, [question(pair) for pair in pairs], Sampling(LONGEST, temperature=0))
+    return sum(completion.ids == answer(pair) for completion, pair in zip(completions, pairs, strict=True)) / len(pairs)
 
 
 def imitate(model: Any, pairs: Sequence[tuple[int, int]], seed: int, *, until: float = 0.2, most: int = 4000) -> float:
@@ -91,14 +91,14 @@ def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     config = toy_trainer(stage, max_steps=steps, batch_size=256, learning_rate=RATE, seed=seed)
     prompts = [{"input_ids": question(pair), "answer": written(pair), "question": ""} for pair in trained]
     rewards = Toy(config, model, TOKENIZER, prompts, RewardPanel((ExactMatchReward(),))).run().curve("reward")
-    found = {
+    result = {
         "sft": before,
         "grpo": exact(model, held_out),
         "first_reward": rewards[0],
         "last_reward": fmean(rewards[-10:]),
     }
     cpu_s = round(time.process_time() - began, 1)
-    return {"task": "grpo_addition", "seed": seed, "steps": steps, **rounded(found), "cpu_s": cpu_s}
+    return {"task": "grpo_addition", "seed": seed, "steps": steps, **rounded(result), "cpu_s": cpu_s}
 
 
 def written(pair: tuple[int, int]) -> str:

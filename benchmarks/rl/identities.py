@@ -48,12 +48,13 @@ def advantage_error(seed: int, share: float) -> float:
     found_RT, _ = generalized_advantages(rewards_RT, values_RT, mask_RT, gamma=gamma, lam=lam)
     worst = 0.0
     for row in range(rows):
-        places = mask_RT[row].nonzero()[:, 0].tolist()
-        values = [*values_RT[row, places].tolist(), 0.0]
+        positions = mask_RT[row].nonzero()[:, 0].tolist()
+        values = [*values_RT[row, positions].tolist(), 0.0]
         deltas = [
-            float(rewards_RT[row, place]) + gamma * values[at + 1] - values[at] for at, place in enumerate(places)
+            float(rewards_RT[row, position]) + gamma * values[at + 1] - values[at]
+            for at, position in enumerate(positions)
         ]
-        for at, place in enumerate(places):
+        for at, position in enumerate(positions):
             expected = sum((gamma * lam) ** ahead * delta for ahead, delta in enumerate(deltas[at:]))
-            worst = max(worst, abs(expected - float(found_RT[row, place])))
+            worst = max(worst, abs(expected - float(found_RT[row, position])))
     return worst

@@ -44,15 +44,15 @@ def train_toy(seed: int, *, updates: int = UPDATES, **settings: Any) -> Recorder
 
 def toy_of(seed: int, *, updates: int, **settings: Any) -> Toy:
     """PPO with 32 completions a rollout, used twice."""
-    given = {
+    stage_settings = {
         "advantage": "gae", "num_generations": 4, "temperature": 1.0, "max_completion_length": LENGTH,
         "num_iterations": 2, "minibatches": 2, "kl_coef": 0.01, "critic_learning_rate": 3e-3,
         "rewards": [{"type": "reward_model"}], **settings,
     }  # fmt: skip
-    stage = Stage.PPO.settings(**given)
+    stage = Stage.PPO.settings(**stage_settings)
     config = toy_trainer(stage, max_steps=updates, batch_size=16, learning_rate=3e-3, seed=seed)
     shape = toy_config(VOCABULARY)
-    critic = toy_critic(shape, seed + 1) if given["advantage"] != "group" else None
+    critic = toy_critic(shape, seed + 1) if stage_settings["advantage"] != "group" else None
     panel = RewardPanel((ModelReward(),), {"reward_model": FunctionScorer(share_of_wanted)})
     prompts = [{"input_ids": [2 + at % 6], "answer": "", "question": ""} for at in range(24)]
     return Toy(config, toy_policy(shape, seed), toy_tokenizer(WORDS), prompts, panel, critic)
@@ -65,10 +65,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     """Mean reward of the first rollout and of the last ten, and the divergence in nats a token, of each variant."""
-    updates, found = round(UPDATES * share), {}
+    updates, result = round(UPDATES * share), {}
     for name, settings in VARIANTS.items():
         recorder = train_toy(seed, updates=updates, **settings)
         rewards, kl = recorder.curve("reward"), recorder.curve("kl")
         last = LAST * STEPS_PER_ROLLOUT
-        found |= {f"{name}_first": rewards[0], name: fmean(rewards[-last:]), f"{name}_kl": fmean(kl[-last:])}
-    return {"task": "ppo_toy", "seed": seed, "updates": updates, **rounded(found)}
+        result |= {f"{name}_first": rewards[0], name: fmean(rewards[-last:]), f"{name}_kl": fmean(kl[-last:])}
+    return {"task": "ppo_toy", "seed": seed, "updates": updates, **rounded(result)}

@@ -57,8 +57,8 @@ def draw(model: Any, times: int, seed: int) -> list[tuple[list[int], list[int]]]
     prompts = [prompt for prompt in PROMPTS for _ in range(times)]
     model.eval()
     with torch.no_grad():
-        found = sample(model, TOKENIZER, prompts, Sampling(LENGTH, seed=seed))
-    return [(prompt, one.ids) for prompt, one in zip(prompts, found, strict=True)]
+        completions = sample(model, TOKENIZER, prompts, Sampling(LENGTH, seed=seed))
+    return [(prompt, completion.ids) for prompt, completion in zip(prompts, completions, strict=True)]
 
 
 def train_reward_model(model: Any, seed: int, steps: int = 150) -> tuple[Any, float]:
@@ -83,29 +83,32 @@ def train_reward_model(model: Any, seed: int, steps: int = 150) -> tuple[Any, fl
     return scorer, float(metrics["reward_accuracy"]) / len(held_out)
 
 
-def label_pairs(drawn: Sequence[tuple[list[int], list[int]]]) -> list[dict[str, list[int]]]:
+def label_pairs(samples: Sequence[tuple[list[int], list[int]]]) -> list[dict[str, list[int]]]:
     """Two completions of a prompt whose utilities differ, the better one first."""
-    found = []
-    for (prompt, one), (_, other) in zip(drawn[::2], drawn[1::2], strict=True):
-        if utility(one) != utility(other):
-            chosen, rejected = (one, other) if utility(one) > utility(other) else (other, one)
-            found.append({"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected})
-    return found
+    pairs = []
+    for (prompt, first), (_, second) in zip(samples[::2], samples[1::2], strict=True):
+        if utility(first) != utility(second):
+            chosen, rejected = (first, second) if utility(first) > utility(second) else (second, first)
+            pairs.append({"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected})
+    return pairs
 
 
 def judge(model: Any, scorer: RewardModelScorer, seed: int) -> tuple[float, float]:
     """Mean utility, and mean score of the reward model, of fresh completions."""
-    drawn = draw(model, 4, seed)
-    return fmean(utility(ids) for _, ids in drawn), fmean(scorer.score_rows([prompt + ids for prompt, ids in drawn]))
+    samples = draw(model, 4, seed)
+    return fmean(utility(ids) for _, ids in samples), fmean(
+        scorer.score_rows([prompt + ids for prompt, ids in samples])
+    )
 
 
 def divergence(model: Any, start: Any, seed: int) -> float:
     """KL(model || start) of a completion in nats, on fresh completions."""
     rows = [prompt + ids for prompt, ids in draw(model, 4, seed)]
     with torch.no_grad():
-        mine, theirs = (token_logprobs(each.eval(), TOKENIZER, rows) for each in (model, start))
+        model_logprobs, start_logprobs = (token_logprobs(each.eval(), TOKENIZER, rows) for each in (model, start))
     gaps = [
-        sum(a - b for a, b in zip(one[2:], other[2:], strict=True)) for one, other in zip(mine, theirs, strict=True)
+        sum(a - b for a, b in zip(row[2:], start_row[2:], strict=True))
+        for row, start_row in zip(model_logprobs, start_logprobs, strict=True)
     ]  # type: ignore[operator]
     return fmean(gaps)
 
@@ -121,13 +124,13 @@ def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     model, accuracy = train_reward_model(start, seed)
     scorer = RewardModelScorer(model, 0)
     utility, score = judge(start, scorer, 1000 + seed)
-    found = {"accuracy": accuracy, "sft_utility": utility, "sft_score": score}
+    result = {"accuracy": accuracy, "sft_utility": utility, "sft_score": score}
     for name, kl_coef in COEFFICIENTS.items():
         policy = reinforce(start, model, kl_coef, updates, seed)
         utility, score = judge(policy, scorer, 1000 + seed)
         nats = divergence(policy, start, 1000 + seed)
-        found |= {f"{name}_utility": utility, f"{name}_score": score, f"{name}_nats": nats}
-    return {"task": "rlhf", "seed": seed, "updates": updates, **rounded(found)}
+        result |= {f"{name}_utility": utility, f"{name}_score": score, f"{name}_nats": nats}
+    return {"task": "rlhf", "seed": seed, "updates": updates, **rounded(result)}
 
 
 def reinforce(start: Any, model: Any, kl_coef: float, updates: int, seed: int) -> Any:

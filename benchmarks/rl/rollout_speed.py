@@ -53,25 +53,29 @@ class Writer:
         raise NotImplementedError
 
 
-def ours(model: Any, prompts: Sequence[list[int]], seed: int) -> int:
+def run_ours(model: Any, prompts: Sequence[list[int]], seed: int) -> int:
     """Tokens drawn by a rollout."""
     config = toy_trainer(Stage.GRPO.settings(**SETTINGS), max_steps=1, batch_size=PROMPTS * GROUP, seed=seed)
     examples = [{"input_ids": prompt, "answer": "", "question": ""} for prompt in prompts]
-    return sum(one.row.num_learned for one in complete_prompts(Writer(model), examples, config, f"{seed}"))
+    return sum(
+        completion.row.num_learned for completion in complete_prompts(Writer(model), examples, config, f"{seed}")
+    )
 
 
-def theirs(model: Any, prompts: Sequence[list[int]], seed: int) -> int:
+def run_transformers(model: Any, prompts: Sequence[list[int]], seed: int) -> int:
     """Tokens drawn by `generate` on prompts that are padded together, each repeated for its completions."""
     torch.manual_seed(seed)
     width = max(map(len, prompts))
     rows = [prompt for prompt in prompts for _ in range(GROUP)]
     ids_BT = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    asked = GenerationConfig(
+    generation_config = GenerationConfig(
         max_new_tokens=NEW, do_sample=True, pad_token_id=0, eos_token_id=list(ENDS), temperature=1.0, top_p=1.0, top_k=0
     )
     with torch.no_grad():
-        drawn_BT = model.generate(input_ids=ids_BT, attention_mask=mask_BT, generation_config=asked)[:, width:]
+        drawn_BT = model.generate(input_ids=ids_BT, attention_mask=mask_BT, generation_config=generation_config)[
+            :, width:
+        ]
     ended_BT = torch.isin(drawn_BT, torch.tensor(ENDS))
     return int((ended_BT.cumsum(1) - ended_BT.long() == 0).sum())
 
@@ -90,21 +94,21 @@ def compare(spread: int, rounds: int, first: int) -> dict[str, float]:
     shortest = LONGEST // spread
     lengths = [round(shortest * math.exp(math.log(spread) * at / (PROMPTS - 1))) for at in range(PROMPTS)]
     prompts = [[dice.randrange(103, VOCABULARY) for _ in range(length)] for length in lengths]
-    found: dict[str, list[float]] = {"ours": [], "theirs": []}
+    rates: dict[str, list[float]] = {"ours": [], "theirs": []}
     for seed in range(rounds):
-        order: list[tuple[str, Draw]] = [("ours", ours), ("theirs", theirs)]
+        order: list[tuple[str, Draw]] = [("ours", run_ours), ("theirs", run_transformers)]
         for name, draw in order if seed % 2 else order[::-1]:
-            found[name].append(speed(draw, model, prompts, first + seed))
-    values = {name: median(given) for name, given in found.items()}
+            rates[name].append(speed(draw, model, prompts, first + seed))
+    values = {name: median(repeats) for name, repeats in rates.items()}
     return {**values, "ratio": values["ours"] / values["theirs"]}
 
 
 def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     """Both speeds and their ratio, for each spread of prompt lengths."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name, spread in SPREADS.items():
         values = compare(spread, max(1, round(ROUNDS * share)), seed)
-        found |= {f"{name}_{key}": value for key, value in values.items()}
-    ratios = [found[f"{name}_ratio"] for name in SPREADS]
+        result |= {f"{name}_{key}": value for key, value in values.items()}
+    ratios = [result[f"{name}_ratio"] for name in SPREADS]
     mean = {"geometric_mean": geometric_mean(ratios), "least": min(ratios)}
-    return {"task": "rollout_speed", "seed": seed, **rounded({**found, **mean})}
+    return {"task": "rollout_speed", "seed": seed, **rounded({**result, **mean})}

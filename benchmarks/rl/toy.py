@@ -34,11 +34,11 @@ from trainyard.train.session.session import Session, TrainState
 Model = Any
 
 
-def toy_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
+def toy_tokenizer(vocabulary: Sequence[str]) -> PreTrainedTokenizerFast:
     """A tokenizer whose tokens are these words, in this order; the first one is padding, the second one the end."""
-    plain = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token=words[0]))
+    plain = Tokenizer(models.WordLevel({word: at for at, word in enumerate(vocabulary)}, unk_token=vocabulary[0]))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token=words[0], eos_token=words[1])
+    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token=vocabulary[0], eos_token=vocabulary[1])
 
 
 def toy_config(
@@ -68,8 +68,8 @@ def toy_critic(config: LlamaConfig, seed: int) -> Model:
 def toy_trainer(stage: StageSettings, **hyperparameters: Any) -> TrainerConfig:
     """Full training of a stage, resolved."""
     hyper = {"schedule": "constant", "warmup_ratio": 0.0, **hyperparameters}
-    given = {"stage": stage, "method": "full", "hyperparameters": hyper, "device": "cpu"}
-    return resolve_trainer(TrainerConfig.model_validate(given), "toy")
+    config = {"stage": stage, "method": "full", "hyperparameters": hyper, "device": "cpu"}
+    return resolve_trainer(TrainerConfig.model_validate(config), "toy")
 
 
 @dataclasses.dataclass
@@ -79,7 +79,7 @@ class FunctionScorer:
     function: Callable[[SampledCompletion], float]
 
     def score(self, completions: Sequence[SampledCompletion], _settings: Any) -> list[float]:
-        return [self.function(one) for one in completions]
+        return [self.function(completion) for completion in completions]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Toy:
         schedule = LearningRate(optimizer, config, config.hyperparameters.max_steps or 1)
         reference = partial(nullcontext, frozen) if stage.needs_reference(config) else None
         state = TrainState(model, reference, stage, config, optimizer, schedule, self.tokenizer)
-        widths = [len(one["input_ids"]) for one in self.prompts]
+        widths = [len(prompt["input_ids"]) for prompt in self.prompts]
         plan = RolloutPlan(widths, choose_cut(config, stage, "cpu"), stage, config)
         feed = RolloutFeed(list(self.prompts), plan, stage, 0, panel=self.panel, environment=self.environment)
         return Session(state, folder), feed
@@ -137,5 +137,5 @@ class Recorder:
         return [record.metrics[name] for record in self.records]
 
 
-def rounded(found: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in found.items()}
+def rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in figures.items()}

@@ -39,11 +39,11 @@ def tree_of(path: Path) -> ast.Module:
 
 def sources(*rooms: str) -> list[Path]:
     """The modules of these folders; what the fuzzers read is data."""
-    wanted = rooms or ROOMS
+    room_names = rooms or ROOMS
     return [
         path
         for path in tracked_files()
-        if path.suffix == ".py" and path.relative_to(REPOSITORY).parts[0] in wanted and "corpus" not in path.parts
+        if path.suffix == ".py" and path.relative_to(REPOSITORY).parts[0] in room_names and "corpus" not in path.parts
     ]
 
 
@@ -104,7 +104,7 @@ def imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 def test_a_module_of_ours_is_imported_in_a_function_only_with_a_reason() -> None:
     """A heavy package is imported where it is needed; for one of our modules a comment on the line says why."""
-    ours = {*ROOMS, "deployments"}
+    packages = {*ROOMS, "deployments"}
     offenders = [
         f"{name_of(path)}:{function.name}"
         for path in sources()
@@ -113,7 +113,7 @@ def test_a_module_of_ours_is_imported_in_a_function_only_with_a_reason() -> None
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
         and "  # " not in lines[node.lineno - 1]
-        and {name.partition(".")[0] for name in imported_names(node)} & ours
+        and {name.partition(".")[0] for name in imported_names(node)} & packages
     ]
     assert not offenders
 

@@ -76,12 +76,12 @@ def test_every_page_has_a_picture() -> None:
         "night": "tenant/1",
         "canvas": "one/edit",
     }
-    shown = {name: path.partition("?")[0].format_map(defaultdict(lambda: "one", things)) or "/"
+    paths = {name: path.partition("?")[0].format_map(defaultdict(lambda: "one", things)) or "/"
              for name, path in PAGES.items()}  # fmt: skip
     for pattern in patterns:
         parts = re.compile(re.sub(r":\w+", "[^/]+", pattern))
-        assert any(parts.fullmatch(path) for path in shown.values()), pattern
-    assert [name for name in shown if not (FOLDER / f"dashboard-{name}.png").is_file()] == []
+        assert any(parts.fullmatch(path) for path in paths.values()), pattern
+    assert [name for name in paths if not (FOLDER / f"dashboard-{name}.png").is_file()] == []
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,8 @@ def node_programs() -> Path:
 
 def test_the_packages_are_those_of_the_lockfile(node_programs: Path) -> None:
     locked = json.loads((WEB / "package-lock.json").read_text(encoding="utf-8"))["packages"]
-    wanted = json.loads((WEB / "package.json").read_text(encoding="utf-8"))
-    for name, version in (wanted["dependencies"] | wanted["devDependencies"]).items():
+    package = json.loads((WEB / "package.json").read_text(encoding="utf-8"))
+    for name, version in (package["dependencies"] | package["devDependencies"]).items():
         installed = json.loads((WEB / "node_modules" / name / "package.json").read_text(encoding="utf-8"))
         assert installed["version"] == locked[f"node_modules/{name}"]["version"] == version, name
 

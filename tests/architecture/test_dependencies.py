@@ -44,8 +44,8 @@ def between(*events: dict[str, str]) -> dict[str, Any]:
 def test_the_bill_of_materials_is_the_pins() -> None:
     written = json.loads(BILL.read_text(encoding="utf-8"))
     assert {part["name"]: part["version"] for part in written["components"]} == pinned()
-    made = bill(pinned())
-    assert {key: made[key] for key in made if key != "components"} == {
+    document = bill(pinned())
+    assert {key: document[key] for key in document if key != "components"} == {
         key: written[key] for key in written if key != "components"
     }
     for part in written["components"]:
@@ -57,9 +57,9 @@ def test_the_bill_is_what_make_sbom_writes() -> None:
     written = {
         part["name"]: part.get("licenses") for part in json.loads(BILL.read_text(encoding="utf-8"))["components"]
     }
-    made = {part["name"]: part.get("licenses") for part in bill(pinned())["components"] if licence_of(part["name"])}
-    assert {name: written[name] for name in made} == made
-    assert len(made) > 0.9 * len(written)
+    licences = {part["name"]: part.get("licenses") for part in bill(pinned())["components"] if licence_of(part["name"])}
+    assert {name: written[name] for name in licences} == licences
+    assert len(licences) > 0.9 * len(written)
 
 
 def test_the_tables_speak_of_pinned_versions() -> None:
@@ -106,9 +106,9 @@ def test_withdrawn_advisories_and_other_packages_do_not_hold() -> None:
 
 
 def test_an_advisory_is_listed_under_any_of_its_names() -> None:
-    found = {"torch": {"PYSEC-1 CVE-1"}}
-    assert unlisted(found, [Known("CVE-1", "torch", "2.13.0", "because")]) == []
-    assert unlisted(found, [Known("CVE-1", "starlette", "1.10.0", "because")]) == ["torch: PYSEC-1 CVE-1"]
+    advisories = {"torch": {"PYSEC-1 CVE-1"}}
+    assert unlisted(advisories, [Known("CVE-1", "torch", "2.13.0", "because")]) == []
+    assert unlisted(advisories, [Known("CVE-1", "starlette", "1.10.0", "because")]) == ["torch: PYSEC-1 CVE-1"]
 
 
 def test_a_folder_of_advisories_is_audited_and_a_new_one_is_named(tmp_path: Path) -> None:
@@ -128,17 +128,19 @@ def test_a_folder_of_advisories_is_audited_and_a_new_one_is_named(tmp_path: Path
 
 
 def test_a_server_is_asked_about_every_pin(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     class Answers(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            found = (
-                {"vulns": [advisory(**between({"introduced": "0"}))]} if asked[-1]["package"]["name"] == "torch" else {}
+            requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            body = (
+                {"vulns": [advisory(**between({"introduced": "0"}))]}
+                if requests[-1]["package"]["name"] == "torch"
+                else {}
             )
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps(found).encode())
+            self.wfile.write(json.dumps(body).encode())
 
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
@@ -151,4 +153,4 @@ def test_a_server_is_asked_about_every_pin(monkeypatch: pytest.MonkeyPatch) -> N
         server.shutdown()
         thread.join()
     assert problems == ["torch: PYSEC-1 CVE-1: not in docs/dependencies.md"]
-    assert {one["package"]["name"]: one["version"] for one in asked} == pinned()
+    assert {request["package"]["name"]: request["version"] for request in requests} == pinned()

@@ -87,8 +87,8 @@ def leaves(nav: Any) -> Iterator[str]:
     if isinstance(nav, str):
         yield nav
     else:
-        for one in nav.values() if isinstance(nav, dict) else nav:
-            yield from leaves(one)
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from leaves(entry)
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -111,10 +111,14 @@ def test_a_site_that_loads_from_another_server_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)
 def test_files_and_modules_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    files = {one.rstrip(".") for one in FILE.findall(text)} - {"trainyard/shipped"}  # only in a wheel
-    modules = {one.replace(".", "/") for one in {*MODULE.findall(text)} - NOT_MODULES}
-    assert not [one for one in files if not (REPOSITORY / one).exists()]
-    assert not [one for one in modules if not (REPOSITORY / f"{one}.py").exists() and not (REPOSITORY / one).is_dir()]
+    files = {file.rstrip(".") for file in FILE.findall(text)} - {"trainyard/shipped"}  # only in a wheel
+    modules = {module.replace(".", "/") for module in {*MODULE.findall(text)} - NOT_MODULES}
+    assert not [file for file in files if not (REPOSITORY / file).exists()]
+    assert not [
+        module
+        for module in modules
+        if not (REPOSITORY / f"{module}.py").exists() and not (REPOSITORY / module).is_dir()
+    ]
 
 
 @pytest.mark.parametrize("page", [*READER_PAGES, *REFERENCE], ids=lambda page: f"{page.parent.name}/{page.stem}")
@@ -123,8 +127,10 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target, fragment in LINK.findall(prose(page)):
         if "://" in target:
             continue
-        place = (page.parent / target).resolve() if target else page
-        if not page_exists(place) or (fragment and place.suffix == ".md" and fragment not in anchors(place)):
+        linked_page = (page.parent / target).resolve() if target else page
+        if not page_exists(linked_page) or (
+            fragment and linked_page.suffix == ".md" and fragment not in anchors(linked_page)
+        ):
             missing.append(f"{target}#{fragment}" if fragment else target)
     assert not missing
 
@@ -136,19 +142,19 @@ def test_codes_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)
 def test_commands_exist(page: Path) -> None:
-    known = GROUPS | set(OPERATIONS) | set(app.commands)
+    commands = GROUPS | set(OPERATIONS) | set(app.commands)
     unknown = [
         f"{first} {second}".strip()
         for first, second in COMMAND.findall(page.read_text())
-        if first not in known
-        or (first in GROUPS and second and not takes_argument(first) and f"{first} {second}" not in known)
+        if first not in commands
+        or (first in GROUPS and second and not takes_argument(first) and f"{first} {second}" not in commands)
     ]
     assert not unknown
 
 
 def takes_argument(word: str) -> bool:
     """Whether a first word is a command itself that takes an argument, such as `sweep FILE`."""
-    return word in OPERATIONS and any(isinstance(one, Place) for one in parameters_of(word))
+    return word in OPERATIONS and any(isinstance(parameter, Place) for parameter in parameters_of(word))
 
 
 def command_lines(page: Path) -> Iterator[list[str]]:
@@ -161,22 +167,24 @@ def command_lines(page: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)
 def test_commands_take_their_options(page: Path) -> None:
-    for _, *words in command_lines(page):
-        if words[0].startswith("-") or words[0] in app.commands:
+    for _, *args in command_lines(page):
+        if args[0].startswith("-") or args[0] in app.commands:
             continue
-        names = [" ".join(words[:count]) for count in (2, 1)]
-        name = next(one for one in names if one in OPERATIONS)
-        OperationCommand(name).make_context(name, words[len(name.split()) :])
+        names = [" ".join(args[:count]) for count in (2, 1)]
+        name = next(candidate for candidate in names if candidate in OPERATIONS)
+        OperationCommand(name).make_context(name, args[len(name.split()) :])
 
 
 def parsed(kind: str, text: str) -> object:
     """What a block of code contains, read by the language that it names."""
     if kind == "yaml":
-        return [one for one in yaml.safe_load_all(re.sub(r"(?m)^config: ", "---\nconfig: ", text)) if one]
+        return [
+            document for document in yaml.safe_load_all(re.sub(r"(?m)^config: ", "---\nconfig: ", text)) if document
+        ]
     if kind == "toml":
         return tomllib.loads(text)
     if kind == "json":
-        return [json.loads(one) for one in ([text] if text.startswith("{\n") else text.splitlines())]
+        return [json.loads(line) for line in ([text] if text.startswith("{\n") else text.splitlines())]
     return ast.parse(text) if kind == "python" else text
 
 
@@ -188,8 +196,8 @@ def test_examples_can_be_read(page: Path) -> None:
 @pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)
 def test_no_node_of_a_diagram_has_a_word_of_its_language(page: Path) -> None:
     """Mermaid draws nothing then; the slow tests of the site draw every diagram."""
-    drawn = "\n".join(text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == "mermaid")
-    assert not RESERVED_NODE.findall(drawn)
+    diagrams = "\n".join(text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == "mermaid")
+    assert not RESERVED_NODE.findall(diagrams)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -33,7 +33,7 @@ class Text(NamedTuple):
 
 class Hit(NamedTuple):
     line: int
-    found: str
+    text: str
     write: str
 
 
@@ -58,13 +58,13 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 @cache
-def words() -> tuple[Word, ...]:
+def load_words() -> tuple[Word, ...]:
     return tuple(
         Word(
             compile_pattern(row["find"]),
             row["write"],
             tuple(row.get("where", ("prose", "names"))),
-            tuple(compile_pattern(one) for one in row.get("allow", ())),
+            tuple(compile_pattern(pattern) for pattern in row.get("allow", ())),
             row["example"],
             tuple(row.get("allowed", ())),
         )
@@ -109,12 +109,12 @@ def hits_in(texts: Iterable[Text]) -> Iterator[Hit]:
     for line, kind, content in texts:
         names = [(0, content)] if kind == "names" else []
         if kind == "prose":
-            names = [(one.start(), split_name(one.group())) for one in NAME_IN_PROSE.finditer(content)]
-            for word in (word for word in words() if "prose" in word.where):
+            names = [(match.start(), split_name(match.group())) for match in NAME_IN_PROSE.finditer(content)]
+            for word in (word for word in load_words() if "prose" in word.where):
                 for hit in word.spans(content):
                     yield Hit(line + content.count("\n", 0, hit.start()), hit.group(), word.write)
         for start, name in names:
-            for word in (word for word in words() if "names" in word.where):
+            for word in (word for word in load_words() if "names" in word.where):
                 for _ in word.spans(name):
                     yield Hit(line + content.count("\n", 0, start), name, word.write)
 
@@ -144,16 +144,16 @@ def looked_at() -> list[Path]:
 
 
 def test_everything_is_written_in_the_words_of_the_field() -> None:
-    found = [
-        f"{name_of(path)}:{hit.line}: {hit.found!r}; write: {hit.write}"
+    problems = [
+        f"{name_of(path)}:{hit.line}: {hit.text!r}; write: {hit.write}"
         for path in looked_at()
         if (source := read_part(path)) is not None
         for hit in hits_of(name_of(path), source)
     ]
-    assert not found, "\n".join(["Words that tests/architecture/words.toml lists:", *found])
+    assert not problems, "\n".join(["Words that tests/architecture/words.toml lists:", *problems])
 
 
-@pytest.mark.parametrize("word", words(), ids=lambda word: word.example)
+@pytest.mark.parametrize("word", load_words(), ids=lambda word: word.example)
 def test_a_planted_word_is_found_wherever_it_is_written(word: Word) -> None:
     two_lines = word.example.replace(" ", "\n")
     name = word.example.rstrip(".").replace(" ", "_")
@@ -180,7 +180,7 @@ def test_a_planted_word_is_found_wherever_it_is_written(word: Word) -> None:
             assert line is None or hits[0].line == line
 
 
-@pytest.mark.parametrize(("word", "text"), [(word, text) for word in words() for text in word.allowed])
+@pytest.mark.parametrize(("word", "text"), [(word, text) for word in load_words() for text in word.allowed])
 def test_what_is_meant_otherwise_is_not_found(word: Word, text: str) -> None:
     assert not [hit for hit in hits_of("page.md", text) if hit.write == word.write]
     assert not [hit for hit in hits_of("code.py", f'"""{text}"""\n') if hit.write == word.write]

@@ -64,8 +64,8 @@ def readers_called_around(name: str, text: str) -> list[str]:
     if name.startswith((*INSIDE, SIMULATED)) or name.startswith("trainyard/data/limited/server"):
         return []
     tree = ast.parse(text)
-    decoded = [f"{name}: {one}" for one in decoding(tree)] if name.startswith(NIGHT) else []
-    return decoded + [f"{name}: {one}" for one in imported(tree) if is_reader(one)]
+    decoded = [f"{name}: {call}" for call in decoding(tree)] if name.startswith(NIGHT) else []
+    return decoded + [f"{name}: {imported_name}" for imported_name in imported(tree) if is_reader(imported_name)]
 
 
 def decoding(tree: ast.AST) -> Iterator[str]:
@@ -80,8 +80,8 @@ def decoding(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_reader_is_called_around_the_limits() -> None:
-    found = [one for path in sources() for one in readers_called_around(name_of(path), path.read_text())]
-    assert found == []
+    calls = [call for path in sources() for call in readers_called_around(name_of(path), path.read_text())]
+    assert calls == []
 
 
 @pytest.mark.parametrize(

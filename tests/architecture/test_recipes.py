@@ -388,7 +388,7 @@ def apply(edit: Edit, package: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def recipe_problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Axis -> what went wrong with its toy value. All are added to one copy, and one process uses them."""
     folder = tmp_path_factory.mktemp("recipes")
     shutil.copytree(REPOSITORY / "trainyard", folder / "trainyard", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -401,8 +401,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    problems: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return problems
 
 
 def count_edits(recipe: Recipe) -> int:
@@ -415,9 +415,9 @@ def count_edits(recipe: Recipe) -> int:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_takes_two_edits(name: str, found: dict[str, str]) -> None:
+def test_a_recipe_takes_two_edits(name: str, recipe_problems: dict[str, str]) -> None:
     assert count_edits(RECIPES[name]) <= 2
-    assert found[name] == ""
+    assert recipe_problems[name] == ""
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -426,4 +426,6 @@ def test_contributing_names_what_a_recipe_edits(name: str) -> None:
     lines = dict(LINE.findall((REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")))
     named = [re.sub("<[a-z]+>", "[a-z]+", path) for path in PATH.findall(lines[LINES.get(name, "Value of an axis")])]
     patterns = [f"{path}.+" if path.endswith("/") else path for path in named]
-    assert not [edit.file for edit in RECIPES[name].edits if not any(re.fullmatch(one, edit.file) for one in patterns)]
+    assert not [
+        edit.file for edit in RECIPES[name].edits if not any(re.fullmatch(pattern, edit.file) for pattern in patterns)
+    ]

@@ -54,18 +54,18 @@ def test_the_skill_has_a_name_and_a_description() -> None:
 
 def test_every_code_is_on_a_generated_page() -> None:
     lines = [line for name in ("refusals.md", "errors.md") for line in pages()[name].splitlines()]
-    shown = {line.removeprefix("## ") for line in lines} | {line[3:].partition("`")[0] for line in lines}
+    documented_codes = {line.removeprefix("## ") for line in lines} | {line[3:].partition("`")[0] for line in lines}
     written = {code for path in sources() for code in WHOLE_CODE.findall(path.read_text(encoding="utf-8"))}
     codes = written | {row.code for row in ROWS}
-    assert sorted(codes - shown) == []
+    assert sorted(codes - documented_codes) == []
     assert len(codes) <= MOST_CODES
 
 
 def test_every_refusal_is_shown_under_its_code_in_words() -> None:
     parts = pages()["refusals.md"].split("\n## ")
-    shown = {
+    documented = {
         part.partition("\n")[0]: re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", part, re.MULTILINE) for part in parts
     }
     for row in ROWS:
-        texts = dict(shown[row.code])[row.name].split(" | ")[-2:]
+        texts = dict(documented[row.code])[row.name].split(" | ")[-2:]
         assert not [text for text in texts if "…" in text or len(WORD.findall(FIELD.sub("", text))) < 2], row.name

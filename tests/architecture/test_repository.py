@@ -37,20 +37,26 @@ def readable(path: Path) -> bool:
 
 
 def test_no_machine_path_and_no_registry_host() -> None:
-    found = []
+    hits = []
     for path in filter(readable, tracked_files()):
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             if FORBIDDEN.search(line):
-                found.append(f"{name_of(path)}:{number}: {line.strip()[:100]}")
-    assert not found
+                hits.append(f"{name_of(path)}:{number}: {line.strip()[:100]}")
+    assert not hits
 
 
 def test_every_dependency_is_pinned() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = [Requirement(one) for one in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    requirements = [
+        Requirement(dependency) for dependency in (*project["dependencies"], *project["optional-dependencies"]["dev"])
+    ]
     pinned = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in pins()}
-    assert not [one.name for one in wanted if canonicalize_name(one.name) not in pinned]
-    assert not [str(one) for one in wanted if not one.specifier.contains(pinned[canonicalize_name(one.name)])]
+    assert not [requirement.name for requirement in requirements if canonicalize_name(requirement.name) not in pinned]
+    assert not [
+        str(requirement)
+        for requirement in requirements
+        if not requirement.specifier.contains(pinned[canonicalize_name(requirement.name)])
+    ]
 
 
 @pytest.mark.network
@@ -67,13 +73,13 @@ def test_the_wheel_resolves(version: str, tmp_path: Path) -> None:
 def test_every_dependency_is_used() -> None:
     """Some are loaded by name, so the name of a package anywhere in the sources counts."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = {re.split(r"[\s<>=!\[;]", line)[0].lower().replace("_", "-") for line in project["dependencies"]}
-    modules: dict[str, set[str]] = {name: set() for name in wanted}
+    dependencies = {re.split(r"[\s<>=!\[;]", line)[0].lower().replace("_", "-") for line in project["dependencies"]}
+    modules: dict[str, set[str]] = {name: set() for name in dependencies}
     for module, names in packages_distributions().items():
-        for name in {one.lower().replace("_", "-") for one in names} & wanted:
+        for name in {distribution.lower().replace("_", "-") for distribution in names} & dependencies:
             modules[name].add(module)
-    words = set(re.findall(r"\w+", " ".join(path.read_text() for path in sources())))
-    assert not sorted(name for name, given in modules.items() if given and not given & words)
+    identifiers = set(re.findall(r"\w+", " ".join(path.read_text() for path in sources())))
+    assert not sorted(name for name, module_names in modules.items() if module_names and not module_names & identifiers)
 
 
 def pins() -> list[str]:
@@ -84,19 +90,23 @@ def pins() -> list[str]:
 def required(lines: Iterable[str]) -> set[str]:
     """The packages that the requirements lead to on some Python and system, as the installed metadata says it."""
     systems = {"Linux": "linux", "Darwin": "darwin", "Windows": "win32"}.items()
-    places = [
+    environments = [
         {"python_version": version, "platform_system": system, "sys_platform": platform}
         for version, (system, platform) in product(("3.11", "3.12", "3.13"), systems)
     ]
     waiting = {(Requirement(line), "") for line in lines}
     seen: set[tuple[str, str]] = set()
     while waiting:
-        one, extra = waiting.pop()
-        if one.marker and not any(one.marker.evaluate({**place, "extra": extra}) for place in places):
+        requirement, extra = waiting.pop()
+        if requirement.marker and not any(
+            requirement.marker.evaluate({**environment, "extra": extra}) for environment in environments
+        ):
             continue
-        for name, wanted in {(canonicalize_name(one.name), given) for given in ("", *one.extras)} - seen:
-            seen.add((name, wanted))
-            waiting |= {(Requirement(line), wanted) for line in requirements_of(name)}
+        for name, next_extra in {
+            (canonicalize_name(requirement.name), next_extra) for next_extra in ("", *requirement.extras)
+        } - seen:
+            seen.add((name, next_extra))
+            waiting |= {(Requirement(line), next_extra) for line in requirements_of(name)}
     return {name for name, _ in seen}
 
 
@@ -111,8 +121,8 @@ def requirements_of(name: str) -> list[str]:
 def test_every_pin_is_required() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
-    found = required([*project["dependencies"], *chain.from_iterable(extras)])
-    assert not sorted({canonicalize_name(line.split("==")[0]) for line in pins()} - found)
+    required_names = required([*project["dependencies"], *chain.from_iterable(extras)])
+    assert not sorted({canonicalize_name(line.split("==")[0]) for line in pins()} - required_names)
 
 
 def test_pins_are_exact_and_portable() -> None:
@@ -159,11 +169,13 @@ def test_the_wheel_takes_one_name_and_contains_what_is_deployed(tmp_path: Path) 
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"trainyard"}
     deployed = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
-    flows = {f"trainyard/shipped/{one['entrypoint'].partition(':')[0]}" for one in deployed}
+    flows = {f"trainyard/shipped/{deployment['entrypoint'].partition(':')[0]}" for deployment in deployed}
     assert not sorted((flows | {"trainyard/shipped/prefect.yaml"}) - names)
     built = {f"trainyard/surfaces/sdk/{name}.pyi" for name in ("surface", "asynchronous")}  # not committed
     assert built <= names
     folders = ("flows", "nodes", "tasks", "deployments", "examples")
     tracked = [name_of(path) for path in tracked_files()]
-    shipped = {f"trainyard/shipped/{name}" for name in tracked if name.startswith(tuple(f"{one}/" for one in folders))}
+    shipped = {
+        f"trainyard/shipped/{name}" for name in tracked if name.startswith(tuple(f"{folder}/" for folder in folders))
+    }
     assert not sorted(shipped - names)

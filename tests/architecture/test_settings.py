@@ -46,8 +46,10 @@ def configs() -> Iterator[type[BaseModel]]:
         name = name_of(path)
         if name.startswith(CONFIGS) and not name.startswith((RESULTS, REFUSALS)):
             module = importlib.import_module(name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
-            declared = (one for one in vars(module).values() if isinstance(one, type) and issubclass(one, BaseModel))
-            yield from (one for one in declared if one.__module__ == module.__name__)
+            declared = (
+                member for member in vars(module).values() if isinstance(member, type) and issubclass(member, BaseModel)
+            )
+            yield from (config for config in declared if config.__module__ == module.__name__)
 
 
 def readers() -> list[str]:
@@ -57,14 +59,14 @@ def readers() -> list[str]:
 
 def named_reads() -> Reads:
     """Every `x.name` and `x["name"]` in the sources, whatever x is."""
-    found: Reads = set()
+    reads: Reads = set()
     for name in readers():
         for node in ast.walk(ast.parse((REPOSITORY / name).read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                found.add((UNKNOWN, node.attr))
+                reads.add((UNKNOWN, node.attr))
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-                found.add((UNKNOWN, str(node.slice.value)))
-    return found
+                reads.add((UNKNOWN, str(node.slice.value)))
+    return reads
 
 
 def typed_reads() -> Reads:
@@ -81,7 +83,7 @@ def typed_reads() -> Reads:
     ]
     inferred = build.build(files, options).types
     members = [expression for expression in inferred if isinstance(expression, nodes.MemberExpr)]
-    return {(owner, one.name) for one in members for owner in classes_of(inferred.get(one.expr))}
+    return {(owner, member.name) for member in members for owner in classes_of(inferred.get(member.expr))}
 
 
 def classes_of(inferred: types.Type | None) -> Iterator[str]:
@@ -102,7 +104,7 @@ def unread(models: list[type[BaseModel]], reads: Reads) -> list[str]:
     }
 
     def is_read(name: str, field: str) -> bool:
-        if any((one, field) in reads for one in families[name]):
+        if any((class_name, field) in reads for class_name in families[name]):
             return True
         other = COPIED.get(name)
         return other in named and field in named[other].model_fields and is_read(other, field)

@@ -90,9 +90,9 @@ def writing_without_version(name: str, text: str) -> Iterator[str]:
 
 def test_what_is_stored_has_a_version_or_a_reason() -> None:
     paths = [path for path in sources("trainyard") if not name_of(path).startswith(OUTSIDE)]
-    found = {one for path in paths for one in writing_without_version(name_of(path), path.read_text())}
-    assert found - WITHOUT.keys() == set()
-    assert WITHOUT.keys() - found == set(), "these functions have a version now, or write nothing: remove them"
+    writers = {writer for path in paths for writer in writing_without_version(name_of(path), path.read_text())}
+    assert writers - WITHOUT.keys() == set()
+    assert WITHOUT.keys() - writers == set(), "these functions have a version now, or write nothing: remove them"
 
 
 @pytest.mark.parametrize(

@@ -27,20 +27,20 @@ def logic_in(tree: ast.Module, allowed: set[str] = frozenset()) -> list[str]:
 def bound_names(statement: ast.stmt) -> set[str]:
     """The names that an assignment, an import or a function binds; its text for any other statement."""
     if isinstance(statement, ast.Assign):
-        return {ast.unparse(one) for one in statement.targets}
+        return {ast.unparse(target) for target in statement.targets}
     if isinstance(statement, ast.Import):
-        return {one.asname or one.name for one in statement.names}
+        return {alias.asname or alias.name for alias in statement.names}
     return {statement.name} if isinstance(statement, ast.FunctionDef) else {ast.unparse(statement)}
 
 
 def repeated_classes(trees: Iterable[tuple[str, ast.Module]]) -> dict[str, list[str]]:
     """Class name -> the modules that define it, where there is more than one definition."""
-    found: dict[str, list[str]] = {}
+    class_files: dict[str, list[str]] = {}
     for name, tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(name)
-    return {name: where for name, where in found.items() if len(where) > 1}
+                class_files.setdefault(node.name, []).append(name)
+    return {name: where for name, where in class_files.items() if len(where) > 1}
 
 
 def import_cycle(*packages: str) -> str:
@@ -86,14 +86,14 @@ def test_a_cycle_is_found(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_init_files_contain_a_docstring_alone() -> None:
-    found = {
+    files = {
         name: logic
         for path in sources()
         if path.name == "__init__.py"
         and (name := name_of(path))
         and (logic := logic_in(tree_of(path), ALLOWED_NAMES.get(name, set())))
     }
-    assert not found
+    assert not files
 
 
 @pytest.mark.parametrize(

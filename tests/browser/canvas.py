@@ -13,8 +13,8 @@ def node(page: Page, name: str) -> Locator:
     return page.locator(f'.react-flow__node[data-id="{name}"]')
 
 
-def centre(found: Locator) -> tuple[float, float]:
-    box = found.bounding_box()
+def centre(locator: Locator) -> tuple[float, float]:
+    box = locator.bounding_box()
     assert box is not None
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 

@@ -139,9 +139,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests of this folder, in their places among the others."""
-    own = [item for item in items if item.path.parent == Path(__file__).parent]
-    ordered = iter(sorted(own, key=lambda item: place_of(item.nodeid)))
-    items[:] = [next(ordered) if item in own else item for item in items]
+    browser_items = [item for item in items if item.path.parent == Path(__file__).parent]
+    ordered = iter(sorted(browser_items, key=lambda item: place_of(item.nodeid)))
+    items[:] = [next(ordered) if item in browser_items else item for item in items]
 
 
 def start_jobs(service: DashboardService, *, with_chain: bool) -> None:
@@ -162,8 +162,8 @@ def start_chain(service: DashboardService) -> None:
     spec = service.post("chains/expand", {"target": {"name": TRAINED, "nodes": CHAIN}})["spec"]
     stored = service.post("chains", spec)
     headers = {"authorization": f"Bearer {service.token}", "if-match": f'"{stored["etag"]}"'}
-    place = f"{service.url}/api/v1/chains/{stored['id']}"
-    answer = httpx.put(place, json={**spec, "description": "the second"}, headers=headers, timeout=60)
+    chain_url = f"{service.url}/api/v1/chains/{stored['id']}"
+    answer = httpx.put(chain_url, json={**spec, "description": "the second"}, headers=headers, timeout=60)
     assert answer.is_success, answer.text
     run = service.post(f"chains/{stored['id']}/run")["id"]
     service.started |= {"chain": stored["id"], TRAINED: run}
@@ -197,8 +197,8 @@ def serving_stack(
 
 def common_folder(factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of `-n 2` have."""
-    own = factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    base_folder = factory.getbasetemp()
+    return base_folder.parent if "PYTEST_XDIST_WORKER" in os.environ else base_folder
 
 
 @pytest.fixture(scope="session")
@@ -231,8 +231,8 @@ def second_job(service: DashboardService) -> dict[str, Any]:
 class Places(dict[str, str]):
     """What the paths of `DETAILS` name; what a path does not name is not waited for."""
 
-    def __init__(self, service: DashboardService, **given: str) -> None:
-        super().__init__({"run": RUN, "night": NIGHT, "sweep": SWEEP, "data": "data.jsonl", **given})
+    def __init__(self, service: DashboardService, **values: str) -> None:
+        super().__init__({"run": RUN, "night": NIGHT, "sweep": SWEEP, "data": "data.jsonl", **values})
         self.service = service
 
     def __missing__(self, name: str) -> str:
@@ -250,14 +250,14 @@ class Places(dict[str, str]):
 
 
 @pytest.fixture(scope="session")
-def places(service: DashboardService) -> Places:
+def path_values(service: DashboardService) -> Places:
     """What the paths of `DETAILS` name, and a data set."""
     return Places(service)
 
 
 @pytest.fixture(scope="session")
 def spoiled(service: DashboardService) -> Places:
-    """`places` with a job that was refused rows of the corpus, and their file."""
+    """`path_values` with a job that was refused rows of the corpus, and their file."""
     return Places(service, trained=service.finished(SPOILED, "failed")["id"], data=SPOILED_FILE)
 
 
@@ -353,8 +353,8 @@ def page(visited: BrowserContext, watch: PageWatch, serving_stack: DashboardServ
     watch.watch(page)
     yield page
     page.unroute_all(behavior="ignoreErrors")  # a page asks every few seconds, also at the end of its test
-    for one in visited.pages:
-        one.close()
+    for visited_page in visited.pages:
+        visited_page.close()
 
 
 def forget_stored(page: Page, origin: str) -> None:
@@ -365,7 +365,7 @@ def forget_stored(page: Page, origin: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def kept(browser: Browser, serving_stack: DashboardService) -> Iterator[KeptPage]:
+def page_holder(browser: Browser, serving_stack: DashboardService) -> Iterator[KeptPage]:
     """One page of the owner for the tests of a module that only look: to open one takes longer than most of them."""
     with opened_context(browser, serving_stack) as context:
         log_in(context, serving_stack)
@@ -373,14 +373,14 @@ def kept(browser: Browser, serving_stack: DashboardService) -> Iterator[KeptPage
 
 
 @pytest.fixture
-def kept_page(kept: KeptPage) -> Iterator[Page]:
+def kept_page(page_holder: KeptPage) -> Iterator[Page]:
     """`page`, as the test before has left it; what that one has set for the whole page is not set any more."""
-    kept.watch.forget()
-    yield kept.page
-    kept.page.unroute_all(behavior="ignoreErrors")
-    kept.page.emulate_media(color_scheme="light")
-    kept.page.set_viewport_size(SIZE)
-    assert kept.watch.problems == []
+    page_holder.watch.forget()
+    yield page_holder.page
+    page_holder.page.unroute_all(behavior="ignoreErrors")
+    page_holder.page.emulate_media(color_scheme="light")
+    page_holder.page.set_viewport_size(SIZE)
+    assert page_holder.watch.problems == []
 
 
 JOBS = 10_000

@@ -49,7 +49,7 @@ DETAILS = (
     "/adapters/default/crane/v1", "/adapters/default/crane/v1/chat", "/nights/default/{night}",
     "/nights/graph?key={entity}", "/sweeps/{sweep}",
 )  # fmt: skip
-"""The pages about one thing that is stored (`places`)."""
+"""The pages about one thing that is stored (`path_values`)."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class DashboardService:
     url: str
     """Where it answers, such as http://127.0.0.1:8898; the pages are below /dashboard."""
     token: str
-    begun: Callable[[], dict[str, str]] = dict
+    read_started: Callable[[], dict[str, str]] = dict
     """What all processes have started by now, which is nothing before the whole stack is running."""
     publish: Callable[[dict[str, str], str], None] = lambda ids, failed: None
     """Let the other processes know what was started, or why something was not."""
@@ -71,14 +71,14 @@ class DashboardService:
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60, verify=False))
     """One for all requests: `httpx.get` reads the machine's certificates each time, which takes longer than most."""
 
-    def start_job(self, name: str, given: dict[str, Any]) -> None:
-        self.started[name] = self.post("jobs", {"dataset": {"path": "data.jsonl"}, **given})["id"]
+    def start_job(self, name: str, parameters: dict[str, Any]) -> None:
+        self.started[name] = self.post("jobs", {"dataset": {"path": "data.jsonl"}, **parameters})["id"]
 
     def id_of(self, name: str) -> str:
         """The id of what the session starts under a name; waits for its start."""
         if name not in self.started:
-            until(lambda: name in self.begun(), BEGUN_S, f"the start of {name}", every_s=0.5)
-            self.started |= self.begun()
+            until(lambda: name in self.read_started(), BEGUN_S, f"the start of {name}", every_s=0.5)
+            self.started |= self.read_started()
         return self.started[name]
 
     def share(self, **ids: str) -> None:
@@ -97,9 +97,9 @@ class DashboardService:
     def finished(self, name: str, state: str = "completed") -> dict[str, Any]:
         """A job that the session has started, once it has ended so."""
         if name not in self.ended:
-            found = self.wait_for_job(self.id_of(name), "completed", "failed")
-            assert found["state"] == state, found["message"]
-            self.ended[name] = found
+            job = self.wait_for_job(self.id_of(name), "completed", "failed")
+            assert job["state"] == state, job["message"]
+            self.ended[name] = job
         return self.ended[name]
 
     def make_token(self, name: str, scope: Literal["read", "run", "admin"]) -> str:
@@ -112,22 +112,22 @@ class DashboardService:
     def post(self, path: str, body: Any = None) -> Any:
         return self.ask("POST", path, json=body if body is not None else {})
 
-    def ask(self, method: str, path: str, **given: Any) -> Any:
+    def ask(self, method: str, path: str, **options: Any) -> Any:
         headers = {"authorization": f"Bearer {self.token}"}
-        answer = self.client.request(method, f"{self.url}/api/v1/{path}", headers=headers, **given)
+        answer = self.client.request(method, f"{self.url}/api/v1/{path}", headers=headers, **options)
         assert answer.is_success, answer.text
         return answer.json()
 
     def wait_for_job(self, job: str, *states: str, seconds: float = 240) -> dict[str, Any]:
         """The job, once it is in one of these states; a paused one has also written its last checkpoint."""
-        found: dict[str, Any] = {}
+        detail: dict[str, Any] = {}
 
         def has_arrived() -> bool:
-            found.update(self.get(f"jobs/{job}"))
-            return found["state"] in states and found["detail"] != "pausing"
+            detail.update(self.get(f"jobs/{job}"))
+            return detail["state"] in states and detail["detail"] != "pausing"
 
         until(has_arrived, seconds, f"becoming {' or '.join(states)}", every_s=0.5)
-        return found
+        return detail
 
 
 @dataclass
@@ -221,15 +221,15 @@ def write_spoiled(stack: Stack) -> str:
 
 def processes_of(home: Path) -> list[psutil.Process]:
     """The processes of a home that have not ended."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
-            ours = process.environ().get("TRAINYARD_HOME") == str(home) and process.pid != os.getpid()
-            if ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            is_ours = process.environ().get("TRAINYARD_HOME") == str(home) and process.pid != os.getpid()
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return found
+    return processes
 
 
 def log_in(context: BrowserContext, service: DashboardService) -> None:
@@ -252,8 +252,8 @@ def audit(page: Page) -> None:
     source = AXE.read_text(encoding="utf-8")
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        found = list_violations(page, source, RULES[scheme])
-        assert not found, "\n".join([f"{page.url} in {scheme}:", *found])
+        violations = list_violations(page, source, RULES[scheme])
+        assert not violations, "\n".join([f"{page.url} in {scheme}:", *violations])
     page.emulate_media(color_scheme="light")
     assert_narrow(page)
 
@@ -270,10 +270,10 @@ def list_violations(page: Page, source: str, rules: dict[str, Any]) -> list[str]
     assert "exceptionDetails" not in answer, answer
     violations = json.loads(answer["result"]["value"])
     return [
-        f"{one['impact']} {one['id']}: {one['help']}: {node['html'][:200]}"
-        for one in violations
-        if one["impact"] in BLOCKING
-        for node in one["nodes"]
+        f"{violation['impact']} {violation['id']}: {violation['help']}: {node['html'][:200]}"
+        for violation in violations
+        if violation["impact"] in BLOCKING
+        for node in violation["nodes"]
     ]
 
 
@@ -313,15 +313,15 @@ ASKED = {
 """Page -> the buttons whose answers it shows, too."""
 
 
-def show_whole_page(page: Page, path: str, places: dict[str, str], *, within: bool = False) -> None:
+def show_whole_page(page: Page, path: str, path_values: dict[str, str], *, within: bool = False) -> None:
     """Open a page of `PAGES` or `DETAILS` with what it shows on request: a draft's preview, a node, what is folded."""
     if path == "/jobs/new":
-        draft = json.dumps({"dataset": {"path": places["data"]}})
+        draft = json.dumps({"dataset": {"path": path_values["data"]}})
         keep = f"sessionStorage.setItem('trainyard.new-job', {json.dumps(draft)})"
         page.add_init_script(keep)
         if page.url != BLANK:
             page.evaluate(keep)
-    show_page(page, path.format_map(places), within=within)
+    show_page(page, path.format_map(path_values), within=within)
     if "?run=" in path:
         page.locator('.react-flow__node[data-id="trainer"]').press("Enter")
         expect(page.get_by_label("Selected node").get_by_role("heading", level=3).first).to_be_visible()

@@ -37,7 +37,7 @@ LIMITED = ("eval",)
 class Answers:
     """The answers that a page got, with other numbers than the service gave."""
 
-    found: list[Any] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
     next: int = 0
 
     def give(self, route: Route) -> None:
@@ -48,7 +48,7 @@ class Answers:
         if "application/json" not in (answer.headers.get("content-type") or ""):
             return route.fulfill(response=answer)
         value = self.renumber(answer.json())
-        self.found.append(value)
+        self.bodies.append(value)
         return route.fulfill(response=answer, body=json.dumps(value))
 
     def renumber_stream(self, text: str) -> str:
@@ -57,7 +57,7 @@ class Answers:
         for at, line in enumerate(lines):
             if line.startswith("data: "):
                 value = self.renumber(json.loads(line.removeprefix("data: ")))
-                self.found.append(value)
+                self.bodies.append(value)
                 lines[at] = f"data: {json.dumps(value)}"
         return "\n".join([*lines, ""])
 
@@ -66,9 +66,9 @@ class Answers:
         if key in (*PLACES, *LIMITED):
             return value
         if isinstance(value, dict):
-            return {name: self.renumber(one, name) for name, one in value.items()}
+            return {name: self.renumber(entry, name) for name, entry in value.items()}
         if isinstance(value, list):
-            return [self.renumber(one, key) for one in value]
+            return [self.renumber(entry, key) for entry in value]
         if isinstance(value, bool) or not isinstance(value, int | float) or key in AS_THEY_ARE:
             return value
         self.next += 1
@@ -81,13 +81,13 @@ def leaves(value: Any) -> Iterator[Any]:
     """Every number and every text of an answer, and how many there are in each of its lists."""
     if isinstance(value, dict):
         yield len(value)
-        for name, one in value.items():
+        for name, child in value.items():
             yield name
-            yield from leaves(one)
+            yield from leaves(child)
     elif isinstance(value, list):
         yield len(value)
-        for one in value:
-            yield from leaves(one)
+        for child in value:
+            yield from leaves(child)
     elif value is not None and not isinstance(value, bool):
         yield value
 
@@ -95,12 +95,12 @@ def leaves(value: Any) -> Iterator[Any]:
 def sums(value: Any) -> Iterator[float]:
     """The sum of each field over the things of a list or of a dict, such as the bytes of all files."""
     things = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    alike = [one for one in things if isinstance(one, dict)]
-    for name in {name for one in alike for name in one}:
-        numbers = [one[name] for one in alike if isinstance(one.get(name), int | float)]
+    alike = [row for row in things if isinstance(row, dict)]
+    for name in {name for row in alike for name in row}:
+        numbers = [row[name] for row in alike if isinstance(row.get(name), int | float)]
         yield float(sum(numbers))
-    for one in things:
-        yield from sums(one)
+    for thing in things:
+        yield from sums(thing)
 
 
 def forms(value: float) -> Iterator[float]:
@@ -108,8 +108,8 @@ def forms(value: float) -> Iterator[float]:
     yield value
     for digits in (2, 3, 4, 5, 6):
         yield float(f"{value:.{digits}g}")
-    for places in range(4):
-        yield round(value, places)
+    for decimals in range(4):
+        yield round(value, decimals)
     yield round(value * 100, 1)
     yield float(math.floor(value * 100 + 0.5))
     for power in range(5):
@@ -123,15 +123,15 @@ def forms(value: float) -> Iterator[float]:
 
 def explained(answers: Iterable[Any]) -> set[float]:
     """Every number that a page with these answers may show."""
-    found: set[float] = set()
+    numbers: set[float] = set()
     for value in answers:
-        found |= {form for total in sums(value) for form in forms(total)}
+        numbers |= {form for total in sums(value) for form in forms(total)}
         for leaf in leaves(value):
             if isinstance(leaf, str):
-                found |= {read(text) for text in re.findall(DIGITS, leaf)}
+                numbers |= {read(text) for text in re.findall(DIGITS, leaf)}
             elif math.isfinite(leaf):
-                found |= {abs(one) for one in forms(leaf)}
-    return found
+                numbers |= {abs(form) for form in forms(leaf)}
+    return numbers
 
 
 def read(text: str) -> float:
@@ -158,6 +158,6 @@ def list_made_up(page: Page, answers: Answers) -> list[str]:
 
     They are read first: a page asks again every few seconds, also while the answers are gone through.
     """
-    shown = list_numbers(page)
-    allowed = explained(answers.found)
-    return [text for text in shown if read(text) not in allowed]
+    page_numbers = list_numbers(page)
+    allowed = explained(answers.bodies)
+    return [text for text in page_numbers if read(text) not in allowed]

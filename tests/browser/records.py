@@ -59,19 +59,19 @@ def seed_documents(home: Path) -> None:
 
 def seed_run(here: Settings, scratch: Path) -> None:
     def rows(folder: Path) -> Produced:
-        made = make_rows(folder)
+        rows = make_rows(folder)
         with (folder / "sft" / QUARANTINE_FILE).open("ab") as stream:
             line = {"line": 11, "source": EVIL, "reason": "too_long", "detail": EVIL, "row": EVIL + "x" * 3_000}
             stream.write(orjson.dumps(line) + b"\n")
-        return made
+        return rows
 
     def report(folder: Path) -> Produced:
-        made = make_report(folder, scratch / "job")
+        report = make_report(folder, scratch / "job")
         path = folder / "report" / "report.json"
         value = json.loads(path.read_text())
         value["samples"] = [{"prompt": EVIL, "gold": EVIL, "baseline": EVIL, "candidate": "Because."}]
         path.write_text(json.dumps(value))
-        return made
+        return report
 
     store, record = ArtifactStore(here.artifacts), RunRecord(here.runs / RUN)
     store.produce("c" * 64, rows)
@@ -101,13 +101,13 @@ def seed_night(here: Settings) -> None:
 
 def seed_graph(here: Settings) -> None:
     jane, acme = Named("person", "Jane Doe"), Named("company", f"Acme {EVIL}")
-    one = Mutation(
+    mutation = Mutation(
         "default", "mail", "a.md", "0" * 64, "v1", (Entity("person", "Jane Doe", {"note": EVIL}),),
         (Relation("works_at", jane, acme),),
     )  # fmt: skip
     graph_file(here).parent.mkdir(parents=True)
     with LadybugGraph(graph_file(here)) as graph:
-        graph.mutate([one])
+        graph.mutate([mutation])
 
 
 def seed_sweep(here: Settings) -> SweepRecord:
@@ -115,8 +115,8 @@ def seed_sweep(here: Settings) -> SweepRecord:
     folder = here.working_folder
     (folder / "swept.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 40)
     (folder / "swept.yaml").write_text(SWEPT)
-    given = {"file": str(folder / "swept.yaml"), "parameters": {"trainer": {"learning_rate": "loguniform(1e-5, 1e-3)"}}}
-    spec = build_sweep(SweepInput.model_validate({**given, "name": SWEEP}), Context(here, lambda _: None))
+    body = {"file": str(folder / "swept.yaml"), "parameters": {"trainer": {"learning_rate": "loguniform(1e-5, 1e-3)"}}}
+    spec = build_sweep(SweepInput.model_validate({**body, "name": SWEEP}), Context(here, lambda _: None))
     record = SweepRecord(spec=spec, created=1.0)
     write_record(here, record)
     study = SweepStudy(sweep_folder(here, spec.name), spec)

@@ -80,11 +80,11 @@ def shared_service(folder: Path, beginning: Beginning) -> Iterator[DashboardServ
 def leave(folder: Path) -> bool:
     """Use the stack no more, if this process does; the last one ends it. Returns whether no process uses it now."""
     with changed(folder) as shared:
-        others = [pid for pid in shared.users if pid != os.getpid() and psutil.pid_exists(pid)]
-        if os.getpid() in shared.users and not others:
+        users = [pid for pid in shared.users if pid != os.getpid() and psutil.pid_exists(pid)]
+        if os.getpid() in shared.users and not users:
             end(Stack(Path(shared.folder), Path(shared.model)))
-        shared.users = others
-        return not others
+        shared.users = users
+        return not users
 
 
 def wait_for_others(folder: Path) -> None:
@@ -106,13 +106,13 @@ def changed(folder: Path) -> Iterator[Shared]:
 def start(folder: Path, shared: Shared, beginning: Beginning, aside: ThreadPoolExecutor) -> None:
     """Return when the service answers; the rest of the stack is started `aside`."""
     shared.count += 1
-    place = folder / f"dashboard-{shared.count}"
-    (place / "home").mkdir(parents=True)
-    (place / "home" / "trainyard.toml").write_text("allow_scripts = true\n")
+    stack_folder = folder / f"dashboard-{shared.count}"
+    (stack_folder / "home").mkdir(parents=True)
+    (stack_folder / "home" / "trainyard.toml").write_text("allow_scripts = true\n")
     model = beginning.build_model()  # `up` serves it
-    stack = Stack(place, model)
+    stack = Stack(stack_folder, model)
     stack.write_data()
-    shared.folder, shared.model, shared.started, shared.failed = str(place), str(model), {}, ""
+    shared.folder, shared.model, shared.started, shared.failed = str(stack_folder), str(model), {}, ""
     starting = aside.submit(stack.command, "up")
     try:
         beginning.seed(stack, model)
@@ -151,7 +151,7 @@ def service_of(folder: Path, stack: Stack) -> DashboardService:
     api = running(stack.settings, "api")
     assert api is not None
 
-    def begun() -> dict[str, str]:
+    def read_started() -> dict[str, str]:
         with changed(folder) as shared:
             assert not shared.failed, shared.failed
             return shared.started
@@ -161,7 +161,7 @@ def service_of(folder: Path, stack: Stack) -> DashboardService:
             shared.started |= ids
             shared.failed = shared.failed or failed
 
-    return DashboardService(stack, api.url, read_auth(stack.settings) or "", begun, publish)
+    return DashboardService(stack, api.url, read_auth(stack.settings) or "", read_started, publish)
 
 
 def end(stack: Stack) -> None:

@@ -81,8 +81,8 @@ def overlapping(page: Page) -> list[tuple[str, str]]:
         "(all) => all.map((one) => [one.dataset.id, one.getBoundingClientRect().toJSON()])"
     )
     return [
-        (one, other)
-        for (one, a), (other, b) in itertools.combinations(boxes, 2)
+        (first, second)
+        for (first, a), (second, b) in itertools.combinations(boxes, 2)
         if a["left"] < b["right"] and b["left"] < a["right"] and a["top"] < b["bottom"] and b["top"] < a["bottom"]
     ]
 
@@ -92,8 +92,8 @@ def build_and_run(page: Page, service: DashboardService) -> str:
     open_page(page, "/chains/new", "New chain")
     canvas = page.get_by_role("region", name="Canvas of the chain")
     for at, kind in enumerate(TYPES):
-        place = {"x": 110 + (at % 3) * 260, "y": 110 + (at // 3) * 220}
-        page.get_by_role("button", name=f"+ {kind}").drag_to(canvas, target_position=place)  # type: ignore[arg-type]
+        position = {"x": 110 + (at % 3) * 260, "y": 110 + (at // 3) * 220}
+        page.get_by_role("button", name=f"+ {kind}").drag_to(canvas, target_position=position)  # type: ignore[arg-type]
         expect(page.locator(".react-flow__node")).to_have_count(at + 1)
 
     drag_link(page, "data-source", "documents", "deployer")
@@ -143,7 +143,7 @@ def test_qa_pipeline_is_built_by_dragging_and_run(
         run = build_and_run(page, service)
     expect(node(page, "data-source").locator(".node-completed")).to_be_visible(timeout=RUN_MS)
     expect(status(page).locator(".state")).to_have_text(re.compile("completed|failed"), timeout=RUN_MS)
-    states = {one["id"]: (one["state"], one["message"]) for one in service.get(f"jobs/{run}/nodes")["nodes"]}
+    states = {row["id"]: (row["state"], row["message"]) for row in service.get(f"jobs/{run}/nodes")["nodes"]}
     for name, (state, message) in states.items():
         assert state == "completed", f"{name}: {message}"
         expect(node(page, name).locator(".node-completed")).to_be_visible()
@@ -151,10 +151,10 @@ def test_qa_pipeline_is_built_by_dragging_and_run(
     report = page.get_by_role("region", name="evaluator in this run").get_by_role("link", name="report")
     expect(report).to_have_attribute("href", f"/dashboard/evaluations/{run}/evaluator")
     node(page, "validator").click()
-    shown = page.get_by_role("region", name="validator in this run")
+    region = page.get_by_role("region", name="validator in this run")
     outputs = service.get(f"jobs/{run}/nodes/validator")["outputs"]
-    expect(shown).to_contain_text(f"sft: {outputs['sft']['rows']} rows")
-    expect(shown).to_contain_text(outputs["sft"]["sha256"][:12])
+    expect(region).to_contain_text(f"sft: {outputs['sft']['rows']} rows")
+    expect(region).to_contain_text(outputs["sft"]["sha256"][:12])
     page.reload()
     expect(node(page, "trainer").locator(".node-completed")).to_be_visible()
     expect(status(page)).to_contain_text("revision 2")
@@ -184,7 +184,7 @@ def run_again_from(page: Page, service: DashboardService, name: str) -> None:
     page.wait_for_url(lambda url: "?run=" in url and url != first)
     expect(status(page).locator(".state")).to_have_text(re.compile("completed|failed"), timeout=RUN_MS)
     run = page.url.partition("?run=")[2]
-    states = {one["id"]: one["state"] for one in service.get(f"jobs/{run}/nodes")["nodes"]}
+    states = {row["id"]: row["state"] for row in service.get(f"jobs/{run}/nodes")["nodes"]}
     assert {state for other, state in states.items() if other != name} == {"reused"}
     assert states[name] == "completed"
     expect(node(page, "trainer").locator(".node-reused")).to_be_visible()
@@ -326,8 +326,8 @@ def test_older_runs_of_a_chain_are_on_further_pages(page: Page, service: Dashboa
     runs = [{"run_id": f"{at:08}", "id": f"job-{at}", "name": f"run-{at}", **facts} for at in range(60)]
 
     def give(route: Route) -> None:
-        asked = {name: int(values[0]) for name, values in parse_qs(urlsplit(route.request.url).query).items()}
-        part = runs[asked["offset"] :][: asked["limit"]]
+        query = {name: int(values[0]) for name, values in parse_qs(urlsplit(route.request.url).query).items()}
+        part = runs[query["offset"] :][: query["limit"]]
         answer = {"id": stored["id"], "name": stored["name"], "runs": part}
         route.fulfill(body=json.dumps(answer), content_type="application/json")
 
@@ -364,9 +364,9 @@ def test_a_chain_is_built_with_the_keyboard_alone(page: Page, service: Dashboard
     expect(page.locator(".react-flow__edge.link-documents")).to_have_count(1)
     press_to(page, node(page, "ai-generator"), "Shift+Tab")
     page.keyboard.press("Enter")
-    place = centre(node(page, "ai-generator"))
+    before = centre(node(page, "ai-generator"))
     page.keyboard.press("ArrowDown")
-    until(lambda: centre(node(page, "ai-generator"))[1] > place[1], 10, "the node further down")
+    until(lambda: centre(node(page, "ai-generator"))[1] > before[1], 10, "the node further down")
     press_to(page, page.get_by_role("button", name="Save", exact=True), "Shift+Tab")
     page.keyboard.press("Enter")
     expect(status(page)).to_contain_text("revision 1")
@@ -374,31 +374,31 @@ def test_a_chain_is_built_with_the_keyboard_alone(page: Page, service: Dashboard
     assert (source["config"]["path"], generator["needs"]) == ("depot", ["data-source"])
 
 
-def press_to(page: Page, wanted: Locator, key: str = "Tab", most: int = 80) -> None:
+def press_to(page: Page, locator: Locator, key: str = "Tab", most: int = 80) -> None:
     """Press a key until something has the focus."""
-    expect(wanted).to_be_visible()
+    expect(locator).to_be_visible()
     for _ in range(most):
         page.keyboard.press(key)
-        if wanted.evaluate("(one) => one === document.activeElement"):
+        if locator.evaluate("(one) => one === document.activeElement"):
             return
-    raise AssertionError(f"{most} times {key} do not lead to {wanted}.")
+    raise AssertionError(f"{most} times {key} do not lead to {locator}.")
 
 
 def test_the_yaml_is_what_the_command_line_takes(
     page: Page, service: DashboardService, stored: dict[str, Any], watch: PageWatch
 ) -> None:
     watch.expect("status of 422")
-    asked: list[str] = []
+    requests: list[str] = []
 
     def note(route: Route) -> None:
-        asked.append(route.request.url)
+        requests.append(route.request.url)
         route.continue_()
 
     page.route("**/chains/expand", note)
     open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
     expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
     page.wait_for_timeout(CHECKED_AGAIN_MS)
-    assert len(asked) == 1  # the answer that the editor opens with is its check
+    assert len(requests) == 1  # the answer that the editor opens with is its check
     page.get_by_role("button", name="YAML").click()
     box = page.get_by_label("A chain, a job or the call of a template")
     text = box.input_value()
@@ -425,9 +425,9 @@ def test_another_writer_is_not_overwritten(
     open_page(page, f"/chains/{stored['id']}/edit", stored["name"])
     expect(status(page)).to_contain_text("would run here", timeout=CHECKED_MS)
     page.get_by_label("Description").fill("of mine")
-    others = {**stored["body"], "description": "of another"}
+    other_body = {**stored["body"], "description": "of another"}
     headers = {"authorization": f"Bearer {service.token}", "if-match": f'"{stored["etag"]}"'}
-    answer = httpx.put(f"{service.url}/api/v1/chains/{stored['id']}", json=others, headers=headers, timeout=60)
+    answer = httpx.put(f"{service.url}/api/v1/chains/{stored['id']}", json=other_body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
     page.reload()  # a draft of an earlier visit was made from the earlier revision
     page.get_by_role("button", name="Save", exact=True).click()
@@ -460,11 +460,11 @@ def test_a_template_is_filled_in_and_opened_in_the_editor(page: Page, documents:
 
 def test_the_numbers_of_the_chains_are_those_of_the_api(page: Page, service: DashboardService, stored: Any) -> None:
     open_page(page, "/chains", "Chains")
-    for one in service.get("chains", limit=50)["chains"]:
-        row = page.get_by_role("row").filter(has=page.locator(f'a[href="/dashboard/chains/{one["id"]}"]'))
+    for chain in service.get("chains", limit=50)["chains"]:
+        row = page.get_by_role("row").filter(has=page.locator(f'a[href="/dashboard/chains/{chain["id"]}"]'))
         cells = row.get_by_role("cell").all_inner_texts()
-        assert cells[:6] == [one["name"], one["description"], str(one["nodes"]), str(one["revision"]), one["tenant"],
-                             one["author"]]  # fmt: skip
+        assert cells[:6] == [chain["name"], chain["description"], str(chain["nodes"]), str(chain["revision"]),
+                             chain["tenant"], chain["author"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", NAMES)
@@ -472,10 +472,10 @@ def test_texts_of_a_chain_are_texts(kept_page: Page, service: DashboardService, 
     kept_page.add_init_script("window.executed = 0; window.alert = () => { window.executed += 1; };")
     spec = wide_chain(1)
     spec["nodes"][3]["config"] = {"base_model": text}
-    found = service.post("chains", {**spec, "description": text})
+    chain = service.post("chains", {**spec, "description": text})
     open_page(kept_page, "/chains", "Chains")
     expect(kept_page.get_by_role("cell", name=text, exact=True).first).to_be_visible()
-    open_page(kept_page, f"/chains/{found['id']}/edit", "wide")
+    open_page(kept_page, f"/chains/{chain['id']}/edit", "wide")
     expect(kept_page.get_by_label("Description")).to_have_value(text)
     expect(kept_page.get_by_role("region", name="Problems")).to_be_visible(timeout=CHECKED_MS)
     assert kept_page.evaluate("window.executed") == 0

@@ -58,15 +58,15 @@ def test_every_number_of_a_job_is_that_of_rest(
         ("Gradient norm", "grad_norm"),
         ("Tokens per second", "tokens_per_second"),
     ):
-        known = [(point["step"], point[metric]) for point in curve if point[metric] is not None]
+        measured_points = [(point["step"], point[metric]) for point in curve if point[metric] is not None]
         expect(figure(page, title)).to_be_visible()
         name, step, value, points = last_row(page, title)
-        assert (name, int(step), int(points)) == (title, known[-1][0], len(known))
-        assert float(value.replace(",", "")) == pytest.approx(known[-1][1], rel=1e-3)
+        assert (name, int(step), int(points)) == (title, measured_points[-1][0], len(measured_points))
+        assert float(value.replace(",", "")) == pytest.approx(measured_points[-1][1], rel=1e-3)
     evaluated = [(point["step"], point["eval_loss"]) for point in curve if point["eval_loss"] is not None]
     row = figure(page, "Loss").locator(".visually-hidden tbody tr").nth(1).locator("th, td").all_inner_texts()
     assert (row[0], int(row[1]), int(row[3])) == ("Evaluation loss", evaluated[-1][0], len(evaluated))
-    step, best = min(evaluated, key=lambda one: one[1])
+    step, best = min(evaluated, key=lambda point: point[1])
     expect(figure(page, "Loss")).to_contain_text(f"best held-out loss {as_shown(best)} at step {step}")
     facts = dict(
         zip(page.locator(".facts dt").all_inner_texts(), page.locator(".facts dd").all_inner_texts(), strict=True)
@@ -91,12 +91,12 @@ def test_curves_are_zoomed_smoothed_and_logarithmic(
     open_page(page, f"/jobs/{job}", trained_job["name"])
     loss = figure(page, "Loss")
     expect(loss).to_be_visible()
-    drawn = "(figure) => figure.querySelector('canvas').toDataURL()"
+    script = "(figure) => figure.querySelector('canvas').toDataURL()"
 
     def redraws(change: Callable[[], object]) -> None:
-        before = loss.evaluate(drawn)
+        before = loss.evaluate(script)
         change()
-        until(lambda: loss.evaluate(drawn) != before, 10, "another picture")
+        until(lambda: loss.evaluate(script) != before, 10, "another picture")
 
     redraws(page.get_by_label("Log scale").check)
     redraws(lambda: page.get_by_label("Smoothing").fill("0.9"))
@@ -199,8 +199,8 @@ def test_the_form_shows_what_a_run_takes_for_what_is_left_out(page: Page) -> Non
     page.get_by_label("Method", exact=True).select_option("full")
     expect(rate).to_have_attribute("placeholder", "2e-5")
     expect(page.get_by_label("Rank", exact=True)).to_have_count(0)
-    words = page.locator("main").inner_text()
-    assert not [word for word in ("default: setting", "by stage", "as `type`", "None") if word in words]
+    text = page.locator("main").inner_text()
+    assert not [word for word in ("default: setting", "by stage", "as `type`", "None") if word in text]
 
 
 def test_the_form_lists_data_and_models_of_this_machine(page: Page, service: DashboardService) -> None:
@@ -208,7 +208,7 @@ def test_the_form_lists_data_and_models_of_this_machine(page: Page, service: Das
     path = page.get_by_label(re.compile("^Path"))
     offered = "(input) => [...input.list.options].map((one) => one.value)"
     until(lambda: "data.jsonl" in path.evaluate(offered), 20, "the files of the working folder")
-    assert path.evaluate(offered) == [one["path"] for one in service.get("data")["entries"]]
+    assert path.evaluate(offered) == [entry["path"] for entry in service.get("data")["entries"]]
     models = page.get_by_label("Base model", exact=True)
     until(lambda: "starter" in models.evaluate(offered), 20, "the base models")
     expect(page.get_by_text(f"A relative path starts in {service.get('data')['start']}.")).to_be_visible()
@@ -260,21 +260,21 @@ def test_jobs_are_cards_on_a_telephone(page: Page, trained_job: dict[str, Any]) 
     table = page.get_by_role("region", name="Jobs, the newest first")
     row = table.get_by_role("row").filter(has_text=trained_job["id"])
     for text in (trained_job["name"], "completed", as_shown(trained_job["loss"])):
-        shown = row.get_by_text(text, exact=False).first
-        shown.scroll_into_view_if_needed()
-        expect(shown).to_be_in_viewport(ratio=0.9)
+        label = row.get_by_text(text, exact=False).first
+        label.scroll_into_view_if_needed()
+        expect(label).to_be_in_viewport(ratio=0.9)
     assert table.evaluate("(frame) => frame.scrollWidth <= frame.clientWidth")
 
 
 def test_a_time_is_rounded_before_it_is_split(page: Page, service: DashboardService, trained_job: Any) -> None:
-    (row,) = (one for one in service.get("jobs")["jobs"] if one["id"] == trained_job["id"])
+    (row,) = (job for job in service.get("jobs")["jobs"] if job["id"] == trained_job["id"])
     times = {59.7: "1 min", 119.7: "2 min", 61.2: "1 min 1 s", 3599.6: "1 h", 0.02: "< 0.1 s", 7.25: "7.3 s"}
     jobs = [{**row, "id": f"job-{at}", "name": f"of-{at}", "seconds": at} for at in times]
     page.route("**/api/v1/jobs?*", lambda route: route.fulfill(json={"jobs": jobs, "next": None, "as_of": None}))
     open_page(page, "/jobs", "Jobs")
     for at, text in times.items():
-        found = page.get_by_role("row").filter(has=page.get_by_role("link", name=f"of-{at}", exact=True))
-        expect(found.get_by_role("cell", name=text, exact=True)).to_be_visible()
+        table_row = page.get_by_role("row").filter(has=page.get_by_role("link", name=f"of-{at}", exact=True))
+        expect(table_row.get_by_role("cell", name=text, exact=True)).to_be_visible()
 
 
 def test_two_jobs_are_compared(
@@ -333,7 +333,7 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     service.wait_for_job(job, "paused")
     expect(page.locator("p .state-paused")).to_be_visible()
     expect(page.locator('.react-flow__node[data-id="trainer"] .state-paused')).to_be_visible()
-    assert [one["state"] for one in service.get(f"jobs/{job}/nodes")["nodes"] if one["id"] == "trainer"] == ["paused"]
+    assert [row["state"] for row in service.get(f"jobs/{job}/nodes")["nodes"] if row["id"] == "trainer"] == ["paused"]
     row = page.get_by_role("region", name="Checkpoints").locator("tbody tr").first
 
     def shows_newest() -> bool:

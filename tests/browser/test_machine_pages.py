@@ -24,8 +24,8 @@ def page(kept_page: Page) -> Page:
 
 
 @pytest.fixture
-def watch(kept: KeptPage) -> PageWatch:
-    return kept.watch
+def watch(page_holder: KeptPage) -> PageWatch:
+    return page_holder.watch
 
 
 def section(page: Page, title: str) -> Locator:
@@ -49,27 +49,31 @@ def test_the_numbers_of_the_overview_are_rests(
     page: Page, service: DashboardService, all_jobs: list[dict[str, Any]]
 ) -> None:
     open_page(page, "", "Overview")
-    shown = {row[0]: row for row in rows_of(section(page, "Newest jobs").get_by_role("table"))}
+    table = {row[0]: row for row in rows_of(section(page, "Newest jobs").get_by_role("table"))}
     jobs = service.get("jobs", limit=8)["jobs"]
-    assert set(shown) == {job["name"] for job in jobs}
+    assert set(table) == {job["name"] for job in jobs}
     names = Counter(job["name"] for job in jobs)
     trained = [job for job in jobs if job["state"] == "completed" and job["loss"] and names[job["name"]] == 1]
     assert {job["id"] for job in all_jobs} & {job["id"] for job in trained}
     for job in trained:
-        row = shown[job["name"]]
+        row = table[job["name"]]
         assert "completed" in row[1]
         assert [int(word) for word in row[2].split() if word.isdigit()] == [job["step"], job["total_steps"]]
         assert number(row[3]) == pytest.approx(job["loss"], rel=1e-3)
-    ready = [one["name"] for one in service.get("backends", imports=False)["rows"] if one["available"] and one["fits"]]
+    ready = [
+        backend["name"]
+        for backend in service.get("backends", imports=False)["rows"]
+        if backend["available"] and backend["fits"]
+    ]
     expect(section(page, "This machine")).to_contain_text(f"that are ready: {', '.join(ready)}")
 
 
 def test_gpus_are_rests(page: Page, service: DashboardService) -> None:
-    found = service.get("gpus")
+    answer = service.get("gpus")
     open_page(page, "/gpus", "GPUs")
-    if not found["gpus"]:
+    if not answer["gpus"]:
         expect(page.get_by_text("This machine has no GPU")).to_be_visible()
-    for gpu in found["gpus"]:
+    for gpu in answer["gpus"]:
         expect(page.get_by_role("heading", name=f"GPU {gpu['index']}: {gpu['name']}")).to_be_visible()
 
 
@@ -94,7 +98,7 @@ def test_a_gpu_is_shown_with_its_jobs(page: Page, service: DashboardService) -> 
 def test_the_backends_page_names_the_devices_and_python(page: Page, service: DashboardService) -> None:
     page.route("**/api/v1/gpus", lambda route: route.fulfill(json=one_gpu("job-0123456789ab")))
     open_page(page, "/backends", "Backends")
-    (python,) = [one["detail"] for one in service.get("doctor")["checks"] if one["name"] == "python"]
+    (python,) = [check["detail"] for check in service.get("doctor")["checks"] if check["name"] == "python"]
     expect(page.get_by_text(f"This machine: GPU 0, Card, 80.0 GiB; Python {python}")).to_be_visible()
 
 
@@ -133,8 +137,8 @@ def test_a_smoke_test_is_a_job(page: Page, service: DashboardService) -> None:
     panel = section(page, "native")
     panel.get_by_role("button", name="Smoke test").click()
     job = panel.get_by_role("link").inner_text()
-    found = service.wait_for_job(job, "completed", "failed")
-    assert (found["state"], found["step"], found["backend"]) == ("completed", 2, "native"), found["message"]
+    detail = service.wait_for_job(job, "completed", "failed")
+    assert (detail["state"], detail["step"], detail["backend"]) == ("completed", 2, "native"), detail["message"]
 
 
 # scripts
@@ -153,13 +157,13 @@ def test_scripts_are_read_and_the_operator_is_named(page: Page, service: Dashboa
 
 def test_settings_and_doctor_are_rests(page: Page, service: DashboardService) -> None:
     open_page(page, "/settings", "Settings")
-    shown = {row[0]: row for row in rows_of(page.get_by_role("table", name="Settings of this machine"))}
-    for one in service.get("settings")["settings"]:
-        value = one["value"]
+    table = {row[0]: row for row in rows_of(page.get_by_role("table", name="Settings of this machine"))}
+    for setting in service.get("settings")["settings"]:
+        value = setting["value"]
         text = "" if value is None else value if isinstance(value, str) else None
-        row = shown[one["name"]]
-        assert json.loads(row[1]) == value if text is None else row[1] == text, one
-        assert row[2] == one["source"]
+        row = table[setting["name"]]
+        assert json.loads(row[1]) == value if text is None else row[1] == text, setting
+        assert row[2] == setting["source"]
     checks = service.get("doctor")["checks"]
     expect(page.locator(".checks").first.get_by_role("listitem")).to_have_count(len(checks))
 
@@ -171,7 +175,7 @@ def test_a_token_is_revoked(page: Page, service: DashboardService, watch: PageWa
     row.get_by_role("button", name="Revoke").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="No").click()
-    assert {one["name"]: one["valid"] for one in service.get("tokens")["tokens"]}["visitor"]
+    assert {token["name"]: token["valid"] for token in service.get("tokens")["tokens"]}["visitor"]
     row.get_by_role("button", name="Revoke").click()
     dialog.get_by_role("button", name="Revoke").click()
     expect(row).to_have_count(0)

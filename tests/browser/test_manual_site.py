@@ -38,7 +38,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def asked(page: Page, address: str) -> list[str]:
+def requests(page: Page, address: str) -> list[str]:
     """Every address on another server that the browser asks for; none is answered."""
     outside: list[str] = []
 
@@ -58,7 +58,7 @@ def page(browser: Browser) -> Iterator[Page]:
         yield context.new_page()
 
 
-def test_every_page_is_whole_without_another_server(page: Page, address: str, asked: list[str]) -> None:
+def test_every_page_is_whole_without_another_server(page: Page, address: str, requests: list[str]) -> None:
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     for path in sorted(SITE.rglob("*.html")):
@@ -66,12 +66,12 @@ def test_every_page_is_whole_without_another_server(page: Page, address: str, as
         page.goto(f"{address}/{path.relative_to(SITE)}")
         expect(page.locator("div.mermaid")).to_have_count(text.count('<pre class="mermaid">'))
         expect(page.locator("pre.mermaid")).to_have_count(0)
-    assert (asked, errors, [*loads_from_elsewhere(SITE)]) == ([], [], [])
+    assert (requests, errors, [*loads_from_elsewhere(SITE)]) == ([], [], [])
 
 
-def test_the_search_finds_a_page(page: Page, address: str, asked: list[str]) -> None:
+def test_the_search_finds_a_page(page: Page, address: str, requests: list[str]) -> None:
     page.goto(f"{address}/index.html")
     page.keyboard.press("/")
     page.keyboard.type("near duplicates", delay=50)
     expect(page.get_by_text("Duplicates, grounding, decontamination").first).to_be_visible()
-    assert asked == []
+    assert requests == []

@@ -64,15 +64,15 @@ def newest_log(service: DashboardService) -> Path:
 
 def percent(page: Page) -> int:
     """How far the trainer on the canvas is."""
-    found = re.search(r"running, (\d+) %", node(page, "trainer").inner_text())
-    assert found, node(page, "trainer").inner_text()
-    return int(found[1])
+    match = re.search(r"running, (\d+) %", node(page, "trainer").inner_text())
+    assert match, node(page, "trainer").inner_text()
+    return int(match[1])
 
 
 def kill(service: DashboardService, name: str) -> None:
-    found = running(service.stack.settings, name)
-    assert found is not None
-    kill_tree(found.pid)
+    process = running(service.stack.settings, name)
+    assert process is not None
+    kill_tree(process.pid)
 
 
 def assert_marked_as_old(page: Page, text: str, axe: Audit) -> None:

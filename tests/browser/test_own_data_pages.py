@@ -65,7 +65,7 @@ class LoneService:
     def stopped(self) -> Iterator[None]:
         """Its process answers nobody meanwhile."""
         port = self.url.rpartition(":")[2]
-        (process,) = [one for one in psutil.Process().children() if port in one.cmdline()]
+        (process,) = [child for child in psutil.Process().children() if port in child.cmdline()]
         process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -248,8 +248,8 @@ def test_jobs_of_a_group_are_together_and_compared(own_page: Page, lone: LoneSer
     expect(group.locator("tbody tr")).to_have_count(2)
     for job in grouped:
         expect(group.get_by_role("row").filter(has_text=job["id"])).to_be_visible()
-    others = own_page.get_by_role("region", name="Jobs without a group")
-    expect(others.locator("tbody tr")).to_have_count(len(single))
+    ungrouped = own_page.get_by_role("region", name="Jobs without a group")
+    expect(ungrouped.locator("tbody tr")).to_have_count(len(single))
     axe(own_page)
     group.get_by_role("link", name=GROUP, exact=True).click()
     expect(own_page.get_by_label("Group", exact=True)).to_have_value(GROUP)
@@ -305,8 +305,8 @@ def test_the_check_of_an_older_draft_is_aborted(own_page: Page, lone: LoneServic
     state = own_page.get_by_role("status", name="State of the draft")
     expect(state).to_contain_text("would run here", timeout=SLOW_MS)
     ended: dict[str, str] = {}
-    own_page.on("requestfailed", lambda one: ended.setdefault(one.post_data or "", str(one.failure)))
-    own_page.on("requestfinished", lambda one: ended.setdefault(one.post_data or "", "answered"))
+    own_page.on("requestfailed", lambda request: ended.setdefault(request.post_data or "", str(request.failure)))
+    own_page.on("requestfinished", lambda request: ended.setdefault(request.post_data or "", "answered"))
     name = own_page.get_by_label("Name", exact=True)
     with lone.stopped():
         for text in ("older", "newest"):

@@ -38,11 +38,11 @@ def test_every_route_is_opened_by_these_tests() -> None:
 
 @pytest.mark.parametrize("path", [*PAGES, *DETAILS])
 def test_every_page_is_accessible_and_shows_the_numbers_of_the_api(
-    kept_page: Page, axe: Audit, places: dict[str, str], path: str
+    kept_page: Page, axe: Audit, path_values: dict[str, str], path: str
 ) -> None:
     answers = Answers()
     kept_page.route("**/api/v1/**", answers.give)
-    show_whole_page(kept_page, path, places)
+    show_whole_page(kept_page, path, path_values)
     if path in PAGES:
         expect(kept_page.get_by_role("heading", level=1, name=PAGES[path])).to_be_visible()
     assert list_made_up(kept_page, answers) == []
@@ -177,7 +177,7 @@ def test_another_page_is_loaded_whole_after_an_update(page: Page) -> None:
     newer = {**page.request.get("/health").json(), "version": "99.0"}
     page.get_by_label("Name", exact=True).fill("half-filled-in")
     page.route("**/health", lambda route: route.fulfill(json=newer))
-    with page.expect_response(lambda one: one.url.endswith("/health") and one.json() == newer):
+    with page.expect_response(lambda response: response.url.endswith("/health") and response.json() == newer):
         pass
     expect(page.get_by_label("Name", exact=True)).to_have_value("half-filled-in")
     with page.expect_request("**/dashboard/assets/main.js"):

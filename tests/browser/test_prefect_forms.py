@@ -76,12 +76,12 @@ def stack(page: Page, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 @pytest.fixture(scope="module")
 def address(page: Page, stack: Stack) -> str:
     """Where the pages are, once the browser is logged in with what `up` named."""
-    told = stack.json("up")
-    page.goto(f"{told['ui_url']}/dashboard")
-    page.get_by_placeholder("admin:pass").fill(Path(told["auth_file"]).read_text().strip())
+    status = stack.json("up")
+    page.goto(f"{status['ui_url']}/dashboard")
+    page.get_by_placeholder("admin:pass").fill(Path(status["auth_file"]).read_text().strip())
     page.get_by_role("button", name="Login", exact=True).click()
     page.wait_for_url("**/dashboard*")
-    return str(told["ui_url"])
+    return str(status["ui_url"])
 
 
 def open_form(page: Page, address: str, flow: str) -> Form:

@@ -31,26 +31,26 @@ class Records:
 
 @pytest.fixture
 def records(service: DashboardService, page: Page) -> Iterator[Records]:
-    found = Records(service, [])
+    stored_records = Records(service, [])
 
     def refuse(dialog: Dialog) -> None:
-        found.dialogs.append(dialog.message)
+        stored_records.dialogs.append(dialog.message)
         dialog.dismiss()
 
     page.on("dialog", refuse)
-    yield found
-    assert found.dialogs == []
+    yield stored_records
+    assert stored_records.dialogs == []
 
 
 def test_the_rows_of_a_result_with_what_was_dropped_and_why(page: Page, axe: Audit, records: Records) -> None:
     open_page(page, f"/data?run={RUN}", "Data")
     page.get_by_role("link", name="validator: sft").click()
     expect(page.get_by_role("heading", level=1, name="validator: sft")).to_be_visible()
-    shown = records.service.get(f"artifacts/{RUN}/validator/sft")
+    result = records.service.get(f"artifacts/{RUN}/validator/sft")
     account = page.get_by_role("region", name="Where every row is")
-    for name, count in (("read", shown["facts"]["read"]), ("kept", shown["facts"]["kept"]), ("dropped: too long", 1)):
+    for name, count in (("read", result["facts"]["read"]), ("kept", result["facts"]["kept"]), ("dropped: too long", 1)):
         expect(account.get_by_role("row", name=name).get_by_role("cell").nth(1)).to_have_text(str(count))
-    for part in shown["parts"]:
+    for part in result["parts"]:
         expect(page.get_by_role("button", name=f"({part['rows']})").first).to_be_visible()
     expect(page.get_by_role("region", name="Rows")).to_contain_text("Question 0?")
     page.get_by_role("button", name="Held out: unseen wording").click()
@@ -77,9 +77,9 @@ def test_an_evaluation_with_intervals_flips_and_answers(page: Page, records: Rec
     (line,) = records.service.get(f"evaluations/{RUN}/evaluator")["benchmarks"]
     row = page.get_by_role("region", name="Benchmarks").get_by_role("row").nth(1)
     numbers = [line["improvement"][name] for name in ("mean", "low", "high")]
-    shown = [float(text) for text in row.locator(".range-text").first.inner_text().replace(",", " ").replace(
+    displayed = [float(text) for text in row.locator(".range-text").first.inner_text().replace(",", " ").replace(
         "[", " ").replace("]", " ").split()]  # fmt: skip
-    assert shown == pytest.approx(numbers, rel=1e-3)
+    assert displayed == pytest.approx(numbers, rel=1e-3)
     expect(row).to_contain_text(f"{line['flips']['better']} better, {line['flips']['worse']} worse")
     expect(page.get_by_role("article")).to_contain_text(EVIL)
 
@@ -112,8 +112,8 @@ def test_base_and_adapter_answer_side_by_side(page: Page, axe: Audit, records: R
     expect(turn).to_have_count(1, timeout=SLOW_MS)
     expect(turn).to_contain_text(EVIL)
     expect(turn).to_contain_text("Adapter: default/crane/v1")
-    asked = {"adapter": "default/crane/v1", "question": EVIL, "max_tokens": 4}
-    answer: dict[str, Any] = records.service.post("adapters/ask", asked)
+    body = {"adapter": "default/crane/v1", "question": EVIL, "max_tokens": 4}
+    answer: dict[str, Any] = records.service.post("adapters/ask", body)
     texts = turn.locator(".side-by-side p").all_inner_texts()
     assert [" ".join(text.split()) for text in texts] == [
         " ".join((answer[side] or "(nothing)").split()) for side in ("base", "adapter")

@@ -58,8 +58,8 @@ def test_a_sweep_is_started_followed_and_stopped(
     expect(rows.first).to_be_visible(timeout=SLOW_MS)
     path = "trainer.hyperparameters.learning_rate"
     values = [trial["params"][path] for trial in service.get(f"sweeps/{SWEPT}")["trials"]]
-    shown = float(rows.first.locator("td").nth(2).inner_text())
-    assert any(shown == pytest.approx(value, rel=1e-3) for value in values)
+    displayed = float(rows.first.locator("td").nth(2).inner_text())
+    assert any(displayed == pytest.approx(value, rel=1e-3) for value in values)
     assert all(1e-4 <= value <= 1e-3 for value in values)
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Stop").click()
@@ -93,8 +93,8 @@ def test_a_script_trains(page: Page, service: DashboardService) -> None:
     page.get_by_role("button", name="Train", exact=True).click()
     link = page.get_by_role("status").get_by_role("link", name=re.compile("^job-"))
     expect(link).to_be_visible()
-    found = service.wait_for_job(link.inner_text(), "completed", "failed")
-    assert (found["state"], found["backend"], found["step"]) == ("completed", "script", 2), found["message"]
+    detail = service.wait_for_job(link.inner_text(), "completed", "failed")
+    assert (detail["state"], detail["backend"], detail["step"]) == ("completed", "script", 2), detail["message"]
 
 
 @pytest.mark.slow
@@ -112,8 +112,8 @@ def test_a_chain_trains_with_the_script_of_its_trainer(page: Page, service: Dash
     page.get_by_role("button", name="Train this chain with it").click()
     link = page.get_by_role("status").get_by_role("link", name=re.compile("^job-"))
     expect(link).to_be_visible()
-    found = service.wait_for_job(link.inner_text(), "completed", "failed")
-    assert (found["state"], found["backend"], found["step"]) == ("completed", "script", 3), found["message"]
+    detail = service.wait_for_job(link.inner_text(), "completed", "failed")
+    assert (detail["state"], detail["backend"], detail["step"]) == ("completed", "script", 3), detail["message"]
 
 
 def num_cancelled(address: str) -> float:

@@ -80,11 +80,11 @@ def test_a_sweep_is_rests(lone_page: Page, sweep: SweepReport, axe: Audit) -> No
     assert float(cells[0][-2]) == pytest.approx(sweep.best.value)
     by_number = {int(row[0].partition(",")[0]): row for row in cells}
     for trial in sweep.trials:
-        shown = by_number[trial.number]
-        assert trial.state.value in shown[1]
-        assert float(shown[2]) == pytest.approx(float(trial.params["trainer.learning_rate"]), rel=1e-3)
-        assert shown[3] == str(trial.steps)
-        assert shown[4] == ", ".join(f"{step}: {value:g}" for step, value in trial.found.items())
+        trial_cells = by_number[trial.number]
+        assert trial.state.value in trial_cells[1]
+        assert float(trial_cells[2]) == pytest.approx(float(trial.params["trainer.learning_rate"]), rel=1e-3)
+        assert trial_cells[3] == str(trial.steps)
+        assert trial_cells[4] == ", ".join(f"{step}: {value:g}" for step, value in trial.found.items())
     axe(lone_page)
     lone_page.get_by_role("button", name="Show").click()
     expect(lone_page.locator("pre")).to_contain_text("Best of 3 trials")
@@ -96,10 +96,10 @@ def test_a_sweep_is_rests(lone_page: Page, sweep: SweepReport, axe: Audit) -> No
 def end_trials(route: Route) -> None:
     """Answer with the sweep as it is when no trial is left."""
     answer = route.fetch(timeout=SLOW_MS)
-    given = answer.json()
-    for trial in given["trials"]:
+    body = answer.json()
+    for trial in body["trials"]:
         trial["state"] = "stopped" if trial["state"] == "paused" else trial["state"]
-    route.fulfill(response=answer, json={**given, "num_trials": len(given["trials"])})
+    route.fulfill(response=answer, json={**body, "num_trials": len(body["trials"])})
 
 
 def test_a_script_is_written_under_a_name(lone_page: Page, home: Path, axe: Audit) -> None:
@@ -153,8 +153,8 @@ def test_a_script_that_somebody_else_wrote_is_kept(lone_page: Page, home: Path) 
 
 def test_a_page_does_not_read_everything_again_while_prefect_is_away(lone_page: Page) -> None:
     """A service that never knew a job answers each question after them with 503; the page asks only that again."""
-    asked: list[str] = []
-    lone_page.on("request", lambda request: asked.append(request.url.partition("/api/v1/")[2]))
+    requests: list[str] = []
+    lone_page.on("request", lambda request: requests.append(request.url.partition("/api/v1/")[2]))
     open_page(lone_page, "/scripts", "Scripts")
     banner = lone_page.locator(".banner", has_text="What you see is from")
     since = banner.inner_text()
@@ -162,5 +162,5 @@ def test_a_page_does_not_read_everything_again_while_prefect_is_away(lone_page: 
         with lone_page.expect_response("**/jobs?limit=1"):
             pass
         expect(banner).to_have_text(since)
-    assert asked.count("jobs?limit=1") > LOOKS
-    assert asked.count("scripts") == 1
+    assert requests.count("jobs?limit=1") > LOOKS
+    assert requests.count("scripts") == 1

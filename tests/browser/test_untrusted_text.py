@@ -50,10 +50,11 @@ REFUSED = (f"/jobs/{GIVEN}", f"/jobs/compare?job={GIVEN}&job=nobody", f"/chains/
 def spoil(value: Any, key: str = "", seed: int = 0) -> Any:
     """An answer with a text of the corpus in place of each of its texts."""
     if isinstance(value, dict):
-        known = {"id": value["id"]} if key == "nodes" and "id" in value else {}  # of a pattern that no draft may break
-        return {name: spoil(one, name, seed + place) for place, (name, one) in enumerate(value.items())} | known
+        # of a pattern that no draft may break
+        id_fields = {"id": value["id"]} if key == "nodes" and "id" in value else {}
+        return {name: spoil(item, name, seed + index) for index, (name, item) in enumerate(value.items())} | id_fields
     if isinstance(value, list):
-        return [spoil(one, key, seed + place) for place, one in enumerate(value)]
+        return [spoil(item, key, seed + index) for index, item in enumerate(value)]
     if not isinstance(value, str):
         return value
     text = CORPUS[seed % len(CORPUS)]

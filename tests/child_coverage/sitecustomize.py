@@ -34,18 +34,18 @@ class Board:
         self.memory = mmap.mmap(-1, BOARD_BYTES)
 
     def add(self, lines: dict[str, list[int]]) -> None:
-        kept = self.take()
+        merged = self.take()
         for name, numbers in lines.items():
-            kept[name] = sorted({*kept.get(name, []), *numbers})
-        payload = json.dumps(kept).encode()
+            merged[name] = sorted({*merged.get(name, []), *numbers})
+        payload = json.dumps(merged).encode()
         self.memory[: 8 + len(payload)] = len(payload).to_bytes(8, "big") + payload
 
     def take(self) -> dict[str, list[int]]:
         """What is written there, which is removed."""
         length = int.from_bytes(self.memory[:8], "big")
-        found: dict[str, list[int]] = json.loads(self.memory[8 : 8 + length]) if length else {}
+        lines: dict[str, list[int]] = json.loads(self.memory[8 : 8 + length]) if length else {}
         self.memory[:8] = bytes(8)
-        return found
+        return lines
 
 
 def measure() -> None:
@@ -63,9 +63,11 @@ def measure() -> None:
         board.add({name: sorted(data.lines(name) or ()) for name in data.measured_files()})
         if resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 0:
             return
-        kept = CoverageData(basename=str(REPOSITORY / ".coverage"), suffix=f"child.{os.getpid()}.{os.urandom(4).hex()}")
-        kept.add_lines(board.take())
-        kept.write()
+        coverage_data = CoverageData(
+            basename=str(REPOSITORY / ".coverage"), suffix=f"child.{os.getpid()}.{os.urandom(4).hex()}"
+        )
+        coverage_data.add_lines(board.take())
+        coverage_data.write()
 
     def keep_and_end(status: int) -> NoReturn:
         try:

@@ -75,14 +75,14 @@ async def shape(chain: ResolvedChain) -> State[dict[str, Any]]:
     return await walk(chain, {"data_source": imitation})
 
 
-def chain_of(edges: Mapping[str, Sequence[str]], place: Path) -> ResolvedChain:
-    """A chain whose nodes read `place`; `edges` maps each id to the ids before it, in topological order."""
-    place.mkdir(parents=True, exist_ok=True)
+def chain_of(edges: Mapping[str, Sequence[str]], path: Path) -> ResolvedChain:
+    """A chain whose nodes read `path`; `edges` maps each id to the ids before it, in topological order."""
+    path.mkdir(parents=True, exist_ok=True)
     nodes = tuple(
         ResolvedNode(
             id=node_id,
             type="data_source",
-            config=DataSourceConfig(path=str(place), max_rows=index + 1),
+            config=DataSourceConfig(path=str(path), max_rows=index + 1),
             needs=tuple(needs),
             produces=(Port.DOCUMENTS,),
         )

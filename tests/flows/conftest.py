@@ -39,20 +39,20 @@ class FlowServer:
     """
 
     def __init__(self) -> None:
-        self.own: Settings | None = None
+        self.settings: Settings | None = None
         self.url = ""
 
     def start(self, home: Path) -> Settings:
-        if self.own is None:
-            own = Settings(home=home, prefect_port=0)
-            self.url = start_server(own, lambda _: None).url
-            self.own = own
-        return self.own
+        if self.settings is None:
+            settings = Settings(home=home, prefect_port=0)
+            self.url = start_server(settings, lambda _: None).url
+            self.settings = settings
+        return self.settings
 
     def stop(self) -> None:
-        if self.own is not None:
-            stop(self.own, "server")
-            self.own = None
+        if self.settings is not None:
+            stop(self.settings, "server")
+            self.settings = None
 
 
 FLOW_SERVER = FlowServer()
@@ -68,15 +68,15 @@ def flow_server() -> Iterator[FlowServer]:
 @pytest.fixture(scope="module")
 def prefect(flow_server: FlowServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The server of the flow tests, as the one that this process talks to."""
-    own = flow_server.start(tmp_path_factory.mktemp("server"))
-    given = {
+    server_settings = flow_server.start(tmp_path_factory.mktemp("server"))
+    prefect_settings = {
         PREFECT_API_URL: flow_server.url,
-        PREFECT_API_AUTH_STRING: read_auth(own),
-        PREFECT_HOME: own.prefect_home,
-        PREFECT_API_SSL_CERT_FILE: few_certificates(own, flow_server.url)[CERTIFICATE],
+        PREFECT_API_AUTH_STRING: read_auth(server_settings),
+        PREFECT_HOME: server_settings.prefect_home,
+        PREFECT_API_SSL_CERT_FILE: few_certificates(server_settings, flow_server.url)[CERTIFICATE],
     }
     # The second context is for threads that a test starts: they have none of their own.
-    with temporary_settings(given), _temporary_global_settings_context(get_settings_context()):
+    with temporary_settings(prefect_settings), _temporary_global_settings_context(get_settings_context()):
         yield
 
 

@@ -57,9 +57,9 @@ class Installed:
         self.work = folder / "work"
         self.work.mkdir()
         self.settings = Settings(home=folder / "home", prefect_port=0, default_base_model=str(model))
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TRAINYARD_", "PYTHONPATH"))}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TRAINYARD_", "PYTHONPATH"))}
         self.environment = {
-            **kept,
+            **inherited,
             **variables,
             "OMP_NUM_THREADS": "1",
             "TRAINYARD_HOME": str(self.settings.home),
@@ -69,10 +69,14 @@ class Installed:
             "TRAINYARD_THREADS": "1",
         }
 
-    def command(self, *words: str) -> str:
+    def command(self, *arguments: str) -> str:
         """Output of a command in `bin`, in a folder that is not the checkout."""
-        argv = [str(self.bin / "python"), "-m", *words] if words[0] == "prefect" else [str(self.bin / words[0])]
-        argv += words[1:] if words[0] != "prefect" else ()
+        argv = (
+            [str(self.bin / "python"), "-m", *arguments]
+            if arguments[0] == "prefect"
+            else [str(self.bin / arguments[0])]
+        )
+        argv += arguments[1:] if arguments[0] != "prefect" else ()
         done = subprocess.run(
             argv, cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
@@ -91,10 +95,10 @@ class Installed:
 
     def start(self, deployment: str, **parameters: Any) -> str:
         """`prefect deployment run`, as a user types it; returns the id of the run."""
-        words = [word for key, value in parameters.items() for word in ("-p", f"{key}={json.dumps(value)}")]
-        found = RUN_ID.search(self.command("prefect", "deployment", "run", deployment, *words))
-        assert found
-        return found[1]
+        options = [word for key, value in parameters.items() for word in ("-p", f"{key}={json.dumps(value)}")]
+        match = RUN_ID.search(self.command("prefect", "deployment", "run", deployment, *options))
+        assert match
+        return match[1]
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """An answer of the server's API; 503 means that it is busy, and to ask again."""
@@ -109,14 +113,14 @@ class Installed:
 
     def schedule(self, deployment: str, **parameters: Any) -> str:
         """Add a schedule that is due now and have the server's scheduler look at it; returns the id of its run."""
-        given = self.request("GET", f"deployments/name/{deployment}")["id"]
+        deployment_id = self.request("GET", f"deployments/name/{deployment}")["id"]
         due = datetime.now(UTC)
         schedule = {"interval": 86_400, "anchor_date": due.isoformat(), "timezone": "UTC"}
         rows = [{"active": True, "slug": "soon", "schedule": schedule, "parameters": parameters}]
-        self.request("POST", f"deployments/{given}/schedules", rows)
+        self.request("POST", f"deployments/{deployment_id}/schedules", rows)
         window = {"start_time": due.isoformat(), "end_time": (due + timedelta(hours=1)).isoformat(), "min_runs": 1}
-        self.request("POST", f"deployments/{given}/schedule", window)
-        first = {"deployments": {"id": {"any_": [given]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
+        self.request("POST", f"deployments/{deployment_id}/schedule", window)
+        first = {"deployments": {"id": {"any_": [deployment_id]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
         (run,) = self.request("POST", "flow_runs/filter", first)
         assert run["auto_scheduled"]
         return str(run["id"])
@@ -125,8 +129,8 @@ class Installed:
         """Wait until a run is completed; returns its result, where it was a chain."""
 
         def state() -> dict[str, Any]:
-            found: dict[str, Any] = self.request("GET", f"flow_runs/{run_id}")["state"]
-            return found
+            run_state: dict[str, Any] = self.request("GET", f"flow_runs/{run_id}")["state"]
+            return run_state
 
         until(lambda: state()["type"] in ENDED, PATIENCE_S, f"the run {run_id}")
         assert state()["type"] == "COMPLETED", state()["message"]

@@ -32,11 +32,11 @@ STEPS, SAVE_STEPS, ACCUMULATION = 400, 50, 8
 """Long enough for a command to reach a training in the middle, which takes some 3 of its 40 s."""
 
 
-def until(condition: Callable[[], Any], seconds: float, what: str = "it", *, every_s: float = 0.1) -> float:
+def until(condition: Callable[[], Any], seconds: float, description: str = "it", *, every_s: float = 0.1) -> float:
     """Wait for a condition and return how long it took."""
     started = time.monotonic()
     while not condition():
-        assert time.monotonic() - started < seconds, f"{what} took more than {seconds:.0f} s"
+        assert time.monotonic() - started < seconds, f"{description} took more than {seconds:.0f} s"
         time.sleep(every_s)
     return time.monotonic() - started
 
@@ -60,9 +60,9 @@ class Stack:
         self.work = folder / "work"
         self.work.mkdir(exist_ok=True)  # of a stack that another test process has started
         self.settings = Settings(home=folder / "home", prefect_port=FIRST_PORT, default_base_model=str(model))
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TRAINYARD_"))}
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TRAINYARD_"))}
         self.environment = {
-            **kept,
+            **variables,
             "TRAINYARD_HOME": str(self.settings.home),
             "TRAINYARD_PREFECT_PORT": str(FIRST_PORT),
             "TRAINYARD_DEFAULT_BASE_MODEL": str(model),
@@ -82,14 +82,14 @@ class Stack:
     def json(self, *arguments: str) -> dict[str, Any]:
         done = self.command(*arguments, "--json")
         assert done.returncode in (0, 1), done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
 
     def state_of(self, run_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.asked(f"flow_runs/{run_id}")["state"]
-        return found
+        run_state: dict[str, Any] = self.request_prefect(f"flow_runs/{run_id}")["state"]
+        return run_state
 
-    def asked(self, path: str) -> Any:
+    def request_prefect(self, path: str) -> Any:
         """An answer of the server's API."""
         return httpx.get(f"{self.api_url()}/{path}", headers=self.credentials(), timeout=20).json()
 
@@ -109,12 +109,12 @@ class Stack:
 
         It is made anew although an identical one has finished, which `jobs create` would reuse.
         """
-        given: dict[str, Any] = {"max_steps": STEPS, "save_steps": SAVE_STEPS, "precision": "fp32"}
-        given |= {"gradient_accumulation": ACCUMULATION, **hyperparameters}
+        values: dict[str, Any] = {"max_steps": STEPS, "save_steps": SAVE_STEPS, "precision": "fp32"}
+        values |= {"gradient_accumulation": ACCUMULATION, **hyperparameters}
         pairs = {"dataset.path": data, "lora.dropout": 0.1, **({"budget_s": budget_s} if budget_s else {})}
-        pairs |= {f"hyperparameters.{key}": value for key, value in given.items()}
-        words = [word for key, value in pairs.items() for word in ("-p", f"{key}={value}")]
-        return str(self.json("run", "training-job", *words, "--refresh")["run_id"])
+        pairs |= {f"hyperparameters.{key}": value for key, value in values.items()}
+        options = [word for key, value in pairs.items() for word in ("-p", f"{key}={value}")]
+        return str(self.json("run", "training-job", *options, "--refresh")["run_id"])
 
     def finish(self, run_id: str) -> str:
         """Wait for a job's result and return the digest of its weights."""
@@ -128,8 +128,8 @@ class Stack:
             (self.work / f"{name}.py").write_text(f'raise SystemExit("{name}.py of the working folder was imported")')
 
     def write_data(self, name: str = "data.jsonl", rows: int = 80) -> None:
-        given = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(rows)]
-        (self.work / name).write_text("\n".join(json.dumps(row) for row in given))
+        examples = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(rows)]
+        (self.work / name).write_text("\n".join(json.dumps(row) for row in examples))
 
     def step(self, run_id: str) -> int:
         """The newest step of a job's trainer, read from its own events."""
@@ -163,25 +163,27 @@ class Stack:
         return server.url
 
     def flow_process(self, run_id: str) -> psutil.Process:
-        return psutil.Process(int(self.asked(f"flow_runs/{run_id}")["infrastructure_pid"]))
+        return psutil.Process(int(self.request_prefect(f"flow_runs/{run_id}")["infrastructure_pid"]))
 
     def children(self) -> list[psutil.Process]:
         """Every live supervised child of this home, whoever its parent is now."""
-        found = []
+        children = []
         for process in psutil.process_iter():
             try:
                 environment = process.environ()
-                ours = environment.get("TRAINYARD_HOME") == str(self.settings.home) and PARENT_VARIABLE in environment
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                is_ours = (
+                    environment.get("TRAINYARD_HOME") == str(self.settings.home) and PARENT_VARIABLE in environment
+                )
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    children.append(process)
             except (psutil.Error, OSError):
                 continue
-        return found
+        return children
 
     def slot_is_free(self) -> bool:
         """Whether nobody holds the lock of the device, the lock of the child, and the server's limit."""
         name = f"device:{socket.gethostname()}:0"
-        limit = self.asked(f"v2/concurrency_limits/{name}")
+        limit = self.request_prefect(f"v2/concurrency_limits/{name}")
         locks = [self.settings.services / "slot-0.lock", self.settings.services / "devices" / "cpu-0.lock"]
         return limit["active_slots"] == 0 and all(map(unlocked, locks))
 

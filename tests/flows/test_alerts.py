@@ -55,8 +55,8 @@ class Listener:
         """The first body that contains a text."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            if found := [one for one in self.bodies if text in json.dumps(one)]:
-                return found[0]
+            if matching := [body for body in self.bodies if text in json.dumps(body)]:
+                return matching[0]
             time.sleep(0.1)
         raise AssertionError(f"nothing with {text!r} arrived: {self.bodies}")
 
@@ -90,48 +90,50 @@ def alerting(home: Any, listener: Listener, prefect_client: SyncPrefectClient) -
     notification = CustomWebhookNotificationBlock(
         name="chat", url=listener.url, json_data={"chat": "{{subject}}", "says": "{{body}}"}
     )
-    given = load_settings(alerts=(save(Webhook(url=listener.url)), save(notification)))
-    server.bootstrap(given)
-    blocks.ensure_alerts(given)
+    alert_settings = load_settings(alerts=(save(Webhook(url=listener.url)), save(notification)))
+    server.bootstrap(alert_settings)
+    blocks.ensure_alerts(alert_settings)
     deployment = qa_pipeline.to_deployment(name="alerting")
     deployment.entrypoint = "flows/qa_pipeline.py:qa_pipeline"
-    deployment.apply(work_pool_name=given.work_pool)
-    yield given
+    deployment.apply(work_pool_name=alert_settings.work_pool)
+    yield alert_settings
     blocks.ensure_alerts(settings())
 
 
-def ours(client: SyncPrefectClient) -> dict[str, dict[str, Any]]:
-    found = client.request("POST", "/automations/filter", json={}).json()
-    return {one["name"]: one for one in found if one["name"].startswith(blocks.PREFIX)}
+def read_automations(client: SyncPrefectClient) -> dict[str, dict[str, Any]]:
+    automations = client.request("POST", "/automations/filter", json={}).json()
+    return {
+        automation["name"]: automation for automation in automations if automation["name"].startswith(blocks.PREFIX)
+    }
 
 
 def test_a_failed_run_arrives_and_a_finished_one_does_not(
     alerting: Settings, listener: Listener, prefect_client: SyncPrefectClient
 ) -> None:
     deployment = prefect_client.read_deployment_by_name("qa-pipeline/alerting")
-    asked = {"documents": "documents", "count": 1}
-    good, bad = (prefect_client.create_flow_run_from_deployment(deployment.id, parameters=asked) for _ in range(2))
+    parameters = {"documents": "documents", "count": 1}
+    good, bad = (prefect_client.create_flow_run_from_deployment(deployment.id, parameters=parameters) for _ in range(2))
     prefect_client.set_flow_run_state(good.id, Completed(message="done"), force=True)
     prefect_client.set_flow_run_state(bad.id, Failed(message='trainer: "E-DATA"\nNext: …'), force=True)
-    found = listener.wait("alert")
-    assert found == {
+    alert = listener.wait("alert")
+    assert alert == {
         "alert": "run failed",
         "subject": f"Trainyard: the run {bad.name} has failed",
         "text": f'Failed: trainer: "E-DATA"\nNext: …\nRead `trainyard jobs logs {bad.id}`.',
     }
     chat = listener.wait("chat")
-    assert (chat["chat"], chat["says"]) == (found["subject"], found["text"])
+    assert (chat["chat"], chat["says"]) == (alert["subject"], alert["text"])
     time.sleep(1)
     assert good.name not in json.dumps(listener.bodies)
 
 
 def test_a_low_disk_arrives_once(alerting: Settings, listener: Listener) -> None:
     watch = DiskWatch(alerting.model_copy(update={"min_free_mb": 1 << 40}))
-    (said,) = watch.look()
+    (message,) = watch.look()
     assert watch.look() == []
-    found = listener.wait("disk low")
-    assert found["text"].startswith(said)
-    assert str(alerting.home) in found["subject"]
+    alert = listener.wait("disk low")
+    assert alert["text"].startswith(message)
+    assert str(alerting.home) in alert["subject"]
 
 
 def test_the_memory_pressure_of_a_gpu_arrives_once_per_episode(alerting: Settings, listener: Listener) -> None:
@@ -144,17 +146,17 @@ def test_the_memory_pressure_of_a_gpu_arrives_once_per_episode(alerting: Setting
         now[0] += 10.0
         return watch.look()
 
-    (said,) = look(960)
-    assert said == "GPU 0 (NVIDIA A100 80GB) uses 960 of 1,000 MiB."
-    found = listener.wait("gpu memory")
-    assert found["text"].startswith(said)
-    assert f"GPU 0 of {alerting.home}" in found["subject"]
+    (message,) = look(960)
+    assert message == "GPU 0 (NVIDIA A100 80GB) uses 960 of 1,000 MiB."
+    alert = listener.wait("gpu memory")
+    assert alert["text"].startswith(message)
+    assert f"GPU 0 of {alerting.home}" in alert["subject"]
     assert [look(used) for used in (999, 940, 960, 901, 950)] == [[]] * 5, "it goes up and down at the threshold"
     assert look(899) == []
     assert len(look(950)) == 1, "a new episode"
     off = GpuWatch(alerting.model_copy(update={"gpu_memory_alert_percent": 0}), watch.monitor)
     assert off.look() == []
-    assert server.GPU_FULL in {one.name for one in [server.gpu_automation()]}
+    assert server.GPU_FULL in {automation.name for automation in [server.gpu_automation()]}
 
 
 @pytest.mark.slow
@@ -166,8 +168,8 @@ def test_a_pool_without_a_worker_arrives(
         "POST", "/work_pools/{name}/workers/heartbeat", path_params={"name": alerting.work_pool},
         json={"name": "gone", "heartbeat_interval_seconds": 1},
     )  # fmt: skip
-    found = listener.wait("worker gone")
-    assert found["subject"] == f"Trainyard: no worker serves the pool {alerting.work_pool}"
+    alert = listener.wait("worker gone")
+    assert alert["subject"] == f"Trainyard: no worker serves the pool {alerting.work_pool}"
 
 
 def test_a_missing_night_arrives(alerting: Settings, listener: Listener, prefect_client: SyncPrefectClient) -> None:
@@ -177,23 +179,23 @@ def test_a_missing_night_arrives(alerting: Settings, listener: Listener, prefect
         "payload": {"due": "2031-06-03T06:00:00+02:00"},
     }  # fmt: skip
     prefect_client.request("POST", "/events", json=[event])
-    found = listener.wait("night skipped")
-    assert found["subject"] == "Trainyard: no night of two-phase succeeded by six"
-    assert "2031-06-03T06:00:00+02:00" in found["text"]
+    alert = listener.wait("night skipped")
+    assert alert["subject"] == "Trainyard: no night of two-phase succeeded by six"
+    assert "2031-06-03T06:00:00+02:00" in alert["text"]
 
 
 def test_an_alert_that_is_off_stays_off_and_without_blocks_there_is_none(
     alerting: Settings, prefect_client: SyncPrefectClient
 ) -> None:
-    made = ours(prefect_client)
-    assert set(made) == {blocks.PREFIX + alert.name for alert in blocks.ALERTS}
-    one = made[f"{blocks.PREFIX}disk low"]
-    prefect_client.request("PATCH", "/automations/{id}", path_params={"id": one["id"]}, json={"enabled": False})
+    automations = read_automations(prefect_client)
+    assert set(automations) == {blocks.PREFIX + alert.name for alert in blocks.ALERTS}
+    automation = automations[f"{blocks.PREFIX}disk low"]
+    prefect_client.request("PATCH", "/automations/{id}", path_params={"id": automation["id"]}, json={"enabled": False})
     blocks.ensure_alerts(alerting.model_copy(update={"alerts": alerting.alerts[:1]}))
-    changed = ours(prefect_client)[one["name"]]
-    assert (changed["id"], changed["enabled"], len(changed["actions"])) == (one["id"], False, 1)
+    changed = read_automations(prefect_client)[automation["name"]]
+    assert (changed["id"], changed["enabled"], len(changed["actions"])) == (automation["id"], False, 1)
     blocks.ensure_alerts(settings())
-    assert ours(prefect_client) == {}
+    assert read_automations(prefect_client) == {}
 
 
 @pytest.mark.parametrize(("make", "problem"), [(False, "does not have"), (True, "cannot send an alert")])

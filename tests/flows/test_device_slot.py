@@ -64,8 +64,8 @@ def test_trainings_on_different_devices_overlap_and_a_third_waits(devices: Calla
     third: list[tuple[tuple[int, ...], float]] = []
 
     def wait() -> None:
-        with device_slots(settings(), run="third") as taken:
-            third.append((taken, time.monotonic()))
+        with device_slots(settings(), run="third") as numbers:
+            third.append((numbers, time.monotonic()))
 
     waiting = threading.Thread(target=wait)
     with device_slots(settings(), run="first") as first:
@@ -77,8 +77,8 @@ def test_trainings_on_different_devices_overlap_and_a_third_waits(devices: Calla
             assert [active(number) for number in first + second] == [1, 1]
         released = time.monotonic()
         waiting.join(timeout=30)
-        ((taken, began),) = third
-        assert (taken, began - released < 10) == ((1,), True)
+        ((numbers, began),) = third
+        assert (numbers, began - released < 10) == ((1,), True)
     assert [active(number) for number in (0, 1)] == [0, 0]
 
 
@@ -87,8 +87,8 @@ def test_a_training_on_two_devices_waits_for_both(devices: Callable[[int], None]
     both: list[tuple[int, ...]] = []
 
     def wait() -> None:
-        with device_slots(settings(), 2, run="wide") as taken:
-            both.append(taken)
+        with device_slots(settings(), 2, run="wide") as numbers:
+            both.append(numbers)
 
     waiting = threading.Thread(target=wait)
     with device_slots(settings(), run="narrow", among=(1,)):
@@ -107,11 +107,11 @@ def test_wide_and_narrow_trainings_neither_overlap_nor_wait_in_a_ring(devices: C
 
     def train(count: int) -> None:
         for _ in range(3):
-            with device_slots(settings(), count, run=f"wants-{count}") as taken:
-                assert (len(taken), list(taken)) == (count, sorted(set(taken)))
+            with device_slots(settings(), count, run=f"wants-{count}") as numbers:
+                assert (len(numbers), list(numbers)) == (count, sorted(set(numbers)))
                 started = time.monotonic()
                 time.sleep(0.1)
-                for number in taken:
+                for number in numbers:
                     spans[number].append((started, time.monotonic()))
 
     threads = [threading.Thread(target=train, args=(count,)) for count in (3, 3, 2, 1, 4)]

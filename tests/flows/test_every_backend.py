@@ -50,8 +50,8 @@ SEEN_IN_TREE = {
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "rows.jsonl"
-    said = [("user", "What does node {} read?"), ("assistant", "Node {} reads the documents and writes pairs.")]
-    lines = [{"messages": [{"role": role, "content": text.format(n)} for role, text in said]} for n in range(16)]
+    turns = [("user", "What does node {} read?"), ("assistant", "Node {} reads the documents and writes pairs.")]
+    lines = [{"messages": [{"role": role, "content": text.format(n)} for role, text in turns]} for n in range(16)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     named = {name.value: str(CACHED / name.value) for name in ENVIRONMENTS if (CACHED / name.value).exists()}
     monkeypatch.setenv("TRAINYARD_BACKEND_ENVS", json.dumps(named))
@@ -121,8 +121,8 @@ async def test_a_chain_trains_on_it(
     (weights,) = output.path.glob("*.safetensors")
     with safe_open(weights, "pt") as tensors:
         assert any("lora_B" in key for key in tensors.keys()) is (method == "lora")  # noqa: SIM118
-    if wanted := SEEN_IN_TREE.get(name):
-        assert any(wanted in command for command in commands), sorted(commands)
+    if pattern := SEEN_IN_TREE.get(name):
+        assert any(pattern in command for command in commands), sorted(commands)
     facts = {"backend": name.value, "version": record["tool_version"], "stage": "sft", "method": method}
     facts |= {"first_loss": f"{record['first_loss']:.3f}", "final_loss": f"{record['final_loss']:.3f}"}
     for key, value in facts.items():
@@ -130,6 +130,6 @@ async def test_a_chain_trains_on_it(
 
 
 def result_of(state: State[Any]) -> RunResult:
-    found = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert found is not None
-    return found
+    result = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert result is not None
+    return result

@@ -72,10 +72,10 @@ def violations(name: str, parameters: dict[str, Any]) -> list[str]:
 
 
 def test_prefect_yaml_names_exactly_the_deployments_that_are_promised() -> None:
-    assert {f"{load(one).name}/{one['name']}" for one in YAML["deployments"]} == EXPECTED
+    assert {f"{load(deployment).name}/{deployment['name']}" for deployment in YAML["deployments"]} == EXPECTED
 
 
-@pytest.mark.parametrize("deployment", YAML["deployments"], ids=lambda one: one["entrypoint"])
+@pytest.mark.parametrize("deployment", YAML["deployments"], ids=lambda deployment: deployment["entrypoint"])
 def test_a_deployment_has_no_key_that_prefect_would_ignore(deployment: dict[str, Any]) -> None:
     assert set(deployment) <= set(DeploymentConfig.model_fields)
     assert set(deployment["work_pool"]) <= {"name", "work_queue_name", "job_variables"}
@@ -98,8 +98,8 @@ def test_prefect_yaml_has_no_unknown_section() -> None:
 
 def test_prefect_accepts_every_schedule() -> None:
     """An unknown key of one schedule would refuse every deployment."""
-    given = PrefectYamlModel.model_validate({key: value for key, value in YAML.items() if key != "definitions"})
-    schedules = [schedule for deployment in given.deployments for schedule in deployment.schedules or []]
+    config = PrefectYamlModel.model_validate({key: value for key, value in YAML.items() if key != "definitions"})
+    schedules = [schedule for deployment in config.deployments for schedule in deployment.schedules or []]
     assert schedules
     assert all(schedule.slug and not schedule.active for schedule in schedules)
 
@@ -127,15 +127,15 @@ def test_the_page_of_a_flow_explains_every_parameter(name: str) -> None:
     assert summary.endswith(".")
     lines = [line.strip().partition(": ") for line in arguments.splitlines()]
     assert [field for field, _, _ in lines] == list(TEMPLATES[name].model.model_fields)
-    assert all(told.endswith(".") for _, _, told in lines)
+    assert all(text.endswith(".") for _, _, text in lines)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_form_explains_every_field(name: str) -> None:
     schema = schema_of(name)
-    for field, given in schema["properties"].items():
-        group = schema["definitions"].get(given.get("$ref", "").rpartition("/")[2], {})
-        assert given.get("description") or group.get("description"), field
+    for field, field_schema in schema["properties"].items():
+        group = schema["definitions"].get(field_schema.get("$ref", "").rpartition("/")[2], {})
+        assert field_schema.get("description") or group.get("description"), field
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

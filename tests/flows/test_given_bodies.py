@@ -49,8 +49,8 @@ print(json.dumps({"run": str(state.state_details.flow_run_id), "message": state.
 
 def body(name: str, data: Path) -> dict[str, Any]:
     text = (BODIES / f"{name}.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text.replace('"/data/', f'"{data}/'))
-    return found
+    job_body: dict[str, Any] = json.loads(text.replace('"/data/', f'"{data}/'))
+    return job_body
 
 
 @pytest.fixture
@@ -66,14 +66,18 @@ def carry_out(tmp_path: Path, data: Path, tiny_model: Path, home: Path) -> Calla
     """Carries a body out and returns what its run left."""
 
     def run(name: str, **variables: str) -> RunResult:
-        given = body(name, data)
-        if "base_model" in given:
-            snapshot = tmp_path / "hub" / f"models--{given['base_model'].replace('/', '--')}" / "snapshots" / "a1"
+        job_body = body(name, data)
+        if "base_model" in job_body:
+            snapshot = tmp_path / "hub" / f"models--{job_body['base_model'].replace('/', '--')}" / "snapshots" / "a1"
             snapshot.parent.mkdir(parents=True)
             snapshot.symlink_to(tiny_model)
             (snapshot.parents[1] / "refs").mkdir()
             (snapshot.parents[1] / "refs" / "main").write_text("a1")
-        named = {one.value: str(CACHED / one.value) for one in ENVIRONMENTS if (CACHED / one.value).exists()}
+        named = {
+            environment.value: str(CACHED / environment.value)
+            for environment in ENVIRONMENTS
+            if (CACHED / environment.value).exists()
+        }
         environment = {
             **os.environ,
             "HF_HUB_CACHE": str(tmp_path / "hub"),
@@ -85,15 +89,15 @@ def carry_out(tmp_path: Path, data: Path, tiny_model: Path, home: Path) -> Calla
             **variables,
         }
         ran = subprocess.run(
-            [sys.executable, "-c", CARRY_OUT, json.dumps(given)], env=environment, cwd=REPOSITORY, text=True,
+            [sys.executable, "-c", CARRY_OUT, json.dumps(job_body)], env=environment, cwd=REPOSITORY, text=True,
             capture_output=True, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr[-2000:]
-        told = json.loads(ran.stdout.splitlines()[-1])
-        found = read_result(home / "runs" / told["run"])
-        assert found is not None, told["message"]
-        assert found.state is JobState.COMPLETED, told["message"]
-        return found
+        answer = json.loads(ran.stdout.splitlines()[-1])
+        result = read_result(home / "runs" / answer["run"])
+        assert result is not None, answer["message"]
+        assert result.state is JobState.COMPLETED, answer["message"]
+        return result
 
     return run
 
@@ -104,8 +108,8 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def record_of(result: RunResult) -> dict[str, Any]:
     (output,) = result.node("trainer").outputs.values()
-    found: dict[str, Any] = json.loads((output.path / "training.json").read_text(encoding="utf-8"))
-    return found
+    record: dict[str, Any] = json.loads((output.path / "training.json").read_text(encoding="utf-8"))
+    return record
 
 
 def needs(name: str) -> None:
@@ -127,14 +131,14 @@ def test_the_lora_job_on_mlx(carry_out: Callable[..., RunResult], data: Path) ->
 
 @pytest.mark.slow
 def test_the_dpo_job_on_trl(carry_out: Callable[..., RunResult], data: Path) -> None:
-    def said(role: str, text: str) -> dict[str, str]:
+    def make_message(role: str, text: str) -> dict[str, str]:
         return {"role": role, "content": text}
 
     rows = [
         {
-            "input": {"messages": [said("user", f"What is node {n}?")]},
-            "preferred_output": [said("assistant", f"Node {n} reads pairs.")],
-            "non_preferred_output": [said("assistant", f"No idea, {n} or so.")],
+            "input": {"messages": [make_message("user", f"What is node {n}?")]},
+            "preferred_output": [make_message("assistant", f"Node {n} reads pairs.")],
+            "non_preferred_output": [make_message("assistant", f"No idea, {n} or so.")],
         }
         for n in range(8)
     ]

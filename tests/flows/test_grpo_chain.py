@@ -39,9 +39,9 @@ def carried_out(*nodes: dict[str, Any]) -> RunResult:
 
     state = asyncio.run(carry_out())
     assert state.is_completed(), state.message
-    found = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert found is not None
-    return found
+    result = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert result is not None
+    return result
 
 
 def trainer(stage: str, **config: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_grpo_after_sft_becomes_a_version_that_is_live(work: Path) -> None:
     trained = result.node("trainer-2")
     (output,) = trained.outputs.values()
     record = json.loads((output.path / "training.json").read_text())
-    assert (record["stage"], [one["stage"] for one in record["lineage"]]) == ("grpo", [None, "sft"])
+    assert (record["stage"], [ancestor["stage"] for ancestor in record["lineage"]]) == ("grpo", [None, "sft"])
     tokens = trained.facts["data"]["tokens"]
     assert tokens["read"] == sum(tokens[part] for part in ("trained", "masked", "truncated", "dropped"))
     assert AdapterRegistry(settings().adapters).show("default/counter").name == "default/counter/v1"

@@ -40,9 +40,9 @@ def test_gc_leaves_what_a_paused_job_needs_and_removes_a_finished_one(stack: Sta
     stack.finish(finished)
     paused = pause_job(stack, 61)
     age(stack.settings.runs, stack.settings.artifacts)
-    shown = stack.json("gc", "--days", "1", "--dry-run")
-    assert paused in shown["open_runs"]
-    assert stack.json("gc", "--days", "1")["items"] == shown["items"]
+    report = stack.json("gc", "--days", "1", "--dry-run")
+    assert paused in report["open_runs"]
+    assert stack.json("gc", "--days", "1")["items"] == report["items"]
     assert not (stack.settings.runs / finished).exists()
     assert (stack.settings.runs / paused).is_dir()
     resume(stack, paused)

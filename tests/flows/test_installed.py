@@ -70,8 +70,8 @@ class Writer:
     planted: int = 0
 
     def reply(self, exchange: Exchange) -> str:
-        wanted = exchange.body["response_format"]["json_schema"]["schema"]["properties"]["pairs"]["minItems"]
-        return json.dumps({"pairs": [self.pair(exchange.body["messages"][1]["content"]) for _ in range(wanted)]})
+        num_pairs = exchange.body["response_format"]["json_schema"]["schema"]["properties"]["pairs"]["minItems"]
+        return json.dumps({"pairs": [self.pair(exchange.body["messages"][1]["content"]) for _ in range(num_pairs)]})
 
     def pair(self, prompt: str) -> dict[str, Any]:
         number = next(self.serial)
@@ -91,9 +91,9 @@ class Runs:
     ids: dict[str, str]
 
     def result(self, deployment: str) -> RunResult:
-        found = self.installed.finish(self.ids[deployment])
-        assert found is not None
-        return found
+        result = self.installed.finish(self.ids[deployment])
+        assert result is not None
+        return result
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +114,12 @@ def start_all(installed: Installed) -> dict[str, str]:
         folder.mkdir()
         for n, name in enumerate(PAGES):
             (folder / f"{name}.{suffix}").write_text(text.format(name=name, n=n))
-    given = [(f"What is twice {n}?", f"Twice {n} is {2 * n}.", f"No idea, {n} or so.") for n in range(16)]
-    examples = installed.write_rows("examples.jsonl", [{"instruction": q, "output": good} for q, good, _ in given])
+    questions = [(f"What is twice {n}?", f"Twice {n} is {2 * n}.", f"No idea, {n} or so.") for n in range(16)]
+    examples = installed.write_rows("examples.jsonl", [{"instruction": q, "output": good} for q, good, _ in questions])
     # A small model says a letter in some completions: rewards that are all alike would teach nothing, and be refused.
-    letters = [{"instruction": q, "output": "aeiou"[at % 5]} for at, (q, _, _) in enumerate(given)]
+    letters = [{"instruction": q, "output": "aeiou"[at % 5]} for at, (q, _, _) in enumerate(questions)]
     checked = installed.write_rows("letters.jsonl", letters)
-    pairs = [{"prompt": q, "chosen": good, "rejected": bad} for q, good, bad in given]
+    pairs = [{"prompt": q, "chosen": good, "rejected": bad} for q, good, bad in questions]
     preferences = installed.write_rows("preferences.jsonl", pairs)
     aligned = {"role": "aligned", "unevaluated": True, "targets": [{"type": "embedded"}]}
     forms: dict[str, dict[str, Any]] = {
@@ -172,8 +172,8 @@ def schedule_night(installed: Installed) -> str:
 
 def record_of(result: RunResult, node: str) -> dict[str, Any]:
     (output,) = result.node(node).outputs.values()
-    found: dict[str, Any] = json.loads((output.path / "training.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((output.path / "training.json").read_text())
+    return record
 
 
 def test_the_package_is_the_installed_one_and_checks_and_plans(runs: Runs) -> None:
@@ -181,8 +181,8 @@ def test_the_package_is_the_installed_one_and_checks_and_plans(runs: Runs) -> No
     chain = installed.work / "chain.yaml"
     chain.write_text("{name: small, nodes: [{type: data_source, config: {path: examples.jsonl}}, {type: trainer}]}")
     assert installed.command("trainyard", "check", str(chain), "--json")
-    words = ("qa-pipeline", "--preset", "quick", "-p", f"documents={installed.work / 'documents'}", "--json")
-    plan = json.loads(installed.command("trainyard", "plan", *words))
+    arguments = ("qa-pipeline", "--preset", "quick", "-p", f"documents={installed.work / 'documents'}", "--json")
+    plan = json.loads(installed.command("trainyard", "plan", *arguments))
     assert [node["type"] for node in plan["nodes"]][:2] == ["data_source", "ai_generator"]
     deployment = installed.request("GET", "deployments/name/chain/adhoc")
     shipped = next((installed.bin.parent / "lib").glob("*/site-packages/trainyard/shipped"))
@@ -217,7 +217,7 @@ def test_grpo_continues_the_examples_with_a_verifier(runs: Runs) -> None:
     result = runs.result("grpo")
     second = record_of(result, "trainer-2")
     assert (second["stage"], second["steps"]) == ("grpo", 2)
-    assert [one["stage"] for one in second["lineage"]] == [None, "sft"]
+    assert [ancestor["stage"] for ancestor in second["lineage"]] == [None, "sft"]
 
 
 def test_rag_drops_every_planted_hallucination_and_trains_on_the_rest(runs: Runs) -> None:
@@ -249,4 +249,4 @@ def test_the_night_comes_by_its_schedule_and_trains(runs: Runs) -> None:
     assert report is not None
     assert report.phase1.done >= 20
     assert report.phase1.device_free
-    assert [one.version for one in report.phase2.trainings] == ["default/engineering/v1"]
+    assert [training.version for training in report.phase2.trainings] == ["default/engineering/v1"]

@@ -70,10 +70,10 @@ def test_a_corrupt_newest_checkpoint_is_passed_over(stack: Stack, whole: str) ->
     victim.write_bytes(bytes(content))
     stack.json("jobs", "resume", run_id)
     assert stack.finish(run_id) == whole
-    told = [event["text"] for event in stack.events(run_id, "warning")]
+    warnings = [event["text"] for event in stack.events(run_id, "warning")]
     damaged = f"The checkpoint of step {int(newest.removeprefix('step-'))} is damaged"
-    assert any(text.startswith(damaged) and text.endswith("was quarantined.") for text in told), told
-    assert any(text.endswith(f"checkpoint of step {int(before.removeprefix('step-'))}.") for text in told), told
+    assert any(text.startswith(damaged) and text.endswith("was quarantined.") for text in warnings), warnings
+    assert any(text.endswith(f"checkpoint of step {int(before.removeprefix('step-'))}.") for text in warnings), warnings
 
 
 def test_data_that_changed_meanwhile_is_refused_by_name(stack: Stack) -> None:
@@ -107,7 +107,7 @@ def test_two_operators_pause_at_once(stack: Stack) -> None:
     stack.wait_for_step(run_id, 10)
     with ThreadPoolExecutor() as pool:
         both = list(pool.map(lambda _: stack.command("jobs", "pause", run_id), range(2)))
-    assert sorted(one.returncode for one in both) == [0, 4], [one.stderr for one in both]
+    assert sorted(process.returncode for process in both) == [0, 4], [process.stderr for process in both]
     assert stack.json("jobs", "cancel", run_id)["state"] == "canceled", "also while it is paused"
     assert stack.command("jobs", "cancel", run_id).returncode == 4
 
@@ -115,15 +115,15 @@ def test_two_operators_pause_at_once(stack: Stack) -> None:
 def test_a_cancelled_job_has_saved_and_can_go_on(stack: Stack, whole: str) -> None:
     run_id = stack.start_job()
     stack.wait_for_step(run_id, 20)
-    asked = stack.json("jobs", "cancel", run_id, "--no-wait")
-    assert asked["detail"] in ("cancelling", "")
+    answer = stack.json("jobs", "cancel", run_id, "--no-wait")
+    assert answer["detail"] in ("cancelling", "")
     pausing = stack.command("jobs", "pause", run_id)
     assert pausing.returncode == 4
     assert "cancel" in pausing.stderr
     assert stack.wait_for_state(run_id, "CANCELLED", seconds=30) < 30
     until(lambda: not stack.children(), 10, "the child's end")
-    shown = stack.json("jobs", "show", run_id)
-    assert shown["trainings"][0]["checkpoints"]
+    detail = stack.json("jobs", "show", run_id)
+    assert detail["trainings"][0]["checkpoints"]
     stack.json("jobs", "resume", run_id)
     assert stack.finish(run_id) == whole
 
@@ -154,10 +154,10 @@ def test_down_and_up_continue_what_was_at_work(stack: Stack, whole: str) -> None
 def test_a_budget_is_a_deadline_and_resuming_gives_another(stack: Stack) -> None:
     run_id = stack.start_job(budget_s=25, **LONG)
     stack.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
-    found = stack.json("jobs", "show", run_id)
-    assert (found["state"], found["detail"]) == ("failed", "budget exceeded")
-    assert "Its budget of wall time is used up." in found["message"]
-    first = found["step"]
+    detail = stack.json("jobs", "show", run_id)
+    assert (detail["state"], detail["detail"]) == ("failed", "budget exceeded")
+    assert "Its budget of wall time is used up." in detail["message"]
+    first = detail["step"]
     stack.json("jobs", "resume", run_id)
     stack.wait_for_state(run_id, "RUNNING")
     stack.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
@@ -170,9 +170,9 @@ def test_jobs_that_want_one_device_take_turns(stack: Stack) -> None:
     for run_id in ids:
         stack.finish(run_id)
         (work,) = training_logs_of(stack.settings.runs / run_id)
-        told = list(trainer_events(work.folder / "events.jsonl"))
+        events = list(trainer_events(work.folder / "events.jsonl"))
         (released,) = [event["time"] for event in stack.events(run_id, "finished") if event["node"] == "trainer"]
-        turns.append((told[0]["time"], told[-1]["time"], released))
+        turns.append((events[0]["time"], events[-1]["time"], released))
     turns.sort()
     for (_, ended, released), (starts, _, _) in pairwise(turns):
         assert ended <= starts, "two trained at once"

@@ -16,25 +16,25 @@ from trainyard.stores.auth_string import read_auth
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.xdist_group("stack faults")]
 
 
-def post(stack: Stack, job: str, verb: str, **given: Any) -> dict[str, Any]:
+def post(stack: Stack, job: str, verb: str, **body: Any) -> dict[str, Any]:
     """Ask for it over REST: a command takes seconds more."""
     api = running(stack.settings, "api")
     assert api is not None
     headers = {"authorization": f"Bearer {read_auth(stack.settings)}"}
-    answer = httpx.post(f"{api.url}/api/v1/jobs/{job}/{verb}", json=given, headers=headers, timeout=120)
+    answer = httpx.post(f"{api.url}/api/v1/jobs/{job}/{verb}", json=body, headers=headers, timeout=120)
     assert answer.is_success, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result
 
 
-def retry(stack: Stack, job: str, **given: Any) -> str:
+def retry(stack: Stack, job: str, **body: Any) -> str:
     """The run of the new job."""
-    return str(post(stack, job, "retry", **given)["run_id"])
+    return str(post(stack, job, "retry", **body)["run_id"])
 
 
 def states(stack: Stack, run_id: str) -> dict[str, str]:
-    shown = stack.json("jobs", "show", run_id)
-    return {node["id"]: node["state"] for node in shown["nodes"]}
+    detail = stack.json("jobs", "show", run_id)
+    return {node["id"]: node["state"] for node in detail["nodes"]}
 
 
 def test_a_finished_job_is_reused_or_trained_again_to_the_same_bits(stack: Stack) -> None:
@@ -47,7 +47,10 @@ def test_a_finished_job_is_reused_or_trained_again_to_the_same_bits(stack: Stack
     again = retry(stack, first, refresh=True)
     assert stack.finish(again) == weights
     assert set(states(stack, again).values()) == {"completed"}
-    assert stack.asked(f"flow_runs/{again}")["parameters"] == stack.asked(f"flow_runs/{first}")["parameters"]
+    assert (
+        stack.request_prefect(f"flow_runs/{again}")["parameters"]
+        == stack.request_prefect(f"flow_runs/{first}")["parameters"]
+    )
 
 
 def test_a_canceled_job_continues_from_the_checkpoint_that_it_left(stack: Stack) -> None:
@@ -60,7 +63,7 @@ def test_a_canceled_job_continues_from_the_checkpoint_that_it_left(stack: Stack)
     assert stack.step(again) == STEPS
     folder = Path(stack.events(again, "job")[-1]["folder"])
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    restarts = [one["restarted_from"] for one in events if one["event"] == "begin"]
+    restarts = [event["restarted_from"] for event in events if event["event"] == "begin"]
     assert restarts[0] is None
     assert restarts[-1]["step"] >= SAVE_STEPS
 
@@ -76,6 +79,6 @@ def test_a_chain_is_started_again_as_it_was_given(stack: Stack) -> None:
     weights = stack.finish(first)
     again = str(stack.json("jobs", "retry", first, "--refresh")["run_id"])
     assert stack.finish(again) == weights
-    parameters = [stack.asked(f"flow_runs/{run_id}")["parameters"]["spec"] for run_id in (first, again)]
+    parameters = [stack.request_prefect(f"flow_runs/{run_id}")["parameters"]["spec"] for run_id in (first, again)]
     assert parameters[0] == parameters[1]
     assert stack.json("jobs", "compare", first, again)["settings"] == []

@@ -36,15 +36,15 @@ def here(context: Context) -> Context:  # noqa: F811
 
 
 @pytest.fixture
-def kept(here: Context) -> Synchronizer:
+def synchronizer(here: Context) -> Synchronizer:
     synchronizer = Synchronizer(here.settings, lambda _text: None)
     assert synchronizer.attempt()
     return synchronizer
 
 
 def create(context: Context, name: str = "guide") -> RunResult:  # noqa: F811
-    given = {"name": name, "dataset": {"path": "data.jsonl"}}
-    return jobs.create_job(jobs.requests.CreateInput(parameters=given), context)
+    parameters = {"name": name, "dataset": {"path": "data.jsonl"}}
+    return jobs.create_job(jobs.requests.CreateInput(parameters=parameters), context)
 
 
 def put(run_id: str, state: Any) -> None:
@@ -59,7 +59,7 @@ def listed(context: Context, **query: Any) -> jobs.JobList:  # noqa: F811
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def go() -> None:
-        def refuse(*_given: object) -> Any:
+        def refuse(*_arguments: object) -> Any:
             raise Unavailable("The Prefect server does not answer.", code="E-SERVER-UNREACHABLE")
 
         monkeypatch.setattr("trainyard.app.live.jobs.connect_runs", refuse)
@@ -69,9 +69,9 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def test_lists_and_details_are_the_same_from_both(here: Context) -> None:
-    made = [create(here), create(here), create(here, "other")]
-    put(made[0].run_id, Completed(message="2 nodes finished."))
-    asked = [
+    created = [create(here), create(here), create(here, "other")]
+    put(created[0].run_id, Completed(message="2 nodes finished."))
+    queries = [
         {},
         {"state": "completed"},
         {"name": "other"},
@@ -79,31 +79,31 @@ def test_lists_and_details_are_the_same_from_both(here: Context) -> None:
         {"backend": "trl"},
         {"stage": "sft", "limit": 2},
     ]
-    asked = [{"name": made[2].name} if "name" in one else one for one in asked]
-    by_prefect = [listed(here, **one) for one in asked]
-    shown = [jobs.show_job(jobs.requests.JobInput(job=one.id), here) for one in made]
+    queries = [{"name": created[2].name} if "name" in query else query for query in queries]
+    by_prefect = [listed(here, **query) for query in queries]
+    details = [jobs.show_job(jobs.requests.JobInput(job=job.id), here) for job in created]
     assert Synchronizer(here.settings, print).attempt()
     unasked = replace(here, settings=here.settings)
-    assert [listed(unasked, **one) for one in asked] == by_prefect
-    assert [jobs.show_job(jobs.requests.JobInput(job=one.id), here) for one in made] == shown
-    assert [len(one.jobs) for one in by_prefect] == [3, 1, 1, 2, 0, 2]
+    assert [listed(unasked, **query) for query in queries] == by_prefect
+    assert [jobs.show_job(jobs.requests.JobInput(job=job.id), here) for job in created] == details
+    assert [len(page.jobs) for page in by_prefect] == [3, 1, 1, 2, 0, 2]
     assert by_prefect[5].next is not None
 
 
-def test_pages_follow_each_other_the_newest_first(here: Context, kept: Synchronizer) -> None:
+def test_pages_follow_each_other_the_newest_first(here: Context, synchronizer: Synchronizer) -> None:
     for _ in range(5):
         create(here)
-    kept.attempt()
-    whole = [one.id for one in listed(here).jobs]
+    synchronizer.attempt()
+    whole = [job.id for job in listed(here).jobs]
     for answer in (lambda query: listed(here, **query), lambda query: by_prefect(here, query)):
         seen, cursor = [], None
         while True:
             page = answer({"limit": 2, "cursor": cursor})
-            seen += [one.id for one in page.jobs]
+            seen += [job.id for job in page.jobs]
             if (cursor := page.next) is None:
                 break
         assert seen == whole
-    created = [one.created for one in listed(here).jobs]
+    created = [job.created for job in listed(here).jobs]
     assert created == sorted(created, reverse=True)
     with pytest.raises(InvalidInput, match="E-PARAMETER: 'nonsense' is not a cursor"):
         listed(here, cursor="nonsense")
@@ -114,56 +114,56 @@ def by_prefect(context: Context, query: dict[str, Any]) -> jobs.JobList:  # noqa
     return listed(context, **query)
 
 
-def test_a_change_in_prefect_is_in_the_index_after_the_next_look(here: Context, kept: Synchronizer) -> None:
-    made = create(here)
+def test_a_change_in_prefect_is_in_the_index_after_the_next_look(here: Context, synchronizer: Synchronizer) -> None:
+    created = create(here)
     index = open_index(here.settings)
-    assert index.rows_of([made.run_id])[made.run_id]["state"] is JobState.PENDING, "written when it was created"
-    put(made.run_id, Running())
-    assert kept.attempt()
-    assert index.rows_of([made.run_id])[made.run_id]["state"] is JobState.RUNNING
-    put(made.run_id, Cancelled(message="enough"))
-    assert kept.attempt()
-    row = index.rows_of([made.run_id])[made.run_id]
+    assert index.rows_of([created.run_id])[created.run_id]["state"] is JobState.PENDING, "written when it was created"
+    put(created.run_id, Running())
+    assert synchronizer.attempt()
+    assert index.rows_of([created.run_id])[created.run_id]["state"] is JobState.RUNNING
+    put(created.run_id, Cancelled(message="enough"))
+    assert synchronizer.attempt()
+    row = index.rows_of([created.run_id])[created.run_id]
     assert (row["state"], row["message"]) == (JobState.CANCELED, "enough")
-    assert made.run_id not in index.open_runs()
+    assert created.run_id not in index.open_runs()
 
 
-def test_a_run_that_prefect_removed_leaves_the_index(here: Context, kept: Synchronizer) -> None:
-    one, other = create(here), create(here)
-    put(other.run_id, Completed())
-    kept.attempt()
+def test_a_run_that_prefect_removed_leaves_the_index(here: Context, synchronizer: Synchronizer) -> None:
+    first, second = create(here), create(here)
+    put(second.run_id, Completed())
+    synchronizer.attempt()
     with get_client(sync_client=True) as client:
-        client.delete_flow_run(UUID(one.run_id))
-        client.delete_flow_run(UUID(other.run_id))
-    kept.attempt()
-    assert open_index(here.settings).rows_of([one.run_id]) == {}, "it was open"
-    kept.whole_due = 0.0
-    kept.attempt()
-    assert open_index(here.settings).rows_of([other.run_id]) == {}
+        client.delete_flow_run(UUID(first.run_id))
+        client.delete_flow_run(UUID(second.run_id))
+    synchronizer.attempt()
+    assert open_index(here.settings).rows_of([first.run_id]) == {}, "it was open"
+    synchronizer.whole_due = 0.0
+    synchronizer.attempt()
+    assert open_index(here.settings).rows_of([second.run_id]) == {}
 
 
-def test_a_verb_writes_what_it_changed(here: Context, kept: Synchronizer) -> None:
-    made = create(here)
-    jobs.cancel_job(jobs.requests.StopInput(job=made.id), here)
-    assert open_index(here.settings).rows_of([made.run_id])[made.run_id]["state"] is JobState.CANCELED
-    assert [one.state for one in listed(here).jobs if one.id == made.id] == [JobState.CANCELED]
+def test_a_verb_writes_what_it_changed(here: Context, synchronizer: Synchronizer) -> None:
+    created = create(here)
+    jobs.cancel_job(jobs.requests.StopInput(job=created.id), here)
+    assert open_index(here.settings).rows_of([created.run_id])[created.run_id]["state"] is JobState.CANCELED
+    assert [job.state for job in listed(here).jobs if job.id == created.id] == [JobState.CANCELED]
 
 
 def test_with_prefect_away_the_index_answers_and_says_how_old_it_is(
-    here: Context, kept: Synchronizer, away: Callable[[], None]
+    here: Context, synchronizer: Synchronizer, away: Callable[[], None]
 ) -> None:
-    made = create(here)
-    kept.attempt()
+    created = create(here)
+    synchronizer.attempt()
     assert listed(here).as_of is None, "it is fresh"
     away()
-    kept.now = lambda: time.time() - 3600.0  # when it was last in step, and last tried
-    kept.attempt()
+    synchronizer.now = lambda: time.time() - 3600.0  # when it was last in step, and last tried
+    synchronizer.attempt()
     answer = listed(here)
     assert answer.as_of is not None
     assert time.time() - answer.as_of > 3590
-    assert made.id in [one.id for one in answer.jobs]
-    shown = jobs.show_job(jobs.requests.JobInput(job=made.id), here)
-    assert (shown.run_id, shown.as_of) == (made.run_id, answer.as_of)
+    assert created.id in [job.id for job in answer.jobs]
+    detail = jobs.show_job(jobs.requests.JobInput(job=created.id), here)
+    assert (detail.run_id, detail.as_of) == (created.run_id, answer.as_of)
     with pytest.raises(Unavailable, match="E-SERVER-UNREACHABLE"):
         jobs.show_job(jobs.requests.JobInput(job="job-000000000000"), here)
     remove_database(open_index(here.settings).path)
@@ -174,29 +174,29 @@ def test_with_prefect_away_the_index_answers_and_says_how_old_it_is(
 def test_a_synchroniser_says_once_that_prefect_is_away_and_is_back(
     here: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    synchronizer = Synchronizer(here.settings, said.append)
+    messages: list[str] = []
+    synchronizer = Synchronizer(here.settings, messages.append)
     with monkeypatch.context() as patch:
         patch.setattr("trainyard.prefect_api.synchronizing.needs_api_url", lambda _: "http://127.0.0.1:9/api")
         assert [synchronizer.attempt() for _ in range(3)] == [False] * 3
     assert synchronizer.attempt()
-    assert [line.partition(":")[0] for line in said] == [
+    assert [line.partition(":")[0] for line in messages] == [
         "the index of jobs is not in step with Prefect", "the index of jobs is in step with Prefect again",
     ]  # fmt: skip
 
 
-def test_a_damaged_index_is_made_again(here: Context, kept: Synchronizer) -> None:
-    made, path = create(here), open_index(here.settings).path
+def test_a_damaged_index_is_made_again(here: Context, synchronizer: Synchronizer) -> None:
+    created, path = create(here), open_index(here.settings).path
     remove_database(path)
     path.write_bytes(b"not a database" * 1000)
-    assert made.id in [one.id for one in listed(here).jobs], "Prefect answers"
-    assert [kept.attempt(), kept.attempt()] == [False, True]
-    assert made.run_id in open_index(here.settings).runs()
+    assert created.id in [job.id for job in listed(here).jobs], "Prefect answers"
+    assert [synchronizer.attempt(), synchronizer.attempt()] == [False, True]
+    assert created.run_id in open_index(here.settings).runs()
 
 
-def test_the_index_has_the_progress_of_the_trainers(here: Context, kept: Synchronizer) -> None:
-    made = create(here)
-    record, work = RunRecord(here.settings.runs / made.run_id), here.settings.home / "work"
+def test_the_index_has_the_progress_of_the_trainers(here: Context, synchronizer: Synchronizer) -> None:
+    created = create(here)
+    record, work = RunRecord(here.settings.runs / created.run_id), here.settings.home / "work"
     record.folder.mkdir(parents=True)
     work.mkdir()
     record.emit("trainer", "job", digest="d", folder=str(work))
@@ -204,15 +204,15 @@ def test_the_index_has_the_progress_of_the_trainers(here: Context, kept: Synchro
     (work / "events.jsonl").write_text(
         f'{{"event":"begin","time":{now},"total_steps":9}}\n{{"event":"progress","time":{now},"step":4,"loss":2.5}}\n'
     )
-    kept.attempt()
-    (shown,) = [one for one in listed(here).jobs if one.id == made.id]
-    assert (shown.step, shown.total_steps, shown.loss) == (4, 9, 2.5)
-    (training,) = jobs.show_job(jobs.requests.JobInput(job=made.id), here).trainings
+    synchronizer.attempt()
+    (progress,) = [job for job in listed(here).jobs if job.id == created.id]
+    assert (progress.step, progress.total_steps, progress.loss) == (4, 9, 2.5)
+    (training,) = jobs.show_job(jobs.requests.JobInput(job=created.id), here).trainings
     assert (training.node, training.step, training.folder) == ("trainer", 4, str(work))
 
 
 def test_the_server_and_a_query_agree_on_what_is_wanted(here: Context) -> None:
-    made = create(here)
-    row = listing.find_job(made.id)
-    assert JobQuery(tenant=TENANT, text=made.id[-6:]).accepts(row)
+    created = create(here)
+    row = listing.find_job(created.id)
+    assert JobQuery(tenant=TENANT, text=created.id[-6:]).accepts(row)
     assert not JobQuery(tenant="other").accepts(row)

@@ -30,11 +30,11 @@ NATIVE = {"dataset": {"path": "data.jsonl"}}
 
 @pytest.fixture
 def of_tenant(context: Context) -> Callable[[str], Context]:  # noqa: F811
-    def made(tenant: str) -> Context:
+    def make_context(tenant: str) -> Context:
         copy_data(context, tenant)
         return replace(context, caller=Caller(f"{tenant}'s token", Scope.RUN, tenant=tenant, remote=True))
 
-    return made
+    return make_context
 
 
 def create(context: Context, **parameters: Any) -> RunResult:  # noqa: F811
@@ -46,28 +46,28 @@ def tags_of(run_id: str) -> set[str]:
         return set(client.read_flow_run(UUID(run_id)).tags)
 
 
-def shown(job: str, context: Context) -> jobs.JobDetail:  # noqa: F811
+def show(job: str, context: Context) -> jobs.JobDetail:  # noqa: F811
     return jobs.show_job(jobs.requests.JobInput(job=job), context)
 
 
 def test_a_job_has_its_id_from_its_creation_on_and_is_found_by_it(context: Context) -> None:  # noqa: F811
-    made = create(replace(context, trace="4bf92f3577b34da6"))
-    assert JOB_ID.fullmatch(made.id)
-    assert tags_of(made.run_id) == {"job", made.id, "tenant:default", "trace:4bf92f3577b34da6"}
-    words = (made.id, made.id[:12], made.run_id, made.run_id[:20], made.name)
-    assert {shown(word, context).run_id for word in words} == {made.run_id}
-    assert shown(made.id, context).id == made.id
+    created = create(replace(context, trace="4bf92f3577b34da6"))
+    assert JOB_ID.fullmatch(created.id)
+    assert tags_of(created.run_id) == {"job", created.id, "tenant:default", "trace:4bf92f3577b34da6"}
+    references = (created.id, created.id[:12], created.run_id, created.run_id[:20], created.name)
+    assert {show(word, context).run_id for word in references} == {created.run_id}
+    assert show(created.id, context).id == created.id
     listed = jobs.list_jobs(jobs.requests.JobsInput(), context).jobs
-    assert (made.id, made.run_id) in [(one.id, one.run_id) for one in listed]
+    assert (created.id, created.run_id) in [(job.id, job.run_id) for job in listed]
 
 
 def test_a_run_that_was_created_without_an_id_has_a_derived_one(context: Context) -> None:  # noqa: F811
-    made = create(context)
+    created = create(context)
     with get_client(sync_client=True) as client:
-        client.update_flow_run(UUID(made.run_id), tags=["job"])
-    derived = derive_job_id(made.run_id)
-    assert shown(derived, context).run_id == made.run_id
-    assert shown(made.run_id, context).id == derived
+        client.update_flow_run(UUID(created.run_id), tags=["job"])
+    derived = derive_job_id(created.run_id)
+    assert show(derived, context).run_id == created.run_id
+    assert show(created.run_id, context).id == derived
 
 
 def test_the_same_key_starts_a_job_once(context: Context) -> None:  # noqa: F811
@@ -86,26 +86,26 @@ def test_two_tenants_may_choose_the_same_key(of_tenant: Callable[[str], Context]
 
 def test_a_job_is_its_tenants_and_not_there_for_another(of_tenant: Callable[[str], Context]) -> None:
     acme, other = of_tenant("acme-2"), of_tenant("other-2")
-    made = create(acme)
-    assert "tenant:acme-2" in tags_of(made.run_id)
-    assert shown(made.id, acme).tenant == "acme-2"
-    assert shown(made.id, acme).parameters["job"]["tenant"] == "acme-2"
+    created = create(acme)
+    assert "tenant:acme-2" in tags_of(created.run_id)
+    assert show(created.id, acme).tenant == "acme-2"
+    assert show(created.id, acme).parameters["job"]["tenant"] == "acme-2"
     nothing = "job-000000000000"
-    for word in (made.id, made.run_id, made.name):
+    for word in (created.id, created.run_id, created.name):
         with pytest.raises(NotFound) as hidden:
-            shown(word, other)
+            show(word, other)
         with pytest.raises(NotFound) as missing:
-            shown(nothing, other)
+            show(nothing, other)
         assert str(hidden.value).replace(word, nothing) == str(missing.value)
-    assert [one.run_id for one in jobs.list_jobs(jobs.requests.JobsInput(), acme).jobs] == [made.run_id]
+    assert [job.run_id for job in jobs.list_jobs(jobs.requests.JobsInput(), acme).jobs] == [created.run_id]
     assert jobs.list_jobs(jobs.requests.JobsInput(), other).jobs == ()
     for verb in (jobs.pause_job, jobs.cancel_job):
         with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
-            verb(jobs.requests.StopInput(job=made.id), other)
+            verb(jobs.requests.StopInput(job=created.id), other)
     with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
-        jobs.resume_job(jobs.requests.ResumeInput(job=made.id), other)
+        jobs.resume_job(jobs.requests.ResumeInput(job=created.id), other)
     with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
-        run(RunInput(target=made.id), other)
+        run(RunInput(target=created.id), other)
 
 
 def test_another_tenant_cannot_be_named(of_tenant: Callable[[str], Context], tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_another_tenant_cannot_be_named(of_tenant: Callable[[str], Context], tmp
     for chain in ({"nodes": nodes}, {"tenant": "other", "nodes": nodes[:2]}):
         with pytest.raises(Denied, match="E-SCOPE"):
             run(RunInput(target=chain), here)
-    asked = {"documents": "data.jsonl", "publish": {"tenant": "other"}}
+    parameters = {"documents": "data.jsonl", "publish": {"tenant": "other"}}
     with pytest.raises(Denied, match="E-SCOPE"):
-        run(RunInput(target="qa-pipeline", parameters=asked), acme)
+        run(RunInput(target="qa-pipeline", parameters=parameters), acme)
 
 
 @pytest.mark.parametrize("tag", ["tenant:other", "job-0123456789ab", "job", "trace:1"])
@@ -134,7 +134,7 @@ def test_a_tag_that_says_what_a_run_is_cannot_be_given(context: Context, tag: st
 
 
 def test_the_result_on_disk_keeps_the_id(context: Context) -> None:  # noqa: F811
-    made = create(context)
-    old = {key: value for key, value in json.loads(made.model_dump_json()).items() if key != "id"}
+    created = create(context)
+    old = {key: value for key, value in json.loads(created.model_dump_json()).items() if key != "id"}
     assert RunResult.model_validate(old).id == ""
-    assert listing.find_job(made.run_id)["id"] == made.id
+    assert listing.find_job(created.run_id)["id"] == created.id

@@ -28,9 +28,9 @@ def carried_out(*nodes: dict[str, Any]) -> RunResult:
 
     state = asyncio.run(carry_out())
     assert state.is_completed(), state.message
-    found = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert found is not None
-    return found
+    result = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert result is not None
+    return result
 
 
 @pytest.mark.slow

@@ -55,9 +55,9 @@ def run(path: str, *, steps: int = 4, baseline: str = "both", **deployer: Any) -
 
 
 def result_of(state: State[Any]) -> RunResult:
-    found = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert found is not None
-    return found
+    result = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert result is not None
+    return result
 
 
 def live(role: str = "sums") -> str:

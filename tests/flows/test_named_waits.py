@@ -77,12 +77,12 @@ def waits_since(stack: Stack, run: str) -> float:
 
 def require_named(surfaces: dict[str, Callable[[], str]], kind: str, name: str, began: float) -> None:
     """Require that every surface names the holder, and print the time of its answer and that since the wait began."""
-    words, fields = f"{kind} {name} has it since", f'"kind":"{kind}","name":"{name}"'
+    sentence, fields = f"{kind} {name} has it since", f'"kind":"{kind}","name":"{name}"'
     seconds = {}
     for surface, read in surfaces.items():
         start_s = time.time()
         text = read()
-        assert words in text or fields in text, f"{surface} does not name {kind} {name}: {text[:1000]}"
+        assert sentence in text or fields in text, f"{surface} does not name {kind} {name}: {text[:1000]}"
         seconds[surface] = time.time() - start_s
         print(f"{surface}: {seconds[surface]:.2f} s, {time.time() - began:.2f} s after the wait began")
     late = {surface: taken_s for surface, taken_s in seconds.items() if taken_s > LOADED * SOON_S}

@@ -42,17 +42,19 @@ def prefect_client() -> Iterator[SyncPrefectClient]:
 @pytest.fixture
 def deployment(prefect_client: SyncPrefectClient) -> Iterator[Callable[[bool], UUID]]:
     """Makes a deployment of the night with an awake or a sleeping schedule."""
-    made: list[UUID] = []
+    deployment_ids: list[UUID] = []
 
     def make(awake: bool) -> UUID:
         schedule = DeploymentScheduleCreate(schedule=CronSchedule(cron="0 1 * * *", timezone=ZONE), active=awake)
         flow_id = prefect_client.create_flow(nightly)
-        made.append(prefect_client.create_deployment(flow_id, f"watched-{len(made)}", schedules=[schedule]))
-        return made[-1]
+        deployment_ids.append(
+            prefect_client.create_deployment(flow_id, f"watched-{len(deployment_ids)}", schedules=[schedule])
+        )
+        return deployment_ids[-1]
 
     yield make
-    for one in made:
-        prefect_client.delete_deployment(one)
+    for deployment_id in deployment_ids:
+        prefect_client.delete_deployment(deployment_id)
 
 
 def scheduled_run(client: SyncPrefectClient, deployment: UUID, night: datetime = NIGHT) -> UUID:
@@ -65,17 +67,17 @@ def scheduled_run(client: SyncPrefectClient, deployment: UUID, night: datetime =
     )  # fmt: skip
     only = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
     runs = client.read_flow_runs(deployment_filter=only)
-    (found,) = [run for run in runs if run.expected_start_time == night]
-    assert found.auto_scheduled
-    return found.id
+    (scheduled,) = [run for run in runs if run.expected_start_time == night]
+    assert scheduled.auto_scheduled
+    return scheduled.id
 
 
 def sent(client: SyncPrefectClient, deployment: UUID) -> list[dict[str, Any]]:
     """The events about a deployment that arrived within some seconds."""
     resource = {"id": [f"prefect.deployment.{deployment}"]}
-    asked = {"filter": {"event": {"name": [NO_SUCCESS]}, "resource": resource}}
+    query = {"filter": {"event": {"name": [NO_SUCCESS]}, "resource": resource}}
     for _ in range(40):
-        events: list[dict[str, Any]] = client.request("POST", "/events/filter", json=asked).json()["events"]
+        events: list[dict[str, Any]] = client.request("POST", "/events/filter", json=query).json()["events"]
         if events:
             return events
         time.sleep(0.25)
@@ -103,13 +105,13 @@ def test_six_oclock_is_a_local_one() -> None:
 def test_a_night_without_success_is_told_at_six_and_once(
     prefect_client: SyncPrefectClient, deployment: Callable[[bool], UUID]
 ) -> None:
-    made = deployment(True)
-    scheduled_run(prefect_client, made)
+    deployment_id = deployment(True)
+    scheduled_run(prefect_client, deployment_id)
     assert watch_at(morning(5, 59)).look() == []
-    (told,) = watch_at(morning(6)).look()
-    assert told == "no night of watched-0 succeeded by 2031-06-03 06:00 (Europe/Berlin)"
+    (message,) = watch_at(morning(6)).look()
+    assert message == "no night of watched-0 succeeded by 2031-06-03 06:00 (Europe/Berlin)"
     assert watch_at(morning(6, 5)).look() == []  # another watchdog, after a restart
-    (event,) = sent(prefect_client, made)
+    (event,) = sent(prefect_client, deployment_id)
     assert event["payload"] == {"due": "2031-06-03T06:00:00+02:00"}
 
 
@@ -130,13 +132,13 @@ def test_a_skipped_night_is_none(prefect_client: SyncPrefectClient, deployment: 
 def test_a_failed_night_is_told_unless_a_second_one_succeeded(
     prefect_client: SyncPrefectClient, deployment: Callable[[bool], UUID]
 ) -> None:
-    made = deployment(True)
-    prefect_client.set_flow_run_state(scheduled_run(prefect_client, made), Failed(), force=True)
+    deployment_id = deployment(True)
+    prefect_client.set_flow_run_state(scheduled_run(prefect_client, deployment_id), Failed(), force=True)
     assert len(watch_at(morning(6)).look()) == 1
     following = NIGHT + timedelta(days=1)
-    prefect_client.set_flow_run_state(scheduled_run(prefect_client, made, following), Failed(), force=True)
+    prefect_client.set_flow_run_state(scheduled_run(prefect_client, deployment_id, following), Failed(), force=True)
     by_hand = prefect_client.create_flow_run_from_deployment(
-        made, state=Scheduled(scheduled_time=(following + timedelta(hours=2)).astimezone(UTC))
+        deployment_id, state=Scheduled(scheduled_time=(following + timedelta(hours=2)).astimezone(UTC))
     )
     prefect_client.set_flow_run_state(by_hand.id, Completed(), force=True)
     assert watch_at(morning(6) + timedelta(days=1)).look() == []
@@ -171,14 +173,14 @@ def test_the_server_is_asked_once_a_minute(
 
 def test_the_automation_waits_for_the_event_and_the_outdated_one_goes(prefect_client: SyncPrefectClient) -> None:
     ensure_automations(night_automations())
-    known = prefect_client.request("POST", "/automations/filter", json={}).json()
-    (missing,) = [one for one in known if one["name"] == NIGHT_MISSING]
+    automations = prefect_client.request("POST", "/automations/filter", json={}).json()
+    (missing,) = [automation for automation in automations if automation["name"] == NIGHT_MISSING]
     assert (missing["trigger"]["expect"], missing["trigger"]["posture"]) == ([NO_SUCCESS], "Reactive")
     old = {**missing, "name": "trainyard: no night succeeded for a day"}
     prefect_client.request(
         "POST", "/automations/", json={key: old[key] for key in ("name", "description", "trigger", "actions")}
     )
     ensure_automations(night_automations())
-    names = [one["name"] for one in prefect_client.request("POST", "/automations/filter", json={}).json()]
+    names = [automation["name"] for automation in prefect_client.request("POST", "/automations/filter", json={}).json()]
     assert names.count(NIGHT_MISSING) == 1
     assert old["name"] not in names

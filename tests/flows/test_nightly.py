@@ -91,16 +91,18 @@ def test_a_night_waits_for_the_device_no_longer_than_its_window(home: Path) -> N
         other.stdin.close()
         other.wait()
     assert state.is_failed()
-    said = state.message or ""
-    assert "E-DEVICE-BUSY: The night did not begin: device 0 was in use for its whole window of 3 s" in said
-    assert f"process {other.pid} of run somebody-else" in said
+    message = state.message or ""
+    assert "E-DEVICE-BUSY: The night did not begin: device 0 was in use for its whole window of 3 s" in message
+    assert f"process {other.pid} of run somebody-else" in message
     assert 3 <= waited < 20
     assert not (tenant_root(settings(), "default") / "nights").exists()
 
 
 def test_the_deployment_sleeps_and_cancels_a_second_run() -> None:
-    given = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())
-    night = next(one for one in given["deployments"] if one["entrypoint"] == "flows/nightly.py:nightly")
+    config = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())
+    night = next(
+        deployment for deployment in config["deployments"] if deployment["entrypoint"] == "flows/nightly.py:nightly"
+    )
     assert night["name"] == "two-phase"
     assert night["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
-    assert [(one["active"], one["timezone"]) for one in night["schedules"]] == [(False, "UTC")]
+    assert [(schedule["active"], schedule["timezone"]) for schedule in night["schedules"]] == [(False, "UTC")]

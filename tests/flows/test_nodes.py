@@ -79,9 +79,9 @@ def run(*nodes: dict[str, Any]) -> State[Any]:
 
 
 def result_of(state: State[Any]) -> RunResult:
-    found = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert found is not None
-    return found
+    result = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert result is not None
+    return result
 
 
 def source(path: str = "docs", **config: Any) -> dict[str, Any]:
@@ -236,18 +236,20 @@ def test_a_training_that_diverges_says_so_while_it_runs_and_at_its_end(work: Pat
     state = run(source("data.jsonl"), {"type": "trainer", "config": config})
     assert state.is_completed(), state.message
     result = result_of(state)
-    found = {one["kind"]: one for one in result.node("trainer").facts["divergence"]}
-    assert found["loss_rose"]["advice"] == "lower hyperparameters.learning_rate, or raise warmup_ratio"
-    assert found["loss_rose"]["text"] in result.node("trainer").message
-    assert f"trainer: {found['loss_rose']['text']}" in result.message
+    divergences = {divergence["kind"]: divergence for divergence in result.node("trainer").facts["divergence"]}
+    assert divergences["loss_rose"]["advice"] == "lower hyperparameters.learning_rate, or raise warmup_ratio"
+    assert divergences["loss_rose"]["text"] in result.node("trainer").message
+    assert f"trainer: {divergences['loss_rose']['text']}" in result.message
     folder = settings().runs / result.run_id
     warned = [event for event in read_events(folder) if event.get("divergence")]
     assert {event["event"] for event in warned} == {"warning"}
     assert "loss_rose" in {event["divergence"]["kind"] for event in warned}
-    assert {one.kind for one in divergence_of(folder, None)} >= {"loss_rose"}, "as while it runs"
-    assert [one.text for one in divergence_of(folder, result)] == [one["text"] for one in found.values()]
+    assert {divergence.kind for divergence in divergence_of(folder, None)} >= {"loss_rose"}, "as while it runs"
+    assert [divergence.text for divergence in divergence_of(folder, result)] == [
+        divergence["text"] for divergence in divergences.values()
+    ]
     training = open_reference(result.node("trainer").outputs[Port.MODEL]) / "training.json"
-    assert json.loads(training.read_text())["divergence"] == list(found.values())
+    assert json.loads(training.read_text())["divergence"] == list(divergences.values())
 
 
 @pytest.mark.slow

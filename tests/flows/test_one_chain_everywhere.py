@@ -43,8 +43,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
 
 @pytest.fixture(scope="module")
 def body(stack: Stack) -> dict[str, Any]:
-    words = {"max_steps": 3, "precision": "fp32"}
-    config = {"base_model": str(stack.settings.default_base_model), "hyperparameters": words, "device": "cpu"}
+    hyperparameters = {"max_steps": 3, "precision": "fp32"}
+    config = {"base_model": str(stack.settings.default_base_model), "hyperparameters": hyperparameters, "device": "cpu"}
     source = {"type": "data_source", "config": {"path": str(stack.work / "data.jsonl")}}
     return {"name": "guide", "nodes": [source, {"type": "trainer", "config": config}]}
 
@@ -82,47 +82,49 @@ def by_rest(stack: Stack, body: dict[str, Any]) -> str:
     with httpx.Client(base_url=f"{address(stack)}/api/v1", headers=headers, timeout=60) as client:
         stored = client.post("/chains", json={**body, "description": "by REST"})
         assert stored.status_code == 201, stored.text
-        given = new_traceparent()
+        traceparent = new_traceparent()
         run = f"/chains/{stored.json()['id']}/run"
-        started = client.post(run, json={"refresh": True}, headers={"traceparent": given})
+        started = client.post(run, json={"refresh": True}, headers={"traceparent": traceparent})
         assert started.status_code == 202, started.text
-        assert started.headers["x-trace-id"] == trace_id(given)
-        found = started.json()
+        assert started.headers["x-trace-id"] == trace_id(traceparent)
+        answer = started.json()
 
         def ended() -> bool:
-            return client.get(f"/jobs/{found['id']}").json()["state"] not in ("pending", "running")
+            return client.get(f"/jobs/{answer['id']}").json()["state"] not in ("pending", "running")
 
         until(ended, 240, "the run")
         assert client.delete(f"/chains/{stored.json()['id']}").status_code == 200
-    require_one_trace(stack, str(found["run_id"]), trace_id(given), "rest")
-    return str(found["run_id"])
+    require_one_trace(stack, str(answer["run_id"]), trace_id(traceparent), "rest")
+    return str(answer["run_id"])
 
 
 def require_one_trace(stack: Stack, run_id: str, trace: str, surface: str) -> None:
     """The correlation id of a request is that of the audit log, of the run's tags and of its trainer's events."""
-    assert [tag for tag in stack.asked(f"flow_runs/{run_id}")["tags"] if tag.startswith("trace:")] == [f"trace:{trace}"]
+    assert [tag for tag in stack.request_prefect(f"flow_runs/{run_id}")["tags"] if tag.startswith("trace:")] == [
+        f"trace:{trace}"
+    ]
     lines = [line for line in AuditLog(stack.settings.home / "audit").lines() if line["trace"] == trace]
     started = [line for line in lines if line["operation"] == "chains run" and line["phase"] == "ended"]
     assert [(line["surface"], line["outcome"], line["targets"]["run_id"]) for line in started] == [
         (surface, "done", run_id)
     ]
     (log,) = training_logs_of(stack.settings.runs / run_id)
-    begun = [event for event in read_events(log.folder / "events.jsonl") if event.get("run") == run_id]
-    assert {event["trace"] for event in begun} == {trace}
+    run_events = [event for event in read_events(log.folder / "events.jsonl") if event.get("run") == run_id]
+    assert {event["trace"] for event in run_events} == {trace}
 
 
 def by_mcp(stack: Stack, body: dict[str, Any]) -> str:
-    given = new_traceparent()
+    traceparent = new_traceparent()
 
     async def call() -> str:
-        headers = {"authorization": f"Bearer {token(stack)}", "traceparent": given}
+        headers = {"authorization": f"Bearer {token(stack)}", "traceparent": traceparent}
         async with (
             httpx.AsyncClient(headers=headers, timeout=300) as http,
             Client(streamable_http_client(f"{address(stack)}/mcp", http_client=http)) as client,
         ):
             stored = await client.call_tool("chains_create", {"spec": {**body, "description": "by MCP"}})
-            words = {"chain": stored.structured_content["id"], "refresh": True}
-            started = await client.call_tool("chains_run", words)
+            arguments = {"chain": stored.structured_content["id"], "refresh": True}
+            started = await client.call_tool("chains_run", arguments)
             assert not started.is_error, started.content
             state = "pending"
             while state in ("pending", "running"):
@@ -132,7 +134,7 @@ def by_mcp(stack: Stack, body: dict[str, Any]) -> str:
             return str(started.structured_content["run_id"])
 
     run_id = anyio.run(call)
-    require_one_trace(stack, run_id, trace_id(given), "mcp")
+    require_one_trace(stack, run_id, trace_id(traceparent), "mcp")
     return run_id
 
 

@@ -22,7 +22,7 @@ BODIES = REPOSITORY / "tests" / "resources" / "bodies"
 ENDED = ("completed", "failed", "canceled")
 
 
-def said(role: str, text: str) -> dict[str, str]:
+def make_message(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
@@ -40,14 +40,14 @@ def write_documented(root: Path, model: Path, stack: Stack) -> None:
     rows = [{"instruction": f"Name node {n}.", "input": "", "output": f"Node {n} reads pairs."} for n in range(16)]
     pairs = [
         {
-            "input": {"messages": [said("user", f"What is node {n}?")]},
-            "preferred_output": [said("assistant", f"Node {n} reads pairs.")],
-            "non_preferred_output": [said("assistant", f"No idea, {n} or so.")],
+            "input": {"messages": [make_message("user", f"What is node {n}?")]},
+            "preferred_output": [make_message("assistant", f"Node {n} reads pairs.")],
+            "non_preferred_output": [make_message("assistant", f"No idea, {n} or so.")],
         }
         for n in range(8)
     ]
-    for name, given in (("train", rows), ("preferences", pairs)):
-        (stack.work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    for name, examples in (("train", rows), ("preferences", pairs)):
+        (stack.work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in examples))
     for name in ("mlx-community/Llama-3.2-3B-Instruct-4bit", "meta-llama/Llama-3.2-3B"):
         snapshot = root / "hub" / f"models--{name.replace('/', '--')}" / "snapshots" / "a1"
         snapshot.parent.mkdir(parents=True)
@@ -70,8 +70,8 @@ def client(stack: Stack) -> Iterator[httpx.Client]:
 
 def documented(stack: Stack, name: str) -> dict[str, Any]:
     text = (BODIES / f"{name}.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text.replace('"/data/', f'"{stack.work}/'))
-    return found
+    job_body: dict[str, Any] = json.loads(text.replace('"/data/', f'"{stack.work}/'))
+    return job_body
 
 
 def state_of(client: httpx.Client, job: str) -> str:
@@ -84,9 +84,9 @@ def test_the_service_says_that_a_worker_runs(client: httpx.Client) -> None:
 
 
 def test_a_chain_with_a_run_is_not_deleted(stack: Stack, client: httpx.Client) -> None:
-    words = {"max_steps": 100_000, "save_steps": 50, "precision": "fp32"}
+    hyperparameters = {"max_steps": 100_000, "save_steps": 50, "precision": "fp32"}
     source = {"type": "data_source", "config": {"path": str(stack.work / "data.jsonl")}}
-    chain = {"name": "long", "nodes": [source, {"type": "trainer", "config": {"hyperparameters": words}}]}
+    chain = {"name": "long", "nodes": [source, {"type": "trainer", "config": {"hyperparameters": hyperparameters}}]}
     stored = client.post("/chains", json=chain)
     assert stored.status_code == 201, stored.text
     path = f"/chains/{stored.json()['id']}"
@@ -115,12 +115,12 @@ def test_a_session_that_is_left_open_ends_and_is_resumed(stack: Stack, client: h
     session = created.json()["id"]
     assert client.post("/sessions", json=body, headers=key).json()["id"] == session
 
-    def shown() -> dict[str, Any]:
-        found: dict[str, Any] = client.get(f"/sessions/{session}").json()
-        return found
+    def show_session() -> dict[str, Any]:
+        body: dict[str, Any] = client.get(f"/sessions/{session}").json()
+        return body
 
-    until(lambda: shown()["state"] == "ended", 180, "the session's end")
-    assert shown()["detail"] == "idle"
+    until(lambda: show_session()["state"] == "ended", 180, "the session's end")
+    assert show_session()["detail"] == "idle"
     late = client.post(f"/sessions/{session}/forward", json={"rows": [{"text": "a"}]})
     assert (late.status_code, late.json()["code"]) == (409, "E-SESSION-STATE")
     assert "sessions resume" in late.json()["do"]
@@ -128,8 +128,12 @@ def test_a_session_that_is_left_open_ends_and_is_resumed(stack: Stack, client: h
     resumed = client.post(f"/sessions/{session}/resume", json={})
     assert resumed.status_code == 202, resumed.text
     assert resumed.json()["id"] == session
-    until(lambda: shown()["state"] in ("open", "ended") and shown()["run"] == resumed.json()["run"], 180, "it")
-    until(lambda: shown()["state"] == "ended", 180, "its second end")
+    until(
+        lambda: show_session()["state"] in ("open", "ended") and show_session()["run"] == resumed.json()["run"],
+        180,
+        "it",
+    )
+    until(lambda: show_session()["state"] == "ended", 180, "its second end")
 
 
 def test_the_documented_jobs_are_accepted(stack: Stack, client: httpx.Client) -> None:
@@ -142,6 +146,6 @@ def test_the_documented_jobs_are_accepted(stack: Stack, client: httpx.Client) ->
     assert runs.status_code == 202, runs.text
     job = runs.json()["id"]
     until(lambda: state_of(client, job) in ENDED, 300, "the job")
-    found = client.get(f"/jobs/{job}").json()
-    assert (found["state"], found["backend"], found["stage"]) == ("completed", "trl", "dpo"), found["message"]
+    detail = client.get(f"/jobs/{job}").json()
+    assert (detail["state"], detail["backend"], detail["stage"]) == ("completed", "trl", "dpo"), detail["message"]
     assert state_of(client, waits.json()["id"]) == "pending"

@@ -42,15 +42,15 @@ def carried_out(**parameters: Any) -> RunResult:
 
     state = asyncio.run(carry_out())
     assert state.is_completed(), state.message
-    found = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert found is not None
-    return found
+    result = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert result is not None
+    return result
 
 
 def record_of(result: RunResult, node: str) -> dict[str, Any]:
     (output,) = result.node(node).outputs.values()
-    found: dict[str, Any] = json.loads((output.path / "training.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((output.path / "training.json").read_text())
+    return record
 
 
 @pytest.mark.slow
@@ -66,7 +66,11 @@ def test_the_policy_descends_from_the_examples_and_knows_its_reward_model(work: 
     assert [node.state for node in result.nodes] == [NodeState.COMPLETED] * len(result.nodes)
     sft, reward, ppo = (record_of(result, name) for name in ("trainer", "trainer-2", "trainer-3"))
     assert (sft["stage"], reward["stage"], ppo["stage"]) == ("sft", "reward", "ppo")
-    assert [one["stage"] for one in ppo["lineage"]] == [one["stage"] for one in reward["lineage"]] == [None, "sft"]
+    assert (
+        [ancestor["stage"] for ancestor in ppo["lineage"]]
+        == [ancestor["stage"] for ancestor in reward["lineage"]]
+        == [None, "sft"]
+    )
     (scorer,) = result.node("trainer-2").outputs.values()
     assert ppo["reward_model_sha256"] == scorer.sha256
     assert reward["losses"][-1][1] < reward["losses"][0][1]

@@ -114,7 +114,7 @@ def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Sett
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("state", "reason"),
     [
         (None, r"it is pending\. Do: Wait until it runs, or cancel it"),
         (Pending(), r"it is pending \(starting\)"),
@@ -124,25 +124,25 @@ def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Sett
         (Crashed(), r"it is failed \(crashed\)"),
     ],
 )
-def test_what_does_not_run_cannot_be_paused(deployed: Settings, state: State[Any] | None, words: str) -> None:
-    with pytest.raises(Conflict, match=f"E-JOB-STATE: The run .* cannot be paused: {words}"):
+def test_what_does_not_run_cannot_be_paused(deployed: Settings, state: State[Any] | None, reason: str) -> None:
+    with pytest.raises(Conflict, match=f"E-JOB-STATE: The run .* cannot be paused: {reason}"):
         operating.pause_run(started(deployed, state))
 
 
 def test_of_two_operators_who_pause_at_once_one_is_told(deployed: Settings) -> None:
     run_id = started(deployed, Running())
-    told: list[str] = []
+    outcomes: list[str] = []
 
     def pause(_: int) -> None:
         try:
             operating.pause_run(run_id)
-            told.append("paused")
+            outcomes.append("paused")
         except Conflict as conflict:
-            told.append(conflict.code)
+            outcomes.append(conflict.code)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(pause, range(4)))
-    assert sorted(told) == ["E-JOB-STATE", "E-JOB-STATE", "E-JOB-STATE", "paused"]
+    assert sorted(outcomes) == ["E-JOB-STATE", "E-JOB-STATE", "E-JOB-STATE", "paused"]
 
 
 @pytest.mark.parametrize("state", [Failed(), Crashed(), Failed(name="BudgetExceeded")])
@@ -204,8 +204,8 @@ def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
     run_id = started(deployed)
     row = listing.find_job(run_id)
     assert row == listing.find_job(run_id[:12]) == listing.find_job(row["name"])
-    assert run_id in [one["run_id"] for one in jobs_in(JobState.PENDING)]
-    assert run_id not in [one["run_id"] for one in jobs_in(JobState.COMPLETED)]
+    assert run_id in [job["run_id"] for job in jobs_in(JobState.PENDING)]
+    assert run_id not in [job["run_id"] for job in jobs_in(JobState.COMPLETED)]
     with pytest.raises(NotFound, match="E-JOB-NOT-FOUND: There is no job 'nothing'"):
         listing.find_job("nothing")
 
@@ -275,11 +275,11 @@ def test_a_training_is_told_by_the_state_of_its_run(
 
 def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deployed: Settings) -> None:
     preempted, cancelled = started(deployed, Running()), started(deployed, Cancelling())
-    wanted = [control.wanted_by(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
-    assert [one() for one in wanted] == [DesiredState.RUN, DesiredState.RUN]
+    readers = [control.wanted_by(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
+    assert [reader() for reader in readers] == [DesiredState.RUN, DesiredState.RUN]
     control.INTERRUPTED.set()
     try:
-        assert [one() for one in wanted] == [DesiredState.PREEMPT, DesiredState.CANCEL]
+        assert [reader() for reader in readers] == [DesiredState.PREEMPT, DesiredState.CANCEL]
     finally:
         control.INTERRUPTED.clear()
 
@@ -287,15 +287,15 @@ def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deploye
 def test_waiting_for_the_device_ends_with_a_pause(deployed: Settings) -> None:
     run_id = started(deployed, Suspended())
     waited = pytest.raises(TrainingStopped, match="while it waited for the device")
-    with slots.device_slots(settings(), among=(0,)), waited as told:
+    with slots.device_slots(settings(), among=(0,)), waited as error:
         slots.device_slots(settings(), among=(0,), wanted=control.wanted_by(run_id)).__enter__()
-    assert told.value.reason == "pause"
+    assert error.value.reason == "pause"
 
 
 # How the walker ends
 
 
-def meanwhile(what: Callable[[str], None]) -> threading.Thread:
+def meanwhile(action: Callable[[str], None]) -> threading.Thread:
     """Do something with the run once its node `a` is at work."""
 
     def wait_and_do() -> None:
@@ -303,7 +303,7 @@ def meanwhile(what: Callable[[str], None]) -> threading.Thread:
         while time.monotonic() < deadline:
             run_id = newest_run()
             if run_id and ("a", "started") in [(e["node"], e["event"]) for e in read_events(settings().runs / run_id)]:
-                what(run_id)
+                action(run_id)
                 return
             time.sleep(0.1)
 
@@ -314,13 +314,13 @@ def meanwhile(what: Callable[[str], None]) -> threading.Thread:
 
 def newest_run() -> str:
     """The run of a shape that works now."""
-    wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": [StateType.RUNNING]}}})
+    run_filter = FlowRunFilter.model_validate({"state": {"type": {"any_": [StateType.RUNNING]}}})
     shape = FlowFilter.model_validate({"name": {"any_": ["shape"]}})
     with get_client(sync_client=True) as client:
-        found = client.read_flow_runs(
-            flow_filter=shape, flow_run_filter=wanted, sort=FlowRunSort.START_TIME_DESC, limit=1
+        runs = client.read_flow_runs(
+            flow_filter=shape, flow_run_filter=run_filter, sort=FlowRunSort.START_TIME_DESC, limit=1
         )
-    return str(found[0].id) if found else ""
+    return str(runs[0].id) if runs else ""
 
 
 def test_a_pause_between_two_nodes_lets_the_first_finish_and_starts_no_other(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def test_bootstrap_twice_leaves_one_of_each() -> None:
     with get_client(sync_client=True) as client:
         assert client.read_work_pool("trainyard").type == "process"
         assert client.read_global_concurrency_limit_by_name(server.limit_name()).limit == 1
-        found = client.request("POST", "/automations/filter", json={}).json()
-    assert [automation["name"] for automation in found].count(server.ZOMBIES) == 1
+        automations = client.request("POST", "/automations/filter", json={}).json()
+    assert [automation["name"] for automation in automations].count(server.ZOMBIES) == 1
 
 
 def test_the_automation_crashes_a_run_after_three_missed_beats() -> None:
@@ -120,29 +120,33 @@ def test_a_run_that_a_schedule_has_planned_is_a_job_once_it_is_due(deployed: Set
         assert all(run.auto_scheduled and JOB_TAG in run.tags for run in planned)
         assert not {run.id for run in planned} & {run.id for run in listing.jobs_of(client)}
         client.set_flow_run_state(planned[0].id, Late(), force=True)
-        assert [run.id for run in listing.jobs_of(client) if run.id in {one.id for one in planned}] == [planned[0].id]
+        assert [run.id for run in listing.jobs_of(client) if run.id in {planned_run.id for planned_run in planned}] == [
+            planned[0].id
+        ]
 
 
 def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None:
     started = watching.start_run("qa-pipeline/test", ASKED, settings=deployed)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(started.run_id, Cancelled(message="no longer wanted"), force=True)
-    told: list[str] = []
-    result = watching.watch(started.run_id, settings=deployed, on_progress=lambda event: told.append(event["text"]))
+    messages: list[str] = []
+    result = watching.watch(started.run_id, settings=deployed, on_progress=lambda event: messages.append(event["text"]))
     assert result.state is JobState.CANCELED
     assert result.message == "no longer wanted"
-    assert told == ["canceled"]
+    assert messages == ["canceled"]
 
 
 def test_a_run_that_waits_names_the_missing_worker_only_when_none_runs(deployed: Settings) -> None:
     run_id = watching.start_run("qa-pipeline/test", ASKED, settings=deployed).run_id
-    told: list[str] = []
+    messages: list[str] = []
 
     def look() -> str:
         with get_client(sync_client=True) as client:
             alone = not worker_runs(client, deployed)
-            report_state(client.read_flow_run(UUID(run_id)), "", lambda event: told.append(event["text"]), alone=alone)
-        return told[-1]
+            report_state(
+                client.read_flow_run(UUID(run_id)), "", lambda event: messages.append(event["text"]), alone=alone
+            )
+        return messages[-1]
 
     assert look() == "pending: no worker runs that could take it; `trainyard up` starts one"
     with get_client(sync_client=True) as client:

@@ -30,11 +30,11 @@ def show(stack: Stack, session: str) -> dict[str, Any]:
 
 def train_step(stack: Stack, session: str) -> float:
     rows = [word for row in ROWS for word in ("--row", json.dumps(row))]
-    found = stack.json("sessions", "forward", session, *rows)
-    stack.json("sessions", "backward", session, "--forward-id", found["forward_id"])
+    forward = stack.json("sessions", "forward", session, *rows)
+    stack.json("sessions", "backward", session, "--forward-id", forward["forward_id"])
     stack.json("sessions", "step", session)
     stack.json("sessions", "zero-grad", session)
-    return float(found["loss"])
+    return float(forward["loss"])
 
 
 def child(stack: Stack, session: str) -> int:
@@ -44,17 +44,17 @@ def child(stack: Stack, session: str) -> int:
 
 def test_a_session_is_a_run_that_holds_the_device(stack: Stack) -> None:
     session = create(stack)
-    shown = show(stack, session)
-    assert shown["state"] == "open"
+    detail = show(stack, session)
+    assert detail["state"] == "open"
     assert not stack.slot_is_free()
-    run = stack.asked(f"flow_runs/{shown['run']}")
+    run = stack.request_prefect(f"flow_runs/{detail['run']}")
     assert {"session", session, "tenant:default"} <= set(run["tags"])
     assert run["state"]["type"] == "RUNNING"
     losses = [train_step(stack, session) for _ in range(3)]
     assert losses[-1] < losses[0]
     closed = stack.json("sessions", "close", session)
     assert (closed["state"], closed["detail"], closed["global_step"]) == ("ended", "closed", 3)
-    stack.wait_for_state(shown["run"], "COMPLETED", seconds=60)
+    stack.wait_for_state(detail["run"], "COMPLETED", seconds=60)
     assert stack.slot_is_free()
     again = stack.command("sessions", "step", session)
     assert again.returncode == 4

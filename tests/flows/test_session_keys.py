@@ -27,7 +27,7 @@ Do = Callable[..., Any]
 @pytest.fixture
 def deployed(flow_server: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     """The home of a server that knows `session/worker`, with nobody who would run it."""
-    monkeypatch.setenv("TRAINYARD_HOME", str(flow_server.own.home))
+    monkeypatch.setenv("TRAINYARD_HOME", str(flow_server.settings.home))
     monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
     monkeypatch.setenv("TRAINYARD_MIN_FREE_MB", "0")
     settings.cache_clear()
@@ -64,9 +64,9 @@ def test_a_session_with_a_key_is_created_once(deployed: Settings, do: Do) -> Non
     assert count_runs(first.id) == 1
     with pytest.raises(Conflict, match="E-CONFLICT: The idempotency key belongs to a session"):
         do("sessions create", "k", parameters={"hyperparameters": {"learning_rate": 0.02}})
-    theirs = do("sessions create", "k", replace(OWNER, tenant="acme"), parameters=BODY)
-    others = {do("sessions create", parameters=BODY).id for _ in range(2)}
-    assert len({first.id, theirs.id, *others}) == 4
+    acme_session = do("sessions create", "k", replace(OWNER, tenant="acme"), parameters=BODY)
+    other_ids = {do("sessions create", parameters=BODY).id for _ in range(2)}
+    assert len({first.id, acme_session.id, *other_ids}) == 4
 
 
 def test_a_session_that_has_ended_is_what_its_key_created(deployed: Settings, do: Do) -> None:

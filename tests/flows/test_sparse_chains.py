@@ -48,9 +48,9 @@ def carried_out(*nodes: dict[str, Any]) -> RunResult:
 
     state = asyncio.run(carry_out())
     assert state.is_completed(), state.message
-    found = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert found is not None
-    return found
+    result = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert result is not None
+    return result
 
 
 @pytest.mark.slow
@@ -75,8 +75,8 @@ def test_a_technique_is_trained_evaluated_and_deployed(name: str, method: str, w
         runner.load_adapter(adapter, output.path)
     assert runner.latent[adapter] is not None
     prompt = runner.tokenizer.encode("What is twice 3?")
-    asked = Generation(prompt=prompt, max_tokens=8, adapter=adapter, temperature=0.0)
-    said = [step.token for step in runner.generate(asked)]
+    generation = Generation(prompt=prompt, max_tokens=8, adapter=adapter, temperature=0.0)
+    tokens = [step.token for step in runner.generate(generation)]
     again = [step.token for step in runner.generate(Generation(prompt, 8, adapter, temperature=0.0))]
-    assert 0 < len(said) <= 9
-    assert said == again
+    assert 0 < len(tokens) <= 9
+    assert tokens == again

@@ -53,7 +53,7 @@ def deploy_run(stack: Stack, name: str, folder: Path, **parameters: Any) -> str:
 
 def start_on_page(stack: Stack, name: str, **parameters: Any) -> str:
     """Start a run as Prefect's page does; return the run's id."""
-    address = f"{stack.api_url()}/deployments/{stack.asked(f'deployments/name/{name}')['id']}/create_flow_run"
+    address = f"{stack.api_url()}/deployments/{stack.request_prefect(f'deployments/name/{name}')['id']}/create_flow_run"
     answer = httpx.post(address, json={"parameters": parameters}, headers=stack.credentials(), timeout=60)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
@@ -69,16 +69,16 @@ def end_of(stack: Stack, run_id: str) -> str:
 
 def require_everywhere(stack: Stack, run_id: str, error: str) -> None:
     """The job with its error: over REST, where the dashboard reads it, in `jobs list` and in `jobs show`."""
-    own = derive_job_id(run_id)
+    job_id = derive_job_id(run_id)
 
     def listed() -> dict[str, Any]:
-        return row_of(stack_client.get("/jobs").json()["jobs"], own)
+        return row_of(stack_client.get("/jobs").json()["jobs"], job_id)
 
     with rest(stack) as stack_client:
         took = until(lambda: listed().get("state") == "failed", SEEN_S, "the REST list")
         print(f"failed in the REST list {took:.2f} s after its end")
-        rows = [listed(), stack_client.get(f"/jobs/{own}").json()]
-    rows += [row_of(stack.json("jobs", "list")["jobs"], own)]
+        rows = [listed(), stack_client.get(f"/jobs/{job_id}").json()]
+    rows += [row_of(stack.json("jobs", "list")["jobs"], job_id)]
     rows += [stack.json("jobs", "show", run_id[:8])]
     for row in rows:
         assert row["run_id"] == run_id
@@ -93,8 +93,8 @@ def rest(stack: Stack) -> httpx.Client:
     return httpx.Client(base_url=f"{api.url}/api/v1", headers=headers, timeout=60)
 
 
-def row_of(rows: list[dict[str, Any]], own: str) -> dict[str, Any]:
-    return next((row for row in rows if row["id"] == own), {})
+def row_of(rows: list[dict[str, Any]], job_id: str) -> dict[str, Any]:
+    return next((row for row in rows if row["id"] == job_id), {})
 
 
 def test_a_template_that_prefect_starts_and_that_is_refused_is_a_job(stack: Stack, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def deployed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Set
 
 
 def found_ids(result: Any) -> set[str]:
-    return {one.id for one in result.runs}
+    return {run.id for run in result.runs}
 
 
 def test_runs_of_a_stored_chain(deployed: Settings, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +65,13 @@ def test_runs_of_a_stored_chain(deployed: Settings, tiny_model: Path, monkeypatc
         run = prefect.read_flow_run(UUID(old.run_id))
         assert {stored.id, "revision-1"} <= set(run.tags)
         assert run.parameters["spec"]["nodes"][1]["config"]["hyperparameters"]["max_steps"] == 1
-        found = do("chains runs", chain="guide")
-        assert {one.run_id: one.revision for one in found.runs} == {first.run_id: 1, second.run_id: 2, old.run_id: 1}
+        answer = do("chains runs", chain="guide")
+        assert {run.run_id: run.revision for run in answer.runs} == {first.run_id: 1, second.run_id: 2, old.run_id: 1}
         assert len(do("chains runs", chain="guide", limit=1, offset=2).runs) == 1
         with pytest.raises(Conflict, match=rf"E-CONFLICT: The chain guide .* has runs that have not .*{old.id}"):
             do("chains delete", chain="guide")
-        for one in found.runs:
-            prefect.set_flow_run_state(UUID(one.run_id), Completed(), force=True)
+        for chain_run in answer.runs:
+            prefect.set_flow_run_state(UUID(chain_run.run_id), Completed(), force=True)
     assert do("chains delete", chain="guide").revisions == 2
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
         do("chains runs", chain=stored.id)

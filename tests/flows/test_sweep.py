@@ -57,9 +57,9 @@ def test_the_best_third_continues_and_the_data_is_made_once(spec: SweepSpec, mon
     state = carry_out(spec)
     assert state.is_completed(), state.message
     trials = trials_of(spec)
-    assert Counter(one.state for one in trials) == {TrialState.STOPPED: 2, TrialState.COMPLETED: 1}
-    best = next(one for one in trials if one.state is TrialState.COMPLETED)
-    assert best.found[LEVELS[0]] == min(one.found[LEVELS[0]] for one in trials)
+    assert Counter(trial.state for trial in trials) == {TrialState.STOPPED: 2, TrialState.COMPLETED: 1}
+    best = next(trial for trial in trials if trial.state is TrialState.COMPLETED)
+    assert best.found[LEVELS[0]] == min(trial.found[LEVELS[0]] for trial in trials)
     assert f"Best: trial {best.number}, loss {best.value:.4f} with trainer.learning_rate=" in str(state.message)
 
     run_id = read_record(settings(), spec.name).run_id
@@ -82,18 +82,18 @@ def test_the_best_third_continues_and_the_data_is_made_once(spec: SweepSpec, mon
     again = spec.model_copy(update={"name": "again", "trials": 1, "parameters": parameters})
     state = carry_out(again)
     assert state.is_completed(), state.message
-    assert [one.value for one in trials_of(again)] == [best.value]
+    assert [trial.value for trial in trials_of(again)] == [best.value]
 
 
 def test_a_training_that_is_killed_each_time_is_a_failed_trial(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINYARD_FAULT", "step.1")
-    one = spec.model_copy(update={"trials": 1})
-    state = carry_out(one)
+    small_spec = spec.model_copy(update={"trials": 1})
+    state = carry_out(small_spec)
     assert state.is_failed()
     assert "No trial finished. Trial 0: E-KILLED" in str(state.message)
-    (trial,) = trials_of(one)
+    (trial,) = trials_of(small_spec)
     assert (trial.state, trial.code) == (TrialState.FAILED, "E-KILLED")
 
 

@@ -35,10 +35,10 @@ def client_of(stack: Stack, tenant: str, name: str = "") -> httpx.Client:
     return httpx.Client(base_url=f"{api.url}/api/v1", headers={"authorization": f"Bearer {token}"}, timeout=60)
 
 
-def paths_of(kind: str, found: str) -> list[tuple[str, str]]:
+def paths_of(kind: str, identifier: str) -> list[tuple[str, str]]:
     """Every route that names a job, or a session."""
     routes = [route_of(name) for name in OPERATIONS]
-    values = {kind: found, "op_seq": "1", "name": "forward-1-logits", "node": "trainer"}
+    values = {kind: identifier, "op_seq": "1", "name": "forward-1-logits", "node": "trainer"}
     return [(method, path.removeprefix("/api/v1").format(**values)) for method, path in routes if f"{{{kind}}}" in path]
 
 
@@ -59,17 +59,17 @@ def test_what_one_tenant_started_does_not_exist_for_another(stack: Stack) -> Non
         assert session.status_code == 202, session.text
         ids = {"job": job.json()["id"], "session": session.json()["id"]}
         until(lambda: blue.get(f"/jobs/{ids['job']}").status_code == 200, 60, "the job in the index")
-        for kind, found in ids.items():
-            for method, path in paths_of(kind, found):
+        for kind, identifier in ids.items():
+            for method, path in paths_of(kind, identifier):
                 answer = red.request(method, path, **({} if method == "GET" else {"json": body_of(path)}))
-                assert (answer.status_code, found in answer.text) == (404, True), (method, path, answer.text)
+                assert (answer.status_code, identifier in answer.text) == (404, True), (method, path, answer.text)
                 assert "blue" not in answer.text
         for stream in ("", "/logs", "/metrics"):
             answer = red.get(f"/jobs/{ids['job']}{stream}", headers={"accept": "text/event-stream"})
             assert answer.status_code == 404, stream
         assert red.get("/jobs").json()["jobs"] == []
         assert red.get("/sessions").json()["sessions"] == []
-        assert [one["id"] for one in blue.get("/jobs").json()["jobs"] if one["id"] == ids["job"]] == [ids["job"]]
+        assert [job["id"] for job in blue.get("/jobs").json()["jobs"] if job["id"] == ids["job"]] == [ids["job"]]
         assert blue.post(f"/sessions/{ids['session']}/close", json={}).status_code in (200, 409)
 
 

@@ -40,7 +40,7 @@ def fresh(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def documents(tmp_path: Path) -> Path:
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "one.md").write_text("# One\n\nText.")
@@ -49,9 +49,9 @@ def place(tmp_path: Path) -> Path:
 
 def result_of(state: State[Any]) -> RunResult:
     assert state.state_details.flow_run_id is not None
-    found = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert found is not None
-    return found
+    result = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert result is not None
+    return result
 
 
 def states_of(state: State[Any]) -> dict[str, str]:
@@ -69,30 +69,30 @@ def read_run(state: State[Any]) -> FlowRun:
 def artifacts_of(state: State[Any]) -> dict[str, Any]:
     async def read() -> list[Any]:
         async with get_client() as client:
-            wanted = ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
-            return list(await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=wanted)))
+            run_filter = ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
+            return list(await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=run_filter)))
 
     return {artifact.key: artifact for artifact in asyncio.run(read()) if artifact.key}
 
 
-def test_a_diamond_finishes_in_order(place: Path) -> None:
-    state = walk_shape(chain_of(DIAMOND, place))
+def test_a_diamond_finishes_in_order(documents: Path) -> None:
+    state = walk_shape(chain_of(DIAMOND, documents))
     assert state.is_completed()
     assert shapes.MADE[0] == "a"
     assert shapes.MADE[-1] == "d"
     assert result_of(state).message == "4 nodes finished."
 
 
-def test_independent_branches_run_at_once(place: Path) -> None:
+def test_independent_branches_run_at_once(documents: Path) -> None:
     shapes.SLOW.update(b=0.6, c=0.6)
-    walk_shape(chain_of(DIAMOND, place))
+    walk_shape(chain_of(DIAMOND, documents))
     (b_start, b_end), (c_start, c_end) = shapes.SPANS["b"], shapes.SPANS["c"]
     assert max(b_start, c_start) < min(b_end, c_end)
 
 
-def test_a_failed_node_costs_only_its_descendants(place: Path) -> None:
+def test_a_failed_node_costs_only_its_descendants(documents: Path) -> None:
     shapes.FAILING.add("d")
-    state = walk_shape(chain_of(TEN, place))
+    state = walk_shape(chain_of(TEN, documents))
     assert state.is_failed()
     assert states_of(state) == {
         "a": "completed", "b": "completed", "c": "completed", "d": "failed", "e": "skipped", "f": "skipped",
@@ -100,9 +100,9 @@ def test_a_failed_node_costs_only_its_descendants(place: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_failure_says_what_why_and_what_to_do_next(place: Path) -> None:
+def test_the_failure_says_what_why_and_what_to_do_next(documents: Path) -> None:
     shapes.FAILING.add("b")
-    state = walk_shape(chain_of(DIAMOND, place))
+    state = walk_shape(chain_of(DIAMOND, documents))
     assert state.message is not None
     assert state.message.splitlines() == [
         "1 of 4 nodes failed: b.",
@@ -113,9 +113,9 @@ def test_the_failure_says_what_why_and_what_to_do_next(place: Path) -> None:
     ]
 
 
-def test_a_gate_that_says_no_completes_the_run_and_lists_why(place: Path) -> None:
+def test_a_gate_that_says_no_completes_the_run_and_lists_why(documents: Path) -> None:
     shapes.CLOSED.add("b")
-    state = walk_shape(chain_of(DIAMOND, place))
+    state = walk_shape(chain_of(DIAMOND, documents))
     assert (state.is_completed(), state.name) == (True, "NotDeployed")
     assert run_state(state) == (JobState.COMPLETED, "not deployed")
     result = result_of(state)
@@ -132,77 +132,77 @@ def test_a_gate_that_says_no_completes_the_run_and_lists_why(place: Path) -> Non
     assert states_of(state) == {"a": "completed", "b": "completed", "c": "completed", "d": "skipped"}
 
 
-def test_a_gate_that_says_no_does_not_hide_a_failure(place: Path) -> None:
+def test_a_gate_that_says_no_does_not_hide_a_failure(documents: Path) -> None:
     shapes.CLOSED.add("b")
     shapes.FAILING.add("c")
-    state = walk_shape(chain_of(DIAMOND, place))
+    state = walk_shape(chain_of(DIAMOND, documents))
     result = result_of(state)
     assert (state.is_failed(), result.detail, result.exit_code) == (True, "", 1)
     assert "1 of 4 nodes failed: c." in result.message
     assert result.gate is not None
 
 
-def test_a_gate_decides_again_in_the_next_run(place: Path) -> None:
+def test_a_gate_decides_again_in_the_next_run(documents: Path) -> None:
     shapes.CLOSED.add("a")
-    chain = chain_of({"a": []}, place)
+    chain = chain_of({"a": []}, documents)
     assert walk_shape(chain).name == "NotDeployed"
     assert walk_shape(chain).name == "NotDeployed"
     shapes.CLOSED.clear()
     assert walk_shape(chain).name == "Completed"
 
 
-def test_a_fault_of_ours_is_a_failed_node_too(place: Path) -> None:
+def test_a_fault_of_ours_is_a_failed_node_too(documents: Path) -> None:
     shapes.CRASHING.add("b")
-    state = walk_shape(chain_of(DIAMOND, place))
+    state = walk_shape(chain_of(DIAMOND, documents))
     assert states_of(state) == {"a": "completed", "b": "failed", "c": "completed", "d": "skipped"}
     assert "ZeroDivisionError" in result_of(state).node("b").message
 
 
-def test_finished_nodes_are_reused_by_the_next_run(place: Path) -> None:
+def test_finished_nodes_are_reused_by_the_next_run(documents: Path) -> None:
     shapes.FAILING.add("d")
-    walk_shape(chain_of(DIAMOND, place))
+    walk_shape(chain_of(DIAMOND, documents))
     shapes.reset()
-    state = walk_shape(chain_of(DIAMOND, place))
+    state = walk_shape(chain_of(DIAMOND, documents))
     assert shapes.MADE == ["d"]
     assert states_of(state) == {"a": "reused", "b": "reused", "c": "reused", "d": "completed"}
     assert state.message == "4 nodes finished, 3 of them reused."
 
 
-def test_a_changed_file_is_read_again(place: Path) -> None:
-    walk_shape(chain_of({"a": []}, place))
-    (place / "one.md").write_text("# One\n\nOther text.")
-    walk_shape(chain_of({"a": []}, place))
+def test_a_changed_file_is_read_again(documents: Path) -> None:
+    walk_shape(chain_of({"a": []}, documents))
+    (documents / "one.md").write_text("# One\n\nOther text.")
+    walk_shape(chain_of({"a": []}, documents))
     assert shapes.MADE == ["a", "a"]
 
 
-def test_the_tag_refresh_makes_everything_anew(place: Path) -> None:
-    walk_shape(chain_of(DIAMOND, place))
+def test_the_tag_refresh_makes_everything_anew(documents: Path) -> None:
+    walk_shape(chain_of(DIAMOND, documents))
     with tags("refresh"):
-        state = walk_shape(chain_of(DIAMOND, place))
+        state = walk_shape(chain_of(DIAMOND, documents))
     assert state.message == "4 nodes finished."
     assert len(shapes.MADE) == 8
 
 
-def test_a_run_from_a_node_makes_it_and_what_is_after_it_anew(place: Path) -> None:
-    walk_shape(chain_of(DIAMOND, place))
+def test_a_run_from_a_node_makes_it_and_what_is_after_it_anew(documents: Path) -> None:
+    walk_shape(chain_of(DIAMOND, documents))
     shapes.MADE.clear()
     with tags("refresh-from:b"):
-        state = walk_shape(chain_of(DIAMOND, place))
+        state = walk_shape(chain_of(DIAMOND, documents))
     assert sorted(shapes.MADE) == ["b", "d"]
     assert states_of(state) == {"a": "reused", "b": "completed", "c": "reused", "d": "completed"}
 
 
-def test_changed_bytes_in_the_store_fail_the_node(place: Path) -> None:
-    state = walk_shape(chain_of({"a": []}, place))
+def test_changed_bytes_in_the_store_fail_the_node(documents: Path) -> None:
+    state = walk_shape(chain_of({"a": []}, documents))
     output = next(iter(result_of(state).node("a").outputs.values()))
     (output.path / "text").write_text("changed")
-    again = walk_shape(chain_of({"a": []}, place))
+    again = walk_shape(chain_of({"a": []}, documents))
     assert again.is_failed()
     assert "E-CORRUPT" in (again.message or "")
 
 
-def test_a_run_keeps_its_name_and_is_tagged(place: Path) -> None:
-    chain = chain_of({"a": []}, place)
+def test_a_run_keeps_its_name_and_is_tagged(documents: Path) -> None:
+    chain = chain_of({"a": []}, documents)
     with tags("mine"):
         state = walk_shape(chain)
     run = read_run(state)
@@ -211,44 +211,44 @@ def test_a_run_keeps_its_name_and_is_tagged(place: Path) -> None:
     assert {"mine", "chain:shape", "tenant:default"} <= set(run.tags)
 
 
-def test_plan_progress_and_report_are_artifacts(place: Path) -> None:
+def test_plan_progress_and_report_are_artifacts(documents: Path) -> None:
     shapes.FAILING.add("b")
-    found = artifacts_of(walk_shape(chain_of(DIAMOND, place)))
-    assert set(found) == {"shape-plan", "shape-progress", "shape-report"}
-    assert found["shape-progress"].data == 100
-    assert "| b | failed |" in found["shape-report"].data
-    assert "E-TEST" in found["shape-report"].data
+    artifacts = artifacts_of(walk_shape(chain_of(DIAMOND, documents)))
+    assert set(artifacts) == {"shape-plan", "shape-progress", "shape-report"}
+    assert artifacts["shape-progress"].data == 100
+    assert "| b | failed |" in artifacts["shape-report"].data
+    assert "E-TEST" in artifacts["shape-report"].data
 
 
-def test_the_page_of_the_run_in_the_dashboard_is_a_link(place: Path) -> None:
+def test_the_page_of_the_run_in_the_dashboard_is_a_link(documents: Path) -> None:
     service = Service(os.getpid(), process_start(), url="http://127.0.0.1:8898", name="api")
     write_record(record_path(settings(), "api"), service)
-    state = walk_shape(chain_of({"a": []}, place))
+    state = walk_shape(chain_of({"a": []}, documents))
     run_id = str(state.state_details.flow_run_id)
     assert f"(http://127.0.0.1:8898/dashboard/jobs/{run_id})" in artifacts_of(state)["shape-dashboard"].data
 
 
-def test_events_tell_the_story(place: Path) -> None:
+def test_events_tell_the_story(documents: Path) -> None:
     shapes.FAILING.add("b")
-    state = walk_shape(chain_of(DIAMOND, place))
+    state = walk_shape(chain_of(DIAMOND, documents))
     folder = settings().runs / str(state.state_details.flow_run_id)
-    told = {(event["node"], event["event"]) for event in read_events(folder)}
-    assert {("a", "finished"), ("b", "started"), ("b", "failed"), ("d", "skipped")} <= told
+    events = {(event["node"], event["event"]) for event in read_events(folder)}
+    assert {("a", "finished"), ("b", "started"), ("b", "failed"), ("d", "skipped")} <= events
 
 
-def test_skipped_tasks_are_not_ready_in_prefect(place: Path) -> None:
+def test_skipped_tasks_are_not_ready_in_prefect(documents: Path) -> None:
     shapes.FAILING.add("a")
-    state = walk_shape(chain_of({"a": [], "b": ["a"]}, place))
+    state = walk_shape(chain_of({"a": [], "b": ["a"]}, documents))
 
     async def read() -> dict[str, str]:
         async with get_client() as client:
-            wanted = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+            run_filter = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
             for _ in range(40):  # task runs reach the server by events, a moment later
-                runs = await client.read_task_runs(flow_run_filter=wanted)
-                found = {run.name.partition("-")[0]: run.state_name for run in runs}
-                if found == {"a": "Failed", "b": "NotReady"}:
-                    return found
+                runs = await client.read_task_runs(flow_run_filter=run_filter)
+                states = {run.name.partition("-")[0]: run.state_name for run in runs}
+                if states == {"a": "Failed", "b": "NotReady"}:
+                    return states
                 await asyncio.sleep(0.25)
-            return found
+            return states
 
     assert asyncio.run(read()) == {"a": "Failed", "b": "NotReady"}

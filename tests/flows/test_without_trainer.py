@@ -82,18 +82,18 @@ def due(run_id: str) -> bool:
     """Whether a worker of the pool would take the run within the next day."""
     with get_client(sync_client=True) as client:
         body = {"scheduled_before": (datetime.now(UTC) + timedelta(days=1)).isoformat()}
-        found = client.request(
+        answer = client.request(
             "POST", "/work_pools/{name}/get_scheduled_flow_runs", path_params={"name": settings().work_pool}, json=body
         )
-    return run_id in [one["flow_run"]["id"] for one in found.json()]
+    return run_id in [row["flow_run"]["id"] for row in answer.json()]
 
 
 def install_mlx(home: Path) -> None:
     """What an installation leaves that a look from outside sees."""
     site = home / "envs" / "mlx" / "lib" / "python3.12" / "site-packages"
     site.mkdir(parents=True)
-    wanted = ENVIRONMENTS[BackendName.MLX].distribution
-    (site / f"{wanted.replace('-', '_')}-{pins(BackendName.MLX)[wanted]}.dist-info").mkdir()
+    distribution = ENVIRONMENTS[BackendName.MLX].distribution
+    (site / f"{distribution.replace('-', '_')}-{pins(BackendName.MLX)[distribution]}.dist-info").mkdir()
     python = home / "envs" / "mlx" / "bin" / "python"
     python.parent.mkdir()
     python.touch()
@@ -110,7 +110,7 @@ def test_a_job_without_its_trainer_is_recorded_and_says_what_it_waits_for(contex
     assert (row.state, row.detail) == (JobState.PENDING, "no trainer installed")
     assert INSTALL in row.message
     assert answer.run_id in [
-        one.run_id for one in jobs.list_jobs(jobs.requests.JobsInput(state=JobState.PENDING), context).jobs
+        job.run_id for job in jobs.list_jobs(jobs.requests.JobsInput(state=JobState.PENDING), context).jobs
     ]
     assert not due(answer.run_id)
 
@@ -136,21 +136,21 @@ def test_it_can_be_cancelled_and_not_paused(context: Context) -> None:
 
 
 def test_the_server_takes_a_body_in_the_words_of_other_tools_and_gets_ours(context: Context) -> None:
-    words = {"hyperparams": {"epochs": 1}, "device": "wgpu", "method": "sft"}
-    run_id = jobs.create_job(jobs.requests.CreateInput(parameters={**JOB, **words}), context).run_id
+    foreign_fields = {"hyperparams": {"epochs": 1}, "device": "wgpu", "method": "sft"}
+    run_id = jobs.create_job(jobs.requests.CreateInput(parameters={**JOB, **foreign_fields}), context).run_id
     with get_client(sync_client=True) as client:
-        given = client.read_flow_run(run_id).parameters["job"]  # type: ignore[arg-type]
+        job = client.read_flow_run(run_id).parameters["job"]  # type: ignore[arg-type]
     axes = {"stage": {"type": "sft"}, "method": {"type": "lora"}}
-    ours = {"hyperparameters": {"epochs": 1.0}, "device": "auto", **axes}
-    assert given == {**JOB, **ours}
+    our_fields = {"hyperparameters": {"epochs": 1.0}, "device": "auto", **axes}
+    assert job == {**JOB, **our_fields}
 
 
 async def test_a_run_whose_machine_has_no_trainer_goes_back_to_pending(context: Context) -> None:
-    with pytest.raises(Pause) as gone:
+    with pytest.raises(Pause) as error:
         await training_job(JobSpec.model_validate(JOB), return_state=True)
-    assert gone.value.state is not None
-    found = listing.select_jobs(JobQuery(state=JobState.PENDING), settings().runs).rows
-    pending = [row for row in found if row["waits_for_trainer"] and row["attempts"] == 1]
+    assert error.value.state is not None
+    rows = listing.select_jobs(JobQuery(state=JobState.PENDING), settings().runs).rows
+    pending = [row for row in rows if row["waits_for_trainer"] and row["attempts"] == 1]
     assert len(pending) == 1
     assert pending[0]["name"]
     assert INSTALL in pending[0]["message"]

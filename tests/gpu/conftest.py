@@ -1,6 +1,7 @@
 """Fixtures of the GPU tests. Imports only what a bare CUDA machine has: no Prefect, no installed Trainyard.
 
-The device is `benchmarks.gpu.place.PLACE`: the card, or a CPU for a rehearsal; without either every test is skipped.
+The device is `benchmarks.gpu.platform.PLATFORM`: the card, or a CPU for a rehearsal; without either every test is
+skipped.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import place as places
+from benchmarks.gpu import platform as platforms
 from benchmarks.gpu.engine import assembled
 from benchmarks.gpu.models import rows_of_ports, write_base
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard import settings as settings_module
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Row
@@ -31,19 +32,19 @@ BUILT = ("flash_attn", "flash_attn_interface")
 
 
 @pytest.fixture(scope="session")
-def place() -> Place:
+def platform() -> Platform:
     """The device, or a skip that says what is missing."""
-    if places.PLACE is None:
-        pytest.skip(places.WHY)
-    return places.PLACE
+    if platforms.PLATFORM is None:
+        pytest.skip(platforms.WHY)
+    return platforms.PLATFORM
 
 
 @pytest.fixture
-def card(place: Place) -> Place:
+def card(platform: Platform) -> Platform:
     """The device of a test that has nothing to rehearse on a CPU."""
-    if place.rehearsal:
+    if platform.rehearsal:
         pytest.skip("has no counterpart on a CPU")
-    return place
+    return platform
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +66,13 @@ def freed_memory() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def base(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama that a CPU trains as well."""
-    return write_base(tmp_path_factory.mktemp("bases") / "small", "small", place)
+    return write_base(tmp_path_factory.mktemp("bases") / "small", "small", platform)
 
 
 @pytest.fixture
-def build(place: Place, base: Path, tmp_path: Path) -> Build:
+def build(platform: Platform, base: Path, tmp_path: Path) -> Build:
     """`build(config)`: the engine at its first step over rows of the config's stage, in a folder of its own.
 
     `name` of a folder that was built before builds the same job there again; `device` takes another device.
@@ -81,10 +82,10 @@ def build(place: Place, base: Path, tmp_path: Path) -> Build:
         config: dict[str, Any], *, rows: Sequence[Row] | None = None, name: str = "", device: str = ""
     ) -> NativeRun:
         folder = tmp_path / (name or f"run-{len(list(tmp_path.iterdir()))}")
-        at = Place(device) if device else place
+        at = Platform(device) if device else platform
         port = port_of(config["stage"])
-        given = rows_of_ports(ROWS, LENGTH)[port] if rows is None else rows
-        return assembled(folder, base, {port: given}, {**config, "device": at.device}, at)
+        port_rows = rows_of_ports(ROWS, LENGTH)[port] if rows is None else rows
+        return assembled(folder, base, {port: port_rows}, {**config, "device": at.device}, at)
 
     return run_of
 

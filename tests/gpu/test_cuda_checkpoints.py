@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 from trainyard.train.checkpoint import host_buffer
 from trainyard.train.checkpoint.host_buffer import HostBuffer
 from trainyard.train.checkpoint.writer import CheckpointWriter, load_checkpoint
@@ -18,22 +18,22 @@ LARGE = 1 << 30
 """Bytes of a state whose copy into host memory is measurable: about 40 ms."""
 
 
-def state(place: Place, size: int = 1 << 20) -> dict[str, torch.Tensor]:
+def state(platform: Platform, size: int = 1 << 20) -> dict[str, torch.Tensor]:
     return {
-        "a": torch.randn(size, device=place.device),
-        "b": torch.arange(7, device=place.device),
+        "a": torch.randn(size, device=platform.device),
+        "b": torch.arange(7, device=platform.device),
         "c": torch.ones(3),
-        "d": torch.randn(64, 64, device=place.device, dtype=torch.bfloat16).t(),
+        "d": torch.randn(64, 64, device=platform.device, dtype=torch.bfloat16).t(),
     }
 
 
 @pytest.mark.parametrize("room", [True, False])
 def test_what_was_saved_comes_back_although_training_went_on(
-    room: bool, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: bool, platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not room:
         monkeypatch.setattr(host_buffer, "SPARE", 1e12)  # no card has the room for a copy
-    tensors = state(place)
+    tensors = state(platform)
     before = {name: value.cpu().clone() for name, value in tensors.items()}
     with CheckpointWriter(tmp_path) as writer:
         for step in (1, 2):
@@ -45,7 +45,7 @@ def test_what_was_saved_comes_back_although_training_went_on(
         assert all(torch.equal(loaded[name], before[name]) for name in before)
 
 
-def test_a_state_of_a_card_goes_through_a_copy_there_and_pinned_memory(card: Place) -> None:
+def test_a_state_of_a_card_goes_through_a_copy_there_and_pinned_memory(card: Platform) -> None:
     buffer, tensors = HostBuffer(), state(card, 1 << 24)
     buffer.stage(tensors)
     used = torch.cuda.memory_allocated()
@@ -55,7 +55,7 @@ def test_a_state_of_a_card_goes_through_a_copy_there_and_pinned_memory(card: Pla
     assert all(torch.equal(value, tensors[name].cpu()) for name, value in buffer.tensors().items())
 
 
-def test_without_room_on_the_card_no_copy_is_made_there(card: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_on_the_card_no_copy_is_made_there(card: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_buffer, "SPARE", 1e12)
     buffer, tensors = HostBuffer(), state(card, 1 << 24)
     used = torch.cuda.memory_allocated()
@@ -64,7 +64,7 @@ def test_without_room_on_the_card_no_copy_is_made_there(card: Place, monkeypatch
     assert all(torch.equal(value, tensors[name].cpu()) for name, value in buffer.tensors().items())
 
 
-def test_training_waits_for_the_copy_on_the_card_and_not_for_the_host(card: Place) -> None:
+def test_training_waits_for_the_copy_on_the_card_and_not_for_the_host(card: Platform) -> None:
     buffer, tensors = HostBuffer(), {"a": torch.randn(LARGE // 4, device=card.device)}
     buffer.stage(tensors)  # takes the memory
     buffer.settle()

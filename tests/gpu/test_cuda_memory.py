@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.memory import CASES, GIB, TOLERANCE, MemoryCase, card_bytes, fits, measure
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.platform import Platform
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_the_memory_of_a_training_is_what_the_plan_says(
-    case: MemoryCase, place: Place, needs: Callable[[str], Any], tmp_path: Path
+    case: MemoryCase, platform: Platform, needs: Callable[[str], Any], tmp_path: Path
 ) -> None:
     for package in case.packages():
         needs(package)
-    planned = case.planned(place)
-    if not fits(case, place):
-        pytest.skip(f"planned {planned.total / GIB:.1f} GiB, {place.name()} has {card_bytes(place) / GIB:.1f}")
-    measured = measure(case, place, tmp_path)
+    planned = case.planned(platform)
+    if not fits(case, platform):
+        pytest.skip(f"planned {planned.total / GIB:.1f} GiB, {platform.name()} has {card_bytes(platform) / GIB:.1f}")
+    measured = measure(case, platform, tmp_path)
     assert measured > 0
-    if not place.rehearsal:
+    if not platform.rehearsal:
         assert measured == pytest.approx(planned.total, rel=TOLERANCE), planned.in_words()

@@ -51,15 +51,20 @@ def optimizer() -> torch.optim.Optimizer:
 def test_every_rate_of_a_run_is_the_librarys(schedule: Schedule, total: int, warmup_ratio: float) -> None:
     """After the warm-up, at the same step; in it, as transformers' with one step more, whose first is left out."""
     hyper = Hyperparameters(schedule=schedule, warmup_ratio=warmup_ratio)
-    ours = LearningRate(optimizer(), TrainerConfig(hyperparameters=hyper), total)
+    our_schedule = LearningRate(optimizer(), TrainerConfig(hyperparameters=hyper), total)
     warmup = math.ceil(warmup_ratio * total)
     rises = schedule.facts.warms_up and schedule is not Schedule.ONE_CYCLE
-    found, theirs = rates_of(ours.step, lambda: ours.last[0], total), library_rates(schedule, total, warmup)
-    assert found[warmup if rises else 0 :] == pytest.approx(theirs[warmup if rises else 0 :], rel=1e-9, abs=1e-16)
+    our_rates, expected_rates = (
+        rates_of(our_schedule.step, lambda: our_schedule.last[0], total),
+        library_rates(schedule, total, warmup),
+    )
+    assert our_rates[warmup if rises else 0 :] == pytest.approx(
+        expected_rates[warmup if rises else 0 :], rel=1e-9, abs=1e-16
+    )
     if rises and warmup:
         shifted = library_rates(schedule, total + 1, warmup + 1)
-        assert shifted[0] == 0.0 < found[0]
-        assert found[:warmup] == pytest.approx(shifted[1 : warmup + 1], rel=1e-9)
+        assert shifted[0] == 0.0 < our_rates[0]
+        assert our_rates[:warmup] == pytest.approx(shifted[1 : warmup + 1], rel=1e-9)
 
 
 def library_rates(schedule: Schedule, total: int, warmup: int) -> list[float]:
@@ -76,21 +81,21 @@ def library_rates(schedule: Schedule, total: int, warmup: int) -> list[float]:
 
 def rates_of(step: Callable[[], None], rate: Callable[[], float], total: int) -> list[float]:
     """Return the rate before each of the steps."""
-    found = [rate()]
+    rates = [rate()]
     for _ in range(total - 1):  # OneCycleLR knows no rate after its last step
         step()
-        found.append(rate())
-    return found
+        rates.append(rate())
+    return rates
 
 
 def test_a_plateau_is_torchs() -> None:
     theirs_optimizer = optimizer()
-    theirs = ReduceLROnPlateau(theirs_optimizer)
-    ours = Plateau()
+    torch_plateau = ReduceLROnPlateau(theirs_optimizer)
+    our_plateau = Plateau()
     generator = torch.Generator().manual_seed(3)
     for _ in range(60):
         metric = torch.rand((), generator=generator).item()
-        theirs.step(metric)
-        ours.see(metric)
-        assert PEAK * ours.factor == pytest.approx(theirs_optimizer.param_groups[0]["lr"], rel=1e-9)
-    assert ours.factor < 1e-3
+        torch_plateau.step(metric)
+        our_plateau.see(metric)
+        assert PEAK * our_plateau.factor == pytest.approx(theirs_optimizer.param_groups[0]["lr"], rel=1e-9)
+    assert our_plateau.factor < 1e-3

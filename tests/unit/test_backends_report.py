@@ -22,21 +22,21 @@ XML = """<testsuites><testsuite>
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> report.Results:
+def results(tmp_path: Path) -> report.Results:
     path = tmp_path / "report.xml"
     path.write_text(XML)
     return report.results_of(path)
 
 
-def test_skips_and_failures_are_bad(found: report.Results) -> None:
-    assert found.bad == [
+def test_skips_and_failures_are_bad(results: report.Results) -> None:
+    assert results.bad == [
         "failed: tests.unit::test_it_stops[deepspeed]",
         "skipped: tests.unit::test_it_stops[unsloth]",
     ]
 
 
-def test_the_table_has_a_line_for_every_backend(found: report.Results) -> None:
-    text = report.table(found, datetime(2026, 1, 2, tzinfo=UTC))
+def test_the_table_has_a_line_for_every_backend(results: report.Results) -> None:
+    text = report.table(results, datetime(2026, 1, 2, tzinfo=UTC))
     assert text.startswith("Measured on 2026-01-02, ")
     assert "| `mlx` | 0.32.2 (own environment) | sft, lora | 6.1 → 5.2 | passed, 12 s | 1 passed |" in text
     assert "| `deepspeed` | - (own environment) | - | - | not run | 0 passed, 1 failed |" in text
@@ -44,7 +44,7 @@ def test_the_table_has_a_line_for_every_backend(found: report.Results) -> None:
     assert sum(line.startswith("| `") for line in text.splitlines()) == len(BackendName)
 
 
-def test_the_page_has_a_place_for_the_results_and_nothing_else_moves(found: report.Results) -> None:
+def test_the_page_has_a_place_for_the_results_and_nothing_else_moves(results: report.Results) -> None:
     page = report.PAGE.read_text(encoding="utf-8")
     once = report.written(page, "A TABLE")
     assert report.written(once, "A TABLE") == once

@@ -22,19 +22,19 @@ def test_every_benchmark_asks_a_question_and_can_be_run() -> None:
     for path in [FOLDER / f"{name}.py" for name in names()] + [FOLDER / "gpu" / f"{name}.py" for name in gpu.NAMES]:
         tree, name = ast.parse(path.read_text(encoding="utf-8")), path.stem
         assert "?" in (ast.get_docstring(tree) or "").split("\n\n")[0], name
-        assert "main" in {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}, name
+        assert "main" in {function.name for function in tree.body if isinstance(function, ast.FunctionDef)}, name
 
 
 def test_checkouts_are_measured_forwards_and_backwards() -> None:
-    asked: list[Path] = []
+    measured_paths: list[Path] = []
 
-    def measure(place: Path) -> float:
-        asked.append(place)
-        return float(len(asked))
+    def measure(path: Path) -> float:
+        measured_paths.append(path)
+        return float(len(measured_paths))
 
     before, after = Path("before"), Path("after")
     assert checkouts.rounds_of((before, after), measure, rounds=2) == [[1.0, 4.0], [2.0, 3.0]]
-    assert asked == [before, after, after, before]
+    assert measured_paths == [before, after, after, before]
 
 
 @pytest.mark.parametrize(("factor", "slower"), [(0.9, True), (1.0, False), (1.1, False)])

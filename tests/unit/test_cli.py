@@ -24,10 +24,10 @@ GOOD = "nodes: [{type: data_source, config: {path: docs}}]"
 
 def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a user starts it, without any Prefect variable of the caller."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     return subprocess.run(
         [sys.executable, "-m", "trainyard", *arguments],
-        capture_output=True, text=True, timeout=240, check=False, env={**kept, **environment},
+        capture_output=True, text=True, timeout=240, check=False, env={**variables, **environment},
     )  # fmt: skip
 
 
@@ -66,28 +66,28 @@ def test_check_prints_one_line_per_reason_and_exits_5(tmp_path: Path) -> None:
     path.write_text(
         "nodes: [{type: data_source, config: {path: docs}}, {type: trainr}, {type: deployer, config: {x: 1}}]"
     )
-    found = trainyard("check", str(path))
-    assert found.returncode == 5
-    assert found.stderr == ""
-    lines = found.stdout.splitlines()
+    done = trainyard("check", str(path))
+    assert done.returncode == 5
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
     assert all(line.startswith(f"{path}: ") for line in lines)
     assert [line.split()[1] for line in lines] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
 
 
 def test_check_of_a_good_chain_is_ok(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(GOOD)
-    found = trainyard("check", str(tmp_path / "good.yaml"), "--json")
-    assert found.returncode == 0
-    (one,) = json.loads(found.stdout)["files"]
-    assert one["ok"] is True
-    assert len(one["digest"]) == 64
+    done = trainyard("check", str(tmp_path / "good.yaml"), "--json")
+    assert done.returncode == 0
+    (file_report,) = json.loads(done.stdout)["files"]
+    assert file_report["ok"] is True
+    assert len(file_report["digest"]) == 64
 
 
 def test_a_file_that_is_not_there_exits_3() -> None:
-    found = trainyard("check", "nothing.yaml")
-    assert found.returncode == 3
-    assert found.stdout == ""
-    assert found.stderr.startswith("E-PARAMETER: There is neither a template nor a file 'nothing.yaml'.")
+    done = trainyard("check", "nothing.yaml")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.startswith("E-PARAMETER: There is neither a template nor a file 'nothing.yaml'.")
 
 
 def test_a_usage_error_exits_2() -> None:
@@ -97,24 +97,24 @@ def test_a_usage_error_exits_2() -> None:
 
 
 def test_an_error_with_json_is_a_document_on_stdout() -> None:
-    found = trainyard("run", "nothing", "--json")
-    assert found.returncode == 3
-    assert json.loads(found.stdout)["error"]["code"] == "E-PARAMETER"
+    done = trainyard("run", "nothing", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"]["code"] == "E-PARAMETER"
 
 
 def test_no_server_exits_7_without_importing_prefect(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text("nodes: [{type: data_source, config: {path: docs}}]")
-    found = trainyard("run", str(tmp_path / "good.yaml"))
-    assert found.returncode == 7
-    assert "Run `trainyard up`" in found.stderr
-    assert "Traceback" not in found.stderr
+    done = trainyard("run", str(tmp_path / "good.yaml"))
+    assert done.returncode == 7
+    assert "Run `trainyard up`" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_broken_setting_is_one_sentence() -> None:
-    found = trainyard("adapters", "list", TRAINYARD_PREFECT_PORT="many")
-    assert found.returncode == 5
-    assert "E-SETTINGS" in found.stderr
-    assert "Traceback" not in found.stderr
+    done = trainyard("adapters", "list", TRAINYARD_PREFECT_PORT="many")
+    assert done.returncode == 5
+    assert "E-SETTINGS" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 LIGHT = {
@@ -141,17 +141,17 @@ def test_a_command_imports_only_what_it_needs(command: str, tmp_path: Path) -> N
         "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
         f"sys.argv[1:] = {command.split()}; from trainyard.surfaces.cli.main import main; main()"
     )
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
     )
-    assert found.returncode == (5 if "bad" in command else 0), found.stdout
-    assert not {*found.stderr.split()} & {*HEAVY, *LIGHT[command]}
+    assert done.returncode == (5 if "bad" in command else 0), done.stdout
+    assert not {*done.stderr.split()} & {*HEAVY, *LIGHT[command]}
 
 
 def test_importing_the_command_line_imports_next_to_nothing() -> None:
     program = "import sys, trainyard.__main__; print(*(name for name in sys.modules if name.startswith('trainyard.')))"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    rooms = {".".join(name.split(".")[:2]) for name in found.stdout.split()}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    rooms = {".".join(name.split(".")[:2]) for name in done.stdout.split()}
     assert rooms == {
         f"trainyard.{room}"
         for room in ("__main__", "surfaces", "operations", "errors", "json_types", "loading", "proxies")
@@ -159,7 +159,7 @@ def test_importing_the_command_line_imports_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         ("jobs list --limit 0", "Invalid value for '--limit': Input should be greater than or equal to 1"),
         ("jobs list --limit many", "Invalid value for '--limit': Input should be a valid integer"),
@@ -171,15 +171,15 @@ def test_importing_the_command_line_imports_next_to_nothing() -> None:
         ("corpus engineering", "Missing option '--repo'"),
     ],
 )
-def test_a_value_that_a_request_does_not_take_is_a_usage_error(command: str, told: str) -> None:
-    found = CliRunner().invoke(app, command.split())
-    assert found.exit_code == 2
-    assert told in found.stderr
+def test_a_value_that_a_request_does_not_take_is_a_usage_error(command: str, message: str) -> None:
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 def test_the_help_of_a_command_is_its_row_and_its_fields() -> None:
-    told = " ".join(CliRunner().invoke(app, ["run", "--help"]).output.split())
-    for words in (
+    output = " ".join(CliRunner().invoke(app, ["run", "--help"]).output.split())
+    for text in (
         "trainyard run [OPTIONS] TEMPLATE|FILE|RUN",
         "TEMPLATE|FILE|RUN A template, a chain or job file, or an ended run. [required]",
         "-p, --param KEY=VALUE A parameter; dots reach inside.",
@@ -188,7 +188,7 @@ def test_the_help_of_a_command_is_its_row_and_its_fields() -> None:
         "--tag <str> A tag for the run; may be repeated.",
         "--json Print one JSON document on stdout.",
     ):
-        assert words.removeprefix("trainyard ") in told
+        assert text.removeprefix("trainyard ") in output
 
 
 def test_every_command_is_in_a_group_of_the_help_with_a_whole_line() -> None:
@@ -203,10 +203,10 @@ def test_every_command_is_in_a_group_of_the_help_with_a_whole_line() -> None:
 
 
 def test_help_explains_a_command_or_prints_a_page() -> None:
-    told = trainyard("help", "jobs", "pause").stdout
-    assert told.startswith("Usage: ")
-    assert " jobs pause [OPTIONS] JOB" in told
-    assert told.rstrip().endswith("docs/jobs.md")
+    output = trainyard("help", "jobs", "pause").stdout
+    assert output.startswith("Usage: ")
+    assert " jobs pause [OPTIONS] JOB" in output
+    assert output.rstrip().endswith("docs/jobs.md")
     assert trainyard("help", "sweeps").stdout == (REPOSITORY / "docs" / "sweeps.md").read_text(encoding="utf-8")
     unknown = trainyard("help", "servin")
     assert unknown.returncode == 3
@@ -218,14 +218,14 @@ def test_completion_prints_the_script_of_a_shell(shell: str) -> None:
     assert CliRunner().invoke(app, ["completion", shell]).output.rstrip() == completion_script(shell).rstrip()
 
 
-def complete(words: str) -> list[str]:
+def complete(line: str) -> list[str]:
     """What bash is offered for the last word."""
-    environment = {"_TRAINYARD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    environment = {"_TRAINYARD_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     program = "from trainyard.surfaces.cli.main import app; app(prog_name='trainyard')"
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, **environment}
     )
-    return found.stdout.split()
+    return done.stdout.split()
 
 
 def completions(*lines: str) -> dict[str, list[str]]:
@@ -240,8 +240,8 @@ for line in {lines!r}:
     found[line] = BashComplete(app, {{}}, "trainyard", "_TRAINYARD_COMPLETE").complete().split()
 print(json.dumps(found))
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    answers: dict[str, list[str]] = json.loads(found.stdout)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    answers: dict[str, list[str]] = json.loads(done.stdout)
     return answers
 
 
@@ -281,7 +281,7 @@ def test_completion_of_a_broken_home_is_empty(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shell", "place", "start"),
+    ("shell", "file", "start"),
     [
         ("bash", ".bash_completions/trainyard.sh", ".bashrc"),
         ("zsh", ".zfunc/_trainyard", ".zshrc"),
@@ -289,12 +289,12 @@ def test_completion_of_a_broken_home_is_empty(home: Path) -> None:
     ],
 )
 def test_completion_is_installed_once(
-    shell: str, place: str, start: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: str, file: str, start: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     script = completion_script(shell)
-    assert install("trainyard", shell, script) == install("trainyard", shell, script) == tmp_path / place
-    assert "_TRAINYARD_COMPLETE" in (tmp_path / place).read_text()
+    assert install("trainyard", shell, script) == install("trainyard", shell, script) == tmp_path / file
+    assert "_TRAINYARD_COMPLETE" in (tmp_path / file).read_text()
     if start is not None:
         assert len((tmp_path / start).read_text().splitlines()) == 1
 
@@ -308,10 +308,10 @@ def test_completion_of_another_shell_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m trainyard doctor --json | head -c 1"
-    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=240, check=False)
-    assert found.stdout == "{"
-    assert "Traceback" not in found.stderr
-    assert "BrokenPipe" not in found.stderr
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout == "{"
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-16"])
@@ -326,9 +326,9 @@ def test_text_is_printed_in_any_encoding(encoding: str, tmp_path: Path) -> None:
 
 
 def test_the_version() -> None:
-    found = trainyard("--version")
-    assert found.returncode == 0
-    assert found.stdout.count(".") == 2
+    done = trainyard("--version")
+    assert done.returncode == 0
+    assert done.stdout.count(".") == 2
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,12 @@ def test_an_earlier_night_is_read_and_not_repeated(earlier: Path) -> None:
 def test_migrate_renames_work_folders_once_and_shows_it_before(earlier: Path) -> None:
     context = Context(load_settings(home=earlier / "home"), say=lambda _text: None)
     (work,) = context.settings.runs.glob("training/*")
-    shown = migrate(MigrateInput(dry_run=True), context)
-    assert [one.before for one in shown.folders] == [str(work)]
-    assert {one.kind for one in shown.earlier} == {"adapter", "job", "live"}
+    preview = migrate(MigrateInput(dry_run=True), context)
+    assert [folder.before for folder in preview.folders] == [str(work)]
+    assert {item.kind for item in preview.earlier} == {"adapter", "job", "live"}
     assert work.is_dir()
-    assert migrate(MigrateInput(), context).folders == shown.folders
-    assert [str(path) for path in context.settings.runs.glob("training/*")] == [shown.folders[0].now]
+    assert migrate(MigrateInput(), context).folders == preview.folders
+    assert [str(path) for path in context.settings.runs.glob("training/*")] == [preview.folders[0].now]
     assert migrate(MigrateInput(), context).folders == ()
 
 
@@ -106,7 +106,7 @@ def test_an_earlier_paused_training_continues_and_ends_where_one_that_was_not_pa
     events: list[Event] = []
     run_training(job, earlier / "out", settings=settings, on_event=events.append, poll_s=0.05)
     assert {"event": "adopted_work", "earlier": work.name, "work": job.digest[:32]} in events
-    assert [one["step"] for one in events if one["event"] == "progress"] == list(range(4, 13))
+    assert [event["step"] for event in events if event["event"] == "progress"] == list(range(4, 13))
     (version,) = AdapterRegistry(earlier / "home" / "adapters").list()
     never_paused = load_file(earlier / "home" / "adapters" / "acme" / "helper" / "v1" / "adapter_model.safetensors")
     assert version.run_key == "4b25bfd"

@@ -25,7 +25,7 @@ def test_examples_are_accepted(path: Path) -> None:
 def test_every_file_that_an_example_reads_is_in_the_repository(path: Path) -> None:
     """An example is to be run as it is, from a checkout or from the copy in a wheel."""
     sources = [node.config for node in load_chain(path).nodes if isinstance(node.config, DataSourceConfig)]
-    named = [given.path for config in sources for given in (config.sets.values() or [config.single()])]
+    named = [data_set.path for config in sources for data_set in (config.sets.values() or [config.single()])]
     assert named
     assert [
         name for name in named if not (REPOSITORY / str(name)).exists() or not str(name).startswith("examples/")

@@ -32,9 +32,9 @@ LIMIT_S = 540
 def rehearse(*arguments: str, device: str = "cpu") -> str:
     """The output of the GPU tests in a process of its own; fails with it."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", *arguments]
-    given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TRAINYARD_GPU_TESTS_DEVICE": device}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TRAINYARD_GPU_TESTS_DEVICE": device}
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout
@@ -43,26 +43,26 @@ def rehearse(*arguments: str, device: str = "cpu") -> str:
 def imported_packages(folder: str) -> dict[str, str]:
     """Package outside the repository -> the file whose import at module level brings it."""
     waiting = sorted((REPOSITORY / folder).glob("*.py"))
-    seen, found = set(waiting), dict[str, str]()
+    seen, packages = set(waiting), dict[str, str]()
     while waiting:
         path = waiting.pop()
         for name in imports_of(path):
             top = name.partition(".")[0]
             if top not in (*OWN, "benchmarks", WORKERS):
-                found.setdefault(top, path.relative_to(REPOSITORY).as_posix())
+                packages.setdefault(top, path.relative_to(REPOSITORY).as_posix())
                 continue
-            own = file_of(name)
-            if own and own not in seen:
-                seen.add(own)
-                waiting.append(own)
-    return {name: path for name, path in found.items() if name not in sys.stdlib_module_names}
+            file = file_of(name)
+            if file and file not in seen:
+                seen.add(file)
+                waiting.append(file)
+    return {name: path for name, path in packages.items() if name not in sys.stdlib_module_names}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_bare_cuda_machine_has_what_is_imported(folder: str) -> None:
-    found = imported_packages(folder)
-    assert {"torch", "transformers", "pydantic"} <= found.keys()
-    assert {name: path for name, path in found.items() if name not in BARE | WHEELS} == {}
+    packages = imported_packages(folder)
+    assert {"torch", "transformers", "pydantic"} <= packages.keys()
+    assert {name: path for name, path in packages.items() if name not in BARE | WHEELS} == {}
 
 
 @pytest.mark.slow
@@ -89,9 +89,9 @@ def test_without_a_card_every_gpu_test_is_skipped_and_says_why() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["memory", "speed", "stall", "dsa_decode", "latent"])
 def test_a_gpu_benchmark_prints_its_table_on_a_cpu(name: str, tmp_path: Path) -> None:
-    given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TRAINYARD_GPU_TESTS_DEVICE": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TRAINYARD_GPU_TESTS_DEVICE": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", name], cwd=REPOSITORY, env={**given, "TMPDIR": str(tmp_path)},
+        [sys.executable, "-m", "benchmarks.gpu", name], cwd=REPOSITORY, env={**environment, "TMPDIR": str(tmp_path)},
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 3), done.stdout[-2000:] + done.stderr[-2000:]  # 3: the machine was busy

@@ -51,8 +51,8 @@ def code_cells(path: Path) -> list[Any]:
 def sources(path: Path) -> Iterator[tuple[str, str, str]]:
     """(magic, its argument, text) of each code cell; a cell of Python has no magic."""
     for cell in code_cells(path):
-        found = MAGIC.match(cell.source)
-        yield (found[1], found[2], cell.source[found.end() :]) if found else ("", "", cell.source)
+        match = MAGIC.match(cell.source)
+        yield (match[1], match[2], cell.source[match.end() :]) if match else ("", "", cell.source)
 
 
 def texts(path: Path) -> Iterator[str]:
@@ -66,23 +66,23 @@ def commands(script: str) -> Iterator[list[str]]:
     """The words of every `trainyard` command of a shell script, without redirections."""
     lexer = shlex.shlex(script.replace("\\\n", " "), posix=True, punctuation_chars=";&|<>()\n")
     lexer.whitespace, lexer.whitespace_split = " \t", True
-    words: list[str] = []
+    arguments: list[str] = []
     for word in [*lexer, "\n"]:
         if set(word) <= set(";&|<>()\n"):
-            if words[:1] == ["trainyard"]:
-                yield words[1:-1] if words[-1].isdigit() else words[1:]
-            words = []
+            if arguments[:1] == ["trainyard"]:
+                yield arguments[1:-1] if arguments[-1].isdigit() else arguments[1:]
+            arguments = []
         else:
-            words.append(word)
+            arguments.append(word)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_its_commands_exist_with_their_options(path: Path) -> None:
-    found = [words for magic, _, text in sources(path) if magic == "sh" for words in commands(text)]
-    for words in found:
-        name = next(one for one in (" ".join(words[:2]), words[0]) if one in OPERATIONS)
-        OperationCommand(name).make_context(name, words[len(name.split()) :])
-    assert {"up", "run", "chat", "down"} <= {words[0] for words in found}
+    command_lines = [arguments for magic, _, text in sources(path) if magic == "sh" for arguments in commands(text)]
+    for arguments in command_lines:
+        name = next(candidate for candidate in (" ".join(arguments[:2]), arguments[0]) if candidate in OPERATIONS)
+        OperationCommand(name).make_context(name, arguments[len(name.split()) :])
+    assert {"up", "run", "chat", "down"} <= {arguments[0] for arguments in command_lines}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -186,12 +186,12 @@ def test_a_run_that_is_watched_is_drawn_while_it_runs(tmp_path: Path, monkeypatc
         client.execute()
     finally:
         subprocess.run([*command, "down"], check=True, capture_output=True, timeout=120)
-    shown = [output for output in notebook.cells[0].outputs if output.output_type == "display_data"]
+    pictures = [output for output in notebook.cells[0].outputs if output.output_type == "display_data"]
     assert [output.get("text") for output in notebook.cells[0].outputs if output.output_type == "stream"] == [
         "completed\n"
     ]
-    assert len(shown) == 1
-    last = shown[0]["data"]["text/markdown"]
+    assert len(pictures) == 1
+    last = pictures[0]["data"]["text/markdown"]
     assert "completed" in last
     assert "data:image/svg+xml" in last
     curves = [text for text in client.replaced if "data:image/svg+xml" in text]

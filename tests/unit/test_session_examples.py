@@ -44,5 +44,5 @@ def test_an_advantage_is_over_the_same_prompt_alone() -> None:
         def __init__(self, prompt: int) -> None:
             self.prompt = prompt
 
-    found = rl_session.advantages([Drawn(0), Drawn(0), Drawn(1), Drawn(1)], [1.0, 0.0, 0.5, 0.5])
-    assert found == [0.5, -0.5, 0.0, 0.0]
+    advantages = rl_session.advantages([Drawn(0), Drawn(0), Drawn(1), Drawn(1)], [1.0, 0.0, 0.5, 0.5])
+    assert advantages == [0.5, -0.5, 0.0, 0.0]

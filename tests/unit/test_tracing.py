@@ -32,8 +32,8 @@ class CollectorHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            for one in (one for scope in resource.scope_spans for one in scope.spans):
-                self.server.names[one.name] = (one.trace_id.hex(), one.span_id.hex(), one.parent_span_id.hex())
+            for row in (row for scope in resource.scope_spans for row in scope.spans):
+                self.server.names[row.name] = (row.trace_id.hex(), row.span_id.hex(), row.parent_span_id.hex())
         self.send_response(200)
         self.end_headers()
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 
 
-def main(words: list[str]) -> None:
-    if words == ["types"]:  # a build of a wheel has few packages
+def main(arguments: list[str]) -> None:
+    if arguments == ["types"]:  # a build of a wheel has few packages
         from tools.docs.sdk import write_types
 
         write_types()

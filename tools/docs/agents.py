@@ -42,7 +42,7 @@ def fill(text: str) -> str:
 def arrows_text() -> str:
     """The layers of the package, as import-linter has them."""
     contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    rooms = next(one for one in contracts["contracts"] if one["name"] == "the rooms of trainyard")
+    rooms = next(contract for contract in contracts["contracts"] if contract["name"] == "the rooms of trainyard")
     return "```text\n" + "\n".join(rooms["layers"]) + "\n```"
 
 
@@ -50,7 +50,7 @@ def targets_text() -> str:
     """The targets of the Makefile that a maintainer uses, with their help."""
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     rows = re.findall(r"^([a-z-]+):[^\n]*## (.+)$", makefile, re.MULTILINE)
-    wanted = (
+    targets = (
         "setup",
         "check",
         "test",
@@ -62,7 +62,7 @@ def targets_text() -> str:
         "reference",
         "web",
     )
-    return table(["target", "what it does"], [[f"`make {name}`", text] for name, text in rows if name in wanted])
+    return table(["target", "what it does"], [[f"`make {name}`", text] for name, text in rows if name in targets])
 
 
 def words_text() -> str:
@@ -122,5 +122,5 @@ def first_sentence(page: str) -> str:
     prose = (line for line in text.split("\n\n") if line.strip() and not line.lstrip().startswith(("#", "|", "!", "-")))
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(next(prose, "").split())).replace("*", "")
     sentence = SENTENCE.match(plain)
-    found = (sentence.group() if sentence else plain).rstrip(":.") + "."
-    return found if len(found) <= MOST_CHARS else found[: MOST_CHARS - 1].rsplit(" ", 1)[0] + " …"
+    line = (sentence.group() if sentence else plain).rstrip(":.") + "."
+    return line if len(line) <= MOST_CHARS else line[: MOST_CHARS - 1].rsplit(" ", 1)[0] + " …"

@@ -40,12 +40,14 @@ def axes_page() -> str:
 
 def axis_enums() -> list[type[Enum]]:
     """The enums of `spec/axes`, be it a module or a package of modules, by name."""
-    found = {kind.__name__: kind for module in axis_modules() for kind in vars(module).values() if is_axis(kind)}
-    return [found[name] for name in sorted(found)]
+    enums = {kind.__name__: kind for module in axis_modules() for kind in vars(module).values() if is_axis(kind)}
+    return [enums[name] for name in sorted(enums)]
 
 
 def axis_modules() -> list[ModuleType]:
-    names = [f"{axes.__name__}.{one.name}" for one in pkgutil.iter_modules(getattr(axes, "__path__", []))]
+    names = [
+        f"{axes.__name__}.{module_info.name}" for module_info in pkgutil.iter_modules(getattr(axes, "__path__", []))
+    ]
     return [axes, *map(importlib.import_module, sorted(names))]
 
 
@@ -69,7 +71,7 @@ def words_of(name: str) -> str:
 
 def axis_table(kind: type[Enum]) -> str:
     """The words of an axis; with facts a row for each word, or a column for each word if there are many facts."""
-    rows = [(one.value, getattr(one, "facts", None)) for one in kind]
+    rows = [(member.value, getattr(member, "facts", None)) for member in kind]
     if not all(dataclasses.is_dataclass(facts) for _, facts in rows):
         return " ".join(code(word) for word, _ in rows)
     meanings = meanings_of(type(rows[0][1]))
@@ -81,8 +83,8 @@ def axis_table(kind: type[Enum]) -> str:
         )
         return table(columns, lines)
     glossary = [f"*{named(name)}*: {cell(meaning)}" for name, meaning in meanings.items() if meaning]
-    words = ([code(word), *(fact(getattr(facts, name)) for name in meanings)] for word, facts in rows)
-    return "\n\n".join([table(["value", *map(named, meanings)], words), *(["\\\n".join(glossary)] if glossary else [])])
+    cells = ([code(word), *(fact(getattr(facts, name)) for name in meanings)] for word, facts in rows)
+    return "\n\n".join([table(["value", *map(named, meanings)], cells), *(["\\\n".join(glossary)] if glossary else [])])
 
 
 def named(fact_name: str) -> str:
@@ -93,12 +95,12 @@ def meanings_of(facts: type) -> dict[str, str]:
     """Name of each fact -> the text below it in the class."""
     (tree,) = ast.parse(inspect.getsource(facts)).body
     assert isinstance(tree, ast.ClassDef)
-    found = {field.name: "" for field in dataclasses.fields(facts) if field.name != "word"}
+    meanings = {field.name: "" for field in dataclasses.fields(facts) if field.name != "word"}
     for line, below in pairwise(tree.body):
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(below, ast.Expr):
-            found[line.target.id] = str(getattr(below.value, "value", ""))
-    derived = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.decorator_list)
-    return found | {one.name: ast.get_docstring(one) or "" for one in derived}
+            meanings[line.target.id] = str(getattr(below.value, "value", ""))
+    derived = (function for function in tree.body if isinstance(function, ast.FunctionDef) and function.decorator_list)
+    return meanings | {function.name: ast.get_docstring(function) or "" for function in derived}
 
 
 def fact(value: object) -> str:
@@ -119,9 +121,9 @@ def fact(value: object) -> str:
 def collection_cell(values: Collection[object]) -> str:
     if isinstance(values, Mapping):
         between = ", " if isinstance(next(iter(values)), Enum) else "<br>"
-        return collected([*values], between.join(pair(key, one) for key, one in values.items()))
-    shown = [*map(fact, values)]
-    return collected([*values], ", ".join(sorted(shown) if isinstance(values, set | frozenset) else shown))
+        return collected([*values], between.join(pair(key, item) for key, item in values.items()))
+    texts = [*map(fact, values)]
+    return collected([*values], ", ".join(sorted(texts) if isinstance(values, set | frozenset) else texts))
 
 
 def collected(values: Sequence[object], text: str) -> str:
@@ -129,7 +131,7 @@ def collected(values: Sequence[object], text: str) -> str:
     kind = type(values[0])
     if not issubclass(kind, Enum) or len(kind) < MANY_WORDS or "(" in text:
         return text
-    left = [code(one.value) for one in kind if one not in values]
+    left = [code(member.value) for member in kind if member not in values]
     return text if len(left) > MOST_LEFT_OUT else f"all but {', '.join(left)}" if left else "all"
 
 

@@ -40,14 +40,14 @@ class Use:
 
     module: str
     kind: str = ""
-    what: str = ""
+    cause: str = ""
     do: str = ""
 
 
 EXIT_CODES = {
-    name: one.exit_code
-    for name, one in vars(errors).items()
-    if isinstance(one, type) and issubclass(one, errors.TrainyardError)
+    name: kind.exit_code
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.TrainyardError)
 }
 
 
@@ -63,12 +63,12 @@ NAMED_ONCE = {("spec.load.text", "refuse"): "E-SPEC-SYNTAX"}
 
 def codes_in_sources() -> dict[str, list[Use]]:
     """Return every code that the sources name, with the messages next to it, in the order of the codes."""
-    found: dict[str, list[Use]] = {}
+    uses: dict[str, list[Use]] = {}
     for room in ("trainyard", "flows", "nodes", "tasks"):
         for path in sorted((REPOSITORY / room).rglob("*.py")):
             for name, use in codes_of(ast.parse(path.read_text(encoding="utf-8")), module_of(path)):
-                found.setdefault(name, []).append(use)
-    return dict(sorted(found.items()))
+                uses.setdefault(name, []).append(use)
+    return dict(sorted(uses.items()))
 
 
 def module_of(path: Path) -> str:
@@ -83,18 +83,18 @@ def codes_of(tree: ast.AST, module: str) -> Iterator[tuple[str, Use]]:
     """The codes of one module: those of calls with their messages, then those that are only named."""
     seen: set[ast.AST] = set()
     for call, names in calls_of(tree, {}):
-        for given in [*call.args, *(one.value for one in call.keywords)]:
-            if found := code_in(given):
-                seen.add(given)
-                yield found, use_of(call, given, module, names)
-        if isinstance(call.func, ast.Name) and (found := NAMED_ONCE.get((module, call.func.id), "")):
-            yield found, use_of(call, call.func, module, names)
+        for expression in [*call.args, *(keyword.value for keyword in call.keywords)]:
+            if code := code_in(expression):
+                seen.add(expression)
+                yield code, use_of(call, expression, module, names)
+        if isinstance(call.func, ast.Name) and (code := NAMED_ONCE.get((module, call.func.id), "")):
+            yield code, use_of(call, call.func, module, names)
     for node in ast.walk(tree):
-        for given, use in (*class_codes(node, module), *tuple_codes(node, module)):
-            seen.add(given)
-            yield code_in(given), use
-        if (found := code_in(node) or printed_code(node)) and node not in seen:
-            yield found, Use(module)
+        for expression, use in (*class_codes(node, module), *tuple_codes(node, module)):
+            seen.add(expression)
+            yield code_in(expression), use
+        if (code := code_in(node) or printed_code(node)) and node not in seen:
+            yield code, Use(module)
 
 
 def calls_of(tree: ast.AST, names: dict[str, ast.expr]) -> Iterator[tuple[ast.Call, dict[str, ast.expr]]]:
@@ -104,8 +104,8 @@ def calls_of(tree: ast.AST, names: dict[str, ast.expr]) -> Iterator[tuple[ast.Ca
             names[node.targets[0].id] = node.value
         if isinstance(node, ast.Call):
             yield node, names
-        own = dict(names) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else names
-        yield from calls_of(node, own)
+        scope_names = dict(names) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else names
+        yield from calls_of(node, scope_names)
 
 
 def code_in(node: ast.AST) -> str:
@@ -123,28 +123,28 @@ def printed_code(node: ast.AST) -> str:
 def class_codes(node: ast.AST, module: str) -> Iterator[tuple[ast.expr, Use]]:
     """The default code of an error class, under the class itself or the nearest of its bases that has an exit code."""
     if isinstance(node, ast.ClassDef):
-        names = [node.name, *(one.id for one in node.bases if isinstance(one, ast.Name))]
+        names = [node.name, *(base.id for base in node.bases if isinstance(base, ast.Name))]
         kind = next((name for name in names if name in EXIT_CODES), "")
-        what = paragraph(ast.get_docstring(node)).split("\n")[0]
+        cause = paragraph(ast.get_docstring(node)).split("\n")[0]
         lines = [line.value for line in node.body if isinstance(line, ast.Assign)]
-        yield from ((given, Use(module, kind, what)) for given in lines if code_in(given))
+        yield from ((line, Use(module, kind, cause)) for line in lines if code_in(line))
 
 
 def tuple_codes(node: ast.AST, module: str) -> Iterator[tuple[ast.expr, Use]]:
     """The codes of a row of a table of tuples, with the row's text."""
     if isinstance(node, ast.Tuple):
-        what = next((text for text in (text_of(part, {}) for part in node.elts) if " " in text), "")
-        yield from ((given, Use(module, what=what)) for given in node.elts if code_in(given))
+        cause = next((text for text in (text_of(part, {}) for part in node.elts) if " " in text), "")
+        yield from ((element, Use(module, cause=cause)) for element in node.elts if code_in(element))
 
 
-def use_of(call: ast.Call, given: ast.expr, module: str, names: Mapping[str, ast.expr]) -> Use:
+def use_of(call: ast.Call, code_argument: ast.expr, module: str, names: Mapping[str, ast.expr]) -> Use:
     """What a call that names a code says: its texts of several words, or those under the names of an error's parts."""
     name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-    texts = {one.arg: text_of(one.value, names) for one in call.keywords if one.arg}
-    placed = [text_of(one, names) for one in call.args if one is not given]
-    what, instead = [*(text for text in placed if " " in text), "", ""][:2]
-    what, do = texts.get("because") or texts.get("what") or what, texts.get("instead") or texts.get("do") or instead
-    return Use(module, name if name in EXIT_CODES else "", what, do)
+    texts = {keyword.arg: text_of(keyword.value, names) for keyword in call.keywords if keyword.arg}
+    placed = [text_of(argument, names) for argument in call.args if argument is not code_argument]
+    cause, instead = [*(text for text in placed if " " in text), "", ""][:2]
+    cause, do = texts.get("because") or texts.get("what") or cause, texts.get("instead") or texts.get("do") or instead
+    return Use(module, name if name in EXIT_CODES else "", cause, do)
 
 
 def text_of(node: ast.expr | None, names: Mapping[str, ast.expr]) -> str:
@@ -152,7 +152,7 @@ def text_of(node: ast.expr | None, names: Mapping[str, ast.expr]) -> str:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(one.value) if isinstance(one, ast.Constant) else "…" for one in node.values)
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
     if isinstance(node, ast.BinOp):
         return text_of(node.left, names) + text_of(node.right, names)
     if isinstance(node, ast.Name) and node.id in names:

@@ -12,8 +12,8 @@ from trainyard.surfaces.cli.main import JSON_OPTION, PROGRAM, parameters_of
 
 
 def cli_page() -> str:
-    words = groupby(OPERATIONS, key=lambda name: name.split()[0])
-    parts = [part for word, names in words for part in (f"## {word}", *map(operation_text, names))]
+    groups = groupby(OPERATIONS, key=lambda name: name.split()[0])
+    parts = [part for word, names in groups for part in (f"## {word}", *map(operation_text, names))]
     introduction = (
         f"Every command of `{PROGRAM}`, from the table of operations. Each prints one JSON document with `--json`. The "
         "[command line](../cli.md) page explains exit codes, parameters and completion."
@@ -23,10 +23,14 @@ def cli_page() -> str:
 
 def operation_text(name: str) -> str:
     operation = OPERATIONS[name]
-    parameters = [one for one in parameters_of(name) if one.name != JSON_OPTION]
-    usage = " ".join([PROGRAM, name, *map(usage_of, sorted(parameters, key=lambda one: one.param_type_name))])
+    parameters = [parameter for parameter in parameters_of(name) if parameter.name != JSON_OPTION]
+    usage = " ".join(
+        [PROGRAM, name, *map(usage_of, sorted(parameters, key=lambda parameter: parameter.param_type_name))]
+    )
     example = f"\n\n    {operation.example}" if operation.example else ""
-    rows = [[cell(code(name_of(one))), cell(help_of(one)), default_text(one)] for one in parameters]
+    rows = [
+        [cell(code(name_of(parameter))), cell(help_of(parameter)), default_text(parameter)] for parameter in parameters
+    ]
     options = f"\n\n{table(['parameter', 'what it is', 'default'], rows)}" if rows else ""
     return f"    {usage}\n\n{operation.summary} Scope: {operation.scope}.{example}{options}"
 
@@ -52,9 +56,9 @@ def usage_of(parameter: click.Parameter) -> str:
 
 
 def help_of(parameter: click.Parameter) -> str:
-    words = list(parameter.type.choices) if isinstance(parameter.type, click.Choice) else []
+    choices = list(parameter.type.choices) if isinstance(parameter.type, click.Choice) else []
     text = getattr(parameter, "help", None) or ""
-    return f"{text} One of {listed(words)}.".strip() if words and isinstance(parameter, click.Argument) else text
+    return f"{text} One of {listed(choices)}.".strip() if choices and isinstance(parameter, click.Argument) else text
 
 
 def default_text(parameter: click.Parameter) -> str:

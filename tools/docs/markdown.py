@@ -21,8 +21,8 @@ def cell(text: str) -> str:
     """A text as one cell: nothing in it is read as Markdown or HTML except its code spans."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     plain = [
-        one if one.startswith("`") else re.sub(r"([*\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", one).replace("<", "&lt;")
-        for one in parts
+        part if part.startswith("`") else re.sub(r"([*\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", part).replace("<", "&lt;")
+        for part in parts
     ]
     return re.sub("…+", "…", "".join(plain)).replace("|", r"\|")
 

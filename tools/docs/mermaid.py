@@ -33,9 +33,9 @@ def fetch(folder: Path) -> Path:
             "`make docs` needs npm, which brings the script that draws diagrams: install Node.js."
         ) from None
     (package,) = folder.glob("*.tgz")
-    found = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
-    if found != INTEGRITY:
-        raise SystemExit(f"mermaid {VERSION} has the digest {found}, not {INTEGRITY}.")
+    digest = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
+    if digest != INTEGRITY:
+        raise SystemExit(f"mermaid {VERSION} has the digest {digest}, not {INTEGRITY}.")
     return package
 
 
@@ -50,5 +50,5 @@ def extract(package: Path) -> None:
 
 if __name__ == "__main__":
     if not (SCRIPT.is_file() and STAMP.is_file()):
-        with tempfile.TemporaryDirectory() as made:
-            extract(fetch(Path(made)))
+        with tempfile.TemporaryDirectory() as folder:
+            extract(fetch(Path(folder)))

@@ -24,20 +24,20 @@ class Loads(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        address = given.get(LOADING.get(tag, "")) or ""
-        if "//" in address.split("?", 1)[0] and given.get("rel") != "canonical":
-            self.found.append(f"<{tag}> {address}")
+        attributes = dict(attrs)
+        address = attributes.get(LOADING.get(tag, "")) or ""
+        if "//" in address.split("?", 1)[0] and attributes.get("rel") != "canonical":
+            self.addresses.append(f"<{tag}> {address}")
 
 
 def loads_from_elsewhere(site: Path) -> Iterator[str]:
     for path in sorted(site.rglob("*.html")):
         page = Loads()
         page.feed(path.read_text(encoding="utf-8"))
-        yield from (f"{path.relative_to(site)}: {one}" for one in page.found)
+        yield from (f"{path.relative_to(site)}: {address}" for address in page.addresses)
     for path in sorted(site.rglob("*.css")):
         text = path.read_text(encoding="utf-8")
         yield from (
@@ -46,6 +46,6 @@ def loads_from_elsewhere(site: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    if found := [*loads_from_elsewhere(Path(sys.argv[1]))]:
-        raise SystemExit("\n".join(["The site loads from other servers:", *found]))
+    if loads := [*loads_from_elsewhere(Path(sys.argv[1]))]:
+        raise SystemExit("\n".join(["The site loads from other servers:", *loads]))
     print(f"{len([*Path(sys.argv[1]).rglob('*.html')])} pages load nothing from other servers")

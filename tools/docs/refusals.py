@@ -33,7 +33,7 @@ WORDS = {
 
 def refusals_page() -> str:
     by_code = attrgetter("code")
-    rows = {name: list(found) for name, found in groupby(sorted(ROWS, key=attrgetter("code", "name")), by_code)}
+    rows = {name: list(group) for name, group in groupby(sorted(ROWS, key=attrgetter("code", "name")), by_code)}
     raised = {name: other_uses(uses) for name, uses in codes_in_sources().items() if name.startswith("R-")}
     parts = []
     for name in sorted(rows.keys() | raised.keys()):
@@ -47,7 +47,7 @@ def refusals_page() -> str:
 def other_uses(uses: list[Use]) -> list[Use]:
     """The places outside of the table that say in words what they refuse, each text once."""
     elsewhere = [use for use in uses if not use.module.startswith("spec.compat.")]
-    return list({use.what: use for use in elsewhere if len(re.findall(r"\w\w+", use.what)) > 2}.values())
+    return list({use.cause: use for use in elsewhere if len(re.findall(r"\w\w+", use.cause)) > 2}.values())
 
 
 def rows_table(rows: list[Row]) -> str:
@@ -59,7 +59,7 @@ def rows_table(rows: list[Row]) -> str:
 
 
 def raised_table(uses: list[Use]) -> str:
-    lines = [[code(use.module), cell(use.what), cell(use.do)] for use in uses]
+    lines = [[code(use.module), cell(use.cause), cell(use.do)] for use in uses]
     return table(["refused in", "because", "instead"], lines)
 
 
@@ -67,10 +67,10 @@ def where(row: Row) -> str:
     return in_words(f"{row.on}.{row.field}".removeprefix("*."), {})
 
 
-def in_words(text: str, words: Mapping[str, str]) -> str:
+def in_words(text: str, labels: Mapping[str, str]) -> str:
     """A text with its fields as words, or as their names: `{config.lora.rank!r}` as `<rank>`."""
     fields = re.compile(r"(?<!\{)\{([\w.]+)(?:![rs])?\}")
-    named = fields.sub(lambda found: words.get(found[1], f"<{shown_name(found[1])}>"), text)
+    named = fields.sub(lambda match: labels.get(match[1], f"<{shown_name(match[1])}>"), text)
     return named.replace("><", "> <").replace("{{", "{").replace("}}", "}")
 
 

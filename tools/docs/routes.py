@@ -11,10 +11,10 @@ from trainyard.surfaces.rest.openapi import SERVICE_ROUTES
 
 
 def routes_page() -> str:
-    words = groupby(OPERATIONS.items(), key=lambda item: item[0].split()[0])
+    groups = groupby(OPERATIONS.items(), key=lambda item: item[0].split()[0])
     parts = [
         f"## {word}\n\n{table(['route', 'fields', 'scope', 'what it does'], [row_of(*item) for item in items])}"
-        for word, items in words
+        for word, items in groups
     ]
     introduction = (
         "Every route of the REST API, from the table of operations; the document for programs is "
@@ -36,15 +36,15 @@ def service_routes() -> str:
 
 def row_of(name: str, operation: Operation) -> list[str]:
     method, path = route_of(name)
-    fields = [one for one in operation.request.model_fields if f"{{{one}}}" not in path]
-    given = [f"the body is {code(one)}" if one == operation.body else code(one) for one in fields]
+    fields = [field for field in operation.request.model_fields if f"{{{field}}}" not in path]
+    field_texts = [f"the body is {code(field)}" if field == operation.body else code(field) for field in fields]
     scope = operation.scope.value + ("" if operation.tenants else ", all tenants")
     where = f" Only on the machine itself: {operation.local}" if operation.local else ""
     events = " Also as a stream of events." if operation.stream else ""
-    return [code(f"{method} {path}"), ", ".join(given) or "none", scope, cell(operation.summary + where + events)]
+    return [code(f"{method} {path}"), ", ".join(field_texts) or "none", scope, cell(operation.summary + where + events)]
 
 
 def statuses() -> str:
     rows = [[str(status), code(kind.__name__)] for kind, status in STATUS.items()]
-    rows += [[str(status), code(one)] for one, status in STATUS_OF_CODE.items()]
+    rows += [[str(status), code(error_code)] for error_code, status in STATUS_OF_CODE.items()]
     return "## Statuses\n\n" + table(["status", "error or code"], sorted(rows))

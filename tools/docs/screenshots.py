@@ -45,18 +45,20 @@ def find_things(client: httpx.Client) -> dict[str, str]:
     """The longest of the newest jobs, two to compare, and the newest of everything else that has a page."""
     jobs = client.get("jobs", params={"state": "completed"}).json()["jobs"]
     jobs.sort(key=lambda job: -job["step"])
-    found = {"job": [job["id"] for job in jobs], "adapter": [], "chain": [], "artifact": [], "evaluation": []}
-    found["pair"] = ["&".join(f"job={job['id']}" for job in jobs[:2])] if len(jobs) > 1 else []
-    found["chain"] = [one["id"] for one in client.get("chains").json()["chains"]]
-    found["canvas"] = [f"{chain}/edit{newest_run(client, chain)}" for chain in found["chain"]]
-    found["adapter"] = [one["name"] for one in client.get("adapters").json()["rows"]]
+    things = {"job": [job["id"] for job in jobs], "adapter": [], "chain": [], "artifact": [], "evaluation": []}
+    things["pair"] = ["&".join(f"job={job['id']}" for job in jobs[:2])] if len(jobs) > 1 else []
+    things["chain"] = [chain["id"] for chain in client.get("chains").json()["chains"]]
+    things["canvas"] = [f"{chain}/edit{newest_run(client, chain)}" for chain in things["chain"]]
+    things["adapter"] = [row["name"] for row in client.get("adapters").json()["rows"]]
     artifacts = client.get("artifacts").json()["artifacts"]
-    rows = [one for one in artifacts if one["node_type"] == "validator"] or artifacts
-    found["artifact"] = [f"{one['run_id']}/{one['node']}/{one['port']}" for one in rows]
-    found["evaluation"] = [f"{one['run_id']}/{one['node']}" for one in client.get("evaluations").json()["evaluations"]]
-    found["night"] = [f"{one['tenant']}/{one['night']}" for one in client.get("nightly/nights").json()["nights"]]
-    found["sweep"] = [one["name"] for one in client.get("sweeps").json()["sweeps"]]
-    return {name: every[0] for name, every in found.items() if every}
+    rows = [artifact for artifact in artifacts if artifact["node_type"] == "validator"] or artifacts
+    things["artifact"] = [f"{row['run_id']}/{row['node']}/{row['port']}" for row in rows]
+    things["evaluation"] = [
+        f"{evaluation['run_id']}/{evaluation['node']}" for evaluation in client.get("evaluations").json()["evaluations"]
+    ]
+    things["night"] = [f"{night['tenant']}/{night['night']}" for night in client.get("nightly/nights").json()["nights"]]
+    things["sweep"] = [sweep["name"] for sweep in client.get("sweeps").json()["sweeps"]]
+    return {name: every[0] for name, every in things.items() if every}
 
 
 def newest_run(client: httpx.Client, chain: str) -> str:

@@ -84,9 +84,9 @@ class Imports:
         if origin is Annotated:
             return self.text_of(get_args(kind)[0])
         if origin is types.UnionType or str(origin) == "typing.Union":
-            return " | ".join(self.text_of(one) for one in get_args(kind))
+            return " | ".join(self.text_of(argument) for argument in get_args(kind))
         if origin is not None:
-            inner = ", ".join("..." if one is ... else self.text_of(one) for one in get_args(kind))
+            inner = ", ".join("..." if argument is ... else self.text_of(argument) for argument in get_args(kind))
             return f"{self.text_of(origin)}[{inner}]"
         hidden = kind is list  # by a method of this name
         if hidden or kind.__module__ != "builtins":
@@ -145,11 +145,11 @@ def class_text(name: str, word: str, imports: Imports, style: Style) -> str:
 def method_text(name: str, operation: str, imports: Imports, style: Style) -> str:
     row = OPERATIONS[operation]
     fields = row.request.model_fields
-    given = [
-        f"{field}: {imports.text_of(one.annotation)}{'' if one.is_required() else ' = ...'}"
-        for field, one in fields.items()
+    keyword_texts = [
+        f"{field}: {imports.text_of(info.annotation)}{'' if info.is_required() else ' = ...'}"
+        for field, info in fields.items()
     ]
-    parameters = ", ".join(["self", *(["*", *given] if given else [])])
+    parameters = ", ".join(["self", *(["*", *keyword_texts] if keyword_texts else [])])
     return f"    {style.define} {name}({parameters}) -> {return_type(row.run, imports)}: ...  # {row.scope}"
 
 

@@ -27,10 +27,12 @@ class Schema(ModelSchema):
 
     def parts(self, level: str = "###") -> Iterator[str]:
         """The table of the root, then a section for each model below it that the page has not described yet."""
-        own, *inner = self.sections()
-        yield table_of(own.rows)
-        for one in inner:
-            yield "\n\n".join(part for part in (f"{level} {one.path}", paragraph(one.text), table_of(one.rows)) if part)
+        first_section, *inner = self.sections()
+        yield table_of(first_section.rows)
+        for section in inner:
+            yield "\n\n".join(
+                part for part in (f"{level} {section.path}", paragraph(section.text), table_of(section.rows)) if part
+            )
 
 
 def section_link(path: str) -> str:
@@ -38,7 +40,7 @@ def section_link(path: str) -> str:
 
 
 def table_of(rows: Iterable[SettingRow]) -> str:
-    cells = [[code(one.name), one.type, cell(one.limits), default_cell(one.default), cell(one.text)] for one in rows]
+    cells = [[code(row.name), row.type, cell(row.limits), default_cell(row.default), cell(row.text)] for row in rows]
     return table(["setting", "type", "range", "default", "what it is"], cells)
 
 

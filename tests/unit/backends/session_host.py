@@ -36,10 +36,10 @@ ROWS = [
 OPEN_S = 90.0
 
 
-def record_of(model: Path, **given: Any) -> SessionRecord:
+def record_of(model: Path, **options: Any) -> SessionRecord:
     """A session with dropout, so that its numbers depend on its generators."""
-    hyper = {"precision": "fp32", "learning_rate": 1e-2, **given.pop("hyperparameters", {})}
-    body = {"base_model": str(model), "hyperparameters": hyper, "method": {"type": "lora", "dropout": 0.1}, **given}
+    hyper = {"precision": "fp32", "learning_rate": 1e-2, **options.pop("hyperparameters", {})}
+    body = {"base_model": str(model), "hyperparameters": hyper, "method": {"type": "lora", "dropout": 0.1}, **options}
     spec = SessionSpec.model_validate(body)
     config = resolve_session(trainer_of_session(spec), "starter")
     return SessionRecord(
@@ -53,7 +53,7 @@ class HostedSession:
 
     def __init__(self, settings: Settings, record: SessionRecord, devices: tuple[int, ...] = (0,)) -> None:
         self.settings, self.record, self.devices = settings, record, devices
-        self.wanted, self.events = DesiredState.RUN, list[Mapping[str, Any]]()
+        self.desired_state, self.events = DesiredState.RUN, list[Mapping[str, Any]]()
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
         self.folder = folder_of_session(settings, record.id)
@@ -63,7 +63,7 @@ class HostedSession:
         try:
             with device_lock(lock_of_session(self.settings, self.record.id)):
                 self.outcome = run_session(
-                    self.record, self.settings, devices=self.devices, desired_state=lambda: self.wanted,
+                    self.record, self.settings, devices=self.devices, desired_state=lambda: self.desired_state,
                     on_event=self.events.append, poll_s=0.05,
                 )  # fmt: skip
         except BaseException as error:
@@ -73,10 +73,10 @@ class HostedSession:
     def pid(self) -> int:
         return int([event for event in self.events if event["event"] == "started"][-1]["pid"])
 
-    def place(self) -> str:
-        found = socket_of(self.folder)
-        assert found is not None, self.outcome
-        return found
+    def socket_path(self) -> str:
+        socket = socket_of(self.folder)
+        assert socket is not None, self.outcome
+        return socket
 
     def open(self) -> HostedSession:
         self.thread.start()
@@ -86,21 +86,21 @@ class HostedSession:
             time.sleep(0.05)
         return self
 
-    def call(self, verb: str, *, op_seq: int | None = None, body: bytes = b"", **given: Any) -> dict[str, Any]:
+    def call(self, verb: str, *, op_seq: int | None = None, body: bytes = b"", **options: Any) -> dict[str, Any]:
         """The result of a verb."""
-        header = {"call": "verb", "verb": verb, "given": given, "op_seq": op_seq, "wait_s": 60}
-        found: dict[str, Any] = ask(self.place(), header, body, timeout_s=90)["result"]
-        return found
+        header = {"call": "verb", "verb": verb, "given": options, "op_seq": op_seq, "wait_s": 60}
+        result: dict[str, Any] = ask(self.socket_path(), header, body, timeout_s=90)["result"]
+        return result
 
     def status(self) -> dict[str, Any]:
-        return ask(self.place(), {"call": "status"}, timeout_s=10)
+        return ask(self.socket_path(), {"call": "status"}, timeout_s=10)
 
     def train_step(self, rows: Any = ROWS) -> dict[str, Any]:
-        found = self.call("forward", rows=rows)
-        self.call("backward", forward_id=found["forward_id"])
+        forward = self.call("forward", rows=rows)
+        self.call("backward", forward_id=forward["forward_id"])
         moved = self.call("step")
         self.call("zero_grad")
-        return {"loss": found["loss"], "grad_norm": moved["grad_norm"]}
+        return {"loss": forward["loss"], "grad_norm": moved["grad_norm"]}
 
     def wait(self, seconds: float = 60) -> Outcome:
         self.thread.join(seconds)
@@ -111,7 +111,7 @@ class HostedSession:
         return self.outcome
 
     def close(self) -> Outcome:
-        ask(self.place(), {"call": "close"}, timeout_s=10)
+        ask(self.socket_path(), {"call": "close"}, timeout_s=10)
         return self.wait()
 
 
@@ -123,6 +123,6 @@ def hosted(settings: Settings, record: SessionRecord, devices: tuple[int, ...] =
     try:
         yield session
     finally:
-        session.wanted = DesiredState.CANCEL
+        session.desired_state = DesiredState.CANCEL
         session.thread.join(60)
         assert not session.thread.is_alive()

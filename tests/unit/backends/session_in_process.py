@@ -35,15 +35,15 @@ def batch_here(session: Session) -> Any:
 
 def main(home: str, session_id: str, steps: str, out: str) -> None:
     session = open_here(Path(home), session_id, Path(out).with_suffix(""))
-    found: dict[str, Any] = {"losses": [], "grad_norms": []}
+    result: dict[str, Any] = {"losses": [], "grad_norms": []}
     for _ in range(int(steps)):
         forward = session.forward(batch_here(session))
         session.backward(forward.forward_id)
         moved = session.step()
         session.zero_grad()
-        found["losses"].append(float(forward.loss))
-        found["grad_norms"].append(float(moved.grad_norm))
+        result["losses"].append(float(forward.loss))
+        result["grad_norms"].append(float(moved.grad_norm))
     (generated,) = session.generate([[5, 6, 7]], Sampling(max_new_tokens=8, seed=3))
-    found |= {"ids": generated.ids, "logprobs": generated.logprobs, "scored": session.logprobs([[5, 6, 7, 8]])}
-    found["weights"] = session.save("last", kind="weights")["sha256"]
-    Path(out).write_text(json.dumps(found))
+    result |= {"ids": generated.ids, "logprobs": generated.logprobs, "scored": session.logprobs([[5, 6, 7, 8]])}
+    result["weights"] = session.save("last", kind="weights")["sha256"]
+    Path(out).write_text(json.dumps(result))

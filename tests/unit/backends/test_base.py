@@ -25,19 +25,19 @@ from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 def plain_job(**changes: Any) -> TrainingJob:
     config = resolve_trainer(TrainerConfig.model_validate({"backend": "trl"} | changes.pop("config", {})), "starter")
-    given: dict[str, Any] = {"data": {"sft": "data"}, "base": "models/starter", "base_sha256": "b", "locks": "locks"}
-    return TrainingJob.model_validate({"config": config, **given, **changes})
+    fields: dict[str, Any] = {"data": {"sft": "data"}, "base": "models/starter", "base_sha256": "b", "locks": "locks"}
+    return TrainingJob.model_validate({"config": config, **fields, **changes})
 
 
 def test_native_and_trl_are_here_and_every_other_backend_says_why_not() -> None:
-    found = probe_all()
-    assert found[BackendName.NATIVE].available
-    assert found[BackendName.NATIVE].version == importlib.metadata.version("trainyard")
-    assert found[BackendName.TRL].available
-    assert found[BackendName.TRL].version.startswith("1.16")
-    others = [probed for name, probed in found.items() if name not in (BackendName.NATIVE, BackendName.TRL)]
-    assert len(others) == len(BackendName) - 2
-    assert all(probed.why and probed.fix and not probed.available for probed in others)
+    probes = probe_all()
+    assert probes[BackendName.NATIVE].available
+    assert probes[BackendName.NATIVE].version == importlib.metadata.version("trainyard")
+    assert probes[BackendName.TRL].available
+    assert probes[BackendName.TRL].version.startswith("1.16")
+    unavailable = [probed for name, probed in probes.items() if name not in (BackendName.NATIVE, BackendName.TRL)]
+    assert len(unavailable) == len(BackendName) - 2
+    assert all(probed.why and probed.fix and not probed.available for probed in unavailable)
 
 
 def test_absent_backend_is_refused_with_what_to_do() -> None:

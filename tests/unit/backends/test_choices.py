@@ -93,8 +93,8 @@ def test_decision_is_kept_by_its_facts_and_may_be_deleted(tiny_model: Path, sett
 
 def test_trainers_that_start_together_keep_one_decision(tiny_model: Path, settings: Settings) -> None:
     with ThreadPoolExecutor(8) as pool:
-        kept = list(pool.map(lambda _: keep_choices(on_cpu(), tiny_model, settings), range(32)))
-    assert len(set(kept)) == 1
+        decisions = list(pool.map(lambda _: keep_choices(on_cpu(), tiny_model, settings), range(32)))
+    assert len(set(decisions)) == 1
     assert [path.suffix for path in settings.choices.iterdir()] == [".json"]
 
 
@@ -191,9 +191,9 @@ def function_of(name: str) -> Any:
 
 def test_every_setting_that_can_be_auto_is_in_the_table() -> None:
     named = {row.setting for row in AUTOMATIC}
-    found = {name.replace("stage.", "stage.") for name in open_settings(TrainerConfig)}
-    assert {"hyperparameters.precision", "engine.batching", "engine.attention", "device"} <= found
-    assert found <= named, f"not in AUTOMATIC: {sorted(found - named)}"
+    setting_names = {name.replace("stage.", "stage.") for name in open_settings(TrainerConfig)}
+    assert {"hyperparameters.precision", "engine.batching", "engine.attention", "device"} <= setting_names
+    assert setting_names <= named, f"not in AUTOMATIC: {sorted(setting_names - named)}"
 
 
 def deciding_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -208,8 +208,8 @@ def deciding_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
 
 def test_no_code_decides_outside_the_table() -> None:
     named = {name for row in AUTOMATIC for name in row.functions}
-    found = {name for name, _ in deciding_functions()}
-    assert found - named == set(NOT_AUTOMATIC), "add a row to AUTOMATIC, or another name"
+    functions = {name for name, _ in deciding_functions()}
+    assert functions - named == set(NOT_AUTOMATIC), "add a row to AUTOMATIC, or another name"
     for name in named:
         assert callable(function_of(name))
 
@@ -219,8 +219,8 @@ def test_no_choice_looks_at_a_clock_or_at_free_memory() -> None:
     for row in AUTOMATIC:
         for name in row.functions:
             path = ROOT / f"{name.partition(':')[0].replace('.', '/')}.py"
-            nodes, own = ast.walk(ast.parse(path.read_text(encoding="utf-8"))), name.partition(":")[2]
-            function = next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == own)
+            nodes, function_name = ast.walk(ast.parse(path.read_text(encoding="utf-8"))), name.partition(":")[2]
+            function = next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == function_name)
             names = {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)}
             names |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
             assert not names & CLOCKS, f"{name} reads {names & CLOCKS}"

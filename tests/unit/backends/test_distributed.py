@@ -36,12 +36,12 @@ STEPS = 12
 
 def several(jobs: Jobs, strategy: str, launch: dict[str, Any] | None = None, **config: Any) -> TrainingJob:
     """A job that takes the same rows at each step in any number of processes: eight."""
-    asked = {**LAUNCHES.get(strategy, {}), **(launch or {})}
+    launch_settings = {**LAUNCHES.get(strategy, {}), **(launch or {})}
     hyper = {
-        "batch_size": 8 // asked.get("processes", 1), "max_steps": STEPS, "epochs": None, "save_steps": 3,
+        "batch_size": 8 // launch_settings.get("processes", 1), "max_steps": STEPS, "epochs": None, "save_steps": 3,
         **config.pop("hyperparameters", {}),
     }  # fmt: skip
-    return jobs(launch=asked, hyperparameters=hyper, **{"backend": "native", **config})
+    return jobs(launch=launch_settings, hyperparameters=hyper, **{"backend": "native", **config})
 
 
 def weights(ran: Ran) -> dict[str, torch.Tensor]:
@@ -49,9 +49,11 @@ def weights(ran: Ran) -> dict[str, torch.Tensor]:
     return load_file(ran.folder / name)
 
 
-def same_bits(one: Ran, other: Ran) -> bool:
-    mine, theirs = weights(one), weights(other)
-    return one.record["losses"] == other.record["losses"] and all(torch.equal(mine[k], theirs[k]) for k in theirs)
+def same_bits(first: Ran, second: Ran) -> bool:
+    first_weights, second_weights = weights(first), weights(second)
+    return first.record["losses"] == second.record["losses"] and all(
+        torch.equal(first_weights[k], second_weights[k]) for k in second_weights
+    )
 
 
 def work(folder: Path) -> Path:
@@ -60,11 +62,11 @@ def work(folder: Path) -> Path:
 
 def living(folder: Path) -> list[psutil.Process]:
     """Processes that were started for a job, below whoever."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline"]):
         if str(folder) in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid():
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 class Interrupted:
@@ -81,13 +83,13 @@ class Interrupted:
         if self.kill is not None:
             os.kill(read_notes(work(self.folder))[self.kill]["pid"], signal.SIGKILL)
 
-    def wanted(self) -> DesiredState:
+    def read_desired_state(self) -> DesiredState:
         return DesiredState.PAUSE if self.reached and self.kill is None else DesiredState.RUN
 
 
 def interrupted(job: TrainingJob, folder: Path, kill: int | None = None) -> None:
     by = Interrupted(folder, kill=kill)
-    train_as_child(job, folder, by.note, desired_state=by.wanted, poll_s=0.02)
+    train_as_child(job, folder, by.note, desired_state=by.read_desired_state, poll_s=0.02)
 
 
 # How they are started
@@ -146,14 +148,14 @@ def test_a_paused_run_ends_as_one_that_was_not(strategy: str, jobs: Jobs, tmp_pa
 
 @pytest.mark.slow
 def test_several_processes_evaluate_as_one_does_and_find_the_same_best_step(jobs: Jobs, tmp_path: Path) -> None:
-    asked = {"share": 0.2, "steps": 3, "load_best": True}
-    alone = train_as_child(several(jobs, "single", eval=asked), tmp_path / "alone")
-    ran = train_as_child(several(jobs, "zero1", eval=asked), tmp_path / "zero1")
-    mine, theirs = (one.record["evaluation"] for one in (ran, alone))
-    assert [one["step"] for one in mine["found"]] == [3, 6, 9, 12]
-    for one, other in zip(mine["found"], theirs["found"], strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], abs=1e-4)
-    assert mine["result_step"] == theirs["result_step"]
+    eval_settings = {"share": 0.2, "steps": 3, "load_best": True}
+    alone = train_as_child(several(jobs, "single", eval=eval_settings), tmp_path / "alone")
+    ran = train_as_child(several(jobs, "zero1", eval=eval_settings), tmp_path / "zero1")
+    ran_evaluation, alone_evaluation = (training.record["evaluation"] for training in (ran, alone))
+    assert [row["step"] for row in ran_evaluation["found"]] == [3, 6, 9, 12]
+    for ran_row, alone_row in zip(ran_evaluation["found"], alone_evaluation["found"], strict=True):
+        assert ran_row["loss"] == pytest.approx(alone_row["loss"], abs=1e-4)
+    assert ran_evaluation["result_step"] == alone_evaluation["result_step"]
     for name, value in weights(alone).items():
         assert torch.allclose(weights(ran)[name], value, atol=1e-3)
 
@@ -213,8 +215,8 @@ def test_trl_trains_in_several_processes_as_in_one(jobs: Jobs, untied: Path, tmp
         assert [point[1] for point in ran.record["losses"]] == pytest.approx(
             [point[1] for point in alone.record["losses"]], abs=1e-5
         ), strategy
-        found = weights(ran)
-        assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-4, strategy
+        ran_weights = weights(ran)
+        assert max(float((ran_weights[name] - expected[name]).abs().max()) for name in expected) < 1e-4, strategy
 
 
 @pytest.mark.slow

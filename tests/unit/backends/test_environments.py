@@ -78,13 +78,13 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return requirements
 
 
-def by_hand(place: Path, **versions: str) -> Path:
+def by_hand(path: Path, **versions: str) -> Path:
     """An environment without pip, in which packages seem to be installed."""
-    venv.create(place, with_pip=False)
-    (site,) = env.site_packages(place)
+    venv.create(path, with_pip=False)
+    (site,) = env.site_packages(path)
     for name, version in versions.items():
         (site / f"{name}-{version}.dist-info").mkdir()
-    return place
+    return path
 
 
 def test_every_foreign_backend_has_a_pinned_requirement_file_that_begins_with_its_largest_part() -> None:
@@ -98,7 +98,7 @@ def test_every_foreign_backend_has_a_pinned_requirement_file_that_begins_with_it
 
 def test_a_requirement_file_is_installed_in_phases() -> None:
     text = "# torch first\ntorch==2\nb==1 # why\n\nc==3\n#: --no-deps --no-build-isolation\nd==4\n"
-    assert [(one.options, one.requirements) for one in installing.phases(text)] == [
+    assert [(phase.options, phase.requirements) for phase in installing.phases(text)] == [
         ((), ("torch==2",)),
         ((), ("b==1", "c==3")),
         (("--no-deps", "--no-build-isolation"), ("d==4",)),
@@ -106,11 +106,11 @@ def test_a_requirement_file_is_installed_in_phases() -> None:
 
 
 def test_an_environment_that_is_not_there_says_how_to_make_it(settings: Settings) -> None:
-    found = env.probe(MLX, settings)
-    assert not found.available
-    assert found.why == f"mlx is not installed: there is no environment at {settings.home / 'envs' / 'mlx'}."
-    assert found.fix == "Run `trainyard backends install mlx`."
-    assert env.health(MLX, settings) == env.Health(False, why=found.why, fix=found.fix)
+    probe_result = env.probe(MLX, settings)
+    assert not probe_result.available
+    assert probe_result.why == f"mlx is not installed: there is no environment at {settings.home / 'envs' / 'mlx'}."
+    assert probe_result.fix == "Run `trainyard backends install mlx`."
+    assert env.health(MLX, settings) == env.Health(False, why=probe_result.why, fix=probe_result.fix)
     with pytest.raises(Unavailable, match=r"R-BACKEND-MISSING: .* Do: Run `trainyard backends install mlx`\."):
         env.python_of(MLX, settings)
     assert env.python_of(BackendName.NATIVE, settings) == Path(sys.executable)
@@ -124,9 +124,9 @@ def test_versions_are_read_from_its_files(settings: Settings) -> None:
 
 def test_another_version_than_the_pinned_one_is_told(settings: Settings) -> None:
     by_hand(settings.home / "envs" / "mlx", mlx_lm="0.1.0")
-    found = env.probe(MLX, settings)
-    assert not found.available
-    assert found.why == f"mlx-lm 0.1.0 is installed; {env.pins(MLX)['mlx-lm']} is what we drive."
+    probe_result = env.probe(MLX, settings)
+    assert not probe_result.available
+    assert probe_result.why == f"mlx-lm 0.1.0 is installed; {env.pins(MLX)['mlx-lm']} is what we drive."
 
 
 def test_an_environment_without_the_tool_is_told(settings: Settings) -> None:
@@ -136,15 +136,15 @@ def test_an_environment_without_the_tool_is_told(settings: Settings) -> None:
 
 def test_a_named_environment_is_used_in_its_place_and_never_changed(tmp_path: Path, home: Path) -> None:
     major, minor, *_ = env.pins(MLX)["mlx-lm"].split(".")
-    place = by_hand(tmp_path / "elsewhere", mlx_lm=f"{major}.{minor}.99")
-    settings = load_settings(home=home, backend_envs={"mlx": place})
-    assert env.folder(MLX, settings) == place
+    path = by_hand(tmp_path / "elsewhere", mlx_lm=f"{major}.{minor}.99")
+    settings = load_settings(home=home, backend_envs={"mlx": path})
+    assert env.folder(MLX, settings) == path
     assert env.probe(MLX, settings).available  # another patch of the same release will do
-    assert env.python_of(MLX, settings) == place / "bin" / "python"
+    assert env.python_of(MLX, settings) == path / "bin" / "python"
     with pytest.raises(Conflict, match=r"E-BACKEND-CONFIG: .* Do: Install there by hand, or remove backend_envs\.mlx"):
         installing.install(MLX, settings, print)
-    gone = load_settings(home=home, backend_envs={"mlx": tmp_path / "nowhere"})
-    assert env.probe(MLX, gone).fix.startswith("Correct backend_envs.mlx in trainyard.toml")
+    wrong_settings = load_settings(home=home, backend_envs={"mlx": tmp_path / "nowhere"})
+    assert env.probe(MLX, wrong_settings).fix.startswith("Correct backend_envs.mlx in trainyard.toml")
 
 
 def test_a_backend_that_lives_with_us_needs_no_environment(settings: Settings) -> None:
@@ -178,8 +178,8 @@ def test_a_broken_import_is_remembered_until_something_changes(settings: Setting
 
 def test_an_external_interpreter_sees_the_workers_and_nothing_else_of_ours(tmp_path: Path) -> None:
     """A bare interpreter with orjson alone imports every module that is not an engine, and reads its arguments."""
-    place = by_hand(tmp_path / "bare")
-    (site,) = env.site_packages(place)
+    path = by_hand(tmp_path / "bare")
+    (site,) = env.site_packages(path)
     (site / "orjson").symlink_to(Path(env.orjson.__file__).parent)
     code = """
 import importlib, importlib.util, sys
@@ -191,10 +191,10 @@ print(sorted(importlib.import_module("trainyard_worker.run").ENGINES))
 """
     variables = {**env.clean_variables(os.environ), **env.variables()}
     ran = subprocess.run(
-        [place / "bin" / "python", "-c", code], env=variables, capture_output=True, text=True, check=False, cwd=tmp_path
+        [path / "bin" / "python", "-c", code], env=variables, capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert ran.stdout == "['deepspeed', 'mlx', 'unsloth']\n", ran.stderr
-    argv = [place / "bin" / "python", *env.WORKER, "mlx", tmp_path]
+    argv = [path / "bin" / "python", *env.WORKER, "mlx", tmp_path]
     assert subprocess.run(argv, env=variables, capture_output=True, check=False, cwd=tmp_path).returncode == 1
     failure = env.orjson.loads((tmp_path / "failure.json").read_bytes())
     assert failure["code"] == "E-CRASH"
@@ -216,9 +216,9 @@ def test_a_worker_puts_an_error_of_its_tool_into_words(
     error: Exception, size: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)
-    found = fields_of(error)
-    assert found["code"] == code
-    assert set(found) == {"kind", "code", "what", "why", "do"}
+    fields = fields_of(error)
+    assert fields["code"] == code
+    assert set(fields) == {"kind", "code", "what", "why", "do"}
 
 
 TOOLS = {
@@ -237,27 +237,27 @@ def test_a_worker_imports_the_standard_library_orjson_its_neighbours_and_its_too
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         plain = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         named = {str(n.module).split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom) and n.level == 0}
-        others = {name for name in plain | named if name not in sys.stdlib_module_names}
-        assert others - {"orjson"} == TOOLS.get(path.stem, set()), path.name
+        foreign_names = {name for name in plain | named if name not in sys.stdlib_module_names}
+        assert foreign_names - {"orjson"} == TOOLS.get(path.stem, set()), path.name
 
 
 @pytest.mark.slow
 def test_an_install_makes_it_whole_and_twice_the_same(settings: Settings, toy: Path) -> None:
-    said: list[str] = []
-    made = installing.install(MLX, settings, said.append)
-    assert (made.ok, made.version) == (True, "2.5")
+    messages: list[str] = []
+    installation = installing.install(MLX, settings, messages.append)
+    assert (installation.ok, installation.version) == (True, "2.5")
     assert env.probe(MLX, settings).available
-    place = (settings.home / "envs" / "mlx").resolve()
-    assert said[1:3] == ["installing firsttool==1.0", "installing toytool==2.5"]
-    assert installing.install(MLX, settings, said.append).version == "2.5"
-    assert said[-1] == "mlx 2.5 is installed already"
-    assert (settings.home / "envs" / "mlx").resolve() == place
+    path = (settings.home / "envs" / "mlx").resolve()
+    assert messages[1:3] == ["installing firsttool==1.0", "installing toytool==2.5"]
+    assert installing.install(MLX, settings, messages.append).version == "2.5"
+    assert messages[-1] == "mlx 2.5 is installed already"
+    assert (settings.home / "envs" / "mlx").resolve() == path
 
     wheel(toy.parent / "wheels", "toytool", "2.6", "import firsttool\nvalue = 7\n")
     toy.write_text("firsttool==1.0\ntoytool==2.6\n", encoding="utf-8")
     assert "2.6 is what we drive" in env.probe(MLX, settings).why
-    assert installing.install(MLX, settings, said.append).version == "2.6"
-    assert not place.exists()
+    assert installing.install(MLX, settings, messages.append).version == "2.6"
+    assert not path.exists()
     pip = settings.home / "envs" / "mlx" / "bin" / "pip"
     assert str((settings.home / "envs" / "mlx").resolve()) in pip.read_text().splitlines()[0]  # scripts stay valid
 
@@ -268,7 +268,7 @@ def test_an_install_that_fails_leaves_what_was_there(
     broken: str, settings: Settings, toy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installing.install(MLX, settings, print)
-    place = (settings.home / "envs" / "mlx").resolve()
+    path = (settings.home / "envs" / "mlx").resolve()
     if broken == "package":
         toy.write_text("firsttool==1.0\nnothing-like-it==9\n", encoding="utf-8")
     else:
@@ -279,8 +279,8 @@ def test_an_install_that_fails_leaves_what_was_there(
             monkeypatch.setitem(installing.BUILDS, MLX, fails)
     with pytest.raises(Unavailable, match=r"E-INSTALL: The installation failed at .*install\.log"):
         installing.install(MLX, settings, print)
-    assert (settings.home / "envs" / "mlx").resolve() == place
-    assert [path.name for path in (settings.home / "envs").glob(".mlx-*")] == [place.name]
+    assert (settings.home / "envs" / "mlx").resolve() == path
+    assert [path.name for path in (settings.home / "envs").glob(".mlx-*")] == [path.name]
     assert (settings.home / "envs" / "mlx.install.log").is_file()
 
 
@@ -343,7 +343,7 @@ def source_that_hangs(folder: Path) -> None:
 def test_an_install_that_is_ended_takes_pip_with_it(number: signal.Signals, settings: Settings, toy: Path) -> None:
     source_that_hangs(toy.parent / "wheels")
     toy.write_text("firsttool==1.0\ntoytool==3.0\n", encoding="utf-8")
-    told = settings.home.parent / "told"
+    report_path = settings.home.parent / "told"
     code = f"""
 from pathlib import Path
 from trainyard.backends import environments
@@ -354,21 +354,21 @@ from trainyard.spec.axes.backends import BackendName, ServerName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})
 installing.install(BackendName.MLX, load_settings(home={str(settings.home)!r}), print)
 """
-    environment = {**os.environ, "TOLD": str(told)}
+    environment = {**os.environ, "TOLD": str(report_path)}
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        until(lambda: told.is_file() and told.read_text().endswith("\n"))
+        until(lambda: report_path.is_file() and report_path.read_text().endswith("\n"))
         below = psutil.Process(process.pid).children(recursive=True)
-        detached = [psutil.Process(int(pid)) for pid in told.read_text().split()]
-        assert any("pip" in word for one in below for word in one.cmdline())
+        detached = [psutil.Process(int(pid)) for pid in report_path.read_text().split()]
+        assert any("pip" in word for process in below for word in process.cmdline())
         process.send_signal(number)
         assert process.wait(timeout=120) == {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT}[number]
     finally:
         process.kill()
         process.wait()
-    assert not [one for one in {*below, *detached} if alive(one)]
+    assert not [process for process in {*below, *detached} if alive(process)]
     assert sorted(path.name for path in (settings.home / "envs").iterdir()) == [".mlx.lock", "mlx.install.log"]
     assert holder(settings.home / "envs" / ".mlx.lock") is None
     assert "there is no environment" in env.probe(MLX, settings).why
@@ -388,12 +388,12 @@ def until(true: object, seconds: float = 120) -> None:
 
 @pytest.mark.slow
 def test_a_second_install_waits_for_the_first(settings: Settings, toy: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     root = settings.home / "envs"
     with device_lock(root / ".mlx.lock", run="install-mlx"):
-        second = threading.Thread(target=installing.install, args=(MLX, settings, said.append))
+        second = threading.Thread(target=installing.install, args=(MLX, settings, messages.append))
         second.start()
-        until(lambda: bool(said))
-        assert said == [f"process {os.getpid()} is installing mlx; waiting for it"]
+        until(lambda: bool(messages))
+        assert messages == [f"process {os.getpid()} is installing mlx; waiting for it"]
     second.join()
-    assert said[-1].startswith("mlx 2.5 is installed")
+    assert messages[-1].startswith("mlx 2.5 is installed")

@@ -41,8 +41,8 @@ def rows_of(verb: str, numbers: range) -> list[SftRow]:
 
 def overfitting(jobs: Jobs, data: Path, **settings: Any) -> TrainingJob:
     """A training that learns its rows by heart, evaluated on others every second step."""
-    given = {"set": "unseen_documents", "steps": 2, **settings}
-    job = jobs(**NATIVE, method={"type": "lora", "dropout": 0.1}, hyperparameters=OVERFIT, eval=given)
+    eval_settings = {"set": "unseen_documents", "steps": 2, **settings}
+    job = jobs(**NATIVE, method={"type": "lora", "dropout": 0.1}, hyperparameters=OVERFIT, eval=eval_settings)
     return job.model_copy(update={"data": {Port.SFT: str(data)}})
 
 
@@ -57,8 +57,8 @@ def weights_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return {name.replace(".default.", "."): value for name, value in named if ".lora_" in name}
 
 
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_evaluations_begin_behind_the_warm_up(jobs: Jobs, memorable: Path, tmp_path: Path) -> None:
@@ -67,24 +67,28 @@ def test_evaluations_begin_behind_the_warm_up(jobs: Jobs, memorable: Path, tmp_p
     job = job.model_copy(update={"data": {Port.SFT: str(memorable)}})
     ran = train_here(job, tmp_path / "whole")
     assert [event["step"] for event in ran.of("evaluation")] == [4, 5, 6, 7, 8]
-    assert "Evaluations begin at step 4: the warm-up ends with step 3." in [one["text"] for one in ran.of("warning")]
+    assert "Evaluations begin at step 4: the warm-up ends with step 3." in [
+        warning["text"] for warning in ran.of("warning")
+    ]
     with pytest.raises(Stopped):
         train_here(job.model_copy(update={"until": 2}), tmp_path / "rung")
     lines = (tmp_path / "rung" / "events.jsonl").read_text().splitlines()
-    assert [one["step"] for one in map(json.loads, lines) if one["event"] == "evaluation"] == [2]
+    assert [event["step"] for event in map(json.loads, lines) if event["event"] == "evaluation"] == [2]
 
 
 def test_a_training_that_overfits_ends_early_with_its_best_weights(jobs: Jobs, memorable: Path, tmp_path: Path) -> None:
     ran = train_here(overfitting(jobs, memorable, patience=4, load_best=True), tmp_path / "best")
-    found = ran.record["evaluation"]
-    best, last = found["best"], found["last"]
-    assert found["stopped_early"]
-    assert found["result_step"] == found["best_step"] == best["step"] < last["step"] == ran.record["steps"] < 160
+    evaluation = ran.record["evaluation"]
+    best, last = evaluation["best"], evaluation["last"]
+    assert evaluation["stopped_early"]
+    assert (
+        evaluation["result_step"] == evaluation["best_step"] == best["step"] < last["step"] == ran.record["steps"] < 160
+    )
     assert best["loss"] < last["loss"] - 0.01
     assert ran.of("early_stop")[0]["text"] == f"stopped early at step {last['step']}, best at step {best['step']}"
     at_best = next(event for event in ran.of("progress") if event["step"] == best["step"])
     assert at_best["eval_loss"] == best["loss"]
-    facts = {**ran.record, "evaluation": found}
+    facts = {**ran.record, "evaluation": evaluation}
     assert early_stop_text(facts) == ran.of("early_stop")[0]["text"]
     line = training(NodeOutput(key="", outputs={}, facts=facts))
     assert line.endswith(f"best held-out loss {best['loss']:.3f} at step {best['step']}, {early_stop_text(facts)}")
@@ -107,7 +111,7 @@ def test_evaluation_changes_no_bit_of_the_training(jobs: Jobs, memorable: Path, 
     assert [event["step"] for event in evaluated.of("evaluation")] == [2, 4, 6, 8]
     samples = evaluated.of("samples")[0]["samples"]
     assert len(samples) == 2
-    assert all("node" in one["prompt"] and isinstance(one["answer"], str) for one in samples)
+    assert all("node" in sample["prompt"] and isinstance(sample["answer"], str) for sample in samples)
 
 
 @pytest.mark.parametrize("stops", [(2, 5), (3, 6)], ids=["after an evaluation", "between two"])
@@ -128,13 +132,13 @@ def test_stopped_run_evaluates_and_ends_as_an_uninterrupted_one(
 
 def test_best_checkpoints_are_kept_and_the_newest_too(jobs: Jobs, memorable: Path, tmp_path: Path) -> None:
     ran = train_here(overfitting(jobs, memorable, patience=6, keep_best=3), tmp_path)
-    found = {int(one["step"]): one["loss"] for one in ran.record["evaluation"]["found"]}
-    kept = {int(path.name.removeprefix("step-")) for path in (tmp_path / "checkpoints").glob("step-*")}
-    best = sorted(found, key=lambda step: found[step])[:3]
-    assert set(best) <= kept
-    assert len(kept) <= 5
+    losses = {int(row["step"]): row["loss"] for row in ran.record["evaluation"]["found"]}
+    checkpoint_steps = {int(path.name.removeprefix("step-")) for path in (tmp_path / "checkpoints").glob("step-*")}
+    best = sorted(losses, key=lambda step: losses[step])[:3]
+    assert set(best) <= checkpoint_steps
+    assert len(checkpoint_steps) <= 5
     manifest = json.loads((tmp_path / "checkpoints" / f"step-{best[0]:010d}" / "manifest.json").read_text())
-    assert manifest["metric"] == found[best[0]]
+    assert manifest["metric"] == losses[best[0]]
     assert ran.record["evaluation"]["result_step"] == ran.record["steps"]
 
 
@@ -151,13 +155,13 @@ def test_a_share_of_the_rows_is_evaluated_and_never_trained(jobs: Jobs, tmp_path
 @pytest.mark.parametrize("stage", ["dpo", "reward", "kto"])
 def test_preferences_are_evaluated_by_accuracy_and_margin(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     port = Port.LABELLED if stage == "kto" else Port.PREFERENCE
-    asked = {"share": 0.3, "metric": "eval_reward_accuracy", "load_best": True, "steps": "epoch"}
+    eval_settings = {"share": 0.3, "metric": "eval_reward_accuracy", "load_best": True, "steps": "epoch"}
     hyper = {"epochs": 4, "learning_rate": 5e-3}
-    ran = train_here(jobs(port, **NATIVE, stage=stage, eval=asked, hyperparameters=hyper), tmp_path)
-    found = ran.record["evaluation"]
-    assert len(found["found"]) == 4
-    assert found["best"]["reward_accuracy"] == max(one["reward_accuracy"] for one in found["found"]) > 0.5
-    assert ran.of("progress")[-1]["eval_reward_margin"] == found["last"]["reward_margin"]
+    ran = train_here(jobs(port, **NATIVE, stage=stage, eval=eval_settings, hyperparameters=hyper), tmp_path)
+    evaluation = ran.record["evaluation"]
+    assert len(evaluation["found"]) == 4
+    assert evaluation["best"]["reward_accuracy"] == max(row["reward_accuracy"] for row in evaluation["found"]) > 0.5
+    assert ran.of("progress")[-1]["eval_reward_margin"] == evaluation["last"]["reward_margin"]
     assert {"eval_loss", "eval_reward_accuracy"} <= ran.of("progress")[-1].keys()
 
 

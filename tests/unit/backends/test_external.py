@@ -98,7 +98,7 @@ def test_processes_of_deepspeed_each_see_a_device(jobs: Jobs, monkeypatch: pytes
 def test_auto_takes_the_first_device_here_that_the_backend_takes(
     backend: str, here: tuple[str, ...], device: str
 ) -> None:
-    assert pick_device(Device.AUTO, BackendName(backend), [Device(one) for one in here]) == device
+    assert pick_device(Device.AUTO, BackendName(backend), [Device(name) for name in here]) == device
 
 
 def test_apple_s_device_is_taken_where_the_backend_computes_on_it() -> None:
@@ -146,15 +146,15 @@ def test_plan_holds_the_account_the_shape_and_the_tokenizer(jobs: Jobs, tmp_path
 
 
 def test_first_weights_of_an_adapter_are_a_function_of_the_seed(jobs: Jobs, tmp_path: Path) -> None:
-    places = [
+    folders = [
         planned(
             jobs(backend="axolotl", hyperparameters={"seed": seed}), tmp_path / name, first_weights=True
         ).plan_folder
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     digests = [
-        hashlib.sha256((place / names.ADAPTER_FOLDER / names.ADAPTER_WEIGHTS).read_bytes()).hexdigest()
-        for place in places
+        hashlib.sha256((folder / names.ADAPTER_FOLDER / names.ADAPTER_WEIGHTS).read_bytes()).hexdigest()
+        for folder in folders
     ]
     assert digests[0] == digests[1] != digests[2]
 
@@ -209,16 +209,18 @@ def test_configuration_of_every_stage_and_method_is_the_known_one(jobs: Jobs) ->
     for method in ("qlora", "dora", "full"):
         documents[f"sft {method} cuda"] = axolotl_config(jobs, method=method)
     documents["sft lora cpu"] = axolotl_config(jobs, device="cpu")
-    shown = {name: given if given == first else difference(first, given) for name, given in documents.items()}
-    text = yaml.safe_dump(shown, sort_keys=False)
+    differences = {
+        name: document if document == first else difference(first, document) for name, document in documents.items()
+    }
+    text = yaml.safe_dump(differences, sort_keys=False)
     assert text == GOLDEN.read_text()
 
 
 def test_steps_of_warmup_and_own_keys_are_written(jobs: Jobs) -> None:
-    given = {"hyperparameters": {"warmup_steps": 7}, "extra": {"neftune_noise_alpha": 5, "plugins": ["axolotl.x"]}}
-    found = axolotl_config(jobs, **given)
-    assert (found["warmup_steps"], found["neftune_noise_alpha"], found["plugins"]) == (7, 5, ["axolotl.x"])
-    assert "warmup_ratio" not in found
+    changes = {"hyperparameters": {"warmup_steps": 7}, "extra": {"neftune_noise_alpha": 5, "plugins": ["axolotl.x"]}}
+    config = axolotl_config(jobs, **changes)
+    assert (config["warmup_steps"], config["neftune_noise_alpha"], config["plugins"]) == (7, 5, ["axolotl.x"])
+    assert "warmup_ratio" not in config
 
 
 def test_every_key_that_is_written_is_not_a_chains_to_give(jobs: Jobs) -> None:
@@ -305,15 +307,15 @@ def test_checkpoint_counts_when_its_last_file_is_whole(tmp_path: Path) -> None:
 @pytest.fixture
 def python(home: Path) -> Path:
     """The interpreter of an environment of deepspeed, which is a link as the installer makes it."""
-    made = home / "envs" / ".deepspeed-1" / "bin" / "python"
-    made.parent.mkdir(parents=True)
-    made.symlink_to(sys.executable)
+    interpreter = home / "envs" / ".deepspeed-1" / "bin" / "python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.symlink_to(sys.executable)
     (home / "envs" / "deepspeed").symlink_to(".deepspeed-1")
-    return made
+    return interpreter
 
 
-def run_of(job: TrainingJob, folder: Path, found: FoundCheckpoint) -> ExternalRun:
-    return ExternalRun(job, folder, Events(folder / "events.jsonl"), "cpu", found, {})
+def run_of(job: TrainingJob, folder: Path, checkpoint: FoundCheckpoint) -> ExternalRun:
+    return ExternalRun(job, folder, Events(folder / "events.jsonl"), "cpu", checkpoint, {})
 
 
 def test_launchers_are_started_in_the_interpreter_of_deepspeed(jobs: Jobs, tmp_path: Path, python: Path) -> None:
@@ -323,8 +325,8 @@ def test_launchers_are_started_in_the_interpreter_of_deepspeed(jobs: Jobs, tmp_p
     assert argv[:3] == [str(python), "-m", "torch.distributed.run"]
     assert "--nproc-per-node=2" in argv
     assert argv[-4:] == ["-m", *deepspeed_program.WORKER, str(tmp_path)]
-    own = jobs(backend="deepspeed", launch=launch | {"launcher": "deepspeed"})
-    argv = deepspeed_program.argv(run_of(own, tmp_path, FoundCheckpoint(None, 0)))
+    own_launcher = jobs(backend="deepspeed", launch=launch | {"launcher": "deepspeed"})
+    argv = deepspeed_program.argv(run_of(own_launcher, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:2] == [str(python), str(python.with_name("deepspeed"))]
 
 
@@ -336,8 +338,8 @@ def test_operators_are_looked_for_where_they_were_compiled(
     beside = home / "envs" / "extensions-deepspeed"
     assert deepspeed_program.variables(run)["TORCH_EXTENSIONS_DIR"] == str(beside)
     (home / "envs" / "deepspeed" / "torch_extensions").mkdir()
-    own = home / "envs" / ".deepspeed-1" / "torch_extensions"
-    assert deepspeed_program.variables(run)["TORCH_EXTENSIONS_DIR"] == str(own)
+    extensions = home / "envs" / ".deepspeed-1" / "torch_extensions"
+    assert deepspeed_program.variables(run)["TORCH_EXTENSIONS_DIR"] == str(extensions)
 
 
 def test_locks_of_dead_compilers_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:
@@ -362,11 +364,11 @@ def checkpoint(folder: Path, step: int, **facts: Any) -> FoundCheckpoint:
 
 def test_worker_writes_checkpoints_that_are_verified_and_keeps_two(tmp_path: Path) -> None:
     for step in (2, 4, 6):
-        found = checkpoint(tmp_path, step, processes=1, strategy="single")
-    assert found.step == 6
+        newest = checkpoint(tmp_path, step, processes=1, strategy="single")
+    assert newest.step == 6
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000004", "step-0000000006"]
-    assert found.path is not None
-    (found.path / "latest").write_text("global_step4")
+    assert newest.path is not None
+    (newest.path / "latest").write_text("global_step4")
     again = newest_valid(tmp_path / "checkpoints")
     assert again.step == 4
     assert again.quarantined
@@ -388,11 +390,11 @@ def test_checkpoint_of_other_shares_is_refused(facts: dict[str, Any], message: s
 
 @pytest.mark.usefixtures("python")
 def test_pointer_to_a_missing_state_is_refused(jobs: Jobs, tmp_path: Path) -> None:
-    found = checkpoint(tmp_path, 2, processes=1, strategy="single")
-    assert found.path is not None
-    (found.path / "latest").write_text("global_step9")
+    newest = checkpoint(tmp_path, 2, processes=1, strategy="single")
+    assert newest.path is not None
+    (newest.path / "latest").write_text("global_step9")
     with pytest.raises(Corrupt, match=r"E-CHECKPOINT-CORRUPT: .*names global_step9 as its latest state"):
-        deepspeed_program.check(run_of(jobs(backend="deepspeed"), tmp_path, found))
+        deepspeed_program.check(run_of(jobs(backend="deepspeed"), tmp_path, newest))
 
 
 def test_loss_that_is_no_number_is_told() -> None:
@@ -474,9 +476,9 @@ def led(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[
         shutil.copytree(plan, folder, dirs_exist_ok=True)
     events = StopOn(folder / "events.jsonl", stop_on)
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text())
-    told = orjson.loads((folder / names.PLAN_FOLDER / names.PLAN_FILE).read_bytes())
+    written_plan = orjson.loads((folder / names.PLAN_FOLDER / names.PLAN_FILE).read_bytes())
     try:
-        run_tool(ExternalRun(job, folder, events, "cpu", FoundCheckpoint(None, 0), told), toy(program))
+        run_tool(ExternalRun(job, folder, events, "cpu", FoundCheckpoint(None, 0), written_plan), toy(program))
     finally:
         events.close()
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -485,8 +487,8 @@ def led(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[
 def test_result_of_a_tool_is_completed_and_sealed(plan: Path, tmp_path: Path) -> None:
     log = tmp_path / LOG_FILE
     log.write_text("of an earlier start\n")
-    told = led(WELL, plan, tmp_path)
-    assert [event["event"] for event in told] == ["program", "metrics"]
+    events = led(WELL, plan, tmp_path)
+    assert [event["event"] for event in events] == ["program", "metrics"]
     result = tmp_path / "result"
     record = json.loads((result / "adapter" / "training.json").read_text())
     assert record["tool"] == {"name": "toy", "version": "7", "log_head": "the tool says hello"}
@@ -508,8 +510,8 @@ def test_an_adapter_that_its_base_cannot_run_is_no_result(fault: str, plan: Path
     name = next(iter(weights))
     faults = {"missing": {}, "shape": {name: weights[name][:1]}, "infinite": {name: weights[name] * float("inf")}}
     changed = faults[fault]
-    kept = {key: value for key, value in weights.items() if key != name}
-    save_file({**kept, **changed}, path, metadata={"format": "pt"})
+    unchanged = {key: value for key, value in weights.items() if key != name}
+    save_file({**unchanged, **changed}, path, metadata={"format": "pt"})
     with pytest.raises(TrainyardError, match="E-ADAPTER-INVALID"):
         led(WELL, tmp_path, tmp_path)
     assert not (tmp_path / "result").exists()

@@ -64,9 +64,9 @@ class Stopper:
         if event["event"] == "progress":
             self.seen = max(self.seen, int(event["step"]))
             if not self.commands:
-                self.commands = [" ".join(command_of(one)) for one in psutil.Process().children(recursive=True)]
+                self.commands = [" ".join(command_of(child)) for child in psutil.Process().children(recursive=True)]
 
-    def wanted(self) -> DesiredState:
+    def read_desired_state(self) -> DesiredState:
         return DesiredState.PAUSE if self.at and self.seen >= self.at else DesiredState.RUN
 
 
@@ -74,7 +74,7 @@ def run(jobs: Jobs, folder: Path, stopper: Stopper | None = None, *, port: Port 
     hyper = {**SHORT, **config.pop("hyperparameters", {})}
     stopper = stopper or Stopper()
     job = jobs(port, hyperparameters=hyper, **config)
-    return train_as_child(job, folder, note=stopper, desired_state=stopper.wanted, poll_s=0.05)
+    return train_as_child(job, folder, note=stopper, desired_state=stopper.read_desired_state, poll_s=0.05)
 
 
 def losses(ran: Ran) -> list[float]:
@@ -97,8 +97,8 @@ def test_tool_trains_an_adapter_that_peft_loads(tool: str, jobs: Jobs, tmp_path:
     watch = Stopper()
     ran = run(jobs, tmp_path, watch, backend=tool)
     record = ran.record
-    places = (str(ENVIRONMENTS / tool), str((ENVIRONMENTS / tool).resolve()))
-    assert any(command.startswith(places) for command in watch.commands), watch.commands
+    prefixes = (str(ENVIRONMENTS / tool), str((ENVIRONMENTS / tool).resolve()))
+    assert any(command.startswith(prefixes) for command in watch.commands), watch.commands
     assert record["backend"] == tool
     assert record["tool"]["version"] == record["versions"][DISTRIBUTIONS[tool]]
     assert record["tool"]["log_head"].strip()
@@ -122,25 +122,25 @@ def test_stopped_run_continues_where_it_was(tool: str, jobs: Jobs, tmp_path: Pat
     with pytest.raises(TrainingStopped, match=r"stopped at step \d+; its checkpoint is kept"):
         run(jobs, tmp_path / "cut", stopper, backend=tool, hyperparameters={"max_steps": 30, "save_steps": 20})
     ran = run(jobs, tmp_path / "cut", backend=tool, hyperparameters={"max_steps": 30, "save_steps": 20})
-    begun = ran.of("begin")[-1]["restarted_from"]
-    assert begun is not None
-    assert 3 <= begun["step"] < 30
-    assert ran.of("progress")[0]["step"] == begun["step"] + 1
+    restart = ran.of("begin")[-1]["restarted_from"]
+    assert restart is not None
+    assert 3 <= restart["step"] < 30
+    assert ran.of("progress")[0]["step"] == restart["step"] + 1
     assert losses(ran) == pytest.approx(losses(whole), abs=1e-6)
-    ours, theirs = (load_file(one.folder / "adapter_model.safetensors") for one in (ran, whole))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    ran_weights, whole_weights = (load_file(training.folder / "adapter_model.safetensors") for training in (ran, whole))
+    assert all(torch.equal(ran_weights[name], whole_weights[name]) for name in whole_weights)
 
 
 @pytest.fixture(scope="module")
 def curve(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[float]]:
     """Losses of one process on ZeRO-0, four rows a step, for a method; computed once."""
-    known: dict[str, list[float]] = {}
+    curves: dict[str, list[float]] = {}
 
     def of(method: str) -> list[float]:
-        if method not in known:
+        if method not in curves:
             ran = run(jobs, tmp_path_factory.mktemp(method), **deepspeed(method, "single", 1, 4, 1))
-            known[method] = losses(ran)
-        return known[method]
+            curves[method] = losses(ran)
+        return curves[method]
 
     return of
 
@@ -190,84 +190,84 @@ def test_every_sharing_has_the_curve_of_one_process(  # noqa: PLR0917 (one row o
 
 
 def test_processes_agree_on_a_step_and_resume_in_the_same_number(jobs: Jobs, tmp_path: Path) -> None:
-    given = deepspeed("lora", "zero3", 2, 2, 1)
-    given["hyperparameters"] |= {"max_steps": 30, "save_steps": 20}
-    whole = run(jobs, tmp_path / "whole", **given)
+    job_config = deepspeed("lora", "zero3", 2, 2, 1)
+    job_config["hyperparameters"] |= {"max_steps": 30, "save_steps": 20}
+    whole = run(jobs, tmp_path / "whole", **job_config)
     with pytest.raises(TrainingStopped, match="its checkpoint is kept"):
-        run(jobs, tmp_path / "cut", Stopper(at=3), **given)
+        run(jobs, tmp_path / "cut", Stopper(at=3), **job_config)
     (checkpoint,) = (tmp_path / "cut").glob("home/runs/training/*/checkpoints/step-*")
     made_by = json.loads((checkpoint / "manifest.json").read_text())
     assert (made_by["processes"], made_by["strategy"]) == (2, "zero3")
     assert (checkpoint / (checkpoint / "latest").read_text().strip()).is_dir()
-    ran = run(jobs, tmp_path / "cut", **given)
+    ran = run(jobs, tmp_path / "cut", **job_config)
     assert losses(ran) == pytest.approx(losses(whole), abs=1e-6)
-    ours, theirs = (load_file(one.folder / "adapter_model.safetensors") for one in (ran, whole))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    ran_weights, whole_weights = (load_file(training.folder / "adapter_model.safetensors") for training in (ran, whole))
+    assert all(torch.equal(ran_weights[name], whole_weights[name]) for name in whole_weights)
 
 
 def test_checkpoint_of_another_number_of_processes_is_refused(jobs: Jobs, tmp_path: Path) -> None:
-    given = deepspeed("lora", "zero1", 2, 2, 1)
-    given["hyperparameters"] |= {"max_steps": 30}
+    job_config = deepspeed("lora", "zero1", 2, 2, 1)
+    job_config["hyperparameters"] |= {"max_steps": 30}
     with pytest.raises(TrainingStopped):
-        run(jobs, tmp_path, Stopper(at=2), **given)
+        run(jobs, tmp_path, Stopper(at=2), **job_config)
     (manifest, *_) = (tmp_path).glob("home/runs/training/*/checkpoints/step-*/manifest.json")
     for path in (tmp_path).glob("home/runs/training/*/checkpoints/step-*/manifest.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "processes": 4}))
     with pytest.raises(Corrupt, match=r"E-CHECKPOINT-MISMATCH: .* made with processes 4, this run has 2"):
-        run(jobs, tmp_path, **given)
+        run(jobs, tmp_path, **job_config)
     assert manifest.exists()
 
 
 def test_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_taken(jobs: Jobs, tmp_path: Path) -> None:
-    given = deepspeed("lora", "single", 1, 4, 1)
-    given["hyperparameters"] |= {"max_steps": 30}
+    job_config = deepspeed("lora", "single", 1, 4, 1)
+    job_config["hyperparameters"] |= {"max_steps": 30}
     with pytest.raises(TrainingStopped):
-        run(jobs, tmp_path, Stopper(at=5), **given)
+        run(jobs, tmp_path, Stopper(at=5), **job_config)
     newest = max(tmp_path.glob("home/runs/training/*/checkpoints/step-*"))
     (newest / "latest").write_text("global_step0")
-    ran = run(jobs, tmp_path, **given)
+    ran = run(jobs, tmp_path, **job_config)
     assert [event["code"] for event in ran.of("warning")] == ["E-CHECKPOINT-CORRUPT"]
     assert ran.of("begin")[-1]["restarted_from"]["step"] < int(newest.name.removeprefix("step-"))
 
 
 def test_process_that_is_killed_fails_the_run_and_leaves_nothing_running(jobs: Jobs, tmp_path: Path) -> None:
-    given = deepspeed("lora", "zero2", 2, 2, 1)
-    given["hyperparameters"] |= {"max_steps": 2000, "save_steps": 500}
+    job_config = deepspeed("lora", "zero2", 2, 2, 1)
+    job_config["hyperparameters"] |= {"max_steps": 2000, "save_steps": 500}
     killed: list[psutil.Process] = []
 
     def kill_one(event: Event) -> None:
         if event["event"] == "progress" and not killed:
-            ranks = [one for one in psutil.Process().children(recursive=True) if is_rank(one)]
+            ranks = [process for process in psutil.Process().children(recursive=True) if is_rank(process)]
             killed.extend(ranks)
             ranks[-1].kill()
 
     with pytest.raises(TrainyardError, match="E-RANK-LOST: One of the 2 processes of the training is gone"):
-        train_as_child(jobs(**given), tmp_path, note=kill_one, poll_s=0.05)
+        train_as_child(jobs(**job_config), tmp_path, note=kill_one, poll_s=0.05)
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in killed)
 
 
 def test_launcher_of_deepspeed_itself_starts_the_same_processes(jobs: Jobs, tmp_path: Path) -> None:
-    given = deepspeed("lora", "zero2", 2, 2, 1)
-    given["launch"]["launcher"] = "deepspeed"
-    given["hyperparameters"] |= {"max_steps": 3}
+    job_config = deepspeed("lora", "zero2", 2, 2, 1)
+    job_config["launch"]["launcher"] = "deepspeed"
+    job_config["hyperparameters"] |= {"max_steps": 3}
     watch = Stopper()
-    ran = run(jobs, tmp_path, watch, **given)
+    ran = run(jobs, tmp_path, watch, **job_config)
     assert any("deepspeed.launcher.launch" in command for command in watch.commands)
     assert len(losses(ran)) == 3
 
 
 def test_stop_before_the_first_step_ends_every_process(jobs: Jobs, tmp_path: Path) -> None:
-    begun: list[Event] = []
+    begin_events: list[Event] = []
 
     def note(event: Event) -> None:
-        begun.extend([event] if event["event"] == "program" else [])
+        begin_events.extend([event] if event["event"] == "program" else [])
 
-    def wanted() -> DesiredState:
-        return DesiredState.PAUSE if begun else DesiredState.RUN
+    def read_desired_state() -> DesiredState:
+        return DesiredState.PAUSE if begin_events else DesiredState.RUN
 
     job = jobs(**deepspeed("lora", "zero1", 2, 2, 1))
     with pytest.raises(TrainingStopped, match="stopped before its first step"):
-        train_as_child(job, tmp_path, note=note, desired_state=wanted, poll_s=0.05)
+        train_as_child(job, tmp_path, note=note, desired_state=read_desired_state, poll_s=0.05)
     assert train_as_child(job, tmp_path).record["steps"] == 14
 
 
@@ -298,13 +298,13 @@ def test_own_keys_of_axolotl_train_and_its_schema_refuses_wrong_ones(jobs: Jobs,
 
 
 def test_misspelt_key_of_axolotl_is_refused(tmp_path: Path) -> None:
-    given = {"base_model": "tiny", "micro_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-3}
-    given |= {"datasets": [{"path": "rows.jsonl", "type": "alpaca"}], "adapter": "lora", "lora_rr": 8}
-    (tmp_path / "axolotl.yaml").write_text(json.dumps(given))
+    config = {"base_model": "tiny", "micro_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-3}
+    config |= {"datasets": [{"path": "rows.jsonl", "type": "alpaca"}], "adapter": "lora", "lora_rr": 8}
+    (tmp_path / "axolotl.yaml").write_text(json.dumps(config))
     variables = axolotl_program.environments.variables()
     with pytest.raises(InvalidInput, match=r"E-BACKEND-CONFIG: Axolotl has no key 'lora_rr'.*Did you mean 'lora_r'"):
         axolotl_program.require_valid(tmp_path, variables)
-    right = {"lora_r" if key == "lora_rr" else key: value for key, value in given.items()}
+    right = {"lora_r" if key == "lora_rr" else key: value for key, value in config.items()}
     (tmp_path / "axolotl.yaml").write_text(json.dumps(right | {"adapter": "dora"}))
     with pytest.raises(InvalidInput, match=r"E-BACKEND-CONFIG: Axolotl's schema refuses the configuration: .*adapter"):
         axolotl_program.require_valid(tmp_path, variables)

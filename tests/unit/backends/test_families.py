@@ -113,8 +113,8 @@ NO_DECODERS = {
 def test_what_is_no_decoder_is_refused_by_the_child(
     name: str, backend: str, family: Family, jobs: Jobs, tmp_path: Path
 ) -> None:
-    words = rf"R-BASE-MISMATCH config\.base_model: .* is {NO_DECODERS[name]}"
-    with pytest.raises(Refused, match=words) as refused:
+    pattern = rf"R-BASE-MISMATCH config\.base_model: .* is {NO_DECODERS[name]}"
+    with pytest.raises(Refused, match=pattern) as refused:
         train_here(jobs(backend=backend, base=family(name)), tmp_path / "run")
     assert refused.value.code == "R-BASE-MISMATCH"
 
@@ -139,8 +139,8 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused_by_the_child(
 def test_the_files_say_the_same_as_the_loaded_config(
     name: str, layout: ModelLayout, family: Family, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    found = base_facts(family(name))
-    assert found == BaseFacts(name, layout, len(tokenizer), len(tokenizer), found.context)
+    facts = base_facts(family(name))
+    assert facts == BaseFacts(name, layout, len(tokenizer), len(tokenizer), facts.context)
 
 
 def test_ids_of_added_tokens_and_of_lists_are_counted(family: Family) -> None:

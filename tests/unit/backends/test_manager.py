@@ -90,14 +90,17 @@ def test_jobs_on_different_devices_overlap_and_on_the_same_one_never(manager: Tr
 def test_the_same_job_on_two_devices_is_trained_by_one_after_the_other(home: Path, jobs: Jobs) -> None:
     managers = [TrainingManager(load_settings(home=home), Options(poll_s=0.05)) for _ in range(2)]
     job = jobs(hyperparameters={"max_steps": 30})
-    ids = [one.submit_local(job.model_copy(update={"devices": (n,)})) for n, one in enumerate(managers)]
-    assert [one.wait(job_id, 200).state for one, job_id in zip(managers, ids, strict=True)] == [COMPLETED, COMPLETED]
-    told = [
+    ids = [manager.submit_local(job.model_copy(update={"devices": (n,)})) for n, manager in enumerate(managers)]
+    assert [manager.wait(job_id, 200).state for manager, job_id in zip(managers, ids, strict=True)] == [
+        COMPLETED,
+        COMPLETED,
+    ]
+    names = [
         event["event"]
         for event in read_events(managers[0].events_file(ids[0]))
         if event["event"] in ("started", "done")
     ]
-    assert told == ["started", "done"] * 2
+    assert names == ["started", "done"] * 2
 
 
 def test_paused_before_the_first_step_it_is_paused(manager: TrainingManager, jobs: Jobs) -> None:

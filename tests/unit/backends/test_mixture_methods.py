@@ -59,15 +59,15 @@ def shares(ran: Ran, base: Path) -> list[str]:
         assert [event["text"] for event in ran.of("adapter")] == [coverage["note"]]
         return [f"{100 * coverage['kinds'][kind][0] / coverage['kinds'][kind][1]:.0f} %" for kind in KINDS]
     before, after = load_file(base / "model.safetensors"), load_file(ran.folder / "model.safetensors")
-    found: dict[str, set[bool]] = {kind: set() for kind in KINDS}
+    flags: dict[str, set[bool]] = {kind: set() for kind in KINDS}
     for name, weight in before.items():
         changed = not weight.equal(after[name])
         module = name.removesuffix(".weight")
         kind = "embeddings" if "embed" in name or "lm_head" in name else "router" if is_router(module) else ""
         kind = kind or ("experts" if "experts" in name else "attention" if "self_attn" in name else "")
         if kind:
-            found[kind].add(changed)
-    return [{(True,): "100 %", (False,): "0 %"}.get(tuple(found[kind]), "part") for kind in KINDS]
+            flags[kind].add(changed)
+    return [{(True,): "100 %", (False,): "0 %"}.get(tuple(flags[kind]), "part") for kind in KINDS]
 
 
 @pytest.mark.parametrize(("name", "method"), CASES, ids=lambda value: str(value)[:60])

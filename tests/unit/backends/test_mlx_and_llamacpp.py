@@ -48,7 +48,9 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(jobs: Jobs, folder: Path, stopper: Stopper | None = None, port: Port = Port.SFT, **config: Any) -> Ran:
     stopper = stopper or Stopper()
-    return train_as_child(jobs(port, **config), folder, note=stopper, desired_state=stopper.wanted, poll_s=0.02)
+    return train_as_child(
+        jobs(port, **config), folder, note=stopper, desired_state=stopper.read_desired_state, poll_s=0.02
+    )
 
 
 # mlx
@@ -79,9 +81,9 @@ def test_mlx_trains_an_adapter_that_peft_loads(method: str, jobs: Jobs, tmp_path
 def test_mlx_trains_whole_weights_into_a_model_of_transformers(jobs: Jobs, tmp_path: Path, tiny_model: Path) -> None:
     ran = run(jobs, tmp_path, backend="mlx", method="full", hyperparameters={"learning_rate": 1e-3})
     assert losses(ran)[-1] < losses(ran)[0] - 0.5
-    base, made = (load_file(folder / "model.safetensors") for folder in (tiny_model, ran.folder))
-    assert {name: value.shape for name, value in made.items()} == {name: value.shape for name, value in base.items()}
-    assert not any(torch.equal(made[name], base[name]) for name in base)
+    base, trained = (load_file(folder / "model.safetensors") for folder in (tiny_model, ran.folder))
+    assert {name: value.shape for name, value in trained.items()} == {name: value.shape for name, value in base.items()}
+    assert not any(torch.equal(trained[name], base[name]) for name in base)
     assert AutoModelForCausalLM.from_pretrained(ran.folder).config.model_type == "llama"
 
 
@@ -91,10 +93,12 @@ def test_mlx_continues_an_adapter_of_the_native_engine_from_the_same_loss(jobs: 
     """What crosses the border means the same on both sides, and so do rows, masks and loss."""
     engine = {"batching": "padded"}
     first = run(jobs, tmp_path / "first", backend="native", engine=engine)
-    one = {"max_steps": 1, "batch_size": 28}
-    ours = run(jobs, tmp_path / "ours", backend="native", engine=engine, adapter=first.folder, hyperparameters=one)
-    theirs = run(jobs, tmp_path / "theirs", backend="mlx", adapter=first.folder, hyperparameters=one)
-    assert losses(theirs)[0] == pytest.approx(losses(ours)[0], abs=1e-4)
+    hyperparameters = {"max_steps": 1, "batch_size": 28}
+    native_run = run(
+        jobs, tmp_path / "ours", backend="native", engine=engine, adapter=first.folder, hyperparameters=hyperparameters
+    )
+    mlx_run = run(jobs, tmp_path / "theirs", backend="mlx", adapter=first.folder, hyperparameters=hyperparameters)
+    assert losses(mlx_run)[0] == pytest.approx(losses(native_run)[0], abs=1e-4)
 
 
 @real
@@ -111,8 +115,8 @@ def test_stopped_mlx_goes_on_to_the_same_bits(method: str, jobs: Jobs, tmp_path:
     assert rest.of("begin")[0]["restarted_from"]["step"] >= 3
     assert losses(rest) == losses(whole)
     name = "adapter_model.safetensors" if method == "lora" else "model.safetensors"
-    mine, other = (load_file(ran.folder / name) for ran in (rest, whole))
-    assert all(torch.equal(mine[key], other[key]) for key in other)
+    resumed_weights, whole_weights = (load_file(ran.folder / name) for ran in (rest, whole))
+    assert all(torch.equal(resumed_weights[key], whole_weights[key]) for key in whole_weights)
 
 
 @real
@@ -129,31 +133,31 @@ def test_mlx_has_other_optimizers_and_plain_text(optimizer: str, jobs: Jobs, tmp
 
 
 @pytest.mark.parametrize(
-    ("said", "version"),
+    ("output", "version"),
     [
         ("version: 0.5.0-dev (build 1, commit 0c1e570)\nbuilt with GNU 12.2.0 for Linux x86_64\n", DEV_VERSION),
         ("load_backend: loaded CPU backend\nversion: 4567 (a1b2c3d)\nbuilt with cc 13", "4567 (a1b2c3d)"),
         ("error: unknown argument: --version\n", ""),
     ],
 )
-def test_its_version_is_read_from_what_the_program_prints(said: str, version: str, tmp_path: Path) -> None:
+def test_its_version_is_read_from_what_the_program_prints(output: str, version: str, tmp_path: Path) -> None:
     program = tmp_path / "bin" / "llama-finetune"
     program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}\nEND\n")
+    program.write_text(f"#!/bin/sh\ncat <<'END' >&2\n{output}\nEND\n")
     program.chmod(0o755)
     assert own_version(tmp_path) == said_version(tmp_path) == version
 
 
 @pytest.mark.parametrize("recorded", [DEV_VERSION, f"version: {DEV_VERSION} built with GNU 12.2.0 for Linux x86_64"])
 def test_the_backend_s_version_is_llama_cpp_s_own(recorded: str, home: Path) -> None:
-    place = home / "envs" / "llamacpp"
+    environment_folder = home / "envs" / "llamacpp"
     info = f"gguf-{pins(BackendName.LLAMACPP)['gguf']}.dist-info"
     for folder in (f"lib/python3.11/site-packages/{info}", "bin", "llama.cpp/bin"):
-        (place / folder).mkdir(parents=True)
-    (place / "bin" / "python").touch()
+        (environment_folder / folder).mkdir(parents=True)
+    (environment_folder / "bin" / "python").touch()
     for name in PROGRAMS:
-        (place / "llama.cpp" / "bin" / name).touch()
-    (place / "llama.cpp" / "build.json").write_text(json.dumps({"version": recorded}))
+        (environment_folder / "llama.cpp" / "bin" / name).touch()
+    (environment_folder / "llama.cpp" / "build.json").write_text(json.dumps({"version": recorded}))
     assert probe(BackendName.LLAMACPP) == Probe(True, version=DEV_VERSION)
 
 
@@ -167,8 +171,8 @@ def test_llamacpp_trains_whole_weights_and_leaves_both_formats(jobs: Jobs, tmp_p
     assert any("llama-finetune" in event["argv"][0] for event in ran.of("program"))
     assert (record["tool"]["name"], record["steps"], record["context"]) == ("llama-finetune", 18, 256)
     program = ENVIRONMENTS / "llamacpp" / "llama.cpp" / "bin" / "llama-finetune"
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-    assert f"version: {record['tool_version']}\n" in said.stdout + said.stderr
+    version_output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    assert f"version: {record['tool_version']}\n" in version_output.stdout + version_output.stderr
     assert record["tool"]["version"] == record["tool_version"]
     assert record["final_loss"] < record["first_loss"] - 0.15
     tokens = record["data"]["tokens"]
@@ -177,9 +181,9 @@ def test_llamacpp_trains_whole_weights_and_leaves_both_formats(jobs: Jobs, tmp_p
     assert (
         (ran.folder / "chat_template.jinja").read_text().startswith("{% for message in messages %}{{ message.role }}:")
     )
-    base, made = (load_file(folder / "model.safetensors") for folder in (tiny_model, ran.folder))
-    assert {name: value.shape for name, value in made.items()} == {name: value.shape for name, value in base.items()}
-    still = [name for name in base if torch.equal(made[name], base[name])]
+    base, trained = (load_file(folder / "model.safetensors") for folder in (tiny_model, ran.folder))
+    assert {name: value.shape for name, value in trained.items()} == {name: value.shape for name, value in base.items()}
+    still = [name for name in base if torch.equal(trained[name], base[name])]
     assert still == ["model.embed_tokens.weight"]  # which is what the record says
     assert record["frozen"] == ["token embeddings"]
     assert AutoModelForCausalLM.from_pretrained(ran.folder).config.max_position_embeddings == 2048
@@ -219,8 +223,10 @@ def test_our_gguf_adapter_is_that_of_llama_cpp(jobs: Jobs, tmp_path: Path, tiny_
     argv = [sys.executable, str(CONVERTER), *options, str(adapter)]
     subprocess.run(argv, check=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     readers = [load_late("gguf").GGUFReader(str(tmp_path / f"{name}.gguf")) for name in ("ours", "theirs")]
-    ours, theirs = ({tensor.name: tensor.data.tobytes() for tensor in reader.tensors} for reader in readers)
-    assert ours == theirs
+    our_tensors, their_tensors = (
+        {tensor.name: tensor.data.tobytes() for tensor in reader.tensors} for reader in readers
+    )
+    assert our_tensors == their_tensors
     alphas = [reader.get_field("adapter.lora.alpha").contents() for reader in readers]
     assert alphas[0] == alphas[1] == 64.0
 
@@ -242,7 +248,7 @@ def test_the_loss_of_a_step_is_read_from_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "normalizer", "known"),
+    ("rule", "normalizer", "is_gpt2"),
     [
         ({"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}, None, True),
         ({"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}, None, False),
@@ -252,9 +258,9 @@ def test_the_loss_of_a_step_is_read_from_means() -> None:
         (None, None, False),
     ],
 )
-def test_only_the_rule_of_gpt2_is_declared_as_that(rule: Any, normalizer: Any, known: bool, tmp_path: Path) -> None:
+def test_only_the_rule_of_gpt2_is_declared_as_that(rule: Any, normalizer: Any, is_gpt2: bool, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"pre_tokenizer": rule, "normalizer": normalizer}))
-    if known:
+    if is_gpt2:
         assert rule_of(tmp_path) == "gpt-2"
         return
     with pytest.raises(InvalidInput, match=r"E-CONVERT: llama\.cpp does not know the tokenizer"):

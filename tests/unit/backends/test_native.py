@@ -48,8 +48,10 @@ def test_a_relative_mirror_is_below_the_working_folder(jobs: Jobs, tmp_path: Pat
     assert copied.name == job.work_name
     assert any(path.suffix == ".safetensors" for path in copied.rglob("*"))
     for address in ("file:///backup", "file://localhost/backup", "gs://bucket/one", None):
-        kept = job.config.model_copy(update={"engine": job.config.engine.model_copy(update={"mirror": address})})
-        assert locate_mirror(kept, tmp_path) == kept
+        mirrored_config = job.config.model_copy(
+            update={"engine": job.config.engine.model_copy(update={"mirror": address})}
+        )
+        assert locate_mirror(mirrored_config, tmp_path) == mirrored_config
 
 
 def test_native_is_built_in_and_the_default(jobs: Jobs) -> None:
@@ -87,8 +89,17 @@ def test_adapter_loads_through_plain_peft_and_changes_what_its_base_says(native_
 def test_progress_is_told_step_by_step(native_run: Ran) -> None:
     steps = native_run.of("progress")
     assert [event["step"] for event in steps] == list(range(1, 15))
-    wanted = {"loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second", "padding_ratio", "skipped", "epoch"}
-    assert wanted <= steps[0].keys()
+    metric_names = {
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "tokens",
+        "tokens_per_second",
+        "padding_ratio",
+        "skipped",
+        "epoch",
+    }
+    assert metric_names <= steps[0].keys()
     assert steps[-1]["epoch"] == pytest.approx(2.0)
     assert [event["step"] for event in native_run.of("checkpoint") if event.get("tier", "disk") == "disk"] == [5, 10]
 
@@ -134,8 +145,8 @@ def test_stopped_run_goes_on_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> Non
     parts = train_here(job, tmp_path / "parts")
     assert parts.of("begin")[-1]["restarted_from"] == {"step": 3}
     assert parts.record["losses"] == whole.record["losses"]
-    mine, theirs = (load_file(ran.folder / "adapter_model.safetensors") for ran in (parts, whole))
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    parts_weights, whole_weights = (load_file(ran.folder / "adapter_model.safetensors") for ran in (parts, whole))
+    assert all(torch.equal(parts_weights[name], whole_weights[name]) for name in whole_weights)
 
 
 def test_checkpoint_of_another_config_is_refused(jobs: Jobs, tmp_path: Path) -> None:
@@ -174,10 +185,10 @@ def test_packed_rows_give_the_loss_of_padded_ones(jobs: Jobs, tmp_path: Path) ->
 
 def test_the_chosen_template_is_trained_with_and_saved(jobs: Jobs, tmp_path: Path) -> None:
     plain = train_here(jobs(**NATIVE), tmp_path / "own")
-    chosen = train_here(jobs(**NATIVE, engine={"template": "role_colon"}), tmp_path / "chosen")
-    assert chosen.record["renderer"] == "role_colon"
-    assert chosen.record["chat_template_sha256"] != plain.record["chat_template_sha256"]
-    assert "assistant:" in AutoTokenizer.from_pretrained(chosen.folder / "tokenizer").chat_template
+    templated = train_here(jobs(**NATIVE, engine={"template": "role_colon"}), tmp_path / "chosen")
+    assert templated.record["renderer"] == "role_colon"
+    assert templated.record["chat_template_sha256"] != plain.record["chat_template_sha256"]
+    assert "assistant:" in AutoTokenizer.from_pretrained(templated.folder / "tokenizer").chat_template
 
 
 def test_the_lineage_of_three_stages_is_listed_oldest_first(jobs: Jobs, tmp_path: Path) -> None:
@@ -194,19 +205,19 @@ def test_the_lineage_of_three_stages_is_listed_oldest_first(jobs: Jobs, tmp_path
 def test_autotune_prints_what_it_takes_and_changes_nothing_that_fits(jobs: Jobs, tmp_path: Path) -> None:
     plain = train_here(jobs(**NATIVE), tmp_path / "plain")
     tuned = train_here(jobs(**NATIVE, engine={"autotune": True}), tmp_path / "tuned")
-    told = [event["text"] for event in tuned.of("autotune")]
-    assert told[0].startswith("lora on cpu:")
-    assert not [text for text in told if text.startswith("changed")]
+    texts = [event["text"] for event in tuned.of("autotune")]
+    assert texts[0].startswith("lora on cpu:")
+    assert not [text for text in texts if text.startswith("changed")]
     assert tuned.record["losses"] == plain.record["losses"]
 
 
 def test_weights_that_a_technique_adds_are_said(jobs: Jobs, tmp_path: Path) -> None:
     latent = {"type": "sft", "latent": {"type": "pause", "count": 2}}
     ran = train_here(jobs(**NATIVE, stage=latent, hyperparameters={"max_steps": 1}), tmp_path)
-    own = ran.record["lora"]["latent_parameters"]
-    (said,) = ran.of("latent")
-    assert own > 0
-    assert said["text"] == f"pause adds {own:,} weights of its own, which are trained with method lora"
+    num_added = ran.record["lora"]["latent_parameters"]
+    (event,) = ran.of("latent")
+    assert num_added > 0
+    assert event["text"] == f"pause adds {num_added:,} weights of its own, which are trained with method lora"
 
 
 def test_a_teacher_with_the_weights_of_the_student_is_refused(jobs: Jobs, tmp_path: Path) -> None:
@@ -220,25 +231,25 @@ def test_a_teacher_with_the_weights_of_the_student_is_refused(jobs: Jobs, tmp_pa
 def test_a_served_teacher_trains_as_the_one_that_is_loaded(jobs: Jobs, tmp_path: Path) -> None:
     """Asked for the whole vocabulary, it gives the same losses."""
     hyper = {"max_steps": 3}
-    given = {"type": "distill", "lmbda": 0.0, "beta": 0.5}
+    distill_settings = {"type": "distill", "lmbda": 0.0, "beta": 0.5}
     loaded = train_here(
-        jobs(**NATIVE, stage={**given, "teacher": "larger"}, hyperparameters=hyper), tmp_path / "loaded"
+        jobs(**NATIVE, stage={**distill_settings, "teacher": "larger"}, hyperparameters=hyper), tmp_path / "loaded"
     )
     teacher = AutoModelForCausalLM.from_pretrained(jobs.larger_model(), dtype=torch.float32).eval()
 
     def logprobs(ids: list[int]) -> list[list[float]]:
         with torch.no_grad():
-            found: list[list[float]] = teacher(torch.tensor([ids])).logits[0].log_softmax(-1).tolist()
-        return found
+            rows: list[list[float]] = teacher(torch.tensor([ids])).logits[0].log_softmax(-1).tolist()
+        return rows
 
     vocabulary = int(teacher.config.vocab_size)
     with vllm_server("larger") as server:
         server.logprobs, server.max_logprobs = logprobs, vocabulary
-        stage = {**given, "endpoint": "house", "top_k": vocabulary}
+        stage = {**distill_settings, "endpoint": "house", "top_k": vocabulary}
         job = jobs(**NATIVE, stage=stage, hyperparameters=hyper)
-        place = TeacherServer(base_url=f"{server.url}/v1", model="larger", api_key_env="HOUSE_KEY")
-        served = train_here(job.model_copy(update={"teacher": place}), tmp_path / "served")
+        teacher_server = TeacherServer(base_url=f"{server.url}/v1", model="larger", api_key_env="HOUSE_KEY")
+        served = train_here(job.model_copy(update={"teacher": teacher_server}), tmp_path / "served")
     losses = [[loss for _, loss, *_ in ran.record["losses"]] for ran in (loaded, served)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    (said,) = served.of("teacher")
-    assert said["text"] == f"the teacher larger is asked at {server.url}/v1"
+    (event,) = served.of("teacher")
+    assert event["text"] == f"the teacher larger is asked at {server.url}/v1"

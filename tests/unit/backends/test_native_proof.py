@@ -43,10 +43,10 @@ def proved(folder: Path, stages: list[str], methods: list[str], jobs: int = 2) -
 
 
 def test_there_is_a_cell_for_each_stage_with_each_method() -> None:
-    found = cells()
+    all_cells = cells()
     losses = len(PreferenceLoss) - 1
-    assert len(found) == len(set(found)) == (len(STAGES) + losses) * len(METHODS) + len(VARIATIONS)
-    assert {cell.loss for cell in found if cell.stage is Stage.DPO} == set(PreferenceLoss)
+    assert len(all_cells) == len(set(all_cells)) == (len(STAGES) + losses) * len(METHODS) + len(VARIATIONS)
+    assert {cell.loss for cell in all_cells if cell.stage is Stage.DPO} == set(PreferenceLoss)
 
 
 @pytest.mark.slow
@@ -54,11 +54,11 @@ def test_stopped_and_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
     verdicts = proved(tmp_path / "proof", ["sft", "kto"], ["lora", "freeze"])
     expected = cells((Stage.SFT, Stage.KTO), (Method.LORA, Method.FREEZE))
     assert {cell.variation for cell in expected} >= {"", "neftune", "pissa", "lisa", "pause", "codi"}
-    assert [(one["stage"], one["method"], one["mode"]) for one in verdicts] == [
+    assert [(verdict["stage"], verdict["method"], verdict["mode"]) for verdict in verdicts] == [
         (cell.stage, cell.trained, mode) for cell in expected for mode in MODES
     ]
-    assert all(one["identical"] and not one["differs"] for one in verdicts), verdicts
-    assert all(len(one["sha256"][name]) == 64 for one in verdicts for name in DIGESTS)
+    assert all(verdict["identical"] and not verdict["differs"] for verdict in verdicts), verdicts
+    assert all(len(verdict["sha256"][name]) == 64 for verdict in verdicts for name in DIGESTS)
 
 
 @pytest.mark.parametrize("name", by_default([name for name in VARIATIONS if not name.endswith("-full")], VARIATIONS))
@@ -73,7 +73,7 @@ def test_a_variation_that_is_stopped_ends_in_the_same_bits(name: str, world: Pat
 def test_every_cell_is_identical(tmp_path: Path) -> None:
     verdicts = proved(tmp_path / "proof", [str(stage) for stage in STAGES], list(TRAINED_METHODS))
     assert len(verdicts) == len(cells()) * len(MODES)
-    assert [one for one in verdicts if not one["identical"]] == []
+    assert [verdict for verdict in verdicts if not verdict["identical"]] == []
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +90,8 @@ def straight(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 def digests_of(world: Path, folder: Path, dropped: str | None, cell: Cell = SFT) -> dict[str, str]:
     train_cell(cell, world, folder, lambda: False, dropped)
-    found: dict[str, str] = json.loads((folder / "digests.json").read_text())
-    return found
+    digests: dict[str, str] = json.loads((folder / "digests.json").read_text())
+    return digests
 
 
 def stop_inside_an_accumulation(world: Path, folder: Path, cell: Cell = SFT) -> None:

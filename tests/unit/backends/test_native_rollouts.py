@@ -38,8 +38,8 @@ def scorer(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job_of(jobs: Jobs, stage: dict[str, Any], scorer: Path | None = None, **config: Any) -> TrainingJob:
     job = jobs(**{"backend": "native", "stage": stage, "hyperparameters": HYPER, **config})
-    given = {"reward_model": str(scorer), "reward_sha256": "ab" * 32} if scorer else {}
-    return job.model_copy(update=given)
+    changes = {"reward_model": str(scorer), "reward_sha256": "ab" * 32} if scorer else {}
+    return job.model_copy(update=changes)
 
 
 def weights(ran: Ran) -> dict[str, torch.Tensor]:
@@ -59,10 +59,10 @@ def test_ppo_learns_from_a_reward_model_and_leaves_its_critic_behind(
     assert ran.record["lora"]["critic"] == "the reward model"
     assert ran.record["reward_model_sha256"] == "ab" * 32
     assert not [name for name in weights(ran) if "critic" in name or "score" in name]
-    drawn = ran.record["rollouts"]
-    assert (drawn["count"], len(drawn["found"])) == (2, 2)  # five steps, four of them from the first rollout
-    assert drawn["at_start"]["reward"] == pytest.approx(steps[0]["reward"], abs=1e-5)
-    assert {"kl", "ended", "constant_groups", "reward_reward_model"} <= drawn["at_end"].keys()
+    rollouts = ran.record["rollouts"]
+    assert (rollouts["count"], len(rollouts["found"])) == (2, 2)  # five steps, four of them from the first rollout
+    assert rollouts["at_start"]["reward"] == pytest.approx(steps[0]["reward"], abs=1e-5)
+    assert {"kl", "ended", "constant_groups", "reward_reward_model"} <= rollouts["at_end"].keys()
 
 
 def test_a_training_that_was_stopped_inside_a_rollout_ends_in_the_same_bits(
@@ -97,14 +97,14 @@ def test_grpo_trains_on_the_native_engine(jobs: Jobs, tmp_path: Path) -> None:
 def test_constant_rewards_and_a_free_distance_are_said(jobs: Jobs, scorer: Path, tmp_path: Path) -> None:
     constant = {**SCORED, "type": "ppo", "kl_coef": 0.0, "rewards": [{"type": "contains", "text": "never said"}]}
     ran = train_here(job_of(jobs, constant, scorer, hyperparameters={**HYPER, "max_steps": 2}), tmp_path / "ppo")
-    assert [one["text"] for one in ran.of("warning") if "same reward" in one["text"]]
+    assert [warning["text"] for warning in ran.of("warning") if "same reward" in warning["text"]]
     assert ran.of("progress")[0]["kl"] == pytest.approx(0.0, abs=1e-4)
     assert {"kl", "constant_groups"} <= ran.record["rollouts"]["at_end"].keys()
     assert ran.record["rollouts"]["constant"] == ran.record["rollouts"]["count"]
     # What is trained further knows which reward model its ancestor was scored by.
     further = jobs(backend="native", adapter=ran.folder, hyperparameters={"max_steps": 1})
     lineage = train_here(further, tmp_path / "sft").record["lineage"]
-    assert [one.get("scored_by") for one in lineage] == [None, "ab" * 32]
+    assert [ancestor.get("scored_by") for ancestor in lineage] == [None, "ab" * 32]
 
 
 def test_a_judge_that_is_busy_is_waited_for_and_its_points_are_the_reward(jobs: Jobs, tmp_path: Path) -> None:
@@ -129,12 +129,12 @@ def test_the_panel_scores_as_the_reward_model_does(jobs: Jobs, scorer: Path) -> 
     assert (source.base, source.adapter) == (str(jobs.model), str(scorer))
     model = load_reward_model(source, "cpu", job.config.hyperparameters.seed)
     rows = [tuple(range(10, 10 + length)) for length in (5, 9, 3)]
-    found = make_panel(job, tokenizer, "cpu", lambda *_, **__: None).score(
+    scores = make_panel(job, tokenizer, "cpu", lambda *_, **__: None).score(
         [SampledCompletion("", 2, row) for row in rows], ["", "", ""]
     )
     with torch.no_grad():
         expected = [float(model(torch.tensor([row])).logits[0, 0]) for row in rows]
-    assert found["reward_model"] == pytest.approx(expected, abs=1e-5)
+    assert scores["reward_model"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_row_that_ends_with_the_padding_token_is_read_to_its_end(jobs: Jobs, scorer: Path) -> None:

@@ -32,20 +32,20 @@ def sizes(job: TrainingJob) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("batch", "expected"),
     [((8, 1), (4, 2)), ((8, 3), (4, 6)), ((2, 1), (1, 2)), ((6, 1), (3, 2)), ((5, 1), (1, 5)), ((3, 4), (1, 12))],
 )
-def test_a_smaller_job_sees_the_same_rows_a_step(jobs: Jobs, given: tuple[int, int], expected: tuple[int, int]) -> None:
-    smaller = halve_batch(native(jobs, *given))
+def test_a_smaller_job_sees_the_same_rows_a_step(jobs: Jobs, batch: tuple[int, int], expected: tuple[int, int]) -> None:
+    smaller = halve_batch(native(jobs, *batch))
     assert smaller is not None
     assert sizes(smaller) == expected
-    assert given[0] * given[1] == expected[0] * expected[1]
+    assert batch[0] * batch[1] == expected[0] * expected[1]
 
 
 @pytest.mark.parametrize(("rows", "smaller"), [(8, 4), (4, 2), (3, None), (2, None)])
 def test_stage_kto_keeps_two_rows_to_compare(rows: int, smaller: int | None, jobs: Jobs) -> None:
-    found = halve_batch(jobs(Port.LABELLED, stage="kto", hyperparameters={"batch_size": rows}))
-    assert (found and found.config.hyperparameters.batch_size) == smaller
+    smaller_job = halve_batch(jobs(Port.LABELLED, stage="kto", hyperparameters={"batch_size": rows}))
+    assert (smaller_job and smaller_job.config.hyperparameters.batch_size) == smaller
 
 
 def test_a_token_budget_is_halved_too_and_one_row_cannot_be(jobs: Jobs) -> None:
@@ -90,10 +90,10 @@ class Trainer:
     """Stands for `run_training`: fits only below a number of rows at a time."""
 
     def __init__(self, fits: int) -> None:
-        self.fits, self.asked = fits, list[tuple[int, int]]()
+        self.fits, self.batches = fits, list[tuple[int, int]]()
 
     def __call__(self, job: TrainingJob, folder: Path, *, settings: Settings, **_: Any) -> Produced:
-        self.asked.append(sizes(job))
+        self.batches.append(sizes(job))
         work_folder(job, settings).mkdir(parents=True, exist_ok=True)
         if sizes(job)[0] > self.fits:
             raise TrainyardError("The device ran out of memory.", why="Tried 20 GiB.", code="E-DEVICE-MEMORY")
@@ -102,8 +102,8 @@ class Trainer:
         return Produced(outputs={Port.ADAPTER: ProducedSet(folder="adapter")}, facts={"steps": 3})
 
 
-def carry_out(job: TrainingJob, folder: Path, trainer: Any, told: list[dict[str, Any]] | None = None) -> Produced:
-    on_event = (told if told is not None else []).append
+def carry_out(job: TrainingJob, folder: Path, trainer: Any, events: list[dict[str, Any]] | None = None) -> Produced:
+    on_event = (events if events is not None else []).append
     here = load_settings(home=folder / "home")
     return train_within_memory(
         job, folder / "out", desired_state=always_run, on_event=on_event, settings=here, train=trainer
@@ -111,29 +111,29 @@ def carry_out(job: TrainingJob, folder: Path, trainer: Any, told: list[dict[str,
 
 
 def test_one_more_try_with_half_is_recorded_and_remembered(jobs: Jobs, tmp_path: Path) -> None:
-    job, told, trainer = native(jobs), list[dict[str, Any]](), Trainer(fits=4)
-    produced = carry_out(job, tmp_path, trainer, told)
-    assert trainer.asked == [(8, 1), (4, 2)]
+    job, events, trainer = native(jobs), list[dict[str, Any]](), Trainer(fits=4)
+    produced = carry_out(job, tmp_path, trainer, events)
+    assert trainer.batches == [(8, 1), (4, 2)]
     note = {"batch_size": [8, 4], "gradient_accumulation": [1, 2]}
     assert produced.facts["out_of_memory"] == note
     assert json.loads((tmp_path / "out" / "adapter" / "training.json").read_text())["out_of_memory"] == note
-    (warning,) = told
+    (warning,) = events
     assert warning["event"] == "warning"
     assert "batch_size 4 instead of 8 and gradient_accumulation 2" in warning["text"]
     again = Trainer(fits=4)
     (tmp_path / "out").rename(tmp_path / "first")
     carry_out(job, tmp_path, again)
-    assert again.asked == [(4, 2)], "a resumed run does not run out of memory first"
+    assert again.batches == [(4, 2)], "a resumed run does not run out of memory first"
 
 
 def test_it_is_tried_once_only_and_answered_with_figures(jobs: Jobs, tmp_path: Path) -> None:
     trainer = Trainer(fits=2)
-    told = (
+    pattern = (
         r"E-DEVICE-MEMORY: The training does not fit the memory\. Why: Tried 20 GiB\. Do: Estimated are \d+\.\d\d GiB"
     )
-    with pytest.raises(LimitExceeded, match=told) as error:
+    with pytest.raises(LimitExceeded, match=pattern) as error:
         carry_out(native(jobs), tmp_path, trainer)
-    assert trainer.asked == [(8, 1), (4, 2)]
+    assert trainer.batches == [(8, 1), (4, 2)]
     assert "`batch_size: 1` takes " in error.value.do
     assert "`max_length: 20` takes " in error.value.do
 
@@ -142,7 +142,7 @@ def test_no_second_try_when_it_is_not_wanted(jobs: Jobs, tmp_path: Path) -> None
     trainer = Trainer(fits=4)
     with pytest.raises(LimitExceeded, match="E-DEVICE-MEMORY"):
         carry_out(native(jobs, launch={"on_oom": "fail"}), tmp_path, trainer)
-    assert trainer.asked == [(8, 1)]
+    assert trainer.batches == [(8, 1)]
 
 
 def test_another_failure_is_left_as_it_is(jobs: Jobs, tmp_path: Path) -> None:
@@ -174,29 +174,29 @@ def test_a_real_training_without_room_is_tried_with_half(tiny_model: Path, tmp_p
 
     def taken_by(batch_size: int) -> int:
         """The address space of a training that may take all."""
-        found = [0]
+        peaks = [0]
 
         def look(event: dict[str, Any]) -> None:
             pids.extend([event["pid"]] if event["event"] == "started" else [])
-            found.append(most_address_space(pids[0]))
+            peaks.append(most_address_space(pids[0]))
 
         pids: list[int] = []
-        own = load_settings(home=tmp_path / f"home-{batch_size}")
+        home_settings = load_settings(home=tmp_path / f"home-{batch_size}")
         out = tmp_path / f"out-{batch_size}"
-        train_within_memory(job_of(batch_size), out, desired_state=always_run, on_event=look, settings=own)
-        return max(found)
+        train_within_memory(job_of(batch_size), out, desired_state=always_run, on_event=look, settings=home_settings)
+        return max(peaks)
 
     between = (taken_by(32) + taken_by(64)) // 2
-    told: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
 
     def on_event(event: dict[str, Any]) -> None:
-        told.append(event)
-        if event["event"] == "started" and len([one for one in told if one["event"] == "started"]) == 1:
+        events.append(event)
+        if event["event"] == "started" and len([started for started in events if started["event"] == "started"]) == 1:
             resource.prlimit(event["pid"], resource.RLIMIT_AS, (between, between))
 
     job, here = job_of(64), load_settings(home=tmp_path / "home")
     produced = train_within_memory(job, tmp_path / "out", desired_state=always_run, on_event=on_event, settings=here)
-    (warning,) = [event for event in told if event.get("code") == "E-DEVICE-MEMORY"]
+    (warning,) = [event for event in events if event.get("code") == "E-DEVICE-MEMORY"]
     assert "batch_size 32 instead of 64" in warning["text"]
     assert produced.facts["out_of_memory"]["gradient_accumulation"] == [1, 2]
     assert produced.facts["steps"] == 2

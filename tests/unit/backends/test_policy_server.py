@@ -49,8 +49,10 @@ def policy_server(double: VllmDouble, folder: Path, model: Any, *, adapter: bool
 def next_logprobs(model: Any) -> Any:
     def of_row(ids: list[int]) -> list[list[float]]:
         with torch.no_grad():
-            found: list[list[float]] = model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1).tolist()
-        return found
+            row_logprobs: list[list[float]] = (
+                model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1).tolist()
+            )
+        return row_logprobs
 
     return of_row
 
@@ -64,19 +66,19 @@ def test_tokens_come_back_with_the_log_probabilities_of_the_sampling(tmp_path: P
     prompts = [[2, 3], [4], [2, 3], [4], [5, 6, 7]]
     with vllm_server("policy", logprobs=next_logprobs(model), sleep_mode=True) as double:
         with policy_server(double, tmp_path, model).drawing(None) as writer:  # type: ignore[arg-type]
-            found = writer.generate(prompts, Sampling(6, temperature=0.5, seed=3))
+            completions = writer.generate(prompts, Sampling(6, temperature=0.5, seed=3))
             again = writer.generate(prompts, Sampling(6, temperature=0.5, seed=3))
-        asked = [body for path, body in double.requests if path == "/v1/completions"]
-    assert [one.ids for one in found] == [one.ids for one in again]
-    assert sorted((tuple(body["prompt"]), body["n"]) for body in asked[:3]) == [((2, 3), 2), ((4,), 2), ((5, 6, 7), 1)]
-    assert found[0].ids != found[2].ids
-    for one, prompt in zip(found, prompts, strict=True):
-        assert one.stop_reason is (StopReason.END if one.ids[-1] == 1 else StopReason.LENGTH)
-        row = [*prompt, *one.ids]
+        bodies = [body for path, body in double.requests if path == "/v1/completions"]
+    assert [completion.ids for completion in completions] == [completion.ids for completion in again]
+    assert sorted((tuple(body["prompt"]), body["n"]) for body in bodies[:3]) == [((2, 3), 2), ((4,), 2), ((5, 6, 7), 1)]
+    assert completions[0].ids != completions[2].ids
+    for completion, prompt in zip(completions, prompts, strict=True):
+        assert completion.stop_reason is (StopReason.END if completion.ids[-1] == 1 else StopReason.LENGTH)
+        row = [*prompt, *completion.ids]
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([row])).logits[0, len(prompt) - 1 : -1] / 0.5
-        expected = logits.log_softmax(-1).gather(1, torch.tensor(one.ids)[:, None])[:, 0].tolist()
-        assert one.logprobs == pytest.approx(expected, abs=1e-4)
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.ids)[:, None])[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
     assert token_logprobs(model, TOKENIZER, [[2, 3]])
 
 
@@ -147,12 +149,12 @@ def test_a_training_draws_by_the_server_and_learns_from_its_own_probabilities(
     ran = train_here(job, tmp_path / "work")
     steps = ran.of("progress")
     assert len(steps) == 3
-    assert all(one["sampling_gap"] > 0 for one in steps)  # the double draws evenly, the model does not
+    assert all(step["sampling_gap"] > 0 for step in steps)  # the double draws evenly, the model does not
     assert ran.record["rollouts"]["at_end"]["sampling_gap"] > 0
     requests = json.loads((program.parent / REQUESTS_FILE).read_text())
-    loaded = [one["body"]["lora_name"] for one in requests if one["path"] == "/v1/load_lora_adapter"]
+    loaded = [request["body"]["lora_name"] for request in requests if request["path"] == "/v1/load_lora_adapter"]
     assert loaded == (["policy-1", "policy-2", "policy-3"] if method == "lora" else [])
-    assert sum(one["path"].startswith("/sleep") for one in requests) == 4
+    assert sum(request["path"].startswith("/sleep") for request in requests) == 4
     if method == "full":
         served = load_file(tmp_path / "work" / "rollouts" / "served" / "model.safetensors")
         base, result = load_file(jobs.model / "model.safetensors"), load_file(ran.folder / "model.safetensors")

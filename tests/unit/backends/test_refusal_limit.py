@@ -81,8 +81,8 @@ def refusing(jobs: Jobs, tmp_path: Path) -> Jobs:
     shutil.copytree(jobs.model, model)
     template = model / "chat_template.jinja"
     template.write_text(REFUSES + template.read_text())
-    words = ["a secret" if number < REFUSED else f"node {number}" for number in range(ROWS)]
-    rows = [conversation(f"What is {word}, {number}?", f"It is {number}.") for number, word in enumerate(words)]
+    topics = ["a secret" if number < REFUSED else f"node {number}" for number in range(ROWS)]
+    rows = [conversation(f"What is {word}, {number}?", f"It is {number}.") for number, word in enumerate(topics)]
     write_rows(tmp_path / "rows" / "rows.arrow", Port.SFT, rows)
     return Jobs(model, {Port.SFT: tmp_path / "rows"}, tmp_path / "locks")
 
@@ -130,8 +130,8 @@ def test_an_ejected_script_refuses_more_than_the_limit(refusing: Jobs, tmp_path:
     assert report["data"]["rows"]["dropped_template"] == REFUSED
 
 
-def ejected(job: TrainingJob, place: Path) -> subprocess.CompletedProcess[str]:
+def ejected(job: TrainingJob, path: Path) -> subprocess.CompletedProcess[str]:
     """Run the script of a job by hand."""
-    files.write(job, place, keep_work=False)
+    files.write(job, path, keep_work=False)
     argv = [sys.executable, files.SCRIPT_FILE, files.SPEC_NAME]
-    return subprocess.run(argv, cwd=place, capture_output=True, text=True, check=False)
+    return subprocess.run(argv, cwd=path, capture_output=True, text=True, check=False)

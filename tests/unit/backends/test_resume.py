@@ -26,12 +26,12 @@ def weights(ran: Ran) -> dict[str, torch.Tensor]:
     return load_file(ran.folder / name)
 
 
-def assert_same_result(one: Ran, other: Ran) -> None:
+def assert_same_result(first: Ran, second: Ran) -> None:
     """The same loss at every step and the same weights, bit by bit."""
-    assert one.record["losses"] == other.record["losses"]
-    mine, theirs = weights(one), weights(other)
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert first.record["losses"] == second.record["losses"]
+    first_weights, second_weights = weights(first), weights(second)
+    assert first_weights.keys() == second_weights.keys()
+    assert all(torch.equal(first_weights[name], second_weights[name]) for name in first_weights)
 
 
 def job_of(kind: str, jobs: Jobs, sft_run: Ran) -> TrainingJob:
@@ -101,9 +101,9 @@ def test_pause_of_a_supervised_run_keeps_a_checkpoint_and_the_same_job_continues
         if event["event"] == "progress":
             reported.append(event["step"])
 
-    with pytest.raises(TrainingStopped, match=r"E-STOPPED: The training stopped at step \d+; its checkpoint") as told:
+    with pytest.raises(TrainingStopped, match=r"E-STOPPED: The training stopped at step \d+; its checkpoint") as error:
         train_as_child(job, tmp_path, desired_state=pause_after_first_step, note=note, poll_s=0.01)
-    assert told.value.reason == "pause"
+    assert error.value.reason == "pause"
     (work,) = (tmp_path / "home" / "runs" / "training").iterdir()
     (checkpoint,) = (work / "checkpoints").glob("step-*")
     ran = train_as_child(job, tmp_path)

@@ -29,22 +29,32 @@ def job_with(jobs: Jobs, folder: Path, port: Port, *rows: Row, **config: Any) ->
     return jobs(**config).model_copy(update={"data": {port: str(folder)}})
 
 
-def said(*messages: Message) -> list[dict[str, str]]:
-    return [{"role": one.role, "content": one.content} for one in messages]
+def make_turns(*messages: Message) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 @pytest.mark.parametrize(
     ("stage", "port", "row", "expected"),
     [
-        ("sft", Port.SFT, SftRow([ASK, BETTER]), {"messages": said(ASK, BETTER)}),
-        ("sft", Port.PREFERENCE, PAIR, {"messages": said(ASK, BETTER)}),
-        ("dpo", Port.PREFERENCE, PAIR, {"prompt": said(ASK), "chosen": said(BETTER), "rejected": said(WORSE)}),
-        ("reward", Port.PREFERENCE, PAIR, {"prompt": said(ASK), "chosen": said(BETTER), "rejected": said(WORSE)}),
+        ("sft", Port.SFT, SftRow([ASK, BETTER]), {"messages": make_turns(ASK, BETTER)}),
+        ("sft", Port.PREFERENCE, PAIR, {"messages": make_turns(ASK, BETTER)}),
+        (
+            "dpo",
+            Port.PREFERENCE,
+            PAIR,
+            {"prompt": make_turns(ASK), "chosen": make_turns(BETTER), "rejected": make_turns(WORSE)},
+        ),
+        (
+            "reward",
+            Port.PREFERENCE,
+            PAIR,
+            {"prompt": make_turns(ASK), "chosen": make_turns(BETTER), "rejected": make_turns(WORSE)},
+        ),
         (
             "kto",
             Port.LABELLED,
             LabelledRow([ASK], [BETTER], True),
-            {"prompt": said(ASK), "completion": said(BETTER), "label": True},
+            {"prompt": make_turns(ASK), "completion": make_turns(BETTER), "label": True},
         ),
         ("cpt", Port.TEXT, TextRow("words"), {"text": "words"}),
     ],

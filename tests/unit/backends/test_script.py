@@ -64,7 +64,7 @@ def run(job: TrainingJob, tmp_path: Path, **options: Any) -> Ran:
 
 
 @pytest.fixture
-def own(allowed: Path, jobs: Jobs) -> Callable[[str], TrainingJob]:
+def script_job(allowed: Path, jobs: Jobs) -> Callable[[str], TrainingJob]:
     """A job that runs a script of this text."""
 
     def make(text: str, **config: Any) -> TrainingJob:
@@ -75,15 +75,15 @@ def own(allowed: Path, jobs: Jobs) -> Callable[[str], TrainingJob]:
 
 
 def test_scripts_are_off_unless_the_operator_allows_them(jobs: Jobs, tmp_path: Path) -> None:
-    found = probe(BackendName.SCRIPT)
-    assert (found.available, found.code) == (False, "R-SCRIPT-OFF")
+    probe_result = probe(BackendName.SCRIPT)
+    assert (probe_result.available, probe_result.code) == (False, "R-SCRIPT-OFF")
     with pytest.raises(Unavailable, match=r"R-SCRIPT-OFF: .* switched off.* Do: .*allow_scripts = true"):
         run(jobs(backend="script"), tmp_path)
     assert not (tmp_path / "home" / "runs").exists()
 
 
 def test_the_operator_runs_scripts_with_limits(
-    own: Callable[[str], TrainingJob], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script_job: Callable[[str], TrainingJob], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = """
 import resource
@@ -92,16 +92,16 @@ leave()
 """
     (home / "trainyard.toml").write_text('script_wrapper = ["prlimit", "--nofile=123"]\n')
     settings_module.settings.cache_clear()
-    ran = run(own(text), tmp_path)
+    ran = run(script_job(text), tmp_path)
     assert ran.record["final_loss"] == 123.0
     (program,) = ran.of("program")
     assert program["argv"][:2] == ["prlimit", "--nofile=123"]
     monkeypatch.setenv("TRAINYARD_SCRIPT_WRAPPER", '["not-installed-here"]')
     settings_module.settings.cache_clear()
-    found = probe(BackendName.SCRIPT)
-    assert not found.available
-    assert "'not-installed-here'" in found.why
-    assert "script_wrapper" in found.fix
+    probe_result = probe(BackendName.SCRIPT)
+    assert not probe_result.available
+    assert "'not-installed-here'" in probe_result.why
+    assert "script_wrapper" in probe_result.fix
 
 
 @pytest.mark.slow
@@ -137,15 +137,15 @@ def test_what_the_built_in_script_lacks_your_own_may_have(
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "told"),
+    ("name", "error", "pattern"),
     [
         ("absent", NotFound, "E-SCRIPT: There is no script template 'absent'"),
         ("../evil", InvalidInput, "E-SCRIPT: '../evil' is not the name"),
         ("a/b", InvalidInput, "E-SCRIPT"),
     ],
 )
-def test_a_template_is_a_name_and_no_path(name: str, error: type[Exception], told: str, allowed: Path) -> None:
-    with pytest.raises(error, match=told):
+def test_a_template_is_a_name_and_no_path(name: str, error: type[Exception], pattern: str, allowed: Path) -> None:
+    with pytest.raises(error, match=pattern):
         templates.template_path(name)
 
 
@@ -154,8 +154,8 @@ def test_a_script_without_its_template_starts_nothing(allowed: Path, jobs: Jobs,
         run(jobs(backend="script", launch={"script": "absent"}), tmp_path)
 
 
-def test_own_script_needs_only_weights_and_a_told_loss(own: Callable[..., TrainingJob], tmp_path: Path) -> None:
-    ran = run(own("tell('progress', step=1, loss=2.5, learning_rate=0.1); tell('done'); leave()"), tmp_path)
+def test_own_script_needs_only_weights_and_a_told_loss(script_job: Callable[..., TrainingJob], tmp_path: Path) -> None:
+    ran = run(script_job("tell('progress', step=1, loss=2.5, learning_rate=0.1); tell('done'); leave()"), tmp_path)
     assert ran.record["losses"] == [[1, 2.5, 0.1]]
     assert (ran.record["precision"], ran.record["counted"]) == ("unknown", "nothing")
     assert "print" not in ran.record["log_head"]
@@ -163,7 +163,7 @@ def test_own_script_needs_only_weights_and_a_told_loss(own: Callable[..., Traini
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "pattern"),
     [
         ("tell('progress', step=1, loss=2.5)", r"E-SCRIPT: .* left no output/adapter_config.json"),
         ("leave()", r"E-SCRIPT: .* reported no step"),
@@ -181,27 +181,29 @@ def test_own_script_needs_only_weights_and_a_told_loss(own: Callable[..., Traini
         pytest.param("1 +", r"E-SCRIPT: .*SyntaxError", marks=pytest.mark.slow),
     ],
 )
-def test_a_script_that_fails_says_why(text: str, told: str, own: Callable[..., TrainingJob], tmp_path: Path) -> None:
-    with pytest.raises(TrainyardError, match=told):
-        run(own(text), tmp_path)
+def test_a_script_that_fails_says_why(
+    text: str, pattern: str, script_job: Callable[..., TrainingJob], tmp_path: Path
+) -> None:
+    with pytest.raises(TrainyardError, match=pattern):
+        run(script_job(text), tmp_path)
 
 
 def test_a_script_that_ignores_the_request_is_killed_after_the_grace(
-    own: Callable[..., TrainingJob], tmp_path: Path
+    script_job: Callable[..., TrainingJob], tmp_path: Path
 ) -> None:
     text = "import signal, time; signal.signal(15, signal.SIG_IGN); tell('progress', step=1, loss=1.0); time.sleep(600)"
     seen: list[Any] = []
 
-    def wanted() -> DesiredState:
+    def read_desired_state() -> DesiredState:
         return DesiredState.CANCEL if any(event["event"] == "progress" for event in seen) else DesiredState.RUN
 
     with pytest.raises(TrainingStopped, match="by force"):
-        run(own(text), tmp_path, note=seen.append, desired_state=wanted, grace_s=1, poll_s=0.1)
+        run(script_job(text), tmp_path, note=seen.append, desired_state=read_desired_state, grace_s=1, poll_s=0.1)
     (program,) = [event for event in seen if event["event"] == "program"]
     assert not still_runs(program["program_pid"])
 
 
-def test_a_script_that_forks_leaves_nothing_behind(own: Callable[..., TrainingJob], tmp_path: Path) -> None:
+def test_a_script_that_forks_leaves_nothing_behind(script_job: Callable[..., TrainingJob], tmp_path: Path) -> None:
     text = """
 import time
 for _ in range(2):
@@ -217,7 +219,7 @@ tell("warning", text=" ".join(path.name for path in Path(".").glob("escaped-*"))
 tell("progress", step=1, loss=1.0)
 leave()
 """
-    ran = run(own(text), tmp_path)
+    ran = run(script_job(text), tmp_path)
     (warning,) = ran.of("warning")
     escaped = [int(name.partition("-")[2]) for name in warning["text"].split()]
     assert len(escaped) == 2
@@ -226,7 +228,7 @@ leave()
 
 @pytest.mark.slow
 def test_a_script_that_prints_a_gigabyte_costs_a_file_that_is_shortened(
-    own: Callable[..., TrainingJob], tmp_path: Path
+    script_job: Callable[..., TrainingJob], tmp_path: Path
 ) -> None:
     text = """
 line = b"x" * 1023 + b"\\n"
@@ -237,7 +239,7 @@ os.write(1, b"the last line\\n")
 tell("progress", step=1, loss=1.0); leave()
 """
     before = psutil.Process().memory_info().rss
-    ran = run(own(text), tmp_path)
+    ran = run(script_job(text), tmp_path)
     assert psutil.Process().memory_info().rss - before < 100 << 20
     assert ran.record["log_head"].startswith("the first line")
     (log,) = (tmp_path / "home" / "runs" / "training").glob("*/child.log")
@@ -259,11 +261,11 @@ def test_a_long_log_keeps_its_ends(tmp_path: Path) -> None:
     assert len(text) < 65 << 20
 
 
-def test_an_edited_template_begins_anew(own: Callable[..., TrainingJob], tmp_path: Path) -> None:
-    job = own("Path('checkpoints').mkdir(); sys.exit('not yet')")
+def test_an_edited_template_begins_anew(script_job: Callable[..., TrainingJob], tmp_path: Path) -> None:
+    job = script_job("Path('checkpoints').mkdir(); sys.exit('not yet')")
     with pytest.raises(TrainyardError, match="not yet"):
         run(job, tmp_path)
-    own("assert not Path('checkpoints').exists(); tell('progress', step=1, loss=1.0); leave()")
+    script_job("assert not Path('checkpoints').exists(); tell('progress', step=1, loss=1.0); leave()")
     assert run(job, tmp_path).record["steps"] == 1
 
 
@@ -287,19 +289,19 @@ def test_the_ejected_script_runs_by_hand(
 ) -> None:
     """Without any of our packages on its path, and without permission: it is the user's own program now."""
     job = jobs(port, backend="script", hyperparameters={"max_steps": 4}, **config)
-    place = tmp_path / "mine"
-    files.write(job, place, keep_work=False)
+    script_folder = tmp_path / "mine"
+    files.write(job, script_folder, keep_work=False)
     ran = subprocess.run(
-        [sys.executable, "-I", "train.py", "spec.json"], cwd=place, capture_output=True, text=True, check=False
+        [sys.executable, "-I", "train.py", "spec.json"], cwd=script_folder, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert "trainyard" not in (place / "train.py").read_text().replace("TRAINYARD_EVENTS", "").lower()
-    report = json.loads((place / "output" / "report.json").read_text())
+    assert "trainyard" not in (script_folder / "train.py").read_text().replace("TRAINYARD_EVENTS", "").lower()
+    report = json.loads((script_folder / "output" / "report.json").read_text())
     assert report["steps"] == 4
     if port is Port.PREFERENCE and not config:
         assert abs(report["losses"][0][1] - 0.6931) < 1e-3
     with pytest.raises(InvalidInput, match=r"E-FILE-EXISTS: .*A script that you edited is not overwritten"):
-        files.write(job, place, keep_work=False)
+        files.write(job, script_folder, keep_work=False)
 
 
 def test_a_template_that_runs_away_is_found_before_the_script_renders_without_limits(
@@ -318,13 +320,15 @@ def test_a_paused_script_continues_and_ends_in_the_same_weights(allowed: Path, j
     whole = run(job, tmp_path / "whole")
     seen: list[Any] = []
 
-    def wanted() -> DesiredState:
+    def read_desired_state() -> DesiredState:
         return DesiredState.PAUSE if any(event.get("step", 0) >= 3 for event in seen) else DesiredState.RUN
 
     with pytest.raises(TrainingStopped, match="its checkpoint is kept"):
-        run(job, tmp_path / "parts", note=seen.append, desired_state=wanted, poll_s=0.02)
+        run(job, tmp_path / "parts", note=seen.append, desired_state=read_desired_state, poll_s=0.02)
     parts = run(job, tmp_path / "parts")
     assert parts.of("begin")[0]["restarted_from"]["step"] >= 3
     assert [loss for _, loss, _ in parts.record["losses"]] == [loss for _, loss, _ in whole.record["losses"]]
-    ours, theirs = (load_file(one.folder / "adapter_model.safetensors") for one in (whole, parts))
-    assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
+    whole_weights, parts_weights = (
+        load_file(training.folder / "adapter_model.safetensors") for training in (whole, parts)
+    )
+    assert all(bool((whole_weights[name] == parts_weights[name]).all()) for name in whole_weights)

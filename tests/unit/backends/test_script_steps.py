@@ -89,9 +89,9 @@ APART = {"type": "dpo", "shared_prompt": False}
 def test_the_script_takes_the_steps_of_the_native_engine(
     *, port: Port, config: dict[str, Any], jobs: Jobs, script: ModuleType, tmp_path: Path, home: Path
 ) -> None:
-    given = {**config, "hyperparameters": {"max_steps": STEPS, **config.get("hyperparameters", {})}}
-    native = train_here(jobs(port, backend="native", **given), tmp_path / "native").record
-    files.write(jobs(port, backend="script", **given), tmp_path / "mine", keep_work=False)
+    job_config = {**config, "hyperparameters": {"max_steps": STEPS, **config.get("hyperparameters", {})}}
+    native = train_here(jobs(port, backend="native", **job_config), tmp_path / "native").record
+    files.write(jobs(port, backend="script", **job_config), tmp_path / "mine", keep_work=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries, as in `train_here`
         script.main(str(tmp_path / "mine" / "spec.json"))

@@ -14,18 +14,18 @@ from trainyard.backends.native.sessions.batches import bounds_of, tensor_of_list
 
 @given(st.data())
 def test_lists_of_numbers_are_the_tensors_of_pytorch(data: st.DataObject) -> None:
-    one = data.draw(st.sampled_from([st.integers(-(2**63), 2**63 - 1), st.floats(width=64), st.booleans()]))
+    numbers = data.draw(st.sampled_from([st.integers(-(2**63), 2**63 - 1), st.floats(width=64), st.booleans()]))
     width = data.draw(st.integers(0, 4))
-    values = data.draw(st.lists(st.lists(one, min_size=width, max_size=width), max_size=4))
-    expected, found = torch.tensor(values), tensor_of_lists(values)
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+    values = data.draw(st.lists(st.lists(numbers, min_size=width, max_size=width), max_size=4))
+    expected, tensor = torch.tensor(values), tensor_of_lists(values)
+    assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
+    assert torch.equal(tensor.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.parametrize("values", [[[1, 2.5]], [[True, 2]], 5, [], [[]], [[1, 2], [3.5, 4]]])
 def test_mixed_numbers_are_the_tensors_of_pytorch(values: Any) -> None:
-    expected, found = torch.tensor(values), tensor_of_lists(values)
-    assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+    expected, tensor = torch.tensor(values), tensor_of_lists(values)
+    assert (tensor.dtype, tensor.tolist()) == (expected.dtype, expected.tolist())
 
 
 @pytest.mark.parametrize("values", ["ab", [["a"]], [[None]], {"a": 1}, None, [[1], [[2]]], [[2**80]]])
@@ -38,5 +38,5 @@ def test_what_has_no_numbers_is_an_error(values: Any) -> None:
 def test_the_bounds_of_lists_are_those_of_their_tensor(rows: list[list[int]], has_ignored: bool) -> None:
     ignored = -100 if has_ignored else None
     value = tensor_of_lists(rows)
-    kept = [one for row in rows for one in row if one != ignored] or [0]
-    assert bounds_of(value, rows, ignored) == bounds_of(value, None, ignored) == (min(kept), max(kept))
+    unmasked = [number for row in rows for number in row if number != ignored] or [0]
+    assert bounds_of(value, rows, ignored) == bounds_of(value, None, ignored) == (min(unmasked), max(unmasked))

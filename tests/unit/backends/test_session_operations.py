@@ -12,11 +12,11 @@ from trainyard.errors import Conflict, InvalidInput, LimitExceeded
 
 
 def carry_out(queue: OperationQueue, answer: dict[str, Any] | None = None, size: int = 10) -> int:
-    one = queue.take(1)
-    assert one is not None
-    assert one.state == "running"
-    queue.finish(one, answer or {"reply": {"seq": one.seq}}, size)
-    return one.seq
+    operation = queue.take(1)
+    assert operation is not None
+    assert operation.state == "running"
+    queue.finish(operation, answer or {"reply": {"seq": operation.seq}}, size)
+    return operation.seq
 
 
 def test_operations_are_numbered_and_taken_in_their_order() -> None:
@@ -29,22 +29,22 @@ def test_operations_are_numbered_and_taken_in_their_order() -> None:
 def test_callers_at_the_same_time_get_numbers_of_their_own() -> None:
     queue = OperationQueue()
     with ThreadPoolExecutor(8) as pool:
-        seqs = [one.seq for one in pool.map(lambda n: queue.enter("step", {"n": n}, b"", None), range(200))]
+        seqs = [operation.seq for operation in pool.map(lambda n: queue.enter("step", {"n": n}, b"", None), range(200))]
     assert sorted(seqs) == list(range(1, 201))
-    assert [one.seq for one in queue.waiting] == list(range(1, 201))
+    assert [operation.seq for operation in queue.waiting] == list(range(1, 201))
 
 
 def test_the_same_number_is_the_same_operation() -> None:
     queue = OperationQueue()
     first = queue.enter("forward", {"rows": [1]}, b"body", 1)
     assert queue.enter("forward", {"rows": [1]}, b"body", 1) is first
-    for verb, given, body in (
+    for verb, arguments, body in (
         ("step", {"rows": [1]}, b"body"),
         ("forward", {}, b"body"),
         ("forward", {"rows": [1]}, b""),
     ):
         with pytest.raises(Conflict, match="E-CONFLICT"):
-            queue.enter(verb, given, body, 1)
+            queue.enter(verb, arguments, body, 1)
     with pytest.raises(Conflict, match="E-STEP: The next operation of this session is 2, not 3"):
         queue.enter("step", {}, b"", 3)
     assert len(queue.waiting) == 1

@@ -63,27 +63,27 @@ def left(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Left:
     settings = load_settings(home=tmp_path_factory.mktemp("left") / ("long-" * 20) / "home", threads=1)
     row = {"prompt": "What is 2?", "chosen": "It is two.", "rejected": "It is nine."}
     with hosted(settings, record_of(tiny_model, stage="dpo", idle_s=1)) as session:
-        place = Path(session.place())
-        modes = [stat.S_IMODE(path.stat().st_mode) for path in (place, place.parent)]
+        path = Path(session.socket_path())
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (path, path.parent)]
         forward = session.call("forward", rows=[row], outputs=["logits"])
         with pytest.raises(TrainyardError) as refused:
             session.call("forward", rows=ROWS)
         session.train_step([row])
         session.call("save", name="all")
-        return Left(session, session.wait(120), place, *modes, forward, refused.value)
+        return Left(session, session.wait(120), path, *modes, forward, refused.value)
 
 
 def numbers(session: HostedSession, steps: int = STEPS) -> dict[str, Any]:
     """What `session_in_process` computes, through the socket."""
     done = [session.train_step() for _ in range(steps)]
-    (drawn,) = session.call("generate", prompts=[{"tokens": [5, 6, 7]}], sampling={"max_new_tokens": 8, "seed": 3})[
-        "completions"
-    ]
+    (completion,) = session.call(
+        "generate", prompts=[{"tokens": [5, 6, 7]}], sampling={"max_new_tokens": 8, "seed": 3}
+    )["completions"]
     return {
-        "losses": [one["loss"] for one in done],
-        "grad_norms": [one["grad_norm"] for one in done],
-        "ids": drawn["ids"],
-        "logprobs": drawn["logprobs"],
+        "losses": [step["loss"] for step in done],
+        "grad_norms": [step["grad_norm"] for step in done],
+        "ids": completion["ids"],
+        "logprobs": completion["logprobs"],
         "scored": session.call("logprobs", rows=[{"tokens": [5, 6, 7, 8]}])["logprobs"],
         "weights": session.call("save", name="last", kind="weights")["sha256"],
     }
@@ -94,8 +94,8 @@ def numbers_in_process(settings: Settings, session_id: str, out: Path, steps: in
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries
         session_in_process.main(str(settings.home), session_id, str(steps), str(out))
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_a_killed_session_continues_from_its_checkpoint_to_the_same_bits(
     assert read_status(here, record.id).state is SessionState.ENDED
     assert read_status(here, record.id).detail == "closed"
     whole = numbers_in_process(here, record.id, tmp_path / "in.json")
-    assert [*(one["loss"] for one in before), *after["losses"]] == whole["losses"]
+    assert [*(step["loss"] for step in before), *after["losses"]] == whole["losses"]
     assert after["weights"] == whole["weights"]
     assert after["ids"] == whole["ids"]
 
@@ -154,20 +154,20 @@ def test_an_operation_that_comes_twice_is_carried_out_once_also_after_a_resume(
 ) -> None:
     record = record_of(tiny_model)
     with hosted(here, record) as session:
-        found = session.call("forward", op_seq=1, rows=ROWS)
-        session.call("backward", op_seq=2, forward_id=found["forward_id"])
+        forward = session.call("forward", op_seq=1, rows=ROWS)
+        session.call("backward", op_seq=2, forward_id=forward["forward_id"])
         moved = session.call("step", op_seq=3)
         assert session.call("step", op_seq=3) == moved
         with pytest.raises(Conflict, match="E-CONFLICT: Operation 3 was another step call"):
             session.call("step", op_seq=3, learning_rate=0.5)
         with pytest.raises(Conflict, match="E-STEP"):
-            session.call("backward", op_seq=4, forward_id=found["forward_id"])
+            session.call("backward", op_seq=4, forward_id=forward["forward_id"])
         session.close()
     with hosted(here, record) as session:
         assert session.call("step", op_seq=3) == moved
         assert session.status()["global_step"] == 1
         with pytest.raises(Conflict, match="E-STEP: The gradients belong to a step that is done"):
-            session.call("backward", op_seq=4, forward_id=found["forward_id"])
+            session.call("backward", op_seq=4, forward_id=forward["forward_id"])
         assert session.call("zero_grad", op_seq=5) == {}
         assert session.call("forward", op_seq=6, rows=ROWS)["forward_id"] == "forward-2"
 
@@ -175,14 +175,14 @@ def test_an_operation_that_comes_twice_is_carried_out_once_also_after_a_resume(
 def test_futures_are_carried_out_in_their_order(shared: HostedSession) -> None:
     first = shared.status()["next_op_seq"]
     calls = [("forward", {"rows": ROWS}), ("zero_grad", {}), ("generate", {"prompts": [{"tokens": [1]}]})]
-    for at, (verb, given) in enumerate(calls):
-        header = {"call": "verb", "verb": verb, "given": given, "op_seq": first + at, "wait_s": 0}
-        assert ask(shared.place(), header)["state"] in ("pending", "running", "done")
-    found = [ask(shared.place(), {"call": "result", "op_seq": first + at, "wait_s": 30}) for at in range(3)]
-    assert [one["verb"] for one in found] == ["forward", "zero_grad", "generate"]
-    assert {one["state"] for one in found} == {"done"}
+    for at, (verb, arguments) in enumerate(calls):
+        header = {"call": "verb", "verb": verb, "given": arguments, "op_seq": first + at, "wait_s": 0}
+        assert ask(shared.socket_path(), header)["state"] in ("pending", "running", "done")
+    results = [ask(shared.socket_path(), {"call": "result", "op_seq": first + at, "wait_s": 30}) for at in range(3)]
+    assert [result["verb"] for result in results] == ["forward", "zero_grad", "generate"]
+    assert {result["state"] for result in results} == {"done"}
     with pytest.raises(Conflict, match="E-STEP: The reply of operation 900000 is not known"):
-        ask(shared.place(), {"call": "result", "op_seq": 900_000})
+        ask(shared.socket_path(), {"call": "result", "op_seq": 900_000})
 
 
 @pytest.mark.slow
@@ -190,16 +190,16 @@ def test_two_sessions_at_once_compute_what_each_computes_alone(
     here: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:
     records = [record_of(tiny_model, hyperparameters={"seed": seed}) for seed in (1, 2)]
-    with hosted(here, records[0], (0,)) as one, hosted(here, records[1], (1,)) as other:
-        found: dict[str, dict[str, Any]] = {}
-        threads = [Thread(target=lambda s=s: found.update({s.record.id: numbers(s)})) for s in (one, other)]
+    with hosted(here, records[0], (0,)) as first, hosted(here, records[1], (1,)) as second:
+        results: dict[str, dict[str, Any]] = {}
+        threads = [Thread(target=lambda s=s: results.update({s.record.id: numbers(s)})) for s in (first, second)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     alone = {record.id: numbers_in_process(here, record.id, tmp_path / f"{record.id}.json") for record in records}
-    assert found == alone
-    assert found[records[0].id]["weights"] != found[records[1].id]["weights"]
+    assert results == alone
+    assert results[records[0].id]["weights"] != results[records[1].id]["weights"]
 
 
 def test_a_session_that_nobody_calls_saves_and_ends(left: Left) -> None:
@@ -215,7 +215,7 @@ def test_a_session_that_is_asked_to_stop_saves_first(here: Settings, tiny_model:
     record = record_of(tiny_model)
     with hosted(here, record) as session:
         session.train_step()
-        session.wanted = DesiredState.CANCEL
+        session.desired_state = DesiredState.CANCEL
         outcome = session.wait()
     assert (outcome.status, outcome.reason) == (Status.STOPPED, "cancel")
     with hosted(here, record) as session:
@@ -230,7 +230,7 @@ def test_a_heartbeat_keeps_a_session_that_nobody_calls(tmp_path: Path, tiny_mode
     with hosted(load_settings(home=tmp_path / "home", threads=1), record_of(tiny_model, idle_s=4)) as session:
         for _ in range(10):
             time.sleep(0.6)
-            assert ask(session.place(), {"call": "heartbeat"}, timeout_s=10)["op_seq"] == 0
+            assert ask(session.socket_path(), {"call": "heartbeat"}, timeout_s=10)["op_seq"] == 0
         assert session.wait(120).status is Status.STOPPED
 
 
@@ -247,12 +247,15 @@ def test_everything_that_a_session_writes_is_its_users_alone(left: Left) -> None
 
 def test_outputs_are_kept_as_safetensors(shared: HostedSession) -> None:
     batch = {"input_ids": [[5, 6, 7], [8, 9]]}
-    found = shared.call("forward", batch=batch, outputs=["logits", "hidden_states"])
-    assert (found["forward_id"], found["loss"]) == ("", None)
-    assert [one["shape"][:3] for one in found["outputs"]] == [[2, 3, found["outputs"][0]["shape"][2]], [3, 2, 3]]
-    name = found["outputs"][0]["name"]
+    forward = shared.call("forward", batch=batch, outputs=["logits", "hidden_states"])
+    assert (forward["forward_id"], forward["loss"]) == ("", None)
+    assert [output["shape"][:3] for output in forward["outputs"]] == [
+        [2, 3, forward["outputs"][0]["shape"][2]],
+        [3, 2, 3],
+    ]
+    name = forward["outputs"][0]["name"]
     (tensor,) = load_file(shared.folder / "outputs" / f"{name}.safetensors").values()
-    assert list(tensor.shape) == found["outputs"][0]["shape"]
+    assert list(tensor.shape) == forward["outputs"][0]["shape"]
 
 
 def test_lists_tensors_and_rows_are_the_same_batch(shared: HostedSession) -> None:
@@ -289,25 +292,25 @@ def test_a_scale_below_zero_pushes_an_answer_away(shared: HostedSession) -> None
 
 
 def test_a_result_is_an_adapter_that_peft_reads(shared: HostedSession) -> None:
-    found = shared.call("save", name="mine", kind="result")
-    config = json.loads((Path(found["path"]) / "adapter_config.json").read_text())
+    saved = shared.call("save", name="mine", kind="result")
+    config = json.loads((Path(saved["path"]) / "adapter_config.json").read_text())
     assert config["peft_type"] == "LORA"
-    assert (Path(found["path"]) / "tokenizer" / "tokenizer.json").is_file()
+    assert (Path(saved["path"]) / "tokenizer" / "tokenizer.json").is_file()
     with pytest.raises(Conflict, match="E-FILE-EXISTS"):
         shared.call("save", name="mine", kind="result")
 
 
 def test_prompts_are_messages_texts_and_tokens(shared: HostedSession) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    found = shared.call(
+    completions = shared.call(
         "generate", prompts=[{"messages": messages}, {"text": "Hi"}, {"tokens": [5]}], samples=2,
         sampling={"max_new_tokens": 2, "temperature": 0.0},
     )["completions"]  # fmt: skip
-    assert [one["prompt"] for one in found] == [0, 0, 1, 1, 2, 2]
-    assert found[0]["ids"] == found[1]["ids"]
-    assert len(found[0]["prompt_ids"]) > len(found[2]["prompt_ids"]) > 0
-    assert found[4]["prompt_ids"] == [5]
-    assert all(len(one["logprobs"]) == len(one["ids"]) for one in found)
+    assert [completion["prompt"] for completion in completions] == [0, 0, 1, 1, 2, 2]
+    assert completions[0]["ids"] == completions[1]["ids"]
+    assert len(completions[0]["prompt_ids"]) > len(completions[2]["prompt_ids"]) > 0
+    assert completions[4]["prompt_ids"] == [5]
+    assert all(len(completion["logprobs"]) == len(completion["ids"]) for completion in completions)
 
 
 # A key
@@ -326,7 +329,7 @@ def test_checkpoints_with_a_key_contain_nothing_readable_and_need_it(
     sealed = load_settings(home=here.home, threads=1, checkpoint_key=str(key))
     record = record_of(tiny_model)
     with hosted(sealed, record) as session:
-        found = numbers(session)
+        session_numbers = numbers(session)
         session.call("save", name="all")
         session.close()
     files = [*session.folder.glob("checkpoints/*/state.*"), *session.folder.glob("saved/*/state.*")]
@@ -343,7 +346,7 @@ def test_checkpoints_with_a_key_contain_nothing_readable_and_need_it(
         again = session.call("save", name="again", kind="weights")
     weights = {path.name for path in session.folder.glob("saved/*")}
     assert weights == {"last", "all", "again"}
-    assert found["losses"] == numbers_in_process(here, record.id, tmp_path / "in.json")["losses"]
+    assert session_numbers["losses"] == numbers_in_process(here, record.id, tmp_path / "in.json")["losses"]
     assert again["sha256"]
 
 
@@ -409,10 +412,10 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any], type[TrainyardError], str]] = {
 
 @pytest.mark.parametrize("case", BAD_CALLS)
 def test_a_bad_call_is_refused_and_the_session_stays_open(shared: HostedSession, case: str) -> None:
-    verb, given, kind, words = BAD_CALLS[case]
+    verb, arguments, kind, pattern = BAD_CALLS[case]
     shared.call("zero_grad")
-    with pytest.raises(kind, match=words):
-        shared.call(verb, **given)
+    with pytest.raises(kind, match=pattern):
+        shared.call(verb, **arguments)
     assert shared.call("forward", rows=ROWS)["units"] > 0
 
 
@@ -437,7 +440,7 @@ def test_a_call_that_is_a_surprise_is_an_error_of_that_call_alone(shared: Hosted
 def test_a_bad_frame_ends_its_connection_and_not_the_session(shared: HostedSession, sent: bytes, code: str) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20)
-        connection.connect(shared.place())
+        connection.connect(shared.socket_path())
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         answer = receive_frame(connection)
@@ -449,7 +452,7 @@ def test_a_bad_frame_ends_its_connection_and_not_the_session(shared: HostedSessi
 def test_a_caller_that_leaves_in_the_middle_leaves_nothing_behind(shared: HostedSession) -> None:
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(shared.place())
+            connection.connect(shared.socket_path())
             connection.sendall(LENGTHS.pack(MAGIC, 1000, 0)[:10])
     assert shared.call("zero_grad") == {}
 

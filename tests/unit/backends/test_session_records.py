@@ -24,9 +24,9 @@ def test_a_file_is_read_once_until_it_is_replaced(tmp_path: Path) -> None:
 
 def test_a_session_that_was_resumed_answers_at_its_new_socket(tmp_path: Path) -> None:
     for number in range(3):
-        place = tmp_path / f"place-{number}"
-        place.mkdir()
-        write_json_durably(tmp_path / SOCKET_FILE, {"path": str(place / "calls"), "pid": number})
-        assert socket_of(tmp_path) == str(place / "calls")
+        socket_folder = tmp_path / f"place-{number}"
+        socket_folder.mkdir()
+        write_json_durably(tmp_path / SOCKET_FILE, {"path": str(socket_folder / "calls"), "pid": number})
+        assert socket_of(tmp_path) == str(socket_folder / "calls")
         remove_socket(tmp_path)
         assert socket_of(tmp_path) is None

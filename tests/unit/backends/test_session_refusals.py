@@ -24,15 +24,15 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 @pytest.mark.parametrize("template", REFUSED)
 def test_a_refused_conversation_is_an_error_of_its_call(template: str, jobs: Jobs, tmp_path: Path) -> None:
-    messages, words = REFUSED[template]
+    messages, pattern = REFUSED[template]
     job = jobs(backend="native", engine={"template": template}, hyperparameters={"max_length": 200})
     encoder = Encoder(assemble(job, tmp_path, Events(tmp_path / "events.jsonl"), "cpu").session)
     good = {"messages": [USER, ANSWER]}
     assert len(encoder.batch({"rows": [good, good]}, b"")["input_ids"]) == 2
-    with pytest.raises(InvalidInput, match=rf"E-STEP: The chat template refuses 1 of the 2 rows\. .*{words}"):
+    with pytest.raises(InvalidInput, match=rf"E-STEP: The chat template refuses 1 of the 2 rows\. .*{pattern}"):
         encoder.batch({"rows": [good, {"messages": messages}]}, b"")
     for ask in (True, False):
-        with pytest.raises(InvalidInput, match=rf"E-STEP: The chat template does not take these messages: .*{words}"):
+        with pytest.raises(InvalidInput, match=rf"E-STEP: The chat template does not take these messages: .*{pattern}"):
             encoder.prompts([{"messages": messages}], ask=ask)
     hidden = {"messages": [{**USER, "name": "Bob"}]}
     with pytest.raises(InvalidInput, match=r"E-STEP: The chat template does not write messages\.0\.name of this"):

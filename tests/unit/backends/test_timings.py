@@ -36,7 +36,7 @@ def test_measurements_are_kept(here: Settings) -> None:
     assert read_timings("k", here).measured == ()
     add_timing("k", ONE, here)
     add_timing("k", ONE.model_copy(update={"time": 2.0}), here)
-    assert [one.time for one in read_timings("k", here).measured] == [1.0, 2.0]
+    assert [measurement.time for measurement in read_timings("k", here).measured] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_measurements_are_kept(here: Settings) -> None:
 def test_a_file_that_cannot_be_used_is_no_measurement(here: Settings, text: str, note: str) -> None:
     here.timings.mkdir(parents=True)
     (here.timings / "k.json").write_text(text)
-    found = read_timings("k", here)
-    assert found.measured == ()
-    assert note in found.note
+    timings = read_timings("k", here)
+    assert timings.measured == ()
+    assert note in timings.note
     add_timing("k", ONE, here)
     assert read_timings("k", here).measured == (ONE,)
 
@@ -66,10 +66,20 @@ def test_the_time_of_a_training_is_read_from_its_events(jobs: Jobs) -> None:
     job = jobs(hyperparameters={"batch_size": 4, "save_steps": 5})
     # a second a step, but for the first ones and the one with the checkpoint of step 5
     watch = watched(9.0, 11.0, 12.0, 13.0, 14.0, 15.5, 16.5, 17.5)
-    found = read_measurement(job, watch, 20.0, "run", "abc")
-    assert found is not None
-    assert (found.seconds_per_step, found.save_s, found.start_s, found.end_s) == (1.0, 0.5, 1.0, 2.5)
-    assert (found.load_s, found.steps_per_epoch, found.tokens_per_row, found.data) == (7.0, 15.0, 10.0, "abc")
+    measurement = read_measurement(job, watch, 20.0, "run", "abc")
+    assert measurement is not None
+    assert (measurement.seconds_per_step, measurement.save_s, measurement.start_s, measurement.end_s) == (
+        1.0,
+        0.5,
+        1.0,
+        2.5,
+    )
+    assert (measurement.load_s, measurement.steps_per_epoch, measurement.tokens_per_row, measurement.data) == (
+        7.0,
+        15.0,
+        10.0,
+        "abc",
+    )
 
 
 def test_a_training_that_continued_or_was_short_measures_nothing(jobs: Jobs) -> None:
@@ -83,29 +93,29 @@ def test_an_evaluation_is_no_part_of_a_step(jobs: Jobs) -> None:
     watch({"event": "evaluation", "time": 40.0})
     for number, time in enumerate((42.0, 43.0, 44.0), 5):
         watch({"event": "progress", "step": number, "time": time})
-    found = read_measurement(jobs(), watch, 50.0, "run", "")
-    assert found is not None
-    assert found.seconds_per_step == 1.0
+    measurement = read_measurement(jobs(), watch, 50.0, "run", "")
+    assert measurement is not None
+    assert measurement.seconds_per_step == 1.0
 
 
 def test_a_probe_measures_and_leaves_nothing_else(jobs: Jobs, here: Settings, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     job = jobs(backend="native", device="cpu")
-    assert run_probe(job, tmp_path / "out", here, said.append) is None
-    (found,) = read_timings(key_of(job, here), here).measured
-    assert (found.source, found.max_length) == ("probe", 40)
-    assert found.seconds_per_step > 0
-    assert found.load_s > 0
-    assert found.tokens_per_row > 0
+    assert run_probe(job, tmp_path / "out", here, messages.append) is None
+    (measurement,) = read_timings(key_of(job, here), here).measured
+    assert (measurement.source, measurement.max_length) == ("probe", 40)
+    assert measurement.seconds_per_step > 0
+    assert measurement.load_s > 0
+    assert measurement.tokens_per_row > 0
     assert list((here.runs / "training").iterdir()) == []
 
 
 @pytest.mark.slow
 def test_two_measurements_at_once_wait_for_each_other(jobs: Jobs, here: Settings, tmp_path: Path) -> None:
     job = jobs(backend="native", device="cpu")
-    said: list[str] = []
+    messages: list[str] = []
     with ThreadPoolExecutor(2) as pool:
-        probes = [pool.submit(run_probe, job, tmp_path / f"out-{one}", here, said.append) for one in range(2)]
+        probes = [pool.submit(run_probe, job, tmp_path / f"out-{index}", here, messages.append) for index in range(2)]
         assert [probe.result() for probe in probes] == [None, None]
     first, second = read_timings(key_of(job, here), here).measured
     computed_s = second.load_s + second.end_s + 10 * second.seconds_per_step
@@ -137,7 +147,7 @@ def wait_for_pid(here: Settings, wait_s: float = 60.0) -> int:
         for path in (here.runs / "training").glob(f"*/{EVENTS_FILE}"):
             for event in read_events(path):
                 if event["event"] == "prepared":
-                    return next(int(one["pid"]) for one in read_events(path) if one["event"] == "started")
+                    return next(int(event["pid"]) for event in read_events(path) if event["event"] == "started")
         sleep(0.01)
     raise TimeoutError("no training began")
 

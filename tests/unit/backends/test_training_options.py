@@ -48,9 +48,9 @@ def test_a_stopped_job_ends_in_the_same_bits(backend: str, name: str, jobs: Jobs
     with pytest.raises(Stopped):
         trained(jobs, backend, name, tmp_path / "parts", stop_after=3)
     parts = trained(jobs, backend, name, tmp_path / "parts")
-    one, other = weights_in(whole.folder), weights_in(parts.folder)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(value, other[key]) for key, value in one.items())
+    whole_weights, parts_weights = weights_in(whole.folder), weights_in(parts.folder)
+    assert whole_weights.keys() == parts_weights.keys()
+    assert all(torch.equal(value, parts_weights[key]) for key, value in whole_weights.items())
     assert whole.record["losses"] == parts.record["losses"]
 
 
@@ -65,8 +65,10 @@ def test_an_adapter_that_began_with_the_base_serves_on_it(backend: str, jobs: Jo
     ids_BT = torch.arange(12)[None] + 40
     plain = base(ids_BT).logits.detach()
     served = PeftModel.from_pretrained(base, ran.folder).eval()
-    kept = dict(served.get_base_model().named_parameters())
-    assert all(torch.equal(value, kept[name.replace("proj.", "proj.base_layer.")]) for name, value in before.items())
+    parameters = dict(served.get_base_model().named_parameters())
+    assert all(
+        torch.equal(value, parameters[name.replace("proj.", "proj.base_layer.")]) for name, value in before.items()
+    )
     assert (served(ids_BT).logits - plain).abs().max() > 1e-3  # it learned
 
 

@@ -263,8 +263,8 @@ def test_every_schedule_of_the_table_trains(jobs: Jobs, tmp_path: Path, schedule
 @pytest.mark.slow
 def test_recomputed_activations_change_no_number(jobs: Jobs, sft_run: Ran, tmp_path: Path) -> None:
     job = jobs(hyperparameters={"save_steps": 5, "gradient_checkpointing": True})
-    ours = [loss for _, loss, _ in train_here(job, tmp_path).record["losses"]]
-    assert ours == pytest.approx([loss for _, loss, _ in sft_run.record["losses"]], abs=1e-5)
+    losses = [loss for _, loss, _ in train_here(job, tmp_path).record["losses"]]
+    assert losses == pytest.approx([loss for _, loss, _ in sft_run.record["losses"]], abs=1e-5)
 
 
 def test_gradient_of_a_step_does_not_depend_on_how_it_is_cut(tiny_model: Path) -> None:

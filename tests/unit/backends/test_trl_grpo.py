@@ -35,7 +35,7 @@ GROUP, BATCH, PROMPTS = 4, 16, 4
 WEIGHTS = "adapter_model.safetensors"
 
 
-def asked() -> list[Row]:
+def make_questions() -> list[Row]:
     """Sixteen questions, each answered once with yes and once with no."""
     return [conversation(f"Is node {n} up?", answer) for n in range(16) for answer in ("yes", "no")]
 
@@ -51,21 +51,27 @@ def undecided(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """Jobs on a model that answers each question with yes or no, as often with one as with the other."""
     folder = tmp_path_factory.mktemp("undecided")
     hyper = {"max_steps": 40, "batch_size": 16, "learning_rate": 5e-3}
-    ran = train_here(reading(jobs, folder, asked())(method="full", hyperparameters=hyper), folder / "run")
-    return reading(jobs, folder, asked(), ran.folder)
+    ran = train_here(reading(jobs, folder, make_questions())(method="full", hyperparameters=hyper), folder / "run")
+    return reading(jobs, folder, make_questions(), ran.folder)
 
 
 def grpo(
     jobs: Jobs, *rewards: dict[str, Any], hyper: dict[str, Any] | None = None, adapter: Path | None = None, **rest: Any
 ) -> TrainingJob:
     """Sixteen completions a step in groups of four. `rest`: settings of the rollouts and of the trainer."""
-    given = {"batch_size": BATCH, "max_steps": 4, "learning_rate": 2e-3, "schedule": "constant", **(hyper or {})}
+    hyperparameters = {
+        "batch_size": BATCH,
+        "max_steps": 4,
+        "learning_rate": 2e-3,
+        "schedule": "constant",
+        **(hyper or {}),
+    }
     trainer = {name: rest.pop(name) for name in ("method", "launch", "lora") if name in rest}
-    drawn = {"num_generations": GROUP, "max_completion_length": 6, "rewards": rewards or (YES,), **rest}
-    return jobs(stage={"type": "grpo", **drawn}, hyperparameters=given, adapter=adapter, **trainer)
+    grpo_settings = {"num_generations": GROUP, "max_completion_length": 6, "rewards": rewards or (YES,), **rest}
+    return jobs(stage={"type": "grpo", **grpo_settings}, hyperparameters=hyperparameters, adapter=adapter, **trainer)
 
 
-def told(ran: Ran, name: str) -> list[float]:
+def read_metric(ran: Ran, name: str) -> list[float]:
     return [event[name] for event in ran.of("progress")]
 
 
@@ -77,20 +83,22 @@ def learned(undecided: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def answers(model: Any, base: Path) -> list[str]:
     """What a model most probably says to each question."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    rows = [row for row in asked() if isinstance(row, SftRow)]
+    rows = [row for row in make_questions() if isinstance(row, SftRow)]
     examples, _ = encode_prompts(rows[::2], tokenizer, 64)
-    said = []
+    texts = []
     for example in examples:
         ids = torch.tensor([example["input_ids"]])
-        drawn = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
-        said.append(tokenizer.decode(drawn[0, ids.shape[1] :], skip_special_tokens=True).strip())
-    return said
+        generated = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
+        )
+        texts.append(tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True).strip())
+    return texts
 
 
 def test_reward_rises_and_the_adapter_says_what_was_rewarded(learned: Ran, undecided: Jobs) -> None:
-    rewards = told(learned, "reward")
+    rewards = read_metric(learned, "reward")
     assert statistics.mean(rewards[-15:]) > statistics.mean(rewards[:5]) + 0.15
-    assert told(learned, "reward_contains") == rewards
+    assert read_metric(learned, "reward_contains") == rewards
     base = AutoModelForCausalLM.from_pretrained(undecided.model, dtype=torch.float32)
     before = sum("no" in answer for answer in answers(base, undecided.model))
     adapted = PeftModel.from_pretrained(base, learned.folder).eval()
@@ -113,14 +121,14 @@ def test_record_and_files_are_those_of_every_adapter(learned: Ran, sft_run: Ran)
 def test_rewards_are_in_the_curve_of_the_job(undecided: Jobs, tmp_path: Path) -> None:
     ran = train_here(grpo(undecided), tmp_path)
     points = read_curve(read_events(tmp_path / EVENTS_FILE))
-    assert [point.reward for point in points] == told(ran, "reward")
+    assert [point.reward for point in points] == read_metric(ran, "reward")
 
 
 def test_ledger_balances_with_what_was_drawn(learned: Ran) -> None:
     """Every prompt counts once for each of its completions; 30 steps have 16 completions each."""
     tokens = learned.record["tokens"]
-    assert tokens["trained"] == pytest.approx(sum(told(learned, "completion_tokens")) * BATCH, abs=0.5)
-    assert told(learned, "tokens")[-1] == tokens["trained"] + tokens["masked"]
+    assert tokens["trained"] == pytest.approx(sum(read_metric(learned, "completion_tokens")) * BATCH, abs=0.5)
+    assert read_metric(learned, "tokens")[-1] == tokens["trained"] + tokens["masked"]
     (at_start,) = learned.of("ledger")
     assert (at_start["trained"], at_start["read"]) == (0, at_start["masked"])
     assert learned.record["data"]["rows"] == {"read": 32, "trained": 32}
@@ -149,8 +157,8 @@ def test_stopped_and_resumed_is_uninterrupted(stop_after: int, undecided: Jobs, 
     assert parts.of("begin")[-1]["restarted_from"] == {"step": stop_after + 1}
     assert parts.record["losses"] == whole.record["losses"]
     assert parts.record["tokens"] == whole.record["tokens"]
-    ours, theirs = (load_file(ran.folder / WEIGHTS) for ran in (parts, whole))
-    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    parts_weights, whole_weights = (load_file(ran.folder / WEIGHTS) for ran in (parts, whole))
+    assert all(torch.equal(parts_weights[name], value) for name, value in whole_weights.items())
 
 
 @pytest.mark.slow
@@ -161,7 +169,7 @@ def test_epsilon_bounds_what_a_second_step_learns_from_the_same_completions(unde
         train_here(grpo(undecided, hyper=hyper, num_iterations=2, epsilon=epsilon), tmp_path / str(epsilon))
         for epsilon in (0.01, 0.9)
     ]
-    (narrow_1, narrow_2), (wide_1, wide_2) = (told(ran, "grad_norm") for ran in runs)
+    (narrow_1, narrow_2), (wide_1, wide_2) = (read_metric(ran, "grad_norm") for ran in runs)
     assert narrow_1 == wide_1 > 0
     assert narrow_2 != wide_2
     narrow, wide = (load_file(ran.folder / WEIGHTS) for ran in runs)
@@ -182,11 +190,11 @@ def test_iterations_draw_once_and_stop_only_between_two_drawings(undecided: Jobs
     assert parts.of("begin")[-1]["restarted_from"] == {"step": 4}
     assert parts.record["losses"] == whole.record["losses"]
     assert parts.record["tokens"] == whole.record["tokens"]
-    drawn = [event["completion_tokens"] for event in whole.of("progress") if "completion_tokens" in event]
-    assert len(drawn) == 6
-    assert whole.record["tokens"]["trained"] == pytest.approx(sum(drawn) * BATCH, abs=0.5)
-    ours, theirs = (load_file(ran.folder / WEIGHTS) for ran in (parts, whole))
-    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    token_counts = [event["completion_tokens"] for event in whole.of("progress") if "completion_tokens" in event]
+    assert len(token_counts) == 6
+    assert whole.record["tokens"]["trained"] == pytest.approx(sum(token_counts) * BATCH, abs=0.5)
+    parts_weights, whole_weights = (load_file(ran.folder / WEIGHTS) for ran in (parts, whole))
+    assert all(torch.equal(parts_weights[name], value) for name, value in whole_weights.items())
 
 
 @pytest.mark.slow
@@ -194,10 +202,10 @@ def test_cut_into_micro_batches_changes_no_number(undecided: Jobs, tmp_path: Pat
     """Completions are drawn for a step, however it is cut; each of their tokens counts the same."""
     whole = train_here(grpo(undecided), tmp_path / "whole")
     cut = train_here(grpo(undecided, hyper={"batch_size": 2, "gradient_accumulation": 8}), tmp_path / "cut")
-    assert told(cut, "reward") == told(whole, "reward")
-    ours, theirs = (load_file(ran.folder / WEIGHTS) for ran in (cut, whole))
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, atol=2e-4, rtol=0, msg=name)
+    assert read_metric(cut, "reward") == read_metric(whole, "reward")
+    cut_weights, whole_weights = (load_file(ran.folder / WEIGHTS) for ran in (cut, whole))
+    for name, value in whole_weights.items():
+        torch.testing.assert_close(cut_weights[name], value, atol=2e-4, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("loss", by_default(["grpo"], ["grpo", "dr_grpo", "dapo", "bnpo"]))
@@ -206,14 +214,14 @@ def test_every_loss_moves_the_adapter(loss: str, undecided: Jobs, tmp_path: Path
     ran = train_here(grpo(undecided, loss=loss, hyper={"max_steps": 2, "warmup_ratio": 0}), tmp_path)
     if loss == "grpo":
         assert ran.record["first_loss"] == pytest.approx(0, abs=1e-6)
-    assert all(norm > 0 for norm in told(ran, "grad_norm"))
+    assert all(norm > 0 for norm in read_metric(ran, "grad_norm"))
     assert any(value.any() for name, value in load_file(ran.folder / WEIGHTS).items() if "lora_B" in name)
 
 
 @pytest.mark.parametrize("method", by_default(["lora"], ["lora", "dora", "full"]))
 def test_distance_from_the_model_as_it_was_begins_at_zero(method: str, undecided: Jobs, tmp_path: Path) -> None:
     ran = train_here(grpo(undecided, method=method, beta=0.1, hyper={"warmup_ratio": 0}), tmp_path)
-    distances = told(ran, "kl")
+    distances = read_metric(ran, "kl")
     assert distances[0] == pytest.approx(0, abs=1e-5)
     assert distances[-1] > 1e-3
     if method == "full":
@@ -222,9 +230,9 @@ def test_distance_from_the_model_as_it_was_begins_at_zero(method: str, undecided
 
 def test_stage_continues_an_adapter_against_its_start(learned: Ran, undecided: Jobs, tmp_path: Path) -> None:
     ran = train_here(grpo(undecided, NO, beta=0.1, adapter=learned.folder), tmp_path)
-    assert statistics.mean(told(ran, "reward")) > 0.7
-    assert told(ran, "kl")[0] == pytest.approx(0, abs=1e-5)
-    before, after = (load_file(one.folder / WEIGHTS) for one in (learned, ran))
+    assert statistics.mean(read_metric(ran, "reward")) > 0.7
+    assert read_metric(ran, "kl")[0] == pytest.approx(0, abs=1e-5)
+    before, after = (load_file(training.folder / WEIGHTS) for training in (learned, ran))
     assert before.keys() == after.keys()
     assert any(not torch.equal(after[name], value) for name, value in before.items())
     assert [entry["stage"] for entry in ran.record["lineage"]] == [None, "sft", "grpo"]
@@ -236,7 +244,7 @@ def test_rewards_are_added_by_their_weights_and_told_by_name(undecided: Jobs, tm
     for event in ran.of("progress"):
         parts = [event[f"reward_{name}"] for name in ("contains", "contains_2", "regex")]
         assert event["reward"] == pytest.approx(2 * parts[0] - parts[1] + parts[2])
-    assert len(set(told(ran, "reward_contains_2")) | {0.0}) > 1
+    assert len(set(read_metric(ran, "reward_contains_2")) | {0.0}) > 1
 
 
 @pytest.mark.parametrize("precision", by_default(["bf16"], ["bf16", "auto"]))
@@ -244,8 +252,8 @@ def test_rewards_are_added_by_their_weights_and_told_by_name(undecided: Jobs, tm
 def test_half_precision_draws_and_learns(precision: str, undecided: Jobs, tmp_path: Path) -> None:
     hyper = {"precision": precision, "gradient_checkpointing": True}
     ran = train_here(grpo(undecided, hyper=hyper), tmp_path)
-    assert any(reward > 0 for reward in told(ran, "reward"))
-    assert any(norm > 0 for norm in told(ran, "grad_norm"))
+    assert any(reward > 0 for reward in read_metric(ran, "reward"))
+    assert any(norm > 0 for norm in read_metric(ran, "grad_norm"))
 
 
 def test_order_is_grouped_and_leaves_out_others_in_each_pass() -> None:
@@ -262,14 +270,14 @@ def test_order_is_grouped_and_leaves_out_others_in_each_pass() -> None:
         missing |= set(range(7)) - set(rows)
     assert len(missing) > 2
     order.set_epoch(1)
-    drawn = list(islice(order.sample_epochs(), 4))
-    assert drawn[2:] == [list(order)[at : at + 6 : 2] for at in (0, 12)]
+    epochs = list(islice(order.sample_epochs(), 4))
+    assert epochs[2:] == [list(order)[at : at + 6 : 2] for at in (0, 12)]
 
 
 @pytest.mark.slow
 def test_prompts_that_fill_no_step_wait_for_another_pass(undecided: Jobs, tmp_path: Path) -> None:
-    own = reading(undecided, tmp_path, asked()[:6])
-    ran = train_here(grpo(own, hyper={"max_steps": None, "epochs": 3}), tmp_path / "run")
+    row_jobs = reading(undecided, tmp_path, make_questions()[:6])
+    ran = train_here(grpo(row_jobs, hyper={"max_steps": None, "epochs": 3}), tmp_path / "run")
     assert ran.record["steps"] == 3
     (warning,) = ran.of("warning")
     assert warning["text"] == (
@@ -299,7 +307,7 @@ def test_prompt_is_what_stands_before_the_last_answer(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (asked()[:3], r"E-BATCH: A step answers 4 prompts, and the data set has 3\. .*num_generations"),
+        (make_questions()[:3], r"E-BATCH: A step answers 4 prompts, and the data set has 3\. .*num_generations"),
         (
             [conversation("a long question " * 40, "lost")],
             r"E-DATA-EMPTY: None of 1 rows has a prompt .* 1 dropped_tru",
@@ -339,8 +347,8 @@ def test_stage_trains_in_two_processes(undecided: Jobs, tmp_path: Path) -> None:
     """Each draws completions of its own; the groups are put together before they are compared."""
     launch = {"strategy": "ddp", "processes": 2}
     ran = train_as_child(grpo(undecided, hyper={"max_steps": 20, "batch_size": BATCH // 2}, launch=launch), tmp_path)
-    rewards = told(ran, "reward")
+    rewards = read_metric(ran, "reward")
     assert statistics.mean(rewards[-5:]) > statistics.mean(rewards[:3])
     tokens = ran.record["tokens"]
-    assert tokens["trained"] == pytest.approx(sum(told(ran, "completion_tokens")) * BATCH, abs=0.5)
+    assert tokens["trained"] == pytest.approx(sum(read_metric(ran, "completion_tokens")) * BATCH, abs=0.5)
     assert tokens["masked"] > 0

@@ -14,14 +14,14 @@ from trainyard.train.rl.rewards import MODEL_REWARDS, REWARDS, SampledCompletion
 READ: TypeAdapter[Any] = TypeAdapter(Reward)
 
 
-def worth(said: str, answer: str = "Yes", tokens: int = 4, **settings: Any) -> float:
+def worth(text: str, answer: str = "Yes", tokens: int = 4, **settings: Any) -> float:
     read = READ.validate_python(settings)
-    return REWARDS[read.type](SampledCompletion(said, tokens), answer, read)
+    return REWARDS[read.type](SampledCompletion(text, tokens), answer, read)
 
 
 def test_every_type_has_its_function() -> None:
-    words = {one.model_fields["type"].default for one in get_args(get_args(Reward)[0])}
-    assert words == REWARDS.keys() | set(MODEL_REWARDS)
+    type_names = {reward_type.model_fields["type"].default for reward_type in get_args(get_args(Reward)[0])}
+    assert type_names == REWARDS.keys() | set(MODEL_REWARDS)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_catastrophic_pattern_takes_linear_time() -> None:
 
 
 def test_rewards_have_names_of_their_own() -> None:
-    given = [{"type": "regex", "pattern": "a"}, {"type": "exact_match"}, {"type": "regex", "pattern": "b"}]
-    found = named([READ.validate_python(each) for each in given])
-    assert list(found) == ["regex", "exact_match", "regex_2"]
-    assert found["regex_2"].pattern == "b"
+    rewards = [{"type": "regex", "pattern": "a"}, {"type": "exact_match"}, {"type": "regex", "pattern": "b"}]
+    by_name = named([READ.validate_python(each) for each in rewards])
+    assert list(by_name) == ["regex", "exact_match", "regex_2"]
+    assert by_name["regex_2"].pattern == "b"

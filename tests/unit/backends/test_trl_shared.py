@@ -28,10 +28,10 @@ REWARDS = [{"type": "regex", "pattern": "[a-e]"}, {"type": "regex", "pattern": "
 def job_of(model: Path, folder: Path, **stage: Any) -> Any:
     rows = [conversation(f"Is node {n} up?", "yes") for n in range(8)]
     write_rows(folder / "rows" / "rows.arrow", Port.SFT, rows)
-    drawn = {"type": "grpo", "num_generations": 4, "max_completion_length": 6, "rewards": REWARDS, **stage}
+    grpo_settings = {"type": "grpo", "num_generations": 4, "max_completion_length": 6, "rewards": REWARDS, **stage}
     # Adam would make whole steps of the rounding where all completions of a group have the same reward.
     hyper = {"batch_size": 8, "max_steps": 3, "learning_rate": 0.1, "schedule": "constant", "optimizer": "sgd"}
-    return Jobs(model, {Port.SFT: folder / "rows"}, folder / "locks")(stage=drawn, hyperparameters=hyper)
+    return Jobs(model, {Port.SFT: folder / "rows"}, folder / "locks")(stage=grpo_settings, hyperparameters=hyper)
 
 
 def trainer_of(model: Path, folder: Path, **stage: Any) -> OurGRPOTrainer:
@@ -44,7 +44,7 @@ def trainer_of(model: Path, folder: Path, **stage: Any) -> OurGRPOTrainer:
     return built
 
 
-def drawn() -> tuple[torch.Tensor, torch.Tensor]:
+def make_completions() -> tuple[torch.Tensor, torch.Tensor]:
     """Three completions of one prompt and two of another, of up to four tokens: ids and mask (5, 9)."""
     prompts = [[11, 12, 13, 14, 15]] * 3 + [[16, 17, 18]] * 2
     answers = [[21, 22, 23, 24], [25], [26, 27, 28], [21, 29], [30, 31, 32, 33]]
@@ -58,7 +58,7 @@ def drawn() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_completions_are_grouped_by_their_prompts() -> None:
-    first, second = group_completions(*drawn(), completion=4)
+    first, second = group_completions(*make_completions(), completion=4)
     assert first.prompt == [16, 17, 18]
     assert [at for at, _ in first.answers] == [0, 2]
     assert second.answers == [(1, [21, 22, 23, 24]), (3, [25]), (4, [26, 27, 28])]
@@ -67,8 +67,8 @@ def test_completions_are_grouped_by_their_prompts() -> None:
 @pytest.mark.parametrize("size", [None, 2])
 def test_scores_and_gradients_are_those_of_rows_apart(size: int | None, tiny_model: Path, tmp_path: Path) -> None:
     trainer = trainer_of(tiny_model, tmp_path, shared_prompt=True)
-    ids_BT, shown_BT = drawn()
-    found = []
+    ids_BT, shown_BT = make_completions()
+    scores = []
     for sharing in (PromptSharing(False, "not asked for"), trainer.sharing):
         trainer.sharing = sharing
         trainer.model.zero_grad()
@@ -78,9 +78,9 @@ def test_scores_and_gradients_are_those_of_rows_apart(size: int | None, tiny_mod
         assert entropies_BC is not None
         shown_BC = shown_BT[:, -4:]
         (logps_BC * shown_BC).sum().backward()
-        gradients = [given.grad.flatten() for given in trainer.model.parameters() if given.grad is not None]
-        found.append((logps_BC.detach() * shown_BC, entropies_BC.detach() * shown_BC, torch.cat(gradients)))
-    for apart, together in zip(*found, strict=True):
+        gradients = [parameter.grad.flatten() for parameter in trainer.model.parameters() if parameter.grad is not None]
+        scores.append((logps_BC.detach() * shown_BC, entropies_BC.detach() * shown_BC, torch.cat(gradients)))
+    for apart, together in zip(*scores, strict=True):
         torch.testing.assert_close(together, apart, atol=1e-5, rtol=1e-4)
 
 
@@ -97,9 +97,9 @@ def test_a_training_has_the_losses_of_rows_apart(beta: float, tiny_model: Path, 
     )
     for name in ("loss", "grad_norm", "reward"):
         # A step that uses the completions of an earlier one reports no rewards.
-        expected, found = ([one[name] for one in run.of("progress") if name in one] for run in (apart, together))
-        assert found
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        expected, shared = ([event[name] for event in run.of("progress") if name in event] for run in (apart, together))
+        assert shared
+        assert shared == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert max(event["grad_norm"] for event in apart.of("progress")) > 1e-3
     assert [(run.record["shared_prompt"], run.record["shared_prompt_why"]) for run in (apart, together)] == [
         (False, "not asked for"),
@@ -110,10 +110,10 @@ def test_a_training_has_the_losses_of_rows_apart(beta: float, tiny_model: Path, 
 
 def test_auto_shares_where_a_batch_gets_smaller(tiny_model: Path, tmp_path: Path) -> None:
     trainer = trainer_of(tiny_model, tmp_path)
-    ids_BT, shown_BT = drawn()
+    ids_BT, shown_BT = make_completions()
     long_BT, long_shown_BT = (torch.cat([part[:, :5].repeat(1, 8), part[:, 5:]], 1) for part in (ids_BT, shown_BT))
-    for ids, shown, pays in ((long_BT, long_shown_BT, True), (ids_BT[:2], shown_BT[:2], False)):
-        batch = collate_completions(group_completions(ids, shown, 4), ids.device)
+    for ids, mask, pays in ((long_BT, long_shown_BT, True), (ids_BT[:2], shown_BT[:2], False)):
+        batch = collate_completions(group_completions(ids, mask, 4), ids.device)
         assert trainer.sharing.pays(ids.shape, batch) is pays
 
 

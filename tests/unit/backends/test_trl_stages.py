@@ -80,9 +80,9 @@ def test_kto_begins_at_its_reference_and_learns_the_verdicts(kto_run: Ran) -> No
     assert kto_run.record["first_loss"] == pytest.approx(0.5, abs=1e-5)
     assert statistics.mean(losses(kto_run)[6:]) < 0.45
     assert kto_run.record["stage_settings"]["desirable_weight"] == 1.0
-    told = kto_run.of("progress")
-    assert [event["step"] for event in told] == list(range(1, 13))
-    assert all(event["kl"] >= 0 for event in told)
+    steps = kto_run.of("progress")
+    assert [event["step"] for event in steps] == list(range(1, 13))
+    assert all(event["kl"] >= 0 for event in steps)
 
 
 def test_kto_leaves_an_adapter_that_prefers_the_good_answers(kto_run: Ran, tiny_model: Path) -> None:
@@ -97,21 +97,21 @@ def test_kto_leaves_an_adapter_that_prefers_the_good_answers(kto_run: Ran, tiny_
 
 def log_ratio(model: Any, row: dict[str, list[int]]) -> float:
     """Log-probability of the chosen answer over that of the rejected one."""
-    found = []
+    logprobs = []
     for side in ("chosen_ids", "rejected_ids"):
         ids = torch.tensor([row["prompt_ids"] + row[side]])
         with torch.no_grad():
             logprobs_TV = torch.log_softmax(model(input_ids=ids).logits[0, :-1], dim=-1)
         own_T = logprobs_TV.gather(1, ids[0, 1:, None])[:, 0]
-        found.append(float(own_T[len(row["prompt_ids"]) - 1 :].sum()))
-    return found[0] - found[1]
+        logprobs.append(float(own_T[len(row["prompt_ids"]) - 1 :].sum()))
+    return logprobs[0] - logprobs[1]
 
 
 def test_reward_leaves_an_adapter_with_a_score_that_tells_the_pairs_apart(reward_run: Ran, tiny_model: Path) -> None:
     assert reward_run.record["final_loss"] < 0.1
-    told = reward_run.of("progress")
-    assert told[-1]["reward_accuracy"] == 1.0
-    assert told[-1]["reward_margin"] > 2
+    steps = reward_run.of("progress")
+    assert steps[-1]["reward_accuracy"] == 1.0
+    assert steps[-1]["reward_margin"] > 2
     config = json.loads((reward_run.folder / "adapter_config.json").read_text())
     assert (config["task_type"], config["base_model_name_or_path"]) == ("SEQ_CLS", str(tiny_model))
     model = PeftModel.from_pretrained(reward_model(tiny_model), reward_run.folder).eval()
@@ -142,7 +142,7 @@ def test_kto_of_whole_weights_has_a_reference_that_stays(jobs: Jobs, tmp_path: P
 def test_stage_continues_the_adapter_of_an_earlier_one(stage: str, jobs: Jobs, sft_run: Ran, tmp_path: Path) -> None:
     """KTO's reference is the earlier stage; a reward model gets its score beside the earlier adapter's matrices."""
     ran = train_here(jobs(PORTS[stage], stage=stage, adapter=sft_run.folder), tmp_path)
-    before, after = (load_file(one.folder / "adapter_model.safetensors") for one in (sft_run, ran))
+    before, after = (load_file(training.folder / "adapter_model.safetensors") for training in (sft_run, ran))
     assert after.keys() - before.keys() == ({"base_model.model.score.weight"} if stage == "reward" else set())
     assert before.keys() <= after.keys()
     assert any(not torch.equal(after[name], before[name]) for name in before)
@@ -183,10 +183,10 @@ def test_curve_and_result_are_those_of_the_native_engine(stage: str, method: str
     ):
         assert ran.record[name] == native.record[name], name
     weights = "adapter_model.safetensors" if method == "lora" else "model.safetensors"
-    ours, theirs = (load_file(one.folder / weights) for one in (ran, native))
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, atol=2e-4, rtol=0, msg=name)
+    trl_weights, native_weights = (load_file(training.folder / weights) for training in (ran, native))
+    assert trl_weights.keys() == native_weights.keys()
+    for name, value in native_weights.items():
+        torch.testing.assert_close(trl_weights[name], value, atol=2e-4, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("stage", by_default(["kto"], PORTS))
@@ -252,8 +252,8 @@ def test_adapter_on_the_output_layer_is_refused_where_trl_would_not_train_it(job
 
 
 def test_row_that_would_be_alone_in_its_batch_is_left_out_and_another_in_each_pass(jobs: Jobs, tmp_path: Path) -> None:
-    own = reading(jobs, tmp_path, Port.LABELLED, labelled_rows()[:5])
-    ran = train_here(own(Port.LABELLED, stage="kto", hyperparameters={"batch_size": 2}), tmp_path / "run")
+    row_jobs = reading(jobs, tmp_path, Port.LABELLED, labelled_rows()[:5])
+    ran = train_here(row_jobs(Port.LABELLED, stage="kto", hyperparameters={"batch_size": 2}), tmp_path / "run")
     assert ran.record["steps"] == 4
     (warning,) = ran.of("warning")
     assert warning["text"] == (
@@ -303,10 +303,10 @@ def test_only_one_sided_pairs_are_refused(jobs: Jobs, tmp_path: Path) -> None:
         train_here(job, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("stage", "wanted"), [("kto", "labelled"), ("reward", "preference")])
-def test_missing_rows_are_told(stage: str, wanted: str, jobs: Jobs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "kind"), [("kto", "labelled"), ("reward", "preference")])
+def test_missing_rows_are_told(stage: str, kind: str, jobs: Jobs, tmp_path: Path) -> None:
     job = jobs(PORTS[stage], stage=stage).model_copy(update={"data": {Port.SFT: str(jobs.data[Port.SFT])}})
-    with pytest.raises(InvalidInput, match=f"E-DATA-EMPTY: Stage {stage} needs {wanted} rows, .* was given: sft"):
+    with pytest.raises(InvalidInput, match=f"E-DATA-EMPTY: Stage {stage} needs {kind} rows, .* was given: sft"):
         train_here(job, tmp_path)
 
 

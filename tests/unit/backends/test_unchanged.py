@@ -104,15 +104,15 @@ def tensors(path: Path, **values: torch.Tensor) -> Path:
 
 
 def test_files_of_an_adapter_are_compared(tmp_path: Path) -> None:
-    ones, zeros = torch.ones(4, 2), torch.zeros(2, 4)
-    still = tensors(tmp_path / "still", lora_A=ones, lora_B=zeros)
-    moved = tensors(tmp_path / "moved", lora_A=ones, lora_B=zeros + 1e-30)
+    full, zeros = torch.ones(4, 2), torch.zeros(2, 4)
+    still = tensors(tmp_path / "still", lora_A=full, lora_B=zeros)
+    moved = tensors(tmp_path / "moved", lora_A=full, lora_B=zeros + 1e-30)
     wider = tensors(tmp_path / "wider", lora_A=torch.ones(8, 2), lora_B=torch.zeros(2, 8))
-    with_head = tensors(tmp_path / "head", lora_A=ones, lora_B=zeros, modules_to_save=ones.clone())
+    with_head = tensors(tmp_path / "head", lora_A=full, lora_B=zeros, modules_to_save=full.clone())
     assert [has_changed(path) for path in (still, moved, wider, with_head)] == [False, True, False, True]
     assert [has_changed(path, still) for path in (still, moved, wider)] == [False, True, True]
-    large = tensors(tmp_path / "large", lora_A=ones, lora_B=torch.zeros(2, 1 << 19))
+    large = tensors(tmp_path / "large", lora_A=full, lora_B=torch.zeros(2, 1 << 19))
     last = torch.zeros(2, 1 << 19)
     last[-1, -1] = 1.0
     assert not has_changed(large)
-    assert has_changed(tensors(tmp_path / "last", lora_A=ones, lora_B=last))
+    assert has_changed(tensors(tmp_path / "last", lora_A=full, lora_B=last))

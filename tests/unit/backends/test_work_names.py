@@ -31,9 +31,9 @@ from trainyard.spec.states import JobState
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 
-def job_with(**given: str) -> TrainingJob:
+def job_with(**fields: str) -> TrainingJob:
     config = resolve_trainer(TrainerConfig.model_validate({"engine": {"mirror": "file:///mirror"}}), "starter")
-    return TrainingJob(config=config, data={Port.SFT: "rows"}, base="starter", locks="locks", **given)
+    return TrainingJob(config=config, data={Port.SFT: "rows"}, base="starter", locks="locks", **fields)
 
 
 def test_equal_jobs_of_runs_and_tenants_share_no_folder() -> None:
@@ -68,12 +68,12 @@ def write_earlier_work(settings: Settings, run: str) -> Path:
 def test_a_run_of_an_earlier_version_finds_its_work(tmp_path: Path, continues: str) -> None:
     settings = load_settings(home=tmp_path)
     earlier = write_earlier_work(settings, "a")
-    others = [
+    other_jobs = [
         job_with(run="b", tenant="acme"),
         job_with(tenant="acme"),
         job_with(run="b", tenant="acme", continues="a"),
     ]
-    for other in others:
+    for other in other_jobs:
         assert adopt_earlier_work(work_folder(other, settings), other, settings) is None
     today = job_with(run="a", tenant="acme", continues=continues)
     assert adopt_earlier_work(work_folder(today, settings), today, settings) == earlier
@@ -88,8 +88,8 @@ def test_migrated_work_has_the_tenant_of_its_run_or_of_the_machine(tmp_path: Pat
         (settings.runs / run).mkdir()
         (settings.runs / run / "chain.json").write_bytes(orjson.dumps({"tenant": "acme", "nodes": []}))
     today = work_folder(job_with(run=run, tenant="acme" if run else "default"), settings)
-    found = list(work_folders_of_earlier_versions(settings.runs / "training", partial(complete_tenant, settings)))
-    assert found == [(earlier, today)]
+    folders = list(work_folders_of_earlier_versions(settings.runs / "training", partial(complete_tenant, settings)))
+    assert folders == [(earlier, today)]
 
 
 @dataclass
@@ -107,12 +107,17 @@ class Training:
     def steps(self) -> list[int]:
         return [event["step"] for event in self.events if event["event"] == "progress"]
 
-    def wanted(self) -> DesiredState:
+    def read_desired_state(self) -> DesiredState:
         return DesiredState.CANCEL if max(self.steps(), default=0) >= self.until else DesiredState.RUN
 
     def run(self, folder: Path) -> bytes:
         run_training(
-            self.job, folder, desired_state=self.wanted, on_event=self.note, settings=self.settings, poll_s=0.02
+            self.job,
+            folder,
+            desired_state=self.read_desired_state,
+            on_event=self.note,
+            settings=self.settings,
+            poll_s=0.02,
         )
         return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
 
@@ -140,9 +145,9 @@ def test_a_cancelled_training_continues_in_its_own_run_to_the_same_bits_and_in_n
     stopped, log = max(cancelled.steps()), work_folder(cancelled.job, settings) / LOG_FILE
     assert 12 <= stopped < 60
     lines = log.read_text()
-    others = [training_of("of-another-tenant", "beta"), training_of("of-the-same", "acme")]
-    weights = {training.run(tmp_path / training.job.run) for training in others}
-    for training in others:
+    other_trainings = [training_of("of-another-tenant", "beta"), training_of("of-the-same", "acme")]
+    weights = {training.run(tmp_path / training.job.run) for training in other_trainings}
+    for training in other_trainings:
         assert training.restarted_from is None
         assert training.steps() == list(range(1, 61))
         work = work_folder(training.job, settings)
@@ -159,11 +164,11 @@ def test_a_cancelled_training_continues_in_its_own_run_to_the_same_bits_and_in_n
 def test_a_run_continues_on_another_machine_from_its_mirror(home: Path, jobs: Jobs, tmp_path: Path) -> None:
     mirror = {"mirror": (tmp_path / "mirror").as_uri()}
     job = jobs(backend="native", hyperparameters={"max_steps": 60, "save_steps": 5}, engine=mirror)
-    own = job.model_copy(update={"run": "20270101-acme-engineering", "tenant": "acme"})
-    here = Training(own, load_settings(home=home), until=12)
+    tenant_job = job.model_copy(update={"run": "20270101-acme-engineering", "tenant": "acme"})
+    here = Training(tenant_job, load_settings(home=home), until=12)
     with pytest.raises(TrainingStopped, match="its checkpoint is kept"):
         here.run(tmp_path / "here")
-    there = Training(own.model_copy(update={"node": "nightly"}), load_settings(home=tmp_path / "there"))
+    there = Training(tenant_job.model_copy(update={"node": "nightly"}), load_settings(home=tmp_path / "there"))
     there.run(tmp_path / "out")
     assert there.restarted_from["step"] == max(here.steps())
     assert there.steps() == list(range(max(here.steps()) + 1, 61))
@@ -182,6 +187,8 @@ def test_a_job_that_another_program_submits_again_continues(home: Path, jobs: Jo
     assert first.wait(job_id, 60).state is JobState.PAUSED
     again = second.submit_local(job)
     assert second.wait(again, 120).state is JobState.COMPLETED
-    begun = [event["restarted_from"] for event in read_events(second.events_file(again)) if event["event"] == "begin"]
-    assert begun[0] is None
-    assert begun[-1]["step"] >= 6
+    restarts = [
+        event["restarted_from"] for event in read_events(second.events_file(again)) if event["event"] == "begin"
+    ]
+    assert restarts[0] is None
+    assert restarts[-1]["step"] >= 6

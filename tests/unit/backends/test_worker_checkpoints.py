@@ -51,8 +51,8 @@ def test_both_leave_the_same_checkpoints(tmp_path: Path) -> None:
         commit_as_worker(tmp_path / "worker", step, text)
         commit_as_store(tmp_path / "store", step, text)
         assert content(tmp_path / "worker") == content(tmp_path / "store")
-    found = checkpoints.newest_valid(tmp_path / "worker" / worker.CHECKPOINT_FOLDER)
-    assert (found.step, found.quarantined) == (9, ())
+    newest = checkpoints.newest_valid(tmp_path / "worker" / worker.CHECKPOINT_FOLDER)
+    assert (newest.step, newest.quarantined) == (9, ())
     names = sorted(path.name for path in (tmp_path / "worker" / worker.CHECKPOINT_FOLDER).iterdir())
     assert names == ["step-0000000006", "step-0000000009"]
 

@@ -23,8 +23,8 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "tasks"
 
 def talk(question: str, answer: str, **fields: object) -> Case:
     prompt = ({"role": "user", "content": question},)
-    said = {"role": "assistant", "content": answer}
-    return Case(id=question, cluster=question, prompt=prompt, answer=said, gold=(answer,), **fields)  # type: ignore[arg-type]
+    answer_message = {"role": "assistant", "content": answer}
+    return Case(id=question, cluster=question, prompt=prompt, answer=answer_message, gold=(answer,), **fields)  # type: ignore[arg-type]
 
 
 def test_every_name_has_a_row_with_the_direction_of_its_metric() -> None:
@@ -108,8 +108,8 @@ def test_forgetting_reads_the_fixed_general_set() -> None:
     assert len(lines) == 40
     assert len({line["text"] for line in lines}) == 40
     case = Case("g", "g", text=lines[0]["text"])
-    words = len(lines[0]["text"].split())
-    assert benchmark("forgetting").score(ToyModel(), [case]) == [pytest.approx(5.0 / words)]
+    num_words = len(lines[0]["text"].split())
+    assert benchmark("forgetting").score(ToyModel(), [case]) == [pytest.approx(5.0 / num_words)]
 
 
 def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:

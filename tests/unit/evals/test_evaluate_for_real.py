@@ -56,7 +56,7 @@ def job(trained: Path, base: Path, adapter: str = "candidate", **fields: Any) ->
         path=str(trained / "heldout" / "unseen_wording.arrow"),
         gold="synthetic (extractive)",
     )
-    given = {
+    defaults = {
         "base_model": "tiny",
         "base_path": str(base),
         "candidate": Participant(name="candidate", path=str(trained / adapter), kind="adapter"),
@@ -64,7 +64,7 @@ def job(trained: Path, base: Path, adapter: str = "candidate", **fields: Any) ->
         "heldout": (held,),
         "config": EvaluatorConfig(resamples=200, samples=1, least_rows=0),
     }
-    return EvaluationJob(**{**given, **fields})
+    return EvaluationJob(**{**defaults, **fields})
 
 
 @pytest.mark.slow
@@ -91,8 +91,8 @@ def test_a_trained_adapter_is_better_than_its_base_and_its_control(
     control = Participant(name="control", path=str(trained / "control"), kind="adapter")
     events: list[dict[str, Any]] = []
     live = Participant(name="live adapter acme/bot/v1", path=str(trained / "control"), kind="adapter")
-    given = job(trained, tiny_model, heldout=(wording, pairs), config=config, control=control, live=live)
-    produced = evaluate(given, tmp_path, on_event=events.append)
+    evaluation_job = job(trained, tiny_model, heldout=(wording, pairs), config=config, control=control, live=live)
+    produced = evaluate(evaluation_job, tmp_path, on_event=events.append)
 
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     lines = {line["name"]: line for line in report["benchmarks"]}
@@ -181,13 +181,13 @@ def test_the_job_follows_from_the_inputs(trained: Path, tiny_model: Path, tmp_pa
             reference(trained / "candidate", Port.ADAPTER),
         ],
     }
-    found = job_from_inputs(EvaluatorConfig(baseline="live"), inputs, threads=2)
-    assert found.candidate.path == str(trained / "candidate")
-    assert found.control is not None
-    assert found.control.path == str(trained / "control")
-    assert found.base_path == str(tiny_model)
-    assert found.baseline.name == "base (no adapter is live yet)"
-    assert [(held.name, held.gold) for held in found.heldout] == [("unseen_wording", "synthetic (extractive)")]
+    evaluation_job = job_from_inputs(EvaluatorConfig(baseline="live"), inputs, threads=2)
+    assert evaluation_job.candidate.path == str(trained / "candidate")
+    assert evaluation_job.control is not None
+    assert evaluation_job.control.path == str(trained / "control")
+    assert evaluation_job.base_path == str(tiny_model)
+    assert evaluation_job.baseline.name == "base (no adapter is live yet)"
+    assert [(held.name, held.gold) for held in evaluation_job.heldout] == [("unseen_wording", "synthetic (extractive)")]
     live = job_from_inputs(EvaluatorConfig(baseline="live"), inputs, threads=2, live=Path("/a/acme/bot/v3"))
     assert (live.baseline.name, live.baseline.path) == ("live adapter acme/bot/v3", "/a/acme/bot/v3")
 
@@ -213,9 +213,9 @@ def test_a_live_adapter_of_another_base_is_no_baseline(
     live.mkdir(parents=True)
     for file, content in files.items():
         (live / file).write_text(json.dumps(content))
-    found = baseline(EvaluatorConfig(baseline="live"), live, "ab")
-    assert (found.kind, found.name) == (kind, name)
-    assert found.path == (None if kind == "base" else str(live))
+    participant = baseline(EvaluatorConfig(baseline="live"), live, "ab")
+    assert (participant.kind, participant.name) == (kind, name)
+    assert participant.path == (None if kind == "base" else str(live))
 
 
 def test_what_is_live_is_compared_next_to_the_base_unless_it_is_the_candidate(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_what_is_live_is_compared_next_to_the_base_unless_it_is_the_candidate(tm
     live.mkdir(parents=True)
     (live / "training.json").write_text(json.dumps({"base_sha256": "ab"}))
     both = EvaluatorConfig(baseline="both")
-    found, note = live_participant(both, live, "ab", is_candidate=False)
-    assert (found and found.name, note) == ("live adapter acme/bot/v3", "")
+    participant, note = live_participant(both, live, "ab", is_candidate=False)
+    assert (participant and participant.name, note) == ("live adapter acme/bot/v3", "")
     assert live_participant(both, live, "ab", is_candidate=True)[1] == "The candidate is acme/bot/v3, which is live."
     assert live_participant(both, live, "cd", is_candidate=False)[1] == (
         "The base alone is compared: the live adapter acme/bot/v3 belongs to another base."

@@ -69,12 +69,12 @@ def report(tmp_path: Path, times: int = 1, **fields: Any) -> dict[str, Any]:
 
 def thinking(tmp_path: Path, control: str | None, **latent: Any) -> list[str]:
     """The notes on a candidate with a latent technique that is as good as its control."""
-    given = job(tmp_path, control=control is not None)
+    evaluation_job = job(tmp_path, control=control is not None)
     stage = {"stage_settings": {"latent": {"type": "coconut", "feedback": True, **latent}}}
-    for name, own in (("candidate", stage), ("control", {"control": control})):
-        (tmp_path / name / "training.json").write_text(json.dumps({**TRAINING, **own}))
+    for name, record in (("candidate", stage), ("control", {"control": control})):
+        (tmp_path / name / "training.json").write_text(json.dumps({**TRAINING, **record}))
     values = {"baseline": BASE, "candidate": TUNED, **({"control": TUNED} if control else {})}
-    return list(build_report(given, scores(scored("heldout_loss", "unseen_wording", values)))["notes"])
+    return list(build_report(evaluation_job, scores(scored("heldout_loss", "unseen_wording", values)))["notes"])
 
 
 def test_thoughts_without_a_control_of_the_same_curriculum_say_so(tmp_path: Path) -> None:
@@ -108,14 +108,14 @@ def test_the_larger_of_both_margins_counts(tmp_path: Path, margin: float, relati
 
 
 def test_the_verdict_and_the_adapter_stand_in_the_report(tmp_path: Path) -> None:
-    found = report(tmp_path, times=4)
-    assert found["gate"]["better"]
-    assert found["adapter_sha256"] == "ab" * 32
-    assert found["primary"] == "heldout_loss/unseen_wording"
-    facts = headline(found)
+    report_body = report(tmp_path, times=4)
+    assert report_body["gate"]["better"]
+    assert report_body["adapter_sha256"] == "ab" * 32
+    assert report_body["primary"] == "heldout_loss/unseen_wording"
+    facts = headline(report_body)
     assert facts["better"]
     assert set(facts["benchmarks"]) == {"heldout_loss/unseen_wording"}
-    json.dumps(found, allow_nan=False)
+    json.dumps(report_body, allow_nan=False)
 
 
 def test_a_candidate_like_its_control_synthetic_gold_and_skipped_rows_are_noted(tmp_path: Path) -> None:
@@ -140,43 +140,43 @@ def test_the_page_says_the_verdict_first_and_shows_the_ledger(tmp_path: Path) ->
 
 
 def test_better_on_few_rows_says_so_and_on_many_does_not(tmp_path: Path) -> None:
-    given = job(tmp_path, control=False)
+    evaluation_job = job(tmp_path, control=False)
     facts = {**TRAINING, "data": {"tokens": {}, "rows": {"read": 20, "trained": 14}}}
     (tmp_path / "candidate" / "training.json").write_text(json.dumps(facts))
-    found = build_report(
-        given, scores(scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
+    report_body = build_report(
+        evaluation_job, scores(scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
     )
-    assert found["gate"]["cautions"] == headline(found)["cautions"] == few_rows(14, 8)
-    assert (found["gate"]["better"], found["gate"]["better_on_few"]) == (False, True)
-    assert found["gate"]["few_rows"] == [
+    assert report_body["gate"]["cautions"] == headline(report_body)["cautions"] == few_rows(14, 8)
+    assert (report_body["gate"]["better"], report_body["gate"]["better_on_few"]) == (False, True)
+    assert report_body["gate"]["few_rows"] == [
         "14 rows to train on are not enough to say; at least 30 are needed.",
         "8 rows to evaluate on are not enough to say; at least 30 are needed.",
     ]
-    shown = summary("evaluator", NodeOutput(key="k", outputs={}, facts=headline(found)))
-    assert shown.startswith("not enough rows to say on heldout_loss/unseen_wording (5.062 to 4.338): 14 rows")
-    lower = given.model_copy(update={"config": EvaluatorConfig(resamples=500, least_rows=8)})
+    text = summary("evaluator", NodeOutput(key="k", outputs={}, facts=headline(report_body)))
+    assert text.startswith("not enough rows to say on heldout_loss/unseen_wording (5.062 to 4.338): 14 rows")
+    lower = evaluation_job.model_copy(update={"config": EvaluatorConfig(resamples=500, least_rows=8)})
     facts["data"]["rows"]["trained"] = 40
     (tmp_path / "candidate" / "training.json").write_text(json.dumps(facts))
-    found = build_report(
+    report_body = build_report(
         lower, scores(scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
     )
-    assert found["gate"]["better"]
-    assert markdown(found).startswith("# Evaluation report\n\n**Better, on few rows.** The candidate may replace")
+    assert report_body["gate"]["better"]
+    assert markdown(report_body).startswith("# Evaluation report\n\n**Better, on few rows.** The candidate may replace")
     many = {"baseline": BASE * 5, "candidate": TUNED * 5}
     (tmp_path / "candidate" / "training.json").write_text(json.dumps(TRAINING))
-    found = build_report(given, scores(scored("heldout_loss", "unseen_wording", many)))
-    assert found["gate"]["cautions"] == []
-    assert markdown(found).startswith("# Evaluation report\n\n**Better.**")
+    report_body = build_report(evaluation_job, scores(scored("heldout_loss", "unseen_wording", many)))
+    assert report_body["gate"]["cautions"] == []
+    assert markdown(report_body).startswith("# Evaluation report\n\n**Better.**")
 
 
 def test_not_better_lists_every_reason(tmp_path: Path) -> None:
     loss = scored("heldout_loss", "unseen_wording", {"baseline": TUNED * 4, "candidate": BASE * 4})
     right = scored("exact_match", "unseen_wording", {"baseline": [1.0] * 32, "candidate": [0.5] * 32})
-    found = build_report(job(tmp_path, control=False), scores(loss, right))
-    assert len(found["gate"]["reasons"]) == 2
-    assert "**Not better**, for 2 reasons. The candidate is not deployed." in markdown(found)
-    assert found["benchmarks"][0]["vs_control"] is None
-    assert "control" not in markdown(found)
+    report_body = build_report(job(tmp_path, control=False), scores(loss, right))
+    assert len(report_body["gate"]["reasons"]) == 2
+    assert "**Not better**, for 2 reasons. The candidate is not deployed." in markdown(report_body)
+    assert report_body["benchmarks"][0]["vs_control"] is None
+    assert "control" not in markdown(report_body)
 
 
 def test_hostile_samples_stay_in_their_cell() -> None:
@@ -215,8 +215,8 @@ def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
 def test_a_verdict_in_one_line_names_what_decided_it() -> None:
     def line(**facts: Any) -> str:
         metric = {"baseline": 5.46, "candidate": 4.854}
-        given = {"primary": "loss/heldout", "benchmarks": {"loss/heldout": metric}, **facts}
-        return summary("evaluator", NodeOutput(key="k", outputs={}, facts=given))
+        all_facts = {"primary": "loss/heldout", "benchmarks": {"loss/heldout": metric}, **facts}
+        return summary("evaluator", NodeOutput(key="k", outputs={}, facts=all_facts))
 
     assert line(better=True) == "better than the baseline on loss/heldout (5.460 to 4.854)"
     assert line(better=True, cautions=["Only 20 rows."]).endswith(" (5.460 to 4.854), on few rows: Only 20 rows")
@@ -233,23 +233,23 @@ def test_what_the_rollouts_of_a_training_reported_is_in_the_table_and_in_its_lin
     assert "share of groups with one reward" not in page
     node = NodeOutput(key="k", outputs={}, facts={**facts, "loss_at_start": None, "loss_at_end": None})
     assert "reward 0.250 to 0.750, 1.500 nats a token from its start" in summary("trainer", node)
-    chosen = {"asked": 4, "candidates": {"best_of": 3, "mean_reward": {"first": 0.5, "best": 1.25}}}
+    generator_facts = {"asked": 4, "candidates": {"best_of": 3, "mean_reward": {"first": 0.5, "best": 1.25}}}
     assert "the best of 3 answers, mean reward 0.500 to 1.250" in summary(
-        "ai_generator", NodeOutput(key="k", outputs={}, facts=chosen)
+        "ai_generator", NodeOutput(key="k", outputs={}, facts=generator_facts)
     )
 
 
 def test_a_candidate_has_to_be_better_than_base_and_live(tmp_path: Path) -> None:
     values = {"baseline": BASE * 4, "candidate": TUNED * 4, "live": SHUFFLED * 4}
     live = Participant(name="live adapter acme/desk/v1", path="/srv/adapters/acme/desk/v1", kind="adapter")
-    given = job(tmp_path, control=False).model_copy(update={"live": live})
-    found = build_report(given, scores(scored("heldout_loss", "unseen_wording", values)))
-    assert not found["gate"]["better"]
-    (reason,) = found["gate"]["reasons"]
+    evaluation_job = job(tmp_path, control=False).model_copy(update={"live": live})
+    report_body = build_report(evaluation_job, scores(scored("heldout_loss", "unseen_wording", values)))
+    assert not report_body["gate"]["better"]
+    (reason,) = report_body["gate"]["reasons"]
     assert "over acme/desk/v1, which is live and stays" in reason
-    assert (found["live"], found["benchmarks"][0]["live"]) == ("acme/desk/v1", pytest.approx(4.35))
-    assert "| live | better than live by |" in markdown(found)
+    assert (report_body["live"], report_body["benchmarks"][0]["live"]) == ("acme/desk/v1", pytest.approx(4.35))
+    assert "| live | better than live by |" in markdown(report_body)
     values["live"] = BASE * 4
-    found = build_report(given, scores(scored("heldout_loss", "unseen_wording", values)))
-    assert found["gate"]["better"]
-    assert headline(found)["live"] == "acme/desk/v1"
+    report_body = build_report(evaluation_job, scores(scored("heldout_loss", "unseen_wording", values)))
+    assert report_body["gate"]["better"]
+    assert headline(report_body)["live"] == "acme/desk/v1"

@@ -44,11 +44,11 @@ def test_too_few_cases_block_however_clear_they_are() -> None:
 
 
 def test_all_reasons_are_listed() -> None:
-    others = [
+    other_results = [
         measured("exact_match/unseen_wording", -0.3, -0.1),
         measured("forgetting/general", -1.2, -0.8, margin=0.5),
     ]
-    verdict = judge([measured(PRIMARY, -0.1, 0.3), *others], PRIMARY, 0.95)
+    verdict = judge([measured(PRIMARY, -0.1, 0.3), *other_results], PRIMARY, 0.95)
     assert [reason.split(":")[0] for reason in verdict.reasons] == [
         PRIMARY,
         "exact_match/unseen_wording",

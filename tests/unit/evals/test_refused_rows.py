@@ -39,7 +39,7 @@ RULES: dict[str, tuple[tuple[dict[str, Any], ...], str]] = {
 @pytest.fixture(params=RULES)
 def participant(request: pytest.FixtureRequest, tiny_model: Path) -> tuple[HuggingFaceModel, list[Case], str]:
     """A model with a template, two rows that it takes, one that it refuses, and its words."""
-    turns, words = RULES[request.param]
+    turns, reason = RULES[request.param]
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.chat_template = choose_template(request.param).text
     model = HuggingFaceModel(AutoModelForCausalLM.from_pretrained(tiny_model), tokenizer)
@@ -47,14 +47,14 @@ def participant(request: pytest.FixtureRequest, tiny_model: Path) -> tuple[Huggi
     return (
         model,
         [Case(f"f:{n}", f"{n}", prompt, ANSWER, ANSWER, (), ("x",)) for n, prompt in enumerate(prompts)],
-        words,
+        reason,
     )
 
 
 def job(*names: str) -> EvaluationJob:
-    given = {"benchmarks": [{"name": name, "path": "rows.jsonl", "margin": 0} for name in names]}
+    benchmarks = {"benchmarks": [{"name": name, "path": "rows.jsonl", "margin": 0} for name in names]}
     judged = {"judge": {"base_url": "http://127.0.0.1:1/v1", "model": "m", "answer_tokens": 8}}
-    config = EvaluatorConfig.model_validate({**given, **(judged if "judge" in names else {})})
+    config = EvaluatorConfig.model_validate({**benchmarks, **(judged if "judge" in names else {})})
     return EvaluationJob(base_model="b", base_path="b", candidate=Participant(name="c"), config=config)
 
 
@@ -62,29 +62,29 @@ def job(*names: str) -> EvaluationJob:
 def test_a_refused_row_is_left_out_and_counted(
     name: str, participant: tuple[HuggingFaceModel, list[Case], str]
 ) -> None:
-    model, cases, words = participant
+    model, cases, reason = participant
     line = BenchmarkSpec(name=name, path="rows.jsonl", margin=0)
     scored = program.score_line(line, cases, {"baseline": model, "candidate": model}, job(name))
     assert (scored["ids"], scored["skipped"]) == (["f:0", "f:2"], 1)
-    ((said, count),) = scored["refused"].items()
-    assert (said.startswith(words), count) == (True, 1)
+    ((message, count),) = scored["refused"].items()
+    assert (message.startswith(reason), count) == (True, 1)
     note = skipped_note({**scored, "rows": 2})
-    assert note.startswith(f"{name}/rows: 1 rows were left out: 1 were refused by the chat template ({words}")
+    assert note.startswith(f"{name}/rows: 1 rows were left out: 1 were refused by the chat template ({reason}")
 
 
 def test_the_error_of_an_empty_benchmark_has_the_words(participant: tuple[HuggingFaceModel, list[Case], str]) -> None:
-    model, cases, words = participant
+    model, cases, reason = participant
     line = BenchmarkSpec(name="exact_match", path="rows.jsonl", margin=0)
-    with pytest.raises(TrainyardError, match=rf"E-DATA-EMPTY: .*The chat template refuses 1 of 1 rows: {words}"):
+    with pytest.raises(TrainyardError, match=rf"E-DATA-EMPTY: .*The chat template refuses 1 of 1 rows: {reason}"):
         program.score_line(line, cases[1:2], {"baseline": model, "candidate": model}, job("exact_match"))
     assert model.timed(cases[1:2], 4) == [None]
 
 
 def test_reward_models_count_them(participant: tuple[HuggingFaceModel, list[Case], str]) -> None:
-    causal, cases, words = participant
+    causal, cases, reason = participant
     model = RewardModel(None, causal.tokenizer)
     assert model.rewards([(cases[1], ANSWER)]) == [None]
-    assert model.refused["f:1"].startswith(words)
+    assert model.refused["f:1"].startswith(reason)
 
 
 def test_a_choice_without_a_single_score_fails(tiny_model: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ PAIRS: list[Row] = [
 
 
 @pytest.fixture(scope="module")
-def made(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def trained_reward(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A random reward model, as an adapter folder with its score, and the model itself; pairs next to it."""
     folder = tmp_path_factory.mktemp("reward")
     write_rows(folder / "pairs.arrow", Port.PREFERENCE, PAIRS)
@@ -80,18 +80,20 @@ def rewards_of_training(model: Any, base: Path) -> tuple[list[float], list[float
     return chosen_P.tolist(), rejected_P.tolist()
 
 
-def test_scores_are_those_of_training(made: tuple[Path, Any], tiny_model: Path) -> None:
-    model, given = made[1], job(made[0], tiny_model)
-    participants = load_reward_participants(given)
+def test_scores_are_those_of_training(trained_reward: tuple[Path, Any], tiny_model: Path) -> None:
+    model, evaluation_job = trained_reward[1], job(trained_reward[0], tiny_model)
+    participants = load_reward_participants(evaluation_job)
     chosen, rejected = rewards_of_training(model, tiny_model)
-    (line,) = listed_benchmarks(given)
+    (line,) = listed_benchmarks(evaluation_job)
     assert (line.name, line.set) == ("reward_accuracy", "unseen_documents")
-    cases = cases_of(line, given)
+    cases = cases_of(line, evaluation_job)
     candidate = participants["candidate"]
     assert isinstance(candidate, RewardModel)
     answers = [(case, case.answer) for case in cases]
     assert candidate.rewards(answers) == pytest.approx(chosen, abs=1e-4)  # type: ignore[arg-type]
-    right = [float(one > other) for one, other in zip(chosen, rejected, strict=True)]
+    right = [
+        float(chosen_score > rejected_score) for chosen_score, rejected_score in zip(chosen, rejected, strict=True)
+    ]
     assert 0 < sum(right) < len(right)
     assert reward_accuracy(candidate, cases) == right
     assert reward_accuracy(participants["baseline"], cases) == [0.5] * len(cases)
@@ -100,19 +102,21 @@ def test_scores_are_those_of_training(made: tuple[Path, Any], tiny_model: Path) 
     assert isinstance(participants["baseline"], Chance)
 
 
-def test_an_evaluation_compares_with_chance(made: tuple[Path, Any], tiny_model: Path, tmp_path: Path) -> None:
-    chosen, rejected = rewards_of_training(made[1], tiny_model)
-    evaluate(job(made[0], tiny_model), tmp_path)
+def test_an_evaluation_compares_with_chance(trained_reward: tuple[Path, Any], tiny_model: Path, tmp_path: Path) -> None:
+    chosen, rejected = rewards_of_training(trained_reward[1], tiny_model)
+    evaluate(job(trained_reward[0], tiny_model), tmp_path)
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     (line,) = report["benchmarks"]
-    right = sum(one > other for one, other in zip(chosen, rejected, strict=True)) / len(chosen)
+    right = sum(
+        chosen_score > rejected_score for chosen_score, rejected_score in zip(chosen, rejected, strict=True)
+    ) / len(chosen)
     assert (line["name"], line["baseline"], line["candidate"]) == ("reward_accuracy", 0.5, pytest.approx(right))
     assert report["gate"]["primary"] == "reward_accuracy/unseen_documents"
     assert report["samples"] == []
     assert "chance" in (tmp_path / "report" / "report.md").read_text()
 
 
-def test_the_head_follows_from_the_training(made: tuple[Path, Any], tmp_path: Path) -> None:
-    adapter = Reference(uri=f"file://{made[0] / 'adapter'}", sha256="0" * 64, kind=Port.ADAPTER)
-    found = job_from_inputs(EvaluatorConfig(), {Port.ADAPTER: [adapter]}, threads=1)
-    assert (found.head, found.baseline.name) == ("reward", "chance (a base gives no scores)")
+def test_the_head_follows_from_the_training(trained_reward: tuple[Path, Any], tmp_path: Path) -> None:
+    adapter = Reference(uri=f"file://{trained_reward[0] / 'adapter'}", sha256="0" * 64, kind=Port.ADAPTER)
+    evaluation_job = job_from_inputs(EvaluatorConfig(), {Port.ADAPTER: [adapter]}, threads=1)
+    assert (evaluation_job.head, evaluation_job.baseline.name) == ("reward", "chance (a base gives no scores)")

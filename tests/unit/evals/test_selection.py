@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tests.unit.evals.test_reward_models import made  # noqa: F401
+from tests.unit.evals.test_reward_models import trained_reward  # noqa: F401
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.generation.candidates import Candidates
 from trainyard.data.renderers.rendering import Renderer
@@ -30,16 +30,16 @@ QUESTIONS = [
 ]
 
 
-def given(folder: Path) -> Produced:
+def write_candidates(folder: Path) -> Produced:
     """What a generator leaves: rows with the first answers, and the candidates."""
     part = folder / "sft"
     rows: list[Row] = [
-        SftRow([Message("user", one.prompt), Message("assistant", one.answers[0])], pair=one.pair)
-        for one in QUESTIONS
+        SftRow([Message("user", question.prompt), Message("assistant", question.answers[0])], pair=question.pair)
+        for question in QUESTIONS
         for _ in range(2)
     ]
     write_rows(part / "rows.arrow", Port.SFT, rows)
-    (part / "candidates.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in QUESTIONS))
+    (part / "candidates.jsonl").write_bytes(b"".join(msgspec.json.encode(question) + b"\n" for question in QUESTIONS))
     (part / "accounting.json").write_text('{"asked": 6}')
     facts: dict[str, Any] = {"candidates": {"best_of": 3, "drawn": 9, "missing": 0}}
     return Produced(outputs={Port.SFT: ProducedSet(folder="sft", rows=6, facts=facts)}, facts=facts)
@@ -48,48 +48,66 @@ def given(folder: Path) -> Produced:
 def scores_of(model: Any, base: Path) -> list[list[float | None]]:
     """What the model says of each candidate, one row at a time; None for the one that is too long for it."""
     renderer = Renderer(AutoTokenizer.from_pretrained(base))
-    found: list[list[float | None]] = []
-    for one in QUESTIONS:
-        found.append([])
-        for answer in one.answers:
-            asked, (said,) = renderer.answered(
-                [{"role": "user", "content": one.prompt}], [[{"role": "assistant", "content": answer}]]
+    scores: list[list[float | None]] = []
+    for question in QUESTIONS:
+        scores.append([])
+        for answer in question.answers:
+            prompt, (reply,) = renderer.answered(
+                [{"role": "user", "content": question.prompt}], [[{"role": "assistant", "content": answer}]]
             )
-            ids = [*renderer.ids(asked), *renderer.learned_ids(said)]
+            ids = [*renderer.ids(prompt), *renderer.learned_ids(reply)]
             fits = len(ids) <= model.config.max_position_embeddings
             with torch.no_grad():
-                found[-1].append(float(model(torch.tensor([ids])).logits[0, 0]) if fits else None)
-    return found
+                scores[-1].append(float(model(torch.tensor([ids])).logits[0, 0]) if fits else None)
+    return scores
 
 
-def test_the_answer_with_the_highest_reward_stays(made: tuple[Path, Any], tiny_model: Path, tmp_path: Path) -> None:  # noqa: F811
-    folder, model = made
+def test_the_answer_with_the_highest_reward_stays(
+    trained_reward: tuple[Path, Any],  # noqa: F811
+    tiny_model: Path,
+    tmp_path: Path,
+) -> None:
+    folder, model = trained_reward
     events: list[dict[str, Any]] = []
-    produced = choose_best(given(tmp_path), tmp_path, folder / "adapter", threads=1, seed=0, on_event=events.append)
+    produced = choose_best(
+        write_candidates(tmp_path), tmp_path, folder / "adapter", threads=1, seed=0, on_event=events.append
+    )
     expected = scores_of(model, tiny_model)
     assert expected[2][2] is None
-    best = [max(range(3), key=lambda at, own=own: -1e9 if own[at] is None else own[at]) for own in expected]  # type: ignore[misc]
+    best = [
+        max(range(3), key=lambda at, scores=scores: -1e9 if scores[at] is None else scores[at])  # type: ignore[misc]
+        for scores in expected
+    ]
     rows = list(read_rows(tmp_path / "sft" / "rows.arrow", Port.SFT))
-    wanted = [one.answers[place] for one, place in zip(QUESTIONS, best, strict=True)]
-    assert [row.messages[1].content for row in rows[::2]] == wanted  # type: ignore[union-attr]
-    chosen = produced.facts["candidates"]
-    assert (chosen["questions"], chosen["changed"], chosen["unscored"]) == (3, sum(place > 0 for place in best), 1)
-    highest = [own[place] for own, place in zip(expected, best, strict=True)]
-    assert chosen["mean_reward"]["best"] == pytest.approx(sum(highest) / 3, abs=1e-4)  # type: ignore[arg-type]
-    assert chosen["mean_reward"]["best"] >= chosen["mean_reward"]["first"]
-    assert json.loads((tmp_path / "sft" / "accounting.json").read_text()) == {"asked": 6, "candidates": chosen}
-    assert [one["step"] for one in events if one["event"] == "progress"] == [3]
+    expected_answers = [question.answers[index] for question, index in zip(QUESTIONS, best, strict=True)]
+    assert [row.messages[1].content for row in rows[::2]] == expected_answers  # type: ignore[union-attr]
+    candidates = produced.facts["candidates"]
+    assert (candidates["questions"], candidates["changed"], candidates["unscored"]) == (
+        3,
+        sum(index > 0 for index in best),
+        1,
+    )
+    highest = [row_scores[index] for row_scores, index in zip(expected, best, strict=True)]
+    assert candidates["mean_reward"]["best"] == pytest.approx(sum(highest) / 3, abs=1e-4)  # type: ignore[arg-type]
+    assert candidates["mean_reward"]["best"] >= candidates["mean_reward"]["first"]
+    assert json.loads((tmp_path / "sft" / "accounting.json").read_text()) == {"asked": 6, "candidates": candidates}
+    assert [event["step"] for event in events if event["event"] == "progress"] == [3]
 
 
-def test_a_batch_scores_as_single_rows_do(made: tuple[Path, Any], tiny_model: Path, tmp_path: Path) -> None:  # noqa: F811
-    judge = load_judge(SelectionJob(reward_model=str(made[0] / "adapter"), candidates=""))
-    for own, expected in zip(judge.score(QUESTIONS), scores_of(made[1], tiny_model), strict=True):
-        assert own == [pytest.approx(value, abs=1e-4) if value is not None else None for value in expected]
+def test_a_batch_scores_as_single_rows_do(trained_reward: tuple[Path, Any], tiny_model: Path, tmp_path: Path) -> None:  # noqa: F811
+    judge = load_judge(SelectionJob(reward_model=str(trained_reward[0] / "adapter"), candidates=""))
+    for row_scores, expected in zip(judge.score(QUESTIONS), scores_of(trained_reward[1], tiny_model), strict=True):
+        assert row_scores == [pytest.approx(value, abs=1e-4) if value is not None else None for value in expected]
 
 
 @pytest.mark.slow
-def test_a_choice_that_is_stopped_says_so(made: tuple[Path, Any], tmp_path: Path) -> None:  # noqa: F811
+def test_a_choice_that_is_stopped_says_so(trained_reward: tuple[Path, Any], tmp_path: Path) -> None:  # noqa: F811
     with pytest.raises(Conflict, match=r"E-STOPPED: The choice among the answers was stopped"):
         choose_best(
-            given(tmp_path), tmp_path, made[0] / "adapter", threads=1, seed=0, desired_state=lambda: DesiredState.CANCEL
+            write_candidates(tmp_path),
+            tmp_path,
+            trained_reward[0] / "adapter",
+            threads=1,
+            seed=0,
+            desired_state=lambda: DesiredState.CANCEL,
         )

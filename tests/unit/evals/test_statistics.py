@@ -45,12 +45,12 @@ def test_two_clusters_give_the_three_means_that_enumeration_gives() -> None:
 
 def test_the_interval_of_independent_rows_matches_the_normal_approximation() -> None:
     values = np.random.default_rng(0).normal(0.3, 1.0, 400)
-    found = bootstrap(values, [str(index) for index in range(400)], confidence=0.95, resamples=4000, seed=1)
+    interval = bootstrap(values, [str(index) for index in range(400)], confidence=0.95, resamples=4000, seed=1)
     half = 1.96 * values.std() / math.sqrt(400)
-    assert found.mean == pytest.approx(values.mean())
-    assert found.low == pytest.approx(values.mean() - half, abs=0.01)
-    assert found.high == pytest.approx(values.mean() + half, abs=0.01)
-    assert found.cases == 400
+    assert interval.mean == pytest.approx(values.mean())
+    assert interval.low == pytest.approx(values.mean() - half, abs=0.01)
+    assert interval.high == pytest.approx(values.mean() + half, abs=0.01)
+    assert interval.cases == 400
 
 
 def test_rows_of_one_document_are_no_independent_evidence() -> None:
@@ -66,8 +66,8 @@ def test_rows_of_one_document_are_no_independent_evidence() -> None:
 
 
 def test_one_cluster_has_a_mean_and_no_interval() -> None:
-    found = bootstrap(np.array([1.0, 3.0]), ["a", "a"], confidence=0.95, resamples=100, seed=0)
-    assert asdict(found) == {"mean": 2.0, "low": None, "high": None, "cases": 1}
+    interval = bootstrap(np.array([1.0, 3.0]), ["a", "a"], confidence=0.95, resamples=100, seed=0)
+    assert asdict(interval) == {"mean": 2.0, "low": None, "high": None, "cases": 1}
 
 
 def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> None:

@@ -75,8 +75,8 @@ def test_each_shape_of_row_gives_what_its_benchmarks_need() -> None:
 
 def test_a_long_set_is_thinned_evenly(tmp_path: Path) -> None:
     rows: list[Row] = [SftRow(talk(answer=str(index)), source=f"f:{index}") for index in range(100)]
-    one = job(held(tmp_path / "h.arrow", Port.SFT, rows))
-    cases = cases_of(BenchmarkSpec(name="heldout_loss", set="unseen_documents", max_rows=4), one)
+    evaluation_job = job(held(tmp_path / "h.arrow", Port.SFT, rows))
+    cases = cases_of(BenchmarkSpec(name="heldout_loss", set="unseen_documents", max_rows=4), evaluation_job)
     assert [case.id for case in cases] == ["f:0", "f:25", "f:50", "f:75"]
     assert spread(cases, 4) is cases
 
@@ -110,16 +110,16 @@ def test_a_benchmark_without_any_rows_is_refused() -> None:
 
 
 def test_a_benchmark_that_does_not_fit_its_set_is_refused(tmp_path: Path) -> None:
-    one = job(held(tmp_path / "h.arrow", Port.SFT, [SftRow(talk(), source="s:1")]))
+    evaluation_job = job(held(tmp_path / "h.arrow", Port.SFT, [SftRow(talk(), source="s:1")]))
     with pytest.raises(InvalidInput, match=r"multiple_choice/unseen_documents has no row with the field 'choices'"):
-        cases_of(BenchmarkSpec(name="multiple_choice", set="unseen_documents"), one)
+        cases_of(BenchmarkSpec(name="multiple_choice", set="unseen_documents"), evaluation_job)
 
 
 def test_the_origin_of_the_gold_is_named(tmp_path: Path) -> None:
-    one = job(held(tmp_path / "h.arrow", Port.SFT, [SftRow(talk(), source="s:1")]))
-    assert gold_of(BenchmarkSpec(name="f1", path="/data/quiz.jsonl"), one) == "file (quiz.jsonl)"
-    assert gold_of(BenchmarkSpec(name="f1", set="unseen_documents"), one) == "file"
-    assert gold_of(BenchmarkSpec(name="forgetting"), one) == "fixed general text of this package"
+    evaluation_job = job(held(tmp_path / "h.arrow", Port.SFT, [SftRow(talk(), source="s:1")]))
+    assert gold_of(BenchmarkSpec(name="f1", path="/data/quiz.jsonl"), evaluation_job) == "file (quiz.jsonl)"
+    assert gold_of(BenchmarkSpec(name="f1", set="unseen_documents"), evaluation_job) == "file"
+    assert gold_of(BenchmarkSpec(name="forgetting"), evaluation_job) == "fixed general text of this package"
 
 
 def write(path: Path, *lines: object) -> Path:

@@ -23,12 +23,12 @@ from trainyard.train.rows.tokens import encode_sft
 
 
 def losses(model: Any, examples: list[dict[str, list[int]]]) -> list[float]:
-    found = []
+    losses = []
     with torch.inference_mode():
         for example in examples:
             batch = {name: torch.tensor([value]) for name, value in example.items()}
-            found.append(float(model(**batch).loss))
-    return found
+            losses.append(float(model(**batch).loss))
+    return losses
 
 
 def train_small(base: Path, folder: Path) -> None:
@@ -65,5 +65,5 @@ def train_small(base: Path, folder: Path) -> None:
         "tokens": {"read": 10, "trained": 4, "masked": 6, "truncated": 0, "dropped": 0},
     }
     for name in ("candidate", "control", "broken"):
-        own = {**training, "control": "shuffled_answers" if name == "control" else None}
-        (folder / name / "training.json").write_text(json.dumps(own))
+        record = {**training, "control": "shuffled_answers" if name == "control" else None}
+        (folder / name / "training.json").write_text(json.dumps(record))

@@ -21,13 +21,15 @@ from trainyard.testing.nights.doubles import parse_here
 
 @pytest.fixture(scope="session", autouse=True)
 def service() -> Iterator[ReadingService]:
-    with kept_service() as kept:
-        yield kept
+    with kept_service() as running_service:
+        yield running_service
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> NightDeps:
     night_program.prepare(tmp_path)
-    made = night_program.world(tmp_path)
-    corpora = Corpora(made.stores.corpora.root, parse=parse_here)
-    return replace(made, parse=parse_here, stores=replace(made.stores, graph=Kept().opened, corpora=corpora))
+    base_world = night_program.world(tmp_path)
+    corpora = Corpora(base_world.stores.corpora.root, parse=parse_here)
+    return replace(
+        base_world, parse=parse_here, stores=replace(base_world.stores, graph=Kept().opened, corpora=corpora)
+    )

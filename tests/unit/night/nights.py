@@ -30,9 +30,9 @@ def night(world: NightDeps, run: str = RUN, **more: Any) -> NightReport:
     return run_night(read_night({**CONFIG, **more}), world, run)
 
 
-def names_in(kept: Kept) -> dict[str, list[str]]:
+def names_in(graph_store: Kept) -> dict[str, list[str]]:
     """Name of an entity -> names of the documents that mention it."""
-    lines = [json.loads(line) for line in kept.graph.dump()]
+    lines = [json.loads(line) for line in graph_store.graph.dump()]
     documents = {line["key"]: line["names"] for line in lines if line["a"] == "document"}
     return {
         line["name"]: sorted(name for key in line["documents"] for name in documents[key])

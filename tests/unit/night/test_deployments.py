@@ -30,9 +30,9 @@ def test_units_are_whole_and_their_commands_exist(unit: Path) -> None:
     service = parser["Service"]
     assert service["User"] == "trainyard"
     assert service["Restart"] == "always"
-    words = service["ExecStart"].split()
-    if words[0].endswith("/trainyard"):
-        assert " ".join(words[1:3]) in OPERATIONS or words[1] in OPERATIONS
+    command = service["ExecStart"].split()
+    if command[0].endswith("/trainyard"):
+        assert " ".join(command[1:3]) in OPERATIONS or command[1] in OPERATIONS
     if preset := re.search(r"--preset (\S+)", service["ExecStart"]):
         assert (DEPLOYMENTS / "presets" / f"{preset.group(1)}.yaml").is_file()
 
@@ -68,7 +68,7 @@ def test_the_machine_of_the_night_is_an_l4_on_a_spot_machine() -> None:
     assert family is not None
     assert disk["initializeParams"]["sourceImage"] == f"global/images/family/{family.group(1)}"
     assert properties["machineType"] in (DEPLOYMENTS / "image" / "nightly.pkr.hcl").read_text()
-    scripts = {one["key"]: one["value"] for one in properties["metadata"]["items"]}
+    scripts = {item["key"]: item["value"] for item in properties["metadata"]["items"]}
     assert set(scripts) == {"startup-script", "shutdown-script"}
     for text in scripts.values():
         path = re.search(r"/opt/trainyard/(deployments/\S+)", text)
@@ -85,8 +85,8 @@ def test_scripts_of_the_machine_are_valid_and_name_what_is_there(script: Path) -
     text = script.read_text()
     for unit in re.findall(r"(trainyard-nightly-worker)\.service", text):
         assert (DEPLOYMENTS / "systemd" / f"{unit}.service").is_file()
-    for words in re.findall(r"bin/trainyard (\w+ \w+)", text):
-        assert words in OPERATIONS
+    for name in re.findall(r"bin/trainyard (\w+ \w+)", text):
+        assert name in OPERATIONS
     for preset in re.findall(r"--preset (\S+)", text):
         assert (DEPLOYMENTS / "presets" / f"{preset}.yaml").is_file()
 
@@ -97,18 +97,18 @@ def test_the_start_script_refuses_another_role_and_makes_or_starts_the_machine(t
     gcloud.write_text(f'#!/bin/sh\necho "$@" >> {log}\ncase "$*" in "$MISSING"*) exit 1 ;; esac\n')
     gcloud.chmod(0o755)
 
-    def start(*words: str, missing: str = "nothing") -> subprocess.CompletedProcess[str]:
+    def start(*arguments: str, missing: str = "nothing") -> subprocess.CompletedProcess[str]:
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MISSING": missing}
-        argv = ["bash", str(DEPLOYMENTS / "gcp" / "start.sh"), *words]
+        argv = ["bash", str(DEPLOYMENTS / "gcp" / "start.sh"), *arguments]
         return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
 
     assert start("laptop").returncode == 2
     assert not log.exists()
     assert start("worker", "gs://weights/night").returncode == 0
-    asked = log.read_text()
-    assert "add-metadata trainyard-night" in asked
-    assert "trainyard-role=worker,trainyard-weights-store=gs://weights/night" in asked
-    assert asked.splitlines()[-1].startswith("compute instances start trainyard-night")
+    log_text = log.read_text()
+    assert "add-metadata trainyard-night" in log_text
+    assert "trainyard-role=worker,trainyard-weights-store=gs://weights/night" in log_text
+    assert log_text.splitlines()[-1].startswith("compute instances start trainyard-night")
     log.unlink()
     assert start("night", missing="compute instances describe").returncode == 0
     created = log.read_text().splitlines()[-1]
@@ -119,9 +119,9 @@ def test_the_start_script_refuses_another_role_and_makes_or_starts_the_machine(t
 
 def test_the_image_holds_the_training_stack() -> None:
     lines = (DEPLOYMENTS / "image" / "Containerfile").read_text().splitlines()
-    words = [line.split()[0] for line in lines if line and not line.startswith(("#", " "))]
-    assert words[0] == "FROM"
-    assert set(words) <= {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "ENTRYPOINT", "CMD"}
+    instructions = [line.split()[0] for line in lines if line and not line.startswith(("#", " "))]
+    assert instructions[0] == "FROM"
+    assert set(instructions) <= {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "ENTRYPOINT", "CMD"}
     assert any("make setup" in line for line in lines)
     assert lines[[line.startswith("USER") for line in lines].index(True)] == "USER trainyard"
     assert not [line for line in lines if line.startswith("FROM") and ("latest" in line or ":" not in line)]

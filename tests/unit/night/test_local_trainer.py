@@ -39,8 +39,13 @@ def order(tmp_path: Path, tiny_model: Path) -> TrainingRequest:
 
 
 def trainer(order: TrainingRequest, run: Train, **training: Any) -> LocalTrainer:
-    given = {"method": "lora", "device": "cpu", "base_model": order.marker.base_model, "hyperparameters": HYPER}
-    config = read_night({"tenant": "acme", "phase2": {"training": {**given, **training}}})
+    trainer_fields = {
+        "method": "lora",
+        "device": "cpu",
+        "base_model": order.marker.base_model,
+        "hyperparameters": HYPER,
+    }
+    config = read_night({"tenant": "acme", "phase2": {"training": {**trainer_fields, **training}}})
     return LocalTrainer(config, load_settings(home=order.work.parent / "home", threads=1), run)
 
 
@@ -76,10 +81,10 @@ def test_a_training_that_does_not_fit_fails_where_that_is_asked_for(order: Train
     assert small.sizes == [8]
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, 3600), (60, 60), (7200, 3600)])
-def test_a_training_has_the_shorter_of_two_budgets(own: int | None, expected: int, order: TrainingRequest) -> None:
+@pytest.mark.parametrize(("budget_s", "expected"), [(None, 3600), (60, 60), (7200, 3600)])
+def test_a_training_has_the_shorter_of_two_budgets(budget_s: int | None, expected: int, order: TrainingRequest) -> None:
     small = Small()
-    trainer(order, small, hyperparameters={**HYPER, "batch_size": 4}, budget_s=own).train(order)
+    trainer(order, small, hyperparameters={**HYPER, "batch_size": 4}, budget_s=budget_s).train(order)
     assert small.budgets == [pytest.approx(expected, abs=30)]
 
 

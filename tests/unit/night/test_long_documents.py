@@ -23,36 +23,36 @@ def long_text(*names: str) -> str:
 
 
 def test_a_long_document_is_read_in_parts_with_facts_of_their_own(world: NightDeps) -> None:
-    kept = Kept()
-    world = replace(world, stores=replace(world.stores, graph=kept.opened))
+    graph_store = Kept()
+    world = replace(world, stores=replace(world.stores, graph=graph_store.opened))
     path = world.documents / "long.md"
     path.write_text(long_text("person Eve", "person Flo", "person Gus"), encoding="utf-8")
     assert night(world).phase1.done == 5
-    places = names_in(kept)
-    assert (places["Eve"], places["Flo"], places["Gus"]) == (["long.md"], ["long.md/#2"], ["long.md/#3"])
+    documents = names_in(graph_store)
+    assert (documents["Eve"], documents["Flo"], documents["Gus"]) == (["long.md"], ["long.md/#2"], ["long.md/#3"])
     path.write_text(long_text("person Eve", "person Hal", "person Gus"), encoding="utf-8")
     assert night(world, "20270103").phase1.waiting == 1
-    assert names_in(kept)["Hal"] == ["long.md/#2"]
-    assert "Flo" not in names_in(kept)
+    assert names_in(graph_store)["Hal"] == ["long.md/#2"]
+    assert "Flo" not in names_in(graph_store)
 
 
 def test_a_document_longer_than_the_context_is_read_in_windows_without_doubles(world: NightDeps) -> None:
     """What stands on a cut is in both windows: one entity, with both windows as its sources."""
-    kept = Kept()
+    graph_store = Kept()
     server = QuickServer()
     server.window_chars = 2_000
-    world = replace(world, stores=replace(world.stores, graph=kept.opened), server=server)
+    world = replace(world, stores=replace(world.stores, graph=graph_store.opened), server=server)
     lines = [f"person Person{number} Of The Board" for number in range(200)]
     (world.documents / "long.md").write_text("\n".join(lines), encoding="utf-8")
     report = night(world)
     assert report.state == "completed"
-    places = names_in(kept)
-    windows = {place for name in places for place in places[name] if place.startswith("long.md")}
+    documents = names_in(graph_store)
+    windows = {document for name in documents for document in documents[name] if document.startswith("long.md")}
     assert windows == {"long.md", *(f"long.md/#{number}" for number in range(2, len(windows) + 1))}
     assert len(windows) == 4
-    people = [name for name in places if name.startswith("Person")]
+    people = [name for name in documents if name.startswith("Person")]
     assert len(people) == 200 == report.phase1.new_entities - 4  # the others are of the two short documents
-    shared = [places[name] for name in people if len(places[name]) > 1]
+    shared = [documents[name] for name in people if len(documents[name]) > 1]
     assert len(shared) >= 3
     assert all(len(both) == 2 for both in shared)
     assert night(world, "20270103").phase1.waiting == 0
@@ -80,7 +80,7 @@ def test_documents_that_the_server_refuses_are_quarantined_and_the_phase_continu
     report = night(replace(world, server=RefusingServer(400)))
     assert report.phase1.failure is None
     assert (report.phase1.done, report.phase1.left, len(report.phase1.quarantined)) == (2, 0, 41)
-    reasons = {one.name: one.reason for one in report.phase1.quarantined}
+    reasons = {document.name: document.reason for document in report.phase1.quarantined}
     assert "status 400: This model's maximum context length is 8192 tokens" in reasons["a07.md"]
     assert night(replace(world, server=NeverAsked()), "20270103").phase1.waiting == 0
     (world.documents / "a07.md").write_text("person Grace", encoding="utf-8")
@@ -93,33 +93,33 @@ def test_a_server_that_lets_nobody_in_has_failed(world: NightDeps) -> None:
     report = night(replace(world, server=RefusingServer(401)))
     assert report.phase1.failure is not None
     assert report.phase1.left >= 30
-    assert not [one for one in report.phase1.quarantined if one.name != "three.md"]
+    assert not [document for document in report.phase1.quarantined if document.name != "three.md"]
 
 
 def test_a_part_that_is_gone_takes_its_facts_with_it_without_the_model(world: NightDeps) -> None:
-    kept = Kept()
-    world = replace(world, stores=replace(world.stores, graph=kept.opened))
+    graph_store = Kept()
+    world = replace(world, stores=replace(world.stores, graph=graph_store.opened))
     path = world.documents / "long.md"
     path.write_text(long_text("person Eve", "person Flo", "person Gus"), encoding="utf-8")
     night(world)
     path.write_text(long_text("person Eve", "person Flo"), encoding="utf-8")
     silent = replace(world, server=NeverAsked())
     assert night(silent, "20270103").state == "completed"
-    assert {"Eve", "Flo"} <= names_in(kept).keys()
-    assert "Gus" not in names_in(kept)
-    before = list(kept.graph.dump())
+    assert {"Eve", "Flo"} <= names_in(graph_store).keys()
+    assert "Gus" not in names_in(graph_store)
+    before = list(graph_store.graph.dump())
     night(silent, "20270104")
-    assert list(kept.graph.dump()) == before
+    assert list(graph_store.graph.dump()) == before
     path.write_text(long_text("person Eve", "person Flo", "person Gus"), encoding="utf-8")
     night(world, "20270105")
-    assert names_in(kept)["Gus"] == ["long.md/#3"]
+    assert names_in(graph_store)["Gus"] == ["long.md/#3"]
 
 
 def test_parts_that_only_the_graph_has_are_taken_away_after_a_crash(world: NightDeps) -> None:
     """A file grows, the process dies between the graph and the ledger, and the file is short again: twice, the second
     time when the ledger knows the part as gone."""
-    kept = Kept()
-    world = replace(world, stores=replace(world.stores, graph=kept.opened))
+    graph_store = Kept()
+    world = replace(world, stores=replace(world.stores, graph=graph_store.opened))
     path, short, grown = world.documents / "long.md", "person Eve", long_text("person Eve", "person Flo", "person Gus")
     path.write_text(short, encoding="utf-8")
     night(world)
@@ -127,11 +127,11 @@ def test_parts_that_only_the_graph_has_are_taken_away_after_a_crash(world: Night
         path.write_text(grown, encoding="utf-8")
         with pytest.raises(KeyboardInterrupt):
             night(replace(world, at=dies_at("night.graph.after")), first)
-        assert {"Eve", "Flo", "Gus"} <= names_in(kept).keys()
+        assert {"Eve", "Flo", "Gus"} <= names_in(graph_store).keys()
         path.write_text(short, encoding="utf-8")
         assert night(world, second).state == "completed"
-        assert "Eve" in names_in(kept)
-        assert not {"Flo", "Gus"} & names_in(kept).keys()
+        assert "Eve" in names_in(graph_store)
+        assert not {"Flo", "Gus"} & names_in(graph_store).keys()
         assert Intents(world).unsettled() == {}
 
 

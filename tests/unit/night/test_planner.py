@@ -27,8 +27,8 @@ def served(planner: Planner, slots: int, chance: random.Random, waiting: int = 1
     for _ in range(planner.slots):
         ask()
     while flying:
-        now, asked = heapq.heappop(flying)
-        planner.note(now, now - asked, waiting + len(flying))
+        now, sent_s = heapq.heappop(flying)
+        planner.note(now, now - sent_s, waiting + len(flying))
         if planner.admits(now):
             ask()
     return now
@@ -43,7 +43,7 @@ def test_the_second_prediction_holds_for_uneven_documents(slots: int, in_flight:
         assert served(planner, slots, random.Random(seed)) <= planner.deadline + 2.0
         assert planner.learnt_predicted is not None
         wrong.append(abs(planner.learnt_predicted / planner.done - 1.0))
-    assert sum(one <= 0.15 for one in wrong) >= 36
+    assert sum(error <= 0.15 for error in wrong) >= 36
 
 
 def test_the_first_prediction_holds_where_the_profile_is_right() -> None:

@@ -15,7 +15,7 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)
 
 
 @pytest.mark.parametrize(
-    ("name", "glob", "wanted"),
+    ("name", "glob", "expected"),
     [
         ("meetings/a.md", "meetings/**/*.md", True),
         ("meetings/2027/01/a.md", "meetings/**/*.md", True),
@@ -24,17 +24,17 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)
         ("a.yaml", "**", True),
     ],
 )
-def test_patterns(name: str, glob: str, wanted: bool) -> None:
-    assert matches(name, glob) is wanted
+def test_patterns(name: str, glob: str, expected: bool) -> None:
+    assert matches(name, glob) is expected
 
 
-def found(root: Path, name: str) -> StreamDocument:
+def find_document(root: Path, name: str) -> StreamDocument:
     documents = find_documents((StreamSpec(name="all", globs=("**",)),), root, RealFiles())
-    return next(one for one in documents if one.name == name)
+    return next(document for document in documents if document.name == name)
 
 
 def read(root: Path, name: str, most: int = 1_000_000) -> Content:
-    return DocumentReader("v1", root, RealFiles(), most, parse_limited).read(found(root, name))
+    return DocumentReader("v1", root, RealFiles(), most, parse_limited).read(find_document(root, name))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,9 @@ def test_a_hundred_megabytes_are_not_read(tmp_path: Path) -> None:
 
     with (tmp_path / "big.md").open("wb") as stream:
         stream.truncate(100 << 20)
-    content = DocumentReader("v1", tmp_path, Counting(), 1_000_000, parse_limited).read(found(tmp_path, "big.md"))
+    content = DocumentReader("v1", tmp_path, Counting(), 1_000_000, parse_limited).read(
+        find_document(tmp_path, "big.md")
+    )
     assert content.unreadable == "it has 104,857,600 bytes; at most 1,000,000 are read"
 
 
@@ -89,6 +91,6 @@ def test_a_document_that_may_not_be_read_is_quarantined(tmp_path: Path) -> None:
             raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "a.md").write_text("person Eve")
-    content = DocumentReader("v1", tmp_path, Denied(), 1_000, parse_limited).read(found(tmp_path, "a.md"))
+    content = DocumentReader("v1", tmp_path, Denied(), 1_000, parse_limited).read(find_document(tmp_path, "a.md"))
     assert content.unreadable == "it cannot be read: Permission denied"
     assert not content.text

@@ -31,7 +31,7 @@ NAME = "acme/engineering/v1"
 Serving = Callable[[Path, Path], AbstractContextManager[tuple[dict[str, str], str]]]
 
 
-def command(home: Path, store: ObjectServer, *words: str) -> subprocess.Popen[str]:
+def command(home: Path, store: ObjectServer, *arguments: str) -> subprocess.Popen[str]:
     """A `trainyard` command of one machine."""
     hidden = [name for name in os.environ if name.startswith("TRAINYARD_")]
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -43,7 +43,7 @@ def command(home: Path, store: ObjectServer, *words: str) -> subprocess.Popen[st
         "STORAGE_EMULATOR_HOST": store.url,
         "PYTHONPATH": str(REPOSITORY),
     }
-    argv = [sys.executable, "-m", "trainyard", *words]
+    argv = [sys.executable, "-m", "trainyard", *arguments]
     return subprocess.Popen(
         argv, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -119,11 +119,11 @@ def test_a_marker_of_one_machine_is_trained_by_another_and_served_by_the_first(
             worker.terminate()
             worker.communicate(timeout=60)
         status = result(command(second, store, "nightly", "status", "--config", polling, "--json"))
-        asked = {"model": NAME, "messages": [{"role": "user", "content": "+1"}], "max_tokens": 4}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60)
+        body = {"model": NAME, "messages": [{"role": "user", "content": "+1"}], "max_tokens": 4}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert report["state"] == "completed"
     assert report["phase1"]["done"] > 0
-    assert [one["version"] for one in report["phase2"]["trainings"]] == [NAME]
+    assert [training["version"] for training in report["phase2"]["trainings"]] == [NAME]
     assert report["phase2"]["fetched"] == [NAME]
     assert list(status["markers"].values()) == ["completed"]
     fetched, trained = (AdapterRegistry(home / "adapters").show("acme/engineering") for home in (first, second))

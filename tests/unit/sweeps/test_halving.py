@@ -22,17 +22,17 @@ CHAIN = ChainSpec.model_validate(
 )
 
 
-def paused(number: int, **found: float) -> Trial:
-    values = {int(step.removeprefix("at")): value for step, value in found.items()}
+def paused(number: int, **metrics: float) -> Trial:
+    values = {int(step.removeprefix("at")): value for step, value in metrics.items()}
     return Trial(number=number, params={}, state=TrialState.PAUSED, found=values, target=max(values))
 
 
 def sweep_spec(trials: int = 9, **changes: object) -> SweepSpec:
-    given = {
+    fields = {
         "name": "sweep", "chain": CHAIN, "trainer": "trainer", "parameters": {"x": parse_range("x", "uniform(0, 1)")},
         "trials": trials, "sampler": "random", "rungs": LEVELS[:-1], "steps": LEVELS[-1], **changes,
     }  # fmt: skip
-    return SweepSpec.model_validate(given)
+    return SweepSpec.model_validate(fields)
 
 
 def measure(segment: Segment) -> float:
@@ -63,29 +63,32 @@ def test_nothing_is_promoted_before_a_rung_has_as_many_as_the_reduction() -> Non
 
 def test_the_best_of_a_rung_is_promoted_by_one_level() -> None:
     trials = [paused(0, at3=0.5), paused(1, at3=0.4), paused(2, at3=0.6)]
-    found = find_promotion(trials, LEVELS, 3, highest=False)
-    assert found == (trials[1], 9)
+    promotion = find_promotion(trials, LEVELS, 3, highest=False)
+    assert promotion == (trials[1], 9)
     assert find_promotion(trials, LEVELS, 3, highest=True) == (trials[2], 9)
 
 
 def test_the_highest_rung_is_looked_at_first() -> None:
     lower = [paused(number, at3=0.1 * number) for number in range(3)]
     upper = [paused(number, at3=0.0, at9=0.1 * number) for number in range(3, 6)]
-    found = find_promotion([*lower, *upper], LEVELS, 3, highest=False)
-    assert found == (upper[0], 27)
+    promotion = find_promotion([*lower, *upper], LEVELS, 3, highest=False)
+    assert promotion == (upper[0], 27)
 
 
 def test_those_that_were_promoted_stay_in_the_ranking_of_their_rung() -> None:
     promoted = Trial(number=0, params={}, state=TrialState.RUNNING, found={3: 0.1}, target=9)
-    others = [paused(number, at3=0.1 + 0.1 * number) for number in range(1, 5)]
-    assert find_promotion([promoted, *others], LEVELS, 3, highest=False) is None
-    assert find_promotion([promoted, *others, paused(5, at3=0.9)], LEVELS, 3, highest=False) == (others[0], 9)
+    other_trials = [paused(number, at3=0.1 + 0.1 * number) for number in range(1, 5)]
+    assert find_promotion([promoted, *other_trials], LEVELS, 3, highest=False) is None
+    assert find_promotion([promoted, *other_trials, paused(5, at3=0.9)], LEVELS, 3, highest=False) == (
+        other_trials[0],
+        9,
+    )
 
 
 def test_a_training_that_ended_early_counts_at_every_rung_with_its_last_metric() -> None:
     early = Trial(number=0, params={}, state=TrialState.COMPLETED, value=0.0)
-    others = [paused(1, at3=0.5), paused(2, at3=0.6)]
-    assert find_promotion([early, *others], LEVELS, 3, highest=False) is None
+    other_trials = [paused(1, at3=0.5), paused(2, at3=0.6)]
+    assert find_promotion([early, *other_trials], LEVELS, 3, highest=False) is None
 
 
 def test_a_sweep_ends_with_the_best_trial_whole_and_the_others_stopped(tmp_path: Path) -> None:
@@ -129,7 +132,7 @@ def test_a_trial_that_fails_or_is_refused_takes_no_further_part(tmp_path: Path) 
         assert segment is not None
         schedule.enter(segment, SegmentEnd(state, code=code, message="why"))
     drain(schedule)
-    assert [(one.state, one.code) for one in study.trials()] == [
+    assert [(trial.state, trial.code) for trial in study.trials()] == [
         (TrialState.FAILED, "E-CRASH"), (TrialState.REFUSED, "R-BATCH"), (TrialState.COMPLETED, ""),
     ]  # fmt: skip
 
@@ -137,17 +140,17 @@ def test_a_trial_that_fails_or_is_refused_takes_no_further_part(tmp_path: Path) 
 def test_segments_that_are_running_are_not_given_out_again(tmp_path: Path) -> None:
     study = SweepStudy(tmp_path, sweep_spec(3))
     schedule = TrialSchedule(study.spec, study)
-    taken = [schedule.take() for _ in range(4)]
-    assert [one.trial.number for one in taken if one] == [0, 1, 2]
-    assert taken[3] is None
+    segments = [schedule.take() for _ in range(4)]
+    assert [segment.trial.number for segment in segments if segment] == [0, 1, 2]
+    assert segments[3] is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(2, 5))
 def test_promoted_trials_are_among_the_best_of_their_rung(values: list[float], reduction: int) -> None:
     trials = [paused(number, at3=value) for number, value in enumerate(values)]
-    found = find_promotion(trials, LEVELS, reduction, highest=False)
+    promotion = find_promotion(trials, LEVELS, reduction, highest=False)
     if len(values) < reduction:
-        assert found is None
+        assert promotion is None
     else:
-        assert found is not None
-        assert found[0].found[3] == min(values)
+        assert promotion is not None
+        assert promotion[0].found[3] == min(values)

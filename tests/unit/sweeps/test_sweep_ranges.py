@@ -23,10 +23,10 @@ from trainyard.sweeps.spec import SweepSpec, corners, is_range, parse_range, run
     ],
 )
 def test_a_range_has_values_and_ends(text: str, values: tuple[Any, ...] | None, ends: tuple[Any, ...]) -> None:
-    found = parse_range("trainer.x", text)
+    parsed = parse_range("trainer.x", text)
     assert is_range(text)
-    assert found.values == (values if values is None else pytest.approx(values) if "uniform" in text else values)
-    assert found.corners == (pytest.approx(ends) if "uniform" in text else ends)
+    assert parsed.values == (values if values is None else pytest.approx(values) if "uniform" in text else values)
+    assert parsed.corners == (pytest.approx(ends) if "uniform" in text else ends)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_any_other_value_is_the_same_in_every_trial(value: object) -> None:
 
 def test_corners_are_all_combinations_of_choices_and_ends() -> None:
     ranges = {"a": parse_range("a", "choice(1, 2)"), "b": parse_range("b", "loguniform(1, 10)")}
-    assert [tuple(one.values()) for one in corners(ranges, 10)] == [(1, 1.0), (1, 10.0), (2, 1.0), (2, 10.0)]
+    assert [tuple(corner.values()) for corner in corners(ranges, 10)] == [(1, 1.0), (1, 10.0), (2, 1.0), (2, 10.0)]
     assert len(list(corners(ranges, 3))) == 3
 
 
@@ -71,6 +71,6 @@ def test_rungs_are_below_the_end(steps: int, reduction: int, first: int | None, 
 
 def test_a_grid_of_a_continuous_range_is_refused() -> None:
     nodes = [{"type": "data_source", "config": {"path": "d.jsonl"}}, {"type": "trainer"}]
-    given = {"name": "s", "chain": {"nodes": nodes}, "trainer": "trainer", "sampler": "grid"}
+    spec_fields = {"name": "s", "chain": {"nodes": nodes}, "trainer": "trainer", "sampler": "grid"}
     with pytest.raises(ValueError, match=r"a grid needs finite ranges: give trainer\.a a step"):
-        SweepSpec.model_validate({**given, "parameters": {"trainer.a": parse_range("a", "uniform(0, 1)")}})
+        SweepSpec.model_validate({**spec_fields, "parameters": {"trainer.a": parse_range("a", "uniform(0, 1)")}})

@@ -45,13 +45,13 @@ def test_values_are_within_their_ranges_and_of_their_types(tmp_path: Path, sampl
 
 
 def test_a_seed_gives_the_same_values_and_another_seed_others(tmp_path: Path) -> None:
-    drawn = []
+    samples = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
         study = study_of(tmp_path / name, "random", seed=seed)
-        drawn.append([study.add(3).params for _ in range(4)])
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert len({str(one) for one in drawn[0]}) == 4
+        samples.append([study.add(3).params for _ in range(4)])
+    assert samples[0] == samples[1] != samples[2]
+    assert len({str(sample) for sample in samples[0]}) == 4
 
 
 @pytest.mark.slow
@@ -61,16 +61,16 @@ def test_tpe_learns_from_paused_trials(tmp_path: Path) -> None:
     for number in range(40):
         values.append(float(study.add(3).params["x"] or 0.0))
         study.pause(number, 3, (values[-1] - 0.8) ** 2)
-    early = sum(abs(one - 0.8) for one in values[:10]) / 10
-    late = sum(abs(one - 0.8) for one in values[-10:]) / 10
+    early = sum(abs(value - 0.8) for value in values[:10]) / 10
+    late = sum(abs(value - 0.8) for value in values[-10:]) / 10
     assert late < early / 2
 
 
 def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
     study = study_of(tmp_path, "grid", {"rank": "choice(8, 16)", "n": "int(1, 3)"})
-    drawn = [tuple(study.add(3).params.values()) for _ in range(6)]
-    assert sorted(drawn) == [(8, 1), (8, 2), (8, 3), (16, 1), (16, 2), (16, 3)]
-    assert drawn != sorted(drawn), "the seed shuffles them"
+    combinations = [tuple(study.add(3).params.values()) for _ in range(6)]
+    assert sorted(combinations) == [(8, 1), (8, 2), (8, 3), (16, 1), (16, 2), (16, 3)]
+    assert combinations != sorted(combinations), "the seed shuffles them"
 
 
 def test_trials_are_read_back_as_they_were_written(tmp_path: Path) -> None:
@@ -81,15 +81,15 @@ def test_trials_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     study.pause(1, 3, math.inf)
     study.complete(2, 9, 0.25)
     study.end(3, TrialState.REFUSED, "E-SPEC-VALUE", "no such value")
-    found = study_of(tmp_path, "random").trials()
+    trials = study_of(tmp_path, "random").trials()
     states = [TrialState.PAUSED, TrialState.PAUSED, TrialState.COMPLETED, TrialState.REFUSED, TrialState.RUNNING]
-    assert [one.state for one in found] == states
-    assert (found[0].found, found[1].found) == ({3: 0.5}, {3: math.inf})
-    assert (found[2].value, found[2].steps) == (0.25, 9)
-    assert (found[3].code, found[3].message) == ("E-SPEC-VALUE", "no such value")
+    assert [trial.state for trial in trials] == states
+    assert (trials[0].found, trials[1].found) == ({3: 0.5}, {3: math.inf})
+    assert (trials[2].value, trials[2].steps) == (0.25, 9)
+    assert (trials[3].code, trials[3].message) == ("E-SPEC-VALUE", "no such value")
     study.aim(0, 9)
     study.stop_paused()
-    assert [one.state for one in study.trials()][:2] == [TrialState.RUNNING, TrialState.STOPPED]
+    assert [trial.state for trial in study.trials()][:2] == [TrialState.RUNNING, TrialState.STOPPED]
 
 
 def test_a_sweep_begins_while_others_look_at_it(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_sweep_begins_while_others_look_at_it(tmp_path: Path) -> None:
                     study.pause(number, 3, 1.0)
             finally:
                 done.set()
-            assert all(one.result() <= 3 for one in looking)
+            assert all(future.result() <= 3 for future in looking)
         assert read_trials(folder, spec) == study.trials()
         assert sorted(path.name for path in folder.iterdir()) == ["study.db"]
 

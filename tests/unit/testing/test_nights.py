@@ -24,19 +24,21 @@ FOUND_SOON = (
     "trains-on-live-corpus",
     "device-not-measured",
 )
-LATER = tuple(one for one in FOUND_SOON if one != "two-nights-at-once")
+LATER = tuple(bug for bug in FOUND_SOON if bug != "two-nights-at-once")
 """Found in seconds, not in one."""
 
 
 def test_the_same_seed_gives_the_same_nights() -> None:
     first, second = campaign_of(5), campaign_of(5)
-    assert [one.model_dump() for one in first.reports] == [one.model_dump() for one in second.reports]
+    assert [report.model_dump() for report in first.reports] == [report.model_dump() for report in second.reports]
     assert first.checked == second.checked > 0
 
 
 def test_markers_in_folders_and_in_object_stores_take_turns() -> None:
     """Without a store, a folder and the object-store double; markers in the folder, or in either store."""
-    seen = {(type(one.cloud).__name__, type(one.markers()).__name__) for one in map(NightCampaign, range(60))}
+    seen = {
+        (type(campaign.cloud).__name__, type(campaign.markers()).__name__) for campaign in map(NightCampaign, range(60))
+    }
     assert seen == {
         ("NoneType", "WatchedFolder"),
         *((cloud, kind) for cloud in ("FlakyFolder", "FlakyBucket") for kind in ("WatchedFolder", "WatchedObjects")),
@@ -44,10 +46,12 @@ def test_markers_in_folders_and_in_object_stores_take_turns() -> None:
 
 
 def test_workers_elsewhere_end_what_a_night_only_waits_for() -> None:
-    remote = next(one for one in map(campaign_of, range(20)) if one.remote)
+    remote = next(campaign for campaign in map(campaign_of, range(20)) if campaign.remote)
     assert remote.violations == []
     assert {str(state) for state in remote.markers().states().values()} <= {"completed", "failed"}
-    assert [one for report in remote.reports for one in report.phase2.trainings if one.outcome == "published"]
+    assert [
+        training for report in remote.reports for training in report.phase2.trainings if training.outcome == "published"
+    ]
 
 
 def test_no_invariant_is_violated() -> None:
@@ -74,7 +78,7 @@ def test_a_part_that_only_the_graph_knows_is_taken_away_when_its_file_has_it_no_
 
 
 @pytest.mark.parametrize(
-    "inject", ["two-nights-at-once", *(pytest.param(one, marks=pytest.mark.slow) for one in LATER)]
+    "inject", ["two-nights-at-once", *(pytest.param(bug, marks=pytest.mark.slow) for bug in LATER)]
 )
 def test_an_injected_bug_is_found(inject: str) -> None:
     outcome = simulate(200, seed=7, inject=inject, processes=1, until_found=True)
@@ -82,7 +86,7 @@ def test_an_injected_bug_is_found(inject: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inject", [one for one in INJECTED_BUGS if one not in FOUND_SOON])
+@pytest.mark.parametrize("inject", [bug for bug in INJECTED_BUGS if bug not in FOUND_SOON])
 def test_every_injected_bug_is_found_within_2000_nights(inject: str) -> None:
     assert simulate(2_000, seed=7, inject=inject, processes=1, until_found=True).exit_code == 1
 
@@ -122,9 +126,9 @@ def test_the_simulator_calls_what_the_flow_calls() -> None:
 
 def test_a_violation_comes_with_its_campaign_and_the_line_that_replays_it() -> None:
     argv = ["nightly", "simulate", "--inject", "trains-on-live-corpus", "--processes", "1"]
-    found = CliRunner().invoke(app, [*argv, "--nights", "9", "--seed", "7"])
-    assert found.exit_code == 1
-    lines = found.output.splitlines()
+    result = CliRunner().invoke(app, [*argv, "--nights", "9", "--seed", "7"])
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
     replays = [line.split(": ", 1)[1] for line in lines if line.startswith("  replay: ")]
     first = replays[0].split()
     assert first[:4] == ["trainyard", "nightly", "simulate", "--campaign"]

@@ -57,10 +57,11 @@ def test_it_honours_a_json_schema_with_texts_that_do_not_repeat() -> None:
             "yes": {"type": "boolean"},
         },
     }
-    wanted = {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}}
+    request_fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}}
     with ScriptedServer() as server:
         values = [
-            json.loads(ask(server, QUESTION | wanted).json()["choices"][0]["message"]["content"]) for _ in range(2)
+            json.loads(ask(server, QUESTION | request_fields).json()["choices"][0]["message"]["content"])
+            for _ in range(2)
         ]
     for value in values:
         jsonschema.validate(value, schema)

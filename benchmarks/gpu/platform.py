@@ -1,6 +1,6 @@
 """Where the GPU tests and benchmarks compute: on the card, or on a CPU with tiny shapes to rehearse the code.
 
-    (no variable)                          CUDA; without a card there is no place, and `WHY` says so
+    (no variable)                          CUDA; without a card there is no platform, and `WHY` says so
     TRAINYARD_GPU_TESTS_DEVICE=cpu         the same code with tiny shapes; no bar of speed or memory is held
     TRAINYARD_GPU_TESTS_DEVICE=cuda        CUDA, or an error
 
@@ -25,7 +25,7 @@ HOPPER = 9
 
 
 @dataclass(frozen=True)
-class Place:
+class Platform:
     """The device that everything is computed on."""
 
     device: str
@@ -57,23 +57,23 @@ class Place:
         return not self.rehearsal and torch.cuda.get_device_capability()[0] == HOPPER
 
 
-def result_name(name: str, place: Place) -> str:
+def result_name(name: str, platform: Platform) -> str:
     """Where a table is kept; a rehearsal never replaces what a card gave."""
-    return f"{name}_rehearsal" if place.rehearsal else name
+    return f"{name}_rehearsal" if platform.rehearsal else name
 
 
-def find_place() -> Place | None:
-    """The place of this process; None where there is none. Raises `RuntimeError` for a device that is not here."""
-    asked = os.environ.get(VARIABLE, "")
-    if asked not in ("", "cpu", "cuda"):
-        raise RuntimeError(f"{VARIABLE}={asked}: use cpu or cuda")
-    if asked == "cpu":
-        return Place("cpu")
+def find_platform() -> Platform | None:
+    """The platform of this process; None where there is none. Raises `RuntimeError` for a device that is not here."""
+    choice = os.environ.get(VARIABLE, "")
+    if choice not in ("", "cpu", "cuda"):
+        raise RuntimeError(f"{VARIABLE}={choice}: use cpu or cuda")
+    if choice == "cpu":
+        return Platform("cpu")
     if torch.cuda.is_available():
-        return Place("cuda")
-    if asked == "cuda":
+        return Platform("cuda")
+    if choice == "cuda":
         raise RuntimeError(f"{VARIABLE}=cuda, and torch finds no CUDA device")
     return None
 
 
-PLACE = find_place()
+PLATFORM = find_platform()
