@@ -44,20 +44,22 @@ class Evaluations:
 
     def ranked(self, metric: EvalMetric) -> list[int]:
         """The evaluated steps, the best one first; without those whose metric is not finite."""
-        known = {int(one[STEP]): one[metric] for one in self.found if math.isfinite(one[metric])}
-        return list_best(known, choose_by(metric))
+        metrics = {
+            int(evaluation[STEP]): evaluation[metric] for evaluation in self.found if math.isfinite(evaluation[metric])
+        }
+        return list_best(metrics, choose_by(metric))
 
     def best_step(self, metric: EvalMetric) -> int | None:
         return next(iter(self.ranked(metric)), None)
 
     def at(self, step: int) -> dict[str, float] | None:
         """What was measured at a step; None where nothing was."""
-        return next((one for one in reversed(self.found) if one[STEP] == step), None)
+        return next((evaluation for evaluation in reversed(self.found) if evaluation[STEP] == step), None)
 
     def value_at(self, step: int, metric: EvalMetric) -> float | None:
         """The metric of a step; None where it was not measured, or is not finite."""
-        found = self.at(step)
-        return found[metric] if found is not None and math.isfinite(found[metric]) else None
+        evaluation = self.at(step)
+        return evaluation[metric] if evaluation is not None and math.isfinite(evaluation[metric]) else None
 
 
 def choose_by(metric: EvalMetric) -> Best:
@@ -93,9 +95,9 @@ class SavedProgress:
 
     def as_values(self) -> JsonObject:
         plain = {"losses": list(self.losses), "partial": dict(self.partial)}
-        kept = {"kept": dict(self.kept)} if self.kept else {}
+        drawn_state = {"kept": dict(self.kept)} if self.kept else {}
         evaluations = {"evaluations": asdict(self.evaluations)} if self.evaluations.found else {}
-        return {"cursor": asdict(self.cursor), **plain, "counted": asdict(self.counted), **evaluations, **kept}
+        return {"cursor": asdict(self.cursor), **plain, "counted": asdict(self.counted), **evaluations, **drawn_state}
 
     @classmethod
     def from_values(cls, values: JsonObject) -> SavedProgress:

@@ -103,12 +103,12 @@ def decoder_of(base: Any) -> Any:
 def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> JsonObject:
     """What a transformers model takes of a batch; answers that share a prompt get a mask that keeps them apart."""
     names = ("input_ids", "attention_mask", "position_ids")
-    given: JsonObject = {name: batch[name] for name in names if name in batch}
+    inputs: JsonObject = {name: batch[name] for name in names if name in batch}
     if MASK_GROUPS in batch:
-        given["attention_mask"] = attention_mask(batch, base)
-    elif len(given) > 1 and takes_borders(base):
-        given |= border_inputs(given)
-    return given
+        inputs["attention_mask"] = attention_mask(batch, base)
+    elif len(inputs) > 1 and takes_borders(base):
+        inputs |= border_inputs(inputs)
+    return inputs
 
 
 def attention_mask(batch: dict[str, torch.Tensor], base: Any) -> torch.Tensor:

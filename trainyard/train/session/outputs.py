@@ -32,11 +32,11 @@ def require_outputs(names: Sequence[str]) -> None:
 
 def read_outputs(model: Any, batch: Batch, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """The outputs of one pass over the batch's `input_ids`, in float32 on the CPU."""
-    given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-    found = model(**given, output_hidden_states="hidden_states" in names, use_cache=False)
-    tensors = {"logits": found.logits.float()} if "logits" in names else {}
+    model_inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    output = model(**model_inputs, output_hidden_states="hidden_states" in names, use_cache=False)
+    tensors = {"logits": output.logits.float()} if "logits" in names else {}
     if "hidden_states" in names:
-        tensors["hidden_states"] = torch.stack(list(found.hidden_states)).float()
+        tensors["hidden_states"] = torch.stack(list(output.hidden_states)).float()
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 

@@ -47,7 +47,7 @@ def toy(steps: int = 6, prompts: int = 13, **settings: Any) -> Toy:
 @pytest.mark.parametrize("advantage", ["gae", "group", "gae_group"])
 def test_the_ratio_is_1_before_the_first_step(tmp_path: Path, advantage: str) -> None:
     session, feed = toy(advantage=advantage).open(tmp_path)
-    for batch in feed.drawn(Cursor(), session, session.engine.config, {}):
+    for batch in feed.draw_batches(Cursor(), session, session.engine.config, {}):
         scores = session.engine.stage.score(session.engine.model, batch, session.engine.head)
         assert float((scores["logprobs_N"].detach() - batch["old_N"]).exp().sub(1).abs().max()) < 1e-4
         torch.testing.assert_close(batch["old_N"], batch["reference/logprobs_N"], atol=1e-5, rtol=0)
@@ -56,7 +56,7 @@ def test_the_ratio_is_1_before_the_first_step(tmp_path: Path, advantage: str) ->
 
 def test_a_start_has_no_divergence_and_no_value(tmp_path: Path) -> None:
     session, feed = toy().open(tmp_path)
-    (batch, *_) = feed.drawn(Cursor(), session, session.engine.config, {})
+    (batch, *_) = feed.draw_batches(Cursor(), session, session.engine.config, {})
     assert float(batch["reported/kl"]) == pytest.approx(0.0, abs=1e-5)
     assert float(batch["reported/value"]) == 0.0
 
@@ -68,7 +68,7 @@ def test_constant_rewards_teach_nothing_and_are_not_magnified(tmp_path: Path) ->
     torch.nn.init.normal_(given.critic.score.weight, std=0.05)
     given.panel.scorers["reward_model"] = FunctionScorer(lambda _: 0.5)
     session, feed = given.open(tmp_path)
-    (batch, *_) = feed.drawn(Cursor(), session, session.engine.config, {})
+    (batch, *_) = feed.draw_batches(Cursor(), session, session.engine.config, {})
     assert float(batch["reported/constant_groups"]) == 1
     assert float(batch["reported/value"]) != 0
     assert float(batch["advantages_N"].std()) < 0.5
@@ -84,10 +84,10 @@ def test_constant_rewards_teach_nothing_and_are_not_magnified(tmp_path: Path) ->
 def test_a_distance_that_costs_nothing_is_reported_where_a_reference_is_there(tmp_path: Path) -> None:
     session, feed = toy(kl_coef=0.0).open(tmp_path)
     session.engine.reference = partial(nullcontext, session.engine.model)
-    (batch, *_) = feed.drawn(Cursor(), session, session.engine.config, {})
+    (batch, *_) = feed.draw_batches(Cursor(), session, session.engine.config, {})
     assert float(batch["reported/kl"]) == pytest.approx(0.0, abs=1e-5)
     session.drop_reference()
-    (batch, *_) = feed.drawn(Cursor(epoch=1), session, session.engine.config, {})
+    (batch, *_) = feed.draw_batches(Cursor(epoch=1), session, session.engine.config, {})
     assert "reported/kl" not in batch
 
 
@@ -160,7 +160,7 @@ def test_the_length_that_ends_a_completion_can_cost(tmp_path: Path) -> None:
     for penalty in (0.0, 2.0):
         session, feed = toy(advantage="gae", missing_end_penalty=penalty).open(tmp_path / str(penalty))
         kept: dict[str, Any] = {}
-        feed.drawn(Cursor(), session, session.engine.config, kept)
+        feed.draw_batches(Cursor(), session, session.engine.config, kept)
         rewards.append([row["returns"][-1] for row in kept["rows"]])
         ended = [row["ids"][-1] == 1 for row in kept["rows"]]
     differences = [free - paid for free, paid in zip(*rewards, strict=True)]

@@ -118,7 +118,7 @@ def test_the_tokens_of_an_environment_have_no_labels_and_the_ratio_is_1(tmp_path
     prompts = [example_of(3 + at, 4) for at in range(16)]
     toys = Toy(trainer_of(1, 0), model, TOKENIZER, prompts, RewardPanel((EnvironmentReward(),)), None, environment)
     session, feed = toys.open(tmp_path)
-    (batch,) = feed.drawn(Cursor(), session, session.engine.config, {})
+    (batch,) = feed.draw_batches(Cursor(), session, session.engine.config, {})
     scores = session.engine.stage.score(model, batch, session.engine.head)
     assert len(scores["logprobs_N"]) == len(batch["advantages_N"]) == int((batch["labels"] != IGNORED).sum())
     # What is trained is what was sampled: the probabilities of the drawing, and with them the ratio.
