@@ -37,11 +37,11 @@ def lora_config(model: Any, request: PolicyRequest) -> LoraConfig:
     return adapter_shape(request.config, TASKS[request.head], targets(model, adapter_settings(request.config.method)))
 
 
-def adapter_shape(config: TrainerConfig, task: TaskType, targets: Targets) -> LoraConfig:
+def adapter_shape(config: TrainerConfig, task: TaskType, matched_targets: Targets) -> LoraConfig:
     """The same for targets that are known already."""
     lora = config.method
     assert isinstance(lora, LowRankSettings), lora
-    if targets.parameters:
+    if matched_targets.parameters:
         require_plain(lora)
     alpha: Any = lora.alpha or 16  # PEFT declares an int and multiplies by it; a fraction works
     return LoraConfig(
@@ -49,8 +49,8 @@ def adapter_shape(config: TrainerConfig, task: TaskType, targets: Targets) -> Lo
         r=lora.rank or 8,
         lora_alpha=alpha,
         lora_dropout=lora.dropout or 0.0,
-        target_modules=targets.modules,
-        target_parameters=targets.parameters or None,
+        target_modules=matched_targets.modules,
+        target_parameters=matched_targets.parameters or None,
         modules_to_save=list(lora.modules_to_save) or None,
         layers_to_transform=list(lora.layers) if lora.layers is not None else None,
         use_rslora=lora.rslora,

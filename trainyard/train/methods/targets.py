@@ -233,10 +233,10 @@ def layer_of(name: str) -> int | None:
 # Linear modules
 
 
-def list_adapted(model: Any, targets: str | list[str]) -> list[tuple[str, int]]:
+def list_adapted(model: Any, patterns: str | list[str]) -> list[tuple[str, int]]:
     """Name and inputs of every linear module that `targets` names."""
     linear = [(name, module) for name, module in model.named_modules() if is_linear(module)]
-    if isinstance(targets, str):
+    if isinstance(patterns, str):
         towers, mixture = has_towers(model), has_experts(model)
         pairs = [
             pair
@@ -245,7 +245,7 @@ def list_adapted(model: Any, targets: str | list[str]) -> list[tuple[str, int]]:
             and not (towers and in_tower(model, pair[0])) and not (mixture and is_router(pair[0]))
         ]  # fmt: skip
     else:
-        pairs = [pair for pair in linear if any(matches(pair[0], name) for name in targets)]
+        pairs = [pair for pair in linear if any(matches(pair[0], name) for name in patterns)]
     return [(name, module.nx if isinstance(module, Conv1D) else module.in_features) for name, module in pairs]
 
 

@@ -98,8 +98,8 @@ def sample(
     places_B, ended_B = list(range(len(prompts))), torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
     for step in range(sampling.max_new_tokens):
         token_B, own_B, plain_B = choose(logits_BV, sampling, generator)
-        for at, *sample in zip(places_B, token_B.tolist(), own_B.tolist(), plain_B.tolist(), strict=True):
-            samples[at].append((sample[0], sample[1], sample[2]))
+        for at, *token_sample in zip(places_B, token_B.tolist(), own_B.tolist(), plain_B.tolist(), strict=True):
+            samples[at].append((token_sample[0], token_sample[1], token_sample[2]))
         ended_B = ended_B | torch.isin(token_B, stops)
         if step + 1 == sampling.max_new_tokens or bool(ended_B.all()):
             break
@@ -168,16 +168,16 @@ def pick(values_BV: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
     return values_BV.gather(1, token_B[:, None])[:, 0]
 
 
-def continuation(tokenizer: Any, sample: Sequence[tuple[int, float, float]], stop_ids: set[int]) -> Generated:
+def continuation(tokenizer: Any, token_samples: Sequence[tuple[int, float, float]], stop_ids: set[int]) -> Generated:
     """One row of what was sampled, up to and including its end token."""
-    ids = [token for token, _, _ in sample]
+    ids = [token for token, _, _ in token_samples]
     end = next((at for at, token in enumerate(ids) if token in stop_ids), None)
     length = len(ids) if end is None else end + 1
     return Generated(
         ids=ids[:length],
         text=tokenizer.decode(ids[:length], skip_special_tokens=True),
-        logprobs=[logprob for _, logprob, _ in sample[:length]],
-        logprobs_at_one=[plain for _, _, plain in sample[:length]],
+        logprobs=[logprob for _, logprob, _ in token_samples[:length]],
+        logprobs_at_one=[plain for _, _, plain in token_samples[:length]],
         stop_reason=StopReason.LENGTH if end is None else StopReason.END,
     )
 
@@ -208,8 +208,8 @@ def require_tokens(rows: Sequence[Sequence[int]]) -> None:
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
     """The model's end tokens, from its generation settings or its tokenizer."""
     named = getattr(model, "generation_config", None)
-    end_ids = named.eos_token_id if named is not None and named.eos_token_id is not None else tokenizer.eos_token_id
-    return list(end_ids) if isinstance(end_ids, list) else [end_ids] if end_ids is not None else []
+    stop_ids = named.eos_token_id if named is not None and named.eos_token_id is not None else tokenizer.eos_token_id
+    return list(stop_ids) if isinstance(stop_ids, list) else [stop_ids] if stop_ids is not None else []
 
 
 def pad_of(tokenizer: Any) -> int:

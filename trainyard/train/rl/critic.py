@@ -52,12 +52,12 @@ def detach_critic(model: Any) -> None:
 
 def split_groups(groups: Groups, rate: float | None) -> Groups:
     """The same groups with the critic's weights in groups of their own, with their own rate where it is given."""
-    split_groups: Groups = []
+    divided_groups: Groups = []
     for group in groups:
         members = list(zip(group["names"], group["params"], strict=True))
         for of_critic in (False, True):
             part = [(name, value) for name, value in members if name.startswith(f"{CRITIC}.") is of_critic]
             if part:
                 entries = {"names": [name for name, _ in part], "params": [value for _, value in part]}
-                split_groups.append({**group, **entries, **({"lr": rate} if of_critic and rate is not None else {})})
-    return split_groups
+                divided_groups.append({**group, **entries, **({"lr": rate} if of_critic and rate is not None else {})})
+    return divided_groups

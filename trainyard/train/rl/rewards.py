@@ -184,11 +184,11 @@ def require_sound(rewards: Sequence[Any]) -> None:
 
 def named(rewards: Sequence[Any]) -> JsonObject:
     """Each reward under a name of its own: its type, with a number from the second of that type on."""
-    named: JsonObject = {}
+    by_name: JsonObject = {}
     for settings in rewards:
-        same = sum(other.type == settings.type for other in named.values())
-        named[settings.type if not same else f"{settings.type}_{same + 1}"] = settings
-    return named
+        same = sum(other.type == settings.type for other in by_name.values())
+        by_name[settings.type if not same else f"{settings.type}_{same + 1}"] = settings
+    return by_name
 
 
 def folded(text: str, ignore_case: bool) -> str:
