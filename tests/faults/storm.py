@@ -90,9 +90,9 @@ class Storm:
     def say(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
-    def violated(self, what: str) -> None:
-        self.violations.append(what)
-        self.say(f"VIOLATED {what}")
+    def violated(self, violation: str) -> None:
+        self.violations.append(violation)
+        self.say(f"VIOLATED {violation}")
 
     # Work.
 
@@ -116,20 +116,20 @@ class Storm:
         config = json.dumps(NIGHT)
         argv = [sys.executable, "-m", "prefect", "deployment", "run", "nightly/two-phase", "-p", f"config={config}"]
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
-        words = [word for word in done.stdout.replace("/", " ").split() if len(word) == 36 and word.count("-") == 4]
-        if done.returncode or not words:
+        run_ids = [word for word in done.stdout.replace("/", " ").split() if len(word) == 36 and word.count("-") == 4]
+        if done.returncode or not run_ids:
             self.refused["night"] += 1
             return
-        self.runs.append(words[-1])
-        self.say(f"night {words[-1]}")
+        self.runs.append(run_ids[-1])
+        self.say(f"night {run_ids[-1]}")
 
     def variables(self) -> dict[str, str]:
         done = self.stack.command("env", "--json")
-        found: dict[str, str] = json.loads(done.stdout)["variables"] if done.returncode == 0 else {}
-        return found
+        variables: dict[str, str] = json.loads(done.stdout)["variables"] if done.returncode == 0 else {}
+        return variables
 
-    def begin(self, *words: str) -> None:
-        done = self.stack.command(*words, "--json")
+    def begin(self, *arguments: str) -> None:
+        done = self.stack.command(*arguments, "--json")
         try:
             run_id = str(json.loads(done.stdout)["run_id"])
         except (ValueError, KeyError):
@@ -151,13 +151,13 @@ class Storm:
 
     def processes(self) -> list[tuple[str, psutil.Process]]:
         """(kind, process) of everything that lives in this home."""
-        home, found = str(self.stack.settings.home), []
+        home, processes = str(self.stack.settings.home), []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if process.environ().get("TRAINYARD_HOME") == home and process.pid != os.getpid():
                     kind = kind_of(" ".join(process.cmdline()))
-                    found += [(kind, process)] if kind else []
-        return found
+                    processes += [(kind, process)] if kind else []
+        return processes
 
     def strike(self) -> None:
         action = self.chance.choice(ACTIONS if self.full else ACTIONS[:-1])
@@ -169,7 +169,7 @@ class Storm:
             return
         kinds = sorted({kind for kind, _ in alive})
         kind = self.chance.choice(kinds)
-        process = self.chance.choice([one for other, one in alive if other == kind])
+        process = self.chance.choice([candidate for other, candidate in alive if other == kind])
         self.faults[f"{action} {kind}"] += 1
         self.say(f"{action} {kind} {process.pid}")
         with suppress(psutil.NoSuchProcess):
@@ -198,7 +198,7 @@ class Storm:
         end = time.monotonic() + seconds
         next_fault = time.monotonic() + 10
         while time.monotonic() < end:
-            if sum(self.state(one) not in ENDS for one in self.runs) < IN_FLIGHT:
+            if sum(self.state(run) not in ENDS for run in self.runs) < IN_FLIGHT:
                 self.start_night() if self.chance.random() < 0.2 else self.start_chain()
             if time.monotonic() >= next_fault:
                 self.strike()
@@ -244,17 +244,17 @@ class Storm:
 
     def check_versions(self) -> None:
         registry = AdapterRegistry(self.stack.settings.adapters)
-        found = registry.list()
-        for version in found:
+        versions = registry.list()
+        for version in versions:
             registry.verify(version)
-        for key, count in Counter(version.run_key for version in found if version.run_key).items():
+        for key, count in Counter(version.run_key for version in versions if version.run_key).items():
             if count > 1:
                 self.violated(f"{key} was registered {count} times")
-        for tenant, role in {(version.tenant, version.role) for version in found}:
+        for tenant, role in {(version.tenant, version.role) for version in versions}:
             live = registry.live(tenant, role).version
-            if live is not None and f"{tenant}/{role}/v{live}" not in [version.name for version in found]:
+            if live is not None and f"{tenant}/{role}/v{live}" not in [version.name for version in versions]:
                 self.violated(f"{tenant}/{role}/v{live} is live and not there")
-        self.say(f"{len(found)} adapter versions, all whole")
+        self.say(f"{len(versions)} adapter versions, all whole")
 
     def check_database(self) -> None:
         for path in self.stack.settings.prefect_home.glob("*.db"):
@@ -292,20 +292,20 @@ def kind_of(command: str) -> str:
         "prefect flow-run execute": "flow",
         "prefect.engine": "flow",
     }
-    return next((kind for words, kind in kinds.items() if words in command), "flow" if "prefect" in command else "")
+    return next((kind for pattern, kind in kinds.items() if pattern in command), "flow" if "prefect" in command else "")
 
 
 @contextmanager
-def small_disk(place: Path) -> Iterator[Path | None]:
+def small_disk(folder: Path) -> Iterator[Path | None]:
     """Mount a small disk at `place`, if we may; gives the name of the file that fills it."""
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(place)]
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)]
     mounted = os.geteuid() == 0 and subprocess.run(mount, check=False).returncode == 0
     try:
-        yield place / "fill" if mounted else None
+        yield folder / "fill" if mounted else None
     finally:
         if mounted:
-            subprocess.run(["umount", "--lazy", str(place)], check=False)
+            subprocess.run(["umount", "--lazy", str(folder)], check=False)
 
 
 def run_storm(minutes: float, seed: int, folder: Path, build_model: Callable[[Path], Any]) -> Storm:
@@ -343,9 +343,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="storm-", ignore_cleanup_errors=True) as folder:
-        storm = run_storm(given.minutes, given.seed, Path(folder), build_tiny)
+        storm = run_storm(options.minutes, options.seed, Path(folder), build_tiny)
     print(f"faults: {dict(sorted(storm.faults.items()))}; not started: {dict(storm.refused)}")
     print(f"{len(storm.runs)} runs, {storm.faults.total()} faults, {len(storm.violations)} violated")
     return 1 if storm.violations else 0

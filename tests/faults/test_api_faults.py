@@ -39,9 +39,9 @@ class Client:
         assert api is not None
         return api.url
 
-    def ask(self, method: str, path: str, **words: Any) -> httpx.Response:
-        headers = {**self.headers, **words.pop("headers", {})}
-        return httpx.request(method, f"{self.url}/api/v1{path}", headers=headers, timeout=60, **words)
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {**self.headers, **options.pop("headers", {})}
+        return httpx.request(method, f"{self.url}/api/v1{path}", headers=headers, timeout=60, **options)
 
     def create(self, key: str, **hyperparameters: Any) -> dict[str, Any]:
         body = {
@@ -51,8 +51,8 @@ class Client:
         }
         answer = self.ask("POST", "/jobs", json=body, headers={"idempotency-key": key})
         assert answer.status_code == 202, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+        job: dict[str, Any] = answer.json()
+        return job
 
     def events(self, job: str, last: str = "") -> Iterator[tuple[str, str, Any]]:
         """(id, event, data) of a job's metrics."""
@@ -82,14 +82,14 @@ def steps_of(data: Any) -> list[int]:
 def read_until_it_breaks(client: Client, job: str, pid: int) -> tuple[str, list[int]]:
     """Kill the API after some steps; return the last id and the steps that the client has."""
     seen: list[int] = []
-    found = ""
+    last_id = ""
     try:
         for last, event, data in client.events(job):
-            found, seen = last, seen + steps_of(data)
+            last_id, seen = last, seen + steps_of(data)
             if event == "points" and len(seen) > 10:
                 kill_tree(pid)
     except (httpx.RemoteProtocolError, httpx.ReadError):
-        return found, seen
+        return last_id, seen
     raise AssertionError("the stream did not break")
 
 
@@ -112,8 +112,8 @@ def test_the_api_is_killed_and_its_clients_miss_nothing(stack: Stack, client: Cl
             assert data["state"] == "completed"
     assert seen[-STEPS // 2 :] == sorted(set(seen[-STEPS // 2 :]))
     assert max(seen) == STEPS
-    shown = client.ask("GET", f"/jobs/{job['id']}").json()
-    assert (shown["state"], shown["run_id"]) == ("completed", job["run_id"])
+    body = client.ask("GET", f"/jobs/{job['id']}").json()
+    assert (body["state"], body["run_id"]) == ("completed", job["run_id"])
 
 
 def test_prefect_is_killed_and_jobs_are_shown_meanwhile(stack: Stack, client: Client) -> None:
@@ -126,11 +126,11 @@ def test_prefect_is_killed_and_jobs_are_shown_meanwhile(stack: Stack, client: Cl
     began = time.monotonic()
     answers = [client.ask("GET", f"/jobs/{job['id']}") for _ in range(10)]
     refused = client.ask("POST", f"/jobs/{job['id']}/pause", json={"wait": False})
-    assert {one.status_code for one in answers} == {200}
+    assert {response.status_code for response in answers} == {200}
     assert refused.status_code in (200, 503)  # 200 if the watchdog was quick
     assert refused.status_code == 200 or int(refused.headers["retry-after"]) > 0
     assert time.monotonic() - began < 30
-    until(lambda: (found := running(stack.settings, "server")) is not None and found.answers(), BACK_S, "the server")
+    until(lambda: (server := running(stack.settings, "server")) is not None and server.answers(), BACK_S, "the server")
     until(lambda: client.ask("GET", f"/jobs/{job['id']}").json()["as_of"] is None, BACK_S, "an index in step")
     if refused.status_code == 200:
         until(lambda: client.ask("GET", f"/jobs/{job['id']}").json()["state"] == "paused", 60, "the pause")
@@ -139,11 +139,11 @@ def test_prefect_is_killed_and_jobs_are_shown_meanwhile(stack: Stack, client: Cl
 
 
 def test_the_process_of_a_session_is_killed_and_the_session_continues(stack: Stack, client: Client) -> None:
-    made = client.ask(
+    created = client.ask(
         "POST", "/sessions", json={"stage": "sft", "method": "lora", "hyperparameters": {"max_steps": 20}}
     )
-    assert made.status_code == 202, made.text
-    session = f"/sessions/{made.json()['id']}"
+    assert created.status_code == 202, created.text
+    session = f"/sessions/{created.json()['id']}"
 
     def state() -> str:
         return str(client.ask("GET", session).json()["state"])
@@ -152,8 +152,8 @@ def test_the_process_of_a_session_is_killed_and_the_session_continues(stack: Sta
     rows = [{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}]
     forward = client.ask("POST", f"{session}/forward", json={"rows": rows})
     assert forward.status_code == 200, forward.text
-    given = {"forward_id": forward.json()["forward_id"]}
-    assert client.ask("POST", f"{session}/backward", json=given).status_code == 200
+    body = {"forward_id": forward.json()["forward_id"]}
+    assert client.ask("POST", f"{session}/backward", json=body).status_code == 200
     stepped = client.ask("POST", f"{session}/step", json={"learning_rate": 0.01})  # a schedule's first may be 0
     assert stepped.json()["global_step"] == 1
     assert client.ask("POST", f"{session}/save", json={"name": "one"}).status_code == 200

@@ -72,20 +72,20 @@ def server() -> Any:
 
 def run(server: subprocess.Popen[str], folder: Path, **case: Any) -> int:
     """Exit code of a child that saves `steps`; -9 when it was killed."""
-    given = {"folder": str(folder), "mirror": False, "wait": True, "numbers": 1000, "steps": [1, 2, 3], **case}
+    request = {"folder": str(folder), "mirror": False, "wait": True, "numbers": 1000, "steps": [1, 2, 3], **case}
     assert server.stdin is not None
     assert server.stdout is not None
-    server.stdin.write(json.dumps(given) + "\n")
+    server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
     return int(server.stdout.readline())
 
 
 def require_whole(folder: Path, step: int) -> None:
     """The newest checkpoint is that step, to the bit, and nothing half-written is left beside it."""
-    found = find_newest(folder / "here")
-    assert (found.step, found.quarantined) == (step, ())
-    if found.path is not None:
-        tensors, values = load_checkpoint(found.path)
+    checkpoint = find_newest(folder / "here")
+    assert (checkpoint.step, checkpoint.quarantined) == (step, ())
+    if checkpoint.path is not None:
+        tensors, values = load_checkpoint(checkpoint.path)
         assert bool((tensors["weights"] == step).all())
         assert torch.equal(tensors["more"], torch.arange(step))
         assert values == {"step": step}
@@ -124,9 +124,9 @@ def test_killed_around_the_mirror_and_the_disk_is_lost(
     for path in (tmp_path / "mirror").iterdir():
         assert damage_of(path) is None
     (tmp_path / "here").rename(tmp_path / "lost")
-    found = find_newest(tmp_path / "here", (tmp_path / "mirror").as_uri())
-    assert found.step == (2 if "mirrored" in case["fault"] else 1)
-    require_whole(tmp_path, found.step)
+    checkpoint = find_newest(tmp_path / "here", (tmp_path / "mirror").as_uri())
+    assert checkpoint.step == (2 if "mirrored" in case["fault"] else 1)
+    require_whole(tmp_path, checkpoint.step)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -139,8 +139,8 @@ def test_killed_at_any_moment(server: subprocess.Popen[str], tmp_path: Path, see
     here = find_newest(tmp_path / "here")
     require_whole(tmp_path, here.step)
     (tmp_path / "here").rename(tmp_path / "lost")
-    found = find_newest(tmp_path / "here", (tmp_path / "mirror").as_uri())
-    assert found.quarantined == ()
-    assert found.step <= here.step
-    if found.path is not None:
-        require_whole(tmp_path, found.step)
+    checkpoint = find_newest(tmp_path / "here", (tmp_path / "mirror").as_uri())
+    assert checkpoint.quarantined == ()
+    assert checkpoint.step <= here.step
+    if checkpoint.path is not None:
+        require_whole(tmp_path, checkpoint.step)

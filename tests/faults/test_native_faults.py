@@ -45,9 +45,9 @@ def killed_at(fault: str, jobs: Jobs, folder: Path, monkeypatch: pytest.MonkeyPa
 
 def assert_same(ran: Ran, whole: Ran) -> None:
     name = "adapter_model.safetensors"
-    mine, theirs = load_file(ran.folder / name), load_file(whole.folder / name)
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+    resumed, expected = load_file(ran.folder / name), load_file(whole.folder / name)
+    assert resumed.keys() == expected.keys()
+    assert all(torch.equal(resumed[key], expected[key]) for key in expected)
     assert ran.record["losses"] == whole.record["losses"]
     assert len(whole.record["losses"]) == STEPS
 
@@ -75,14 +75,14 @@ def test_killed_at_each_point_of_a_checkpoint(
 @pytest.mark.timeout(300)
 def test_killed_in_the_middle_of_an_evaluation(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluation of step 6, after the best checkpoint of an earlier one: it is made again, and ends in the same."""
-    asked = {"share": 0.2, "steps": 2, "patience": 3, "load_best": True}
+    eval_fields = {"share": 0.2, "steps": 2, "patience": 3, "load_best": True}
     hyper = {**CONFIG["hyperparameters"], "epochs": 3, "learning_rate": 3e-2}
-    monkeypatch.setitem(CONFIG, "eval", asked)
+    monkeypatch.setitem(CONFIG, "eval", eval_fields)
     monkeypatch.setitem(CONFIG, "hyperparameters", hyper)
     whole = train_as_child(jobs(**CONFIG), tmp_path / "whole")
     ran = killed_at("evaluation.6", jobs, tmp_path / "killed", monkeypatch)
     assert ran.record["evaluation"] == whole.record["evaluation"]
     assert ran.record["losses"] == whole.record["losses"]
     name = "adapter_model.safetensors"
-    mine, theirs = load_file(ran.folder / name), load_file(whole.folder / name)
-    assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+    resumed, expected = load_file(ran.folder / name), load_file(whole.folder / name)
+    assert all(torch.equal(resumed[key], expected[key]) for key in expected)

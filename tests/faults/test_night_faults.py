@@ -56,21 +56,23 @@ def killed_and_run_again(fault: str, before: Path, folder: Path) -> dict[str, An
     return state(folder)
 
 
-def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     """Numbers may have holes where a registration died; everything else is equal."""
     numbers = ("live", "cloud")
-    assert {k: v for k, v in found.items() if k not in numbers} == {k: v for k, v in wanted.items() if k not in numbers}
-    assert len(found["cloud"]) >= len(wanted["cloud"])
-    assert all(found["live"].values())
+    assert {k: v for k, v in actual.items() if k not in numbers} == {
+        k: v for k, v in expected.items() if k not in numbers
+    }
+    assert len(actual["cloud"]) >= len(expected["cloud"])
+    assert all(actual["live"].values())
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", EVERY)
 def test_killed_at_every_point(fault: str, uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    before, wanted = uninterrupted
-    same(killed_and_run_again(fault, before, tmp_path / "night"), wanted)
+    before, expected = uninterrupted
+    same(killed_and_run_again(fault, before, tmp_path / "night"), expected)
 
 
 def test_there_are_points_enough() -> None:
     assert len(EVERY) >= 30
-    assert all(what.strip() for what in POINTS.values())
+    assert all(point_text.strip() for point_text in POINTS.values())

@@ -58,7 +58,7 @@ def train_once(base: Path, data: dict[Port, Path], folder: Path) -> tuple[str, s
 @pytest.mark.timeout(600)
 def test_the_work_of_neighbours_changes_no_bit(tiny_model: Path, tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
-    found = []
+    results = []
     for count in (0, BUSY):
         with busy(count):
             for number in range(RUNS):
@@ -66,6 +66,6 @@ def test_the_work_of_neighbours_changes_no_bit(tiny_model: Path, tmp_path: Path)
                 print(
                     f"{count} busy, run {number}: digest {digest}, adapter {sha256[:16]}, load {os.getloadavg()[0]:.1f}"
                 )
-                found.append((digest, sha256))
-    assert len(found) == 2 * RUNS
-    assert len(set(found)) == 1, found
+                results.append((digest, sha256))
+    assert len(results) == 2 * RUNS
+    assert len(set(results)) == 1, results

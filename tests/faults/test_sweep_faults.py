@@ -50,10 +50,10 @@ def halving(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 def test_the_best_is_that_of_whole_trainings(
     whole: tuple[Path, list[Trial]], halving: tuple[Path, list[Trial]]
 ) -> None:
-    expected, found = find_best(whole[1], highest=False), find_best(halving[1], highest=False)
+    expected, best = find_best(whole[1], highest=False), find_best(halving[1], highest=False)
     assert expected is not None
-    assert found is not None
-    assert (found.number, found.params, found.value) == (expected.number, expected.params, expected.value)
+    assert best is not None
+    assert (best.number, best.params, best.value) == (expected.number, expected.params, expected.value)
 
 
 def test_no_trial_is_drawn_twice_and_none_is_left(halving: tuple[Path, list[Trial]]) -> None:
@@ -72,9 +72,9 @@ def test_the_values_are_those_of_the_sweep_that_was_not_killed(
 
 def test_it_takes_at_most_half_of_the_steps(halving: tuple[Path, list[Trial]]) -> None:
     folder, trials = halving
-    planned, taken = sum(trial.steps for trial in trials), trained_steps(folder)
-    assert taken <= TRIALS * STEPS / 2
-    assert planned <= taken <= planned + 2 * 5, "a kill costs at most the steps since the last checkpoint"
+    planned, num_steps = sum(trial.steps for trial in trials), trained_steps(folder)
+    assert num_steps <= TRIALS * STEPS / 2
+    assert planned <= num_steps <= planned + 2 * 5, "a kill costs at most the steps since the last checkpoint"
 
 
 def test_a_trial_that_paused_has_the_bits_of_one_that_did_not(
@@ -85,8 +85,8 @@ def test_a_trial_that_paused_has_the_bits_of_one_that_did_not(
     assert paused.keys() <= straight.keys(), "a trial has the same job whether it stops at rungs or not"
     assert len(paused) == sum(trial.state is TrialState.COMPLETED for trial in halving[1]) > 0
     for name, path in paused.items():
-        mine, theirs = load_file(path), load_file(straight[name])
-        assert all(mine[key].equal(theirs[key]) for key in theirs)
+        weights, straight_weights = load_file(path), load_file(straight[name])
+        assert all(weights[key].equal(straight_weights[key]) for key in straight_weights)
 
 
 def test_metrics_at_rungs_are_those_on_the_way_of_a_whole_training(

@@ -48,10 +48,10 @@ def whole(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return train_as_child(jobs(hyperparameters=STEPS), tmp_path_factory.mktemp("whole"))
 
 
-def assert_same_adapter(one: Ran, other: Ran) -> None:
-    mine, theirs = load_file(one.folder / ADAPTER), load_file(other.folder / ADAPTER)
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    assert one.record["losses"] == other.record["losses"]
+def assert_same_adapter(ran: Ran, other: Ran) -> None:
+    weights, other_weights = load_file(ran.folder / ADAPTER), load_file(other.folder / ADAPTER)
+    assert all(torch.equal(weights[name], other_weights[name]) for name in other_weights)
+    assert ran.record["losses"] == other.record["losses"]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_killed_parent_the_child_saves_and_the_next_start_continues(jobs: Jobs, 
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     ran = train_as_child(job, tmp_path)
-    begun = ran.of("begin")[0]["restarted_from"]
-    assert begun["step"] >= 3
+    restart = ran.of("begin")[0]["restarted_from"]
+    assert restart["step"] >= 3
     assert holder(Path(job.locks) / "cpu-0.lock") is None
     assert [step for step, _, _ in ran.record["losses"]] == list(range(1, 301))
 
@@ -110,10 +110,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB of its own."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = shutil.which("mount") and subprocess.run(
+    mounted = shutil.which("mount") and subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, check=False
     )
-    if not made or made.returncode != 0:
+    if not mounted or mounted.returncode != 0:
         pytest.skip("a small tmpfs cannot be mounted here (needs root)")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -126,10 +126,10 @@ def test_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_continues_with
     with pytest.raises(TrainyardError, match=r"E-DISK-FULL: .* at least [\d,]+ bytes are needed, [\d,]+ are free"):
         train_as_child(job, small_disk)
     checkpoints = work_folder(job, load_settings(home=small_disk / "home")) / "checkpoints"
-    kept = sorted(path.name for path in checkpoints.iterdir())
-    assert kept
-    assert all(name.startswith("step-") for name in kept)
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert names
+    assert all(name.startswith("step-") for name in names)
     assert not (small_disk / "out").exists()
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
     ran = train_as_child(job, small_disk)
-    assert ran.of("begin")[0]["restarted_from"] == {"step": int(kept[-1][5:])}
+    assert ran.of("begin")[0]["restarted_from"] == {"step": int(names[-1][5:])}

@@ -20,19 +20,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--planted", choices=sorted(PLANTED), default="")
     parser.add_argument("--replay", type=int, metavar="NUMBER", help="run this input alone, without limits")
-    given = parser.parse_args(arguments)
-    if given.replay is not None:
-        for line in replay(given.target, given.seed, given.replay):
+    options = parser.parse_args(arguments)
+    if options.replay is not None:
+        for line in replay(options.target, options.seed, options.replay):
             print(line)
         return 0
     report = fuzz(
-        given.target, seconds=60 * given.minutes, seed=given.seed, planted=given.planted,
-        until_found=bool(given.planted),
+        options.target, seconds=60 * options.minutes, seed=options.seed, planted=options.planted,
+        until_found=bool(options.planted),
     )  # fmt: skip
     print(report.line())
-    for what, first in report.findings.items():
-        print(f"  {what}\n    replay: --target {given.target} --seed {first['seed']} --replay {first['number']}")
-    return int(bool(report.findings) != bool(given.planted))
+    for finding, first in report.findings.items():
+        print(f"  {finding}\n    replay: --target {options.target} --seed {first['seed']} --replay {first['number']}")
+    return int(bool(report.findings) != bool(options.planted))
 
 
 if __name__ == "__main__":

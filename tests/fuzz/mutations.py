@@ -24,17 +24,17 @@ MOST_BYTES = 1 << 20
 Mutate = Callable[[random.Random, bytes], bytes]
 
 
-def place(chance: random.Random, data: bytes) -> int:
+def choose_offset(chance: random.Random, data: bytes) -> int:
     return chance.randint(0, len(data))
 
 
 def piece(chance: random.Random, data: bytes, most: int) -> tuple[int, int]:
-    start = place(chance, data)
+    start = choose_offset(chance, data)
     return start, min(len(data), start + chance.randint(1, most))
 
 
 def change_byte(chance: random.Random, data: bytes) -> bytes:
-    at = place(chance, data)
+    at = choose_offset(chance, data)
     return data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :]
 
 
@@ -44,16 +44,16 @@ def drop_piece(chance: random.Random, data: bytes) -> bytes:
 
 
 def cut_off(chance: random.Random, data: bytes) -> bytes:
-    return data[: place(chance, data)]
+    return data[: choose_offset(chance, data)]
 
 
 def insert_token(chance: random.Random, data: bytes) -> bytes:
-    at = place(chance, data)
+    at = choose_offset(chance, data)
     return data[:at] + chance.choice(TOKENS) + data[at:]
 
 
 def repeat_token(chance: random.Random, data: bytes) -> bytes:
-    at = place(chance, data)
+    at = choose_offset(chance, data)
     return data[:at] + chance.choice(TOKENS) * chance.choice((30, 300, 3000, 30_000)) + data[at:]
 
 
@@ -65,21 +65,21 @@ def repeat_piece(chance: random.Random, data: bytes) -> bytes:
 def fill_gap(chance: random.Random, data: bytes) -> bytes:
     """Many spaces where there is one: what patterns that backtrack are slow on."""
     gaps = [at for at in range(len(data)) if data[at : at + 1].isspace()]
-    at = chance.choice(gaps) if gaps else place(chance, data)
+    at = chance.choice(gaps) if gaps else choose_offset(chance, data)
     return data[:at] + chance.choice((b" ", b"\t", b"\n")) * chance.choice((300, 3000, 30_000)) + data[at:]
 
 
 def change_number(chance: random.Random, data: bytes) -> bytes:
-    found = list(NUMBER.finditer(data))
-    if not found:
+    numbers = list(NUMBER.finditer(data))
+    if not numbers:
         return insert_token(chance, data)
-    one = chance.choice(found)
-    return data[: one.start()] + chance.choice(HUGE) + data[one.end() :]
+    number = chance.choice(numbers)
+    return data[: number.start()] + chance.choice(HUGE) + data[number.end() :]
 
 
 def swap_pieces(chance: random.Random, data: bytes) -> bytes:
     start, end = piece(chance, data, 80)
-    at = place(chance, data)
+    at = choose_offset(chance, data)
     return data[:at] + data[start:end] + data[at:]
 
 
@@ -99,11 +99,11 @@ def mutate_archive(chance: random.Random, data: bytes) -> bytes:
     """A zip file in which one member was changed."""
     stream = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        chosen = chance.choice(archive.namelist())
+        changed_name = chance.choice(archive.namelist())
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as changed:
             for name in archive.namelist():
                 member = archive.read(name)
-                changed.writestr(name, mutate(chance, member) if name == chosen else member)
+                changed.writestr(name, mutate(chance, member) if name == changed_name else member)
     return stream.getvalue()
 
 

@@ -111,7 +111,7 @@ class Fuzzing:
         """The child's side: one input after another."""
         unclosed: list[str] = []
         warnings.simplefilter("error", ResourceWarning)
-        sys.unraisablehook = lambda given: unclosed.append(str(given.exc_value)[:200])
+        sys.unraisablehook = lambda unraisable: unclosed.append(str(unraisable.exc_value)[:200])
         first, coded = self.board.read()
         for number in range(first, first + INPUTS_PER_CHILD):
             if time.monotonic() > self.deadline:
@@ -156,15 +156,15 @@ def ending(status: int) -> tuple[str, str]:
     return "crash", signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def tell(send: int, kind: str, place: str, number: int) -> None:
-    os.write(send, json.dumps([kind, place, number]).encode() + b"\n")
+def tell(send: int, kind: str, source: str, number: int) -> None:
+    os.write(send, json.dumps([kind, source, number]).encode() + b"\n")
 
 
 def where(error: BaseException) -> str:
     """The last line of our own code that an exception passed."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(str(OWN))]
-    own = [frame for frame in frames if "/.venv/" not in frame.filename]
-    last = own[-1] if own else None
+    project_frames = [frame for frame in frames if "/.venv/" not in frame.filename]
+    last = project_frames[-1] if project_frames else None
     return f"{Path(last.filename).relative_to(OWN)}:{last.lineno}" if last else "?"
 
 

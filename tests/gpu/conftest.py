@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import place as places
+from benchmarks.gpu import place as place_module
 from benchmarks.gpu.engine import assembled
 from benchmarks.gpu.models import rows_of_ports, write_base
 from benchmarks.gpu.place import Place
@@ -31,19 +31,19 @@ BUILT = ("flash_attn", "flash_attn_interface")
 
 
 @pytest.fixture(scope="session")
-def place() -> Place:
+def target() -> Place:
     """The device, or a skip that says what is missing."""
-    if places.PLACE is None:
-        pytest.skip(places.WHY)
-    return places.PLACE
+    if place_module.PLACE is None:
+        pytest.skip(place_module.WHY)
+    return place_module.PLACE
 
 
 @pytest.fixture
-def card(place: Place) -> Place:
+def card(target: Place) -> Place:
     """The device of a test that has nothing to rehearse on a CPU."""
-    if place.rehearsal:
+    if target.rehearsal:
         pytest.skip("has no counterpart on a CPU")
-    return place
+    return target
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +65,13 @@ def freed_memory() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def base(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(target: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama that a CPU trains as well."""
-    return write_base(tmp_path_factory.mktemp("bases") / "small", "small", place)
+    return write_base(tmp_path_factory.mktemp("bases") / "small", "small", target)
 
 
 @pytest.fixture
-def build(place: Place, base: Path, tmp_path: Path) -> Build:
+def build(target: Place, base: Path, tmp_path: Path) -> Build:
     """`build(config)`: the engine at its first step over rows of the config's stage, in a folder of its own.
 
     `name` of a folder that was built before builds the same job there again; `device` takes another device.
@@ -81,10 +81,10 @@ def build(place: Place, base: Path, tmp_path: Path) -> Build:
         config: dict[str, Any], *, rows: Sequence[Row] | None = None, name: str = "", device: str = ""
     ) -> NativeRun:
         folder = tmp_path / (name or f"run-{len(list(tmp_path.iterdir()))}")
-        at = Place(device) if device else place
+        at = Place(device) if device else target
         port = port_of(config["stage"])
-        given = rows_of_ports(ROWS, LENGTH)[port] if rows is None else rows
-        return assembled(folder, base, {port: given}, {**config, "device": at.device}, at)
+        stage_rows = rows_of_ports(ROWS, LENGTH)[port] if rows is None else rows
+        return assembled(folder, base, {port: stage_rows}, {**config, "device": at.device}, at)
 
     return run_of
 

@@ -18,22 +18,22 @@ LARGE = 1 << 30
 """Bytes of a state whose copy into host memory is measurable: about 40 ms."""
 
 
-def state(place: Place, size: int = 1 << 20) -> dict[str, torch.Tensor]:
+def state(target: Place, size: int = 1 << 20) -> dict[str, torch.Tensor]:
     return {
-        "a": torch.randn(size, device=place.device),
-        "b": torch.arange(7, device=place.device),
+        "a": torch.randn(size, device=target.device),
+        "b": torch.arange(7, device=target.device),
         "c": torch.ones(3),
-        "d": torch.randn(64, 64, device=place.device, dtype=torch.bfloat16).t(),
+        "d": torch.randn(64, 64, device=target.device, dtype=torch.bfloat16).t(),
     }
 
 
 @pytest.mark.parametrize("room", [True, False])
 def test_what_was_saved_comes_back_although_training_went_on(
-    room: bool, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: bool, target: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not room:
         monkeypatch.setattr(host_buffer, "SPARE", 1e12)  # no card has the room for a copy
-    tensors = state(place)
+    tensors = state(target)
     before = {name: value.cpu().clone() for name, value in tensors.items()}
     with CheckpointWriter(tmp_path) as writer:
         for step in (1, 2):

@@ -30,22 +30,22 @@ def rows() -> list[SftRow]:
     return chat_rows(ROWS, LONGEST, mean=40)
 
 
-def settings(place: Place, precision: str, **engine: Any) -> Any:
-    given = {"precision": precision, "batch_size": 8, "max_length": LONGEST, "max_steps": STEPS, "learning_rate": 5e-4}
-    return config(place, "sft", "full", engine=engine, **given)
+def settings(target: Place, precision: str, **engine: Any) -> Any:
+    hyper = {"precision": precision, "batch_size": 8, "max_length": LONGEST, "max_steps": STEPS, "learning_rate": 5e-4}
+    return config(target, "sft", "full", engine=engine, **hyper)
 
 
-def losses(build: Build, given: Any) -> list[float]:
-    return train_steps(build(given, rows=rows()))
+def losses(build: Build, job_config: Any) -> list[float]:
+    return train_steps(build(job_config, rows=rows()))
 
 
 @pytest.mark.parametrize("stage", ["sft", "cpt"])
-def test_packed_rows_train_like_padded_ones(stage: str, place: Place, build: Build) -> None:
-    given = {**settings(place, "fp32", batching="packed", attention="sdpa"), "stage": stage}
-    own = rows() if stage == "sft" else None
-    run = build(given, rows=own)
+def test_packed_rows_train_like_padded_ones(stage: str, target: Place, build: Build) -> None:
+    job_config = {**settings(target, "fp32", batching="packed", attention="sdpa"), "stage": stage}
+    stage_rows = rows() if stage == "sft" else None
+    run = build(job_config, rows=stage_rows)
     assert run.cut.mode == "packed", run.cut.why
-    padded = build({**given, "engine": {"batching": "padded", "attention": "sdpa"}}, rows=own)
+    padded = build({**job_config, "engine": {"batching": "padded", "attention": "sdpa"}}, rows=stage_rows)
     assert train_steps(run) == pytest.approx(train_steps(padded), abs=CLOSE)
 
 
@@ -63,8 +63,8 @@ def test_flash_attention_trains_packed_rows_like_sdpa(kernel: str, card: Place, 
 def test_auto_takes_flash_attention_where_it_is_installed(card: Place, build: Build) -> None:
     run = build(settings(card, "bf16"), rows=rows())
     order = ("fa3", "fa2") if card.is_hopper() else ("fa2",)
-    wanted = next((ATTENTION_NAMES[name] for name in order if card.has(FLASH_PACKAGES[name])), KERNEL)
-    assert run.policy.model.config._attn_implementation == wanted
+    expected = next((ATTENTION_NAMES[name] for name in order if card.has(FLASH_PACKAGES[name])), KERNEL)
+    assert run.policy.model.config._attn_implementation == expected
 
 
 @pytest.mark.parametrize("heads", [2, 8])
@@ -73,7 +73,7 @@ def test_torchs_flash_kernel_computes_each_sequence(heads: int, window: int | No
     torch.manual_seed(0)
     lengths = torch.tensor([3, 130, 1, 66])
     positions = torch.cat([torch.arange(int(length)) for length in lengths])[None].to(card.device)
-    given = border_inputs({"input_ids": positions, "position_ids": positions})
+    borders = border_inputs({"input_ids": positions, "position_ids": positions})
     states = tuple(
         torch.randn(int(lengths.sum()), each, 64, device=card.device, dtype=torch.bfloat16, requires_grad=True)
         for each in (8, heads, heads)
@@ -81,28 +81,28 @@ def test_torchs_flash_kernel_computes_each_sequence(heads: int, window: int | No
     weights = torch.randn_like(states[0])
 
     def with_gradients(kernel: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-        out = kernel(states, given["cu_seq_lens_q"], given["max_length_q"], None, window)
+        out = kernel(states, borders["cu_seq_lens_q"], borders["max_length_q"], None, window)
         with strict_kernels():
             return [out, *torch.autograd.grad((out * weights).sum(), states)]
 
     at_once, again, in_turn = map(with_gradients, (attend_at_once, attend_at_once, attend_in_turn))
-    for one, same, other in zip(at_once, again, in_turn, strict=True):
-        assert torch.equal(one, same)
-        assert torch.allclose(one, other, rtol=CLOSE_IN_BF16, atol=CLOSE_IN_BF16)
+    for first, same, other in zip(at_once, again, in_turn, strict=True):
+        assert torch.equal(first, same)
+        assert torch.allclose(first, other, rtol=CLOSE_IN_BF16, atol=CLOSE_IN_BF16)
 
 
 @pytest.mark.parametrize("batching", ["packed", "padded"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_sequences_train_separately_as_with_a_mask(method: str, batching: str, card: Place, build: Build) -> None:
-    given = {**settings(card, "bf16", batching=batching, attention="sdpa"), "method": method}
-    run, masked = build(given, rows=rows()), build(given, rows=rows())
+    job_config = {**settings(card, "bf16", batching=batching, attention="sdpa"), "method": method}
+    run, masked = build(job_config, rows=rows()), build(job_config, rows=rows())
     assert run.policy.model.config._attn_implementation == KERNEL, run.policy.facts["row_attention"]
     set_kernel(masked.policy.model.get_base_model() if method == "lora" else masked.policy.model, "sdpa")
     assert train_steps(run) == pytest.approx(train_steps(masked), rel=CLOSE_IN_BF16)
 
 
-def test_a_chunked_output_layer_gives_the_same_losses(place: Place, build: Build) -> None:
-    whole, chunked = (losses(build, settings(place, "fp32", head=head)) for head in ("full", "chunked"))
+def test_a_chunked_output_layer_gives_the_same_losses(target: Place, build: Build) -> None:
+    whole, chunked = (losses(build, settings(target, "fp32", head=head)) for head in ("full", "chunked"))
     assert chunked == pytest.approx(whole, abs=CLOSE)
 
 

@@ -38,19 +38,19 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
 
 def rows_with_steps() -> list[SftRow]:
     """Chat rows whose answers have a reasoning of two steps."""
-    found = []
+    rows = []
     for row in chat_rows(8, 48, mean=30):
-        asked, said = row.messages
+        question, answer = row.messages
         more = '{"reasoning_content":"w1 w2 w3\\nw4 w5"}'
-        found.append(SftRow([asked, Message("assistant", said.content, None, more)]))
-    return found
+        rows.append(SftRow([question, Message("assistant", answer.content, None, more)]))
+    return rows
 
 
-def run_of(build: Build, place: Place, name: str, **given: Any) -> NativeRun:
-    settings = config(place, "sft", "full", precision="fp32", batch_size=8, max_length=96, max_steps=STEPS)
+def run_of(build: Build, target: Place, name: str, **fields: Any) -> NativeRun:
+    settings = config(target, "sft", "full", precision="fp32", batch_size=8, max_length=96, max_steps=STEPS)
     hyper = {**settings["hyperparameters"], "learning_rate": 2e-3}
     stage = {"type": "sft", "latent": TECHNIQUES[name]}
-    return build({**settings, "stage": stage, "hyperparameters": hyper}, rows=rows_with_steps(), **given)
+    return build({**settings, "stage": stage, "hyperparameters": hyper}, rows=rows_with_steps(), **fields)
 
 
 @pytest.mark.parametrize("name", [name for name in TECHNIQUES if name != "quiet_star"])
@@ -61,63 +61,63 @@ def test_the_first_loss_is_that_of_a_cpu(name: str, card: Place, build: Build) -
 
 
 @pytest.mark.parametrize("name", list(TECHNIQUES))
-def test_each_technique_lowers_its_loss(name: str, place: Place, build: Build) -> None:
-    losses = train_steps(run_of(build, place, name))
+def test_each_technique_lowers_its_loss(name: str, target: Place, build: Build) -> None:
+    losses = train_steps(run_of(build, target, name))
     assert losses[-1] < losses[0]
 
 
-def test_gathered_attention_is_the_masked_one(place: Place) -> None:
-    found = decode(setting_of(place, rows=2), 256 if place.rehearsal else 8192)
-    assert found.difference <= (1e-6 if place.rehearsal else 1e-2)
+def test_gathered_attention_is_the_masked_one(target: Place) -> None:
+    timing = decode(setting_of(target, rows=2), 256 if target.rehearsal else 8192)
+    assert timing.difference <= (1e-6 if target.rehearsal else 1e-2)
 
 
 @pytest.mark.parametrize(
     ("rows", "length", "k"), [(3, 5000, 64), (2, 8192, 2048), (8, 65_536, 2048), (1, 131_072, 100)]
 )
 @pytest.mark.parametrize("values", [3, 1000, 10**7])
-def test_best_places_are_the_selected_tokens(rows: int, length: int, k: int, values: int, place: Place) -> None:
+def test_best_places_are_the_selected_tokens(rows: int, length: int, k: int, values: int, target: Place) -> None:
     """Of equal scores the earlier ones, which torch's `topk` does not promise."""
-    if place.rehearsal:
+    if target.rehearsal:
         pytest.skip("topk of a CPU takes any of equal scores")
-    scores = torch.randint(0, values, (rows, 1, length), device=place.device).float()
-    visible = torch.rand(rows, 1, length, device=place.device) < 0.9
-    kept = select_tokens(scores, visible, k)
-    places, filled = best_places(scores, visible, k)
+    scores = torch.randint(0, values, (rows, 1, length), device=target.device).float()
+    visible = torch.rand(rows, 1, length, device=target.device) < 0.9
+    selected = select_tokens(scores, visible, k)
+    positions, filled = best_places(scores, visible, k)
     assert bool(filled.all())
-    assert torch.equal(torch.zeros_like(kept).scatter_(-1, places, True), kept)
+    assert torch.equal(torch.zeros_like(selected).scatter_(-1, positions, True), selected)
 
 
 # The courses that are too long for one run
 
 
-def small_courses(place: Place) -> list[latent.Course]:
+def small_courses(target: Place) -> list[latent.Course]:
     return [latent.rehearsed(course) for course in [*latent.graph_courses(), *latent.product_courses(2)]]
 
 
 def test_a_course_in_pieces_ends_like_one_without_a_break(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two clocks: one never stops the training, the other one stops it after each step."""
-    course = small_courses(place)[0]
-    whole = latent.Training(course, place, tmp_path / "whole")
+    course = small_courses(target)[0]
+    whole = latent.Training(course, target, tmp_path / "whole")
     whole.continue_until(float("inf"))
-    pieces, rounds = latent.Training(course, place, tmp_path / "pieces"), 0
+    pieces, rounds = latent.Training(course, target, tmp_path / "pieces"), 0
     ticks = iter(range(10_000))
     monkeypatch.setattr(latent.time, "monotonic", lambda: float(next(ticks)))
     while not pieces.done:
-        pieces = latent.Training(course, place, tmp_path / "pieces")
+        pieces = latent.Training(course, target, tmp_path / "pieces")
         pieces.continue_until(latent.time.monotonic() + 4)
         rounds += 1
     assert rounds > course.epochs
     assert pieces.accuracy == whole.accuracy
-    close = {"rtol": 0, "atol": 0.0 if place.rehearsal else 1e-4}
-    for one, other in zip(whole.model.parameters(), pieces.model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, **close)
+    close = {"rtol": 0, "atol": 0.0 if target.rehearsal else 1e-4}
+    for actual, other in zip(whole.model.parameters(), pieces.model.parameters(), strict=True):
+        torch.testing.assert_close(actual, other, **close)
 
 
-def test_every_course_is_trained_and_evaluated(place: Place, tmp_path: Path) -> None:
-    for course in small_courses(place):
-        training = latent.Training(course, place, tmp_path)
+def test_every_course_is_trained_and_evaluated(target: Place, tmp_path: Path) -> None:
+    for course in small_courses(target):
+        training = latent.Training(course, target, tmp_path)
         training.continue_until(float("inf"))
         assert 0 <= training.accuracy <= 1
         assert len(training.losses) == course.epochs

@@ -16,14 +16,14 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_the_memory_of_a_training_is_what_the_plan_says(
-    case: MemoryCase, place: Place, needs: Callable[[str], Any], tmp_path: Path
+    case: MemoryCase, target: Place, needs: Callable[[str], Any], tmp_path: Path
 ) -> None:
     for package in case.packages():
         needs(package)
-    planned = case.planned(place)
-    if not fits(case, place):
-        pytest.skip(f"planned {planned.total / GIB:.1f} GiB, {place.name()} has {card_bytes(place) / GIB:.1f}")
-    measured = measure(case, place, tmp_path)
+    planned = case.planned(target)
+    if not fits(case, target):
+        pytest.skip(f"planned {planned.total / GIB:.1f} GiB, {target.name()} has {card_bytes(target) / GIB:.1f}")
+    measured = measure(case, target, tmp_path)
     assert measured > 0
-    if not place.rehearsal:
+    if not target.rehearsal:
         assert measured == pytest.approx(planned.total, rel=TOLERANCE), planned.in_words()

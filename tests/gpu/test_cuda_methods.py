@@ -26,22 +26,22 @@ SAME_MODEL = 0.02
 Build = Callable[..., NativeRun]
 
 
-def all_rows(place: Place, stage: str, method: str, **hyper: Any) -> Any:
+def all_rows(target: Place, stage: str, method: str, **hyper: Any) -> Any:
     """Every step sees all rows, so that each lowers the loss that the next one starts from."""
-    return config(place, stage, method, batch_size=8, max_steps=STEPS, learning_rate=2e-3, **hyper)
+    return config(target, stage, method, batch_size=8, max_steps=STEPS, learning_rate=2e-3, **hyper)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
 def test_a_method_trains_and_leaves_its_result(
-    cell: tuple[str, str], place: Place, build: Build, needs: Callable[[str], Any], tmp_path: Path
+    cell: tuple[str, str], target: Place, build: Build, needs: Callable[[str], Any], tmp_path: Path
 ) -> None:
     stage, method = cell
     quantised = Method(method).facts.quantised
     if quantised:
         needs("bitsandbytes")
-    given = all_rows(place, stage, method)
-    run = build(given)
-    if not place.rehearsal:
+    job_config = all_rows(target, stage, method)
+    run = build(job_config)
+    if not target.rehearsal:
         half = Precision.BF16 if torch.cuda.is_bf16_supported(including_emulation=False) else Precision.FP16
         assert run.precision.precision is half
         assert run.cut.mode == "packed" or stage != "sft", run.cut.why
@@ -56,14 +56,14 @@ def test_a_method_trains_and_leaves_its_result(
 
 
 @pytest.mark.parametrize("stage", ["sft", "dpo"])
-def test_the_first_loss_of_a_device_is_that_of_float32_on_a_cpu(stage: str, place: Place, build: Build) -> None:
-    here = train_steps(build(all_rows(place, stage, "lora")), 1)
-    there = train_steps(build(all_rows(place, stage, "lora", precision="fp32"), device="cpu"), 1)
+def test_the_first_loss_of_a_device_is_that_of_float32_on_a_cpu(stage: str, target: Place, build: Build) -> None:
+    here = train_steps(build(all_rows(target, stage, "lora")), 1)
+    there = train_steps(build(all_rows(target, stage, "lora", precision="fp32"), device="cpu"), 1)
     assert here == pytest.approx(there, rel=SAME_MODEL)
 
 
-def test_every_optimizer_of_torch_moves_the_weights(place: Place, build: Build) -> None:
+def test_every_optimizer_of_torch_moves_the_weights(target: Place, build: Build) -> None:
     for optimizer in ("adamw", "sgd", "adafactor", "muon"):
-        run = build(all_rows(place, "sft", "full", optimizer=optimizer))
+        run = build(all_rows(target, "sft", "full", optimizer=optimizer))
         losses = train_steps(run, 4)
         assert losses[-1] < losses[0], optimizer

@@ -19,33 +19,33 @@ STEPS, CLOSE = 10, 1e-4
 Build = Callable[..., NativeRun]
 
 
-def plain(place: Place, stage: str, method: str = "full", **hyper: Any) -> Any:
+def plain(target: Place, stage: str, method: str = "full", **hyper: Any) -> Any:
     """float32, padded batches, SDPA: nothing that a device chooses for itself."""
-    given = {"precision": "fp32", "max_steps": STEPS, "learning_rate": 1e-4, **hyper}
-    return config(place, stage, method, engine={"batching": "padded", "attention": "sdpa"}, **given)
+    hyper_fields = {"precision": "fp32", "max_steps": STEPS, "learning_rate": 1e-4, **hyper}
+    return config(target, stage, method, engine={"batching": "padded", "attention": "sdpa"}, **hyper_fields)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_losses_of_a_training_are_those_of_a_cpu(stage: str, place: Place, build: Build) -> None:
-    given = plain(place, stage)
-    here, there = (train_steps(build(given, device=device)) for device in (place.device, "cpu"))
+def test_the_losses_of_a_training_are_those_of_a_cpu(stage: str, target: Place, build: Build) -> None:
+    job_config = plain(target, stage)
+    here, there = (train_steps(build(job_config, device=device)) for device in (target.device, "cpu"))
     assert len(here) == STEPS
     assert here == pytest.approx(there, abs=CLOSE)
     assert here[-1] != here[0]
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_the_gradients_of_a_batch_are_those_of_a_cpu(method: str, place: Place, build: Build) -> None:
-    here, there = (build(plain(place, "sft", method), device=device) for device in (place.device, "cpu"))
+def test_the_gradients_of_a_batch_are_those_of_a_cpu(method: str, target: Place, build: Build) -> None:
+    here, there = (build(plain(target, "sft", method), device=device) for device in (target.device, "cpu"))
     weights = weights_of(here)
-    found = []
+    gradients = []
     for run in (here, there):
         moving = {name: value for name, value in run.policy.model.named_parameters() if value.requires_grad}
         for name, value in moving.items():  # a device may draw the weights of a new adapter on its own
             value.data.copy_(weights[name])
         batch = run.feed.batch(run.feed.plan.steps(0)[0][0])
         run.session.backward(run.session.forward(batch).forward_id, measure=False)
-        found.append({name: value.grad.cpu() for name, value in moving.items() if value.grad is not None})
-    assert found[0].keys() == found[1].keys() == weights.keys()
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-5)
+        gradients.append({name: value.grad.cpu() for name, value in moving.items() if value.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() == weights.keys()
+    for name, value in gradients[0].items():
+        torch.testing.assert_close(value, gradients[1][name], rtol=1e-3, atol=1e-5)

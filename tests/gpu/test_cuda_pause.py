@@ -47,16 +47,16 @@ class Watcher:
         if event["event"] == "progress":
             self.step = int(event["step"])
 
-    def wanted(self) -> DesiredState:
+    def desired_state(self) -> DesiredState:
         if self.pause_after is None or self.step < self.pause_after:
             return DesiredState.RUN
         self.asked_at = self.asked_at or time.monotonic()
         return DesiredState.PAUSE
 
 
-def used_mb(place: Place) -> int:
+def used_mb(target: Place) -> int:
     """Memory in use on the card by any process."""
-    if place.rehearsal:
+    if target.rehearsal:
         return 0
     free, total = torch.cuda.mem_get_info()
     return (total - free) // MIB
@@ -66,20 +66,20 @@ def run_child(job: TrainingJob, folder: Path, watcher: Watcher) -> Outcome:
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
     return supervise(
         command(job, BACKEND.target, folder), folder, env={**environment(job), "PYTHONPATH": path},
-        desired_state=watcher.wanted, on_event=watcher.on_event, budget_s=LIMIT_S, poll_s=0.1,
+        desired_state=watcher.desired_state, on_event=watcher.on_event, budget_s=LIMIT_S, poll_s=0.1,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_paused_training_frees_the_card_and_continues(method: str, place: Place, tmp_path: Path) -> None:
+def test_a_paused_training_frees_the_card_and_continues(method: str, target: Place, tmp_path: Path) -> None:
     """The full method saves 7 GB, the adapter little: both within the time."""
-    base = write_base(tmp_path / "base", "qwen3-0.6b", place)
+    base = write_base(tmp_path / "base", "qwen3-0.6b", target)
     gc.collect()
     torch.cuda.empty_cache()
-    length, steps = 64 if place.rehearsal else 512, STEPS[place.rehearsal]
-    given: Any = config(place, "sft", method, max_length=length, max_steps=steps, learning_rate=1e-5)
-    job = make_job(tmp_path / "rows", base, {Port.SFT: full_rows(ROWS, length)}, given)
-    folder, before = tmp_path / "work", used_mb(place)
+    length, steps = 64 if target.rehearsal else 512, STEPS[target.rehearsal]
+    job_config: Any = config(target, "sft", method, max_length=length, max_steps=steps, learning_rate=1e-5)
+    job = make_job(tmp_path / "rows", base, {Port.SFT: full_rows(ROWS, length)}, job_config)
+    folder, before = tmp_path / "work", used_mb(target)
     folder.mkdir()
     write_json_durably(folder / SPEC_FILE, job.model_dump(mode="json"))
 
@@ -87,7 +87,7 @@ def test_a_paused_training_frees_the_card_and_continues(method: str, place: Plac
     outcome = run_child(job, folder, paused)
     freed_s = time.monotonic() - paused.asked_at
     assert (outcome.status, outcome.reason, outcome.killed) == (Status.STOPPED, "pause", False), outcome
-    assert used_mb(place) <= before + NOTHING_MB
+    assert used_mb(target) <= before + NOTHING_MB
     assert freed_s <= FREE_S, f"{freed_s:.1f} s from the request to the free card"
     assert find_newest(folder / CHECKPOINTS, None).path is not None
 
@@ -95,6 +95,6 @@ def test_a_paused_training_frees_the_card_and_continues(method: str, place: Plac
     outcome = run_child(job, folder, rest)
     assert outcome.status is Status.DONE, outcome
     assert rest.step == steps
-    begun = next(event for event in rest.events if event["event"] == "begin")
-    assert begun["restarted_from"], "it began from the checkpoint"
+    begin_event = next(event for event in rest.events if event["event"] == "begin")
+    assert begin_event["restarted_from"], "it began from the checkpoint"
     assert list((folder / "result").rglob("*.safetensors"))

@@ -26,43 +26,43 @@ Build = Callable[..., NativeRun]
 Needs = Callable[[str], Any]
 
 
-def settings(place: Place, precision: str, steps: int, *, fp8: str = "off", rate: float = 1e-3) -> Any:
-    given = {"precision": precision, "max_steps": steps, "batch_size": 8, "learning_rate": rate, "max_length": 64}
-    return config(place, "sft", "full", engine={"batching": "padded", "fp8": fp8}, **given)
+def settings(target: Place, precision: str, steps: int, *, fp8: str = "off", rate: float = 1e-3) -> Any:
+    hyper = {"precision": precision, "max_steps": steps, "batch_size": 8, "learning_rate": rate, "max_length": 64}
+    return config(target, "sft", "full", engine={"batching": "padded", "fp8": fp8}, **hyper)
 
 
 def has_bf16() -> bool:
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def in_fp16(place: Place, build: Build, steps: int) -> NativeRun:
+def in_fp16(target: Place, build: Build, steps: int) -> NativeRun:
     """A training in fp16. On a CPU the engine refuses it, so a rehearsal opens the session by hand."""
-    run = build(settings(place, "fp32" if place.rehearsal else "fp16", steps))
-    if place.rehearsal:
+    run = build(settings(target, "fp32" if target.rehearsal else "fp16", steps))
+    if target.rehearsal:
         run.session = Session(replace(run.session.engine, precision=Precision.FP16), run.session.folder)
     return run
 
 
-def test_fp16_trains_with_a_loss_scale_and_stays_close_to_float32(place: Place, build: Build) -> None:
-    run = in_fp16(place, build, 20)
+def test_fp16_trains_with_a_loss_scale_and_stays_close_to_float32(target: Place, build: Build) -> None:
+    run = in_fp16(target, build, 20)
     assert run.session.scaler.is_enabled()
     assert run.session.scaler.get_scale() == FIRST_SCALE
     half = train_steps(run)
-    full = train_steps(build(settings(place, "fp32", 20)))
+    full = train_steps(build(settings(target, "fp32", 20)))
     assert run.session.skipped == 0
     assert half == pytest.approx(full, rel=FP16_LOSS)
     assert half[-1] < half[0]
 
 
-def test_a_step_with_overflowing_gradients_is_skipped_and_counted(place: Place, build: Build) -> None:
-    run = in_fp16(place, build, 6)
+def test_a_step_with_overflowing_gradients_is_skipped_and_counted(target: Place, build: Build) -> None:
+    run = in_fp16(target, build, 6)
     before = {name: value.detach().clone() for name, value in run.policy.model.named_parameters()}
-    run.session.scaler = torch.amp.GradScaler(place.device, init_scale=2.0**40)
+    run.session.scaler = torch.amp.GradScaler(target.device, init_scale=2.0**40)
     train_steps(run, 1)
     assert (run.session.skipped, run.session.global_step) == (1, 0)
     assert all(torch.equal(value, before[name]) for name, value in run.policy.model.named_parameters())
     assert run.session.scaler.get_scale() == 2.0**39
-    run.session.scaler = torch.amp.GradScaler(place.device, init_scale=FIRST_SCALE)
+    run.session.scaler = torch.amp.GradScaler(target.device, init_scale=FIRST_SCALE)
     train_steps(run, 2)
     assert run.session.global_step == 2
 
@@ -72,15 +72,15 @@ def test_auto_takes_bf16_where_the_card_has_it_and_fp16_elsewhere(card: Place, b
     assert run.precision.precision is (Precision.BF16 if has_bf16() else Precision.FP16), run.precision.why
 
 
-def test_float8_products_stay_close_to_bf16(place: Place, build: Build, needs: Needs) -> None:
+def test_float8_products_stay_close_to_bf16(target: Place, build: Build, needs: Needs) -> None:
     needs("torchao")
-    if not place.rehearsal and torch.cuda.get_device_capability() < FP8_CAPABILITY:
-        pytest.skip(f"{place.name()} has no float8 products")
-    steps = 6 if place.rehearsal else FP8_STEPS
+    if not target.rehearsal and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        pytest.skip(f"{target.name()} has no float8 products")
+    steps = 6 if target.rehearsal else FP8_STEPS
     rows = full_rows(8, 45)  # 360 positions a batch: float8 products want multiples of 16
-    half = train_steps(build(settings(place, "bf16", steps, rate=3e-4), rows=rows))
-    run = build(settings(place, "bf16", steps, fp8="off" if place.rehearsal else "torchao", rate=3e-4), rows=rows)
-    if place.rehearsal:  # a CPU has no float8 products: torchao computes them in higher precision, with the rounding
+    half = train_steps(build(settings(target, "bf16", steps, rate=3e-4), rows=rows))
+    run = build(settings(target, "bf16", steps, fp8="off" if target.rehearsal else "torchao", rate=3e-4), rows=rows)
+    if target.rehearsal:  # a CPU has no float8 products: torchao computes them in higher precision, with the rounding
         convert_to_fp8(run.policy.model, emulate=True)
     assert [module for module in run.policy.model.modules() if type(module).__name__ == "Float8Linear"]
     eighth = train_steps(run)

@@ -31,69 +31,69 @@ def bitsandbytes(needs: Needs) -> Any:
     return needs("bitsandbytes")
 
 
-def qlora(place: Place, **hyper: Any) -> Any:
+def qlora(target: Place, **hyper: Any) -> Any:
     """On a CPU `auto` measures, so two trainings could take two precisions."""
-    precision = "fp32" if place.rehearsal else "auto"
+    precision = "fp32" if target.rehearsal else "auto"
     return config(
-        place, "sft", "qlora", batch_size=8, max_steps=STEPS, learning_rate=2e-3, precision=precision, **hyper
+        target, "sft", "qlora", batch_size=8, max_steps=STEPS, learning_rate=2e-3, precision=precision, **hyper
     )
 
 
 def packed_bytes(run: NativeRun) -> int:
     """Bytes of the packed weights with their scales."""
     states = [value.quant_state for value in run.policy.model.parameters() if hasattr(value, "quant_state")]
-    own = [value.numel() for value in run.policy.model.parameters() if value.dtype is torch.uint8]
-    return sum(own) + sum(state.absmax.numel() * state.absmax.element_size() for state in states)
+    packed_sizes = [value.numel() for value in run.policy.model.parameters() if value.dtype is torch.uint8]
+    return sum(packed_sizes) + sum(state.absmax.numel() * state.absmax.element_size() for state in states)
 
 
-def test_an_nf4_base_takes_the_bits_that_the_plan_counts(place: Place, build: Build, bitsandbytes: Any) -> None:
-    run = build(qlora(place))
+def test_an_nf4_base_takes_the_bits_that_the_plan_counts(target: Place, build: Build, bitsandbytes: Any) -> None:
+    run = build(qlora(target))
     layers = [m for m in run.policy.model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
     assert layers
     weights = sum(layer.in_features * layer.out_features for layer in layers)
     assert packed_bytes(run) * 8 / weights == pytest.approx(NF4_BITS, rel=0.02)
-    assert all(str(layer.weight.device).startswith(place.device) for layer in layers)
+    assert all(str(layer.weight.device).startswith(target.device) for layer in layers)
 
 
-def test_the_loss_of_an_nf4_base_is_close_to_the_one_in_full_precision(place: Place, build: Build) -> None:
-    quantised = train_steps(build(qlora(place)), 1)
-    whole = train_steps(build({**qlora(place), "method": "lora"}), 1)
+def test_the_loss_of_an_nf4_base_is_close_to_the_one_in_full_precision(target: Place, build: Build) -> None:
+    quantised = train_steps(build(qlora(target)), 1)
+    whole = train_steps(build({**qlora(target), "method": "lora"}), 1)
     assert quantised == pytest.approx(whole, rel=QUANTISED_LOSS)
 
 
 def test_a_base_that_is_made_on_the_device_trains_like_one_that_was_read(
-    place: Place, build: Build, tmp_path: Path, base: Path
+    target: Place, build: Build, tmp_path: Path, base: Path
 ) -> None:
     """What the memory tests of large shapes rely on."""
-    write_config(tmp_path / "unread", "small", place)
-    read = build(qlora(place))
+    write_config(tmp_path / "unread", "small", target)
+    read = build(qlora(target))
     with random_weights():
-        made = build(qlora(place))
-    kinds = [[type(module).__name__ for module in run.policy.model.modules()] for run in (read, made)]
+        random = build(qlora(target))
+    kinds = [[type(module).__name__ for module in run.policy.model.modules()] for run in (read, random)]
     assert kinds[0] == kinds[1]
-    assert packed_bytes(made) == packed_bytes(read)
-    losses = train_steps(made)
+    assert packed_bytes(random) == packed_bytes(read)
+    losses = train_steps(random)
     assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
 def test_an_8_bit_optimizer_trains_and_continues_to_the_same_bits(
-    optimizer: str, place: Place, build: Build, tmp_path: Path
+    optimizer: str, target: Place, build: Build, tmp_path: Path
 ) -> None:
-    given = {**qlora(place, optimizer=optimizer), "method": {"type": "qlora", "rank": 64}}
-    straight = build(given, name="straight")
+    job_config = {**qlora(target, optimizer=optimizer), "method": {"type": "qlora", "rank": 64}}
+    straight = build(job_config, name="straight")
     losses = train_steps(straight)
     assert losses[-1] < losses[0]
     states = straight.session.engine.optimizer.state_dict()
     assert "torch.uint8" in str(states), "no state is in 8 bits"
     with CheckpointWriter(tmp_path / "first" / CHECKPOINTS) as writer:
-        first = build(given, name="first")
+        first = build(job_config, name="first")
         train_steps(first, STEPS // 2)
         saved_at_once(writer)(first.session, first.progress)
-    second = build(given, name="second")
-    found = find_newest(tmp_path / "first" / CHECKPOINTS, None)
-    assert found.path is not None
-    resume(second, found.path, Silent())
+    second = build(job_config, name="second")
+    checkpoint = find_newest(tmp_path / "first" / CHECKPOINTS, None)
+    assert checkpoint.path is not None
+    resume(second, checkpoint.path, Silent())
     train_steps(second)
     assert digests(second) == digests(straight)
 
@@ -103,6 +103,6 @@ def test_a_paged_state_is_in_memory_that_cuda_pages(card: Place, build: Build) -
     train_steps(run, 2)
     inner = run.session.engine.optimizer.inner
     assert type(inner).__name__ == "PagedAdamW8bit"
-    large = [one["state1"] for one in inner.state.values() if one.get("state1") is not None]
+    large = [state["state1"] for state in inner.state.values() if state.get("state1") is not None]
     # bitsandbytes pages states of 100,000 elements and more
     assert [value for value in large if value.numel() >= 1e5] == [v for v in large if getattr(v, "is_paged", False)]

@@ -37,19 +37,19 @@ Build = Callable[..., NativeRun]
 Needs = Callable[[str], Any]
 
 
-def settings(place: Place, stage: str, method: str, precision: str, batching: str) -> Any:
-    own: Any = {"type": method, "dropout": 0.1} if "lora" in method else method
-    given = {"precision": precision, "batch_size": 4, "gradient_accumulation": 2, "max_length": 64, "max_steps": STEPS}
+def settings(target: Place, stage: str, method: str, precision: str, batching: str) -> Any:
+    method_fields: Any = {"type": method, "dropout": 0.1} if "lora" in method else method
+    hyper = {"precision": precision, "batch_size": 4, "gradient_accumulation": 2, "max_length": 64, "max_steps": STEPS}
     more = {"schedule": "cosine", "warmup_ratio": 0.5, "learning_rate": 1e-3}
-    return config(place, stage, own, engine={"batching": batching, "token_budget": 256}, **given, **more)
+    return config(target, stage, method_fields, engine={"batching": batching, "token_budget": 256}, **hyper, **more)
 
 
-def started(place: Place, build: Build, given: Any, name: str) -> NativeRun:
+def started(target: Place, build: Build, job_config: Any, name: str) -> NativeRun:
     """The run of a config. fp16 is refused on a CPU, so a rehearsal opens its session by hand."""
-    half = given["hyperparameters"]["precision"] == "fp16" and place.rehearsal
+    half = job_config["hyperparameters"]["precision"] == "fp16" and target.rehearsal
     if half:
-        given = {**given, "hyperparameters": {**given["hyperparameters"], "precision": "fp32"}}
-    run = build(given, name=name)
+        job_config = {**job_config, "hyperparameters": {**job_config["hyperparameters"], "precision": "fp32"}}
+    run = build(job_config, name=name)
     if half:
         run.session = Session(replace(run.session.engine, precision=Precision.FP16), run.session.folder)
     return run
@@ -57,48 +57,48 @@ def started(place: Place, build: Build, given: Any, name: str) -> NativeRun:
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
 def test_a_stopped_training_continues_to_the_same_bits(
-    cell: Cell, place: Place, build: Build, needs: Needs, tmp_path: Path
+    cell: Cell, target: Place, build: Build, needs: Needs, tmp_path: Path
 ) -> None:
     if "qlora" in cell:
         needs("bitsandbytes")
-    given = settings(place, *cell)
-    straight = started(place, build, given, "straight")
+    job_config = settings(target, *cell)
+    straight = started(target, build, job_config, "straight")
     train_steps(straight)
-    again = started(place, build, given, "again")
+    again = started(target, build, job_config, "again")
     train_steps(again)
     assert digests(again) == digests(straight), "two trainings differ without any stop"
 
-    first = started(place, build, given, "first")
+    first = started(target, build, job_config, "first")
     with CheckpointWriter(tmp_path / "first" / CHECKPOINTS) as writer:
         train_steps(first, save=saved_at_once(writer), stop=counted(STOP_AFTER, lambda: True))
     assert len(first.progress.losses) < STEPS
-    second = started(place, build, given, "second")
-    found = find_newest(tmp_path / "first" / CHECKPOINTS, None)
-    assert found.path is not None
-    resume(second, found.path, Silent())
+    second = started(target, build, job_config, "second")
+    checkpoint = find_newest(tmp_path / "first" / CHECKPOINTS, None)
+    assert checkpoint.path is not None
+    resume(second, checkpoint.path, Silent())
     train_steps(second)
     assert digests(second) == digests(straight)
 
 
-def test_the_flags_that_make_kernels_deterministic_are_set(place: Place, build: Build) -> None:
-    build(settings(place, "sft", "lora", "fp32", "auto"))
+def test_the_flags_that_make_kernels_deterministic_are_set(target: Place, build: Build) -> None:
+    build(settings(target, "sft", "lora", "fp32", "auto"))
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert os.environ["FLASH_ATTENTION_DETERMINISTIC"] == "1"
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-def test_a_card_takes_deterministic_kernels_alone(place: Place, build: Build) -> None:
+def test_a_card_takes_deterministic_kernels_alone(target: Place, build: Build) -> None:
     """Looking for others leaves no trace. A CPU needs no strict kernels, so a rehearsal looks by hand."""
-    given = settings(place, "sft", "lora", "fp32" if place.rehearsal else "bf16", "packed")
-    run = build(given)
-    assert run.session.engine.strict is not place.rehearsal, run.policy.facts
+    job_config = settings(target, "sft", "lora", "fp32" if target.rehearsal else "bf16", "packed")
+    run = build(job_config)
+    assert run.session.engine.strict is not target.rehearsal, run.policy.facts
     tensors, values = run.session.snapshot().flat()
     before = {name: value.clone() for name, value in tensors.items()}
     settle_kernels(run.session, run.feed, run.policy, Silent())
     assert run.session.engine.strict, run.policy.facts["deterministic"]
-    tensors, found = run.session.snapshot().flat()
-    assert found == values
+    tensors, current_values = run.session.snapshot().flat()
+    assert current_values == values
     assert tensors.keys() == before.keys()
     assert all(torch.equal(value, tensors[name]) for name, value in before.items())
     losses = train_steps(run)
@@ -106,11 +106,13 @@ def test_a_card_takes_deterministic_kernels_alone(place: Place, build: Build) ->
 
 
 def test_no_kernel_of_a_training_warns_that_it_is_not_deterministic(
-    place: Place, build: Build, recwarn: pytest.WarningsRecorder
+    target: Place, build: Build, recwarn: pytest.WarningsRecorder
 ) -> None:
     for stage, method, precision, batching in CELLS[:4]:
         train_steps(
-            started(place, build, settings(place, stage, method, precision, batching), f"{stage}-{precision}"), 1
+            started(target, build, settings(target, stage, method, precision, batching), f"{stage}-{precision}"), 1
         )
-    said = {str(warning.message).partition(".")[0] for warning in recwarn if "determinis" in str(warning.message)}
-    assert not said
+    kernel_warnings = {
+        str(warning.message).partition(".")[0] for warning in recwarn if "determinis" in str(warning.message)
+    }
+    assert not kernel_warnings

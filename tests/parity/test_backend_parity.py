@@ -88,26 +88,26 @@ def first_adapter(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(jobs: Jobs, first_adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    known: dict[tuple[str, str], Ran] = {}
+    runs: dict[tuple[str, str], Ran] = {}
 
     def train(kind: str, backend: str) -> Ran:
-        if (kind, backend) not in known:
+        if (kind, backend) not in runs:
             here = backend in ("native", "trl")
             run = train_here if here else train_as_child
-            known[kind, backend] = run(job_of(kind, backend), tmp_path_factory.mktemp(f"{kind}-{backend}"))
-        return known[kind, backend]
+            runs[kind, backend] = run(job_of(kind, backend), tmp_path_factory.mktemp(f"{kind}-{backend}"))
+        return runs[kind, backend]
 
     def job_of(kind: str, backend: str) -> Any:
-        given = KINDS[kind]
+        fields = KINDS[kind]
         hyper = {
             "max_steps": STEPS,
             "batch_size": ROWS,
             "max_length": 64,
             "warmup_ratio": 0.1,
-            **given["hyperparameters"],
+            **fields["hyperparameters"],
         }
         adapter = first_adapter if kind == "continued" else None
-        return jobs(adapter=adapter, **{**given, "backend": backend, "hyperparameters": hyper})
+        return jobs(adapter=adapter, **{**fields, "backend": backend, "hyperparameters": hyper})
 
     return train
 
@@ -166,9 +166,11 @@ def test_new_adapter_begins_at_the_base_and_has_the_shape_of_the_native_one(
     assert losses(ran)[:2] == pytest.approx(losses(native)[:2], abs=SAME_LOSS)
     assert losses(ran)[-1] < losses(ran)[0] - 0.5
     assert logits(jobs, ran).shape == logits(jobs, native).shape
-    ours, theirs = (json.loads((one.folder / "adapter_config.json").read_text()) for one in (ran, native))
+    adapter_config, native_config = (
+        json.loads((run.folder / "adapter_config.json").read_text()) for run in (ran, native)
+    )
     for name in ("r", "lora_alpha", "peft_type", "task_type", "use_dora", "use_rslora"):
-        assert ours[name] == theirs[name], name
+        assert adapter_config[name] == native_config[name], name
 
 
 @pytest.mark.parametrize("backend", ["trl", DEEPSPEED])
@@ -184,9 +186,9 @@ def test_trl_trains_through_a_quantised_base_as_the_native_engine(kind: str, tra
     assert losses(native)[-1] < losses(native)[0] - 0.5
     assert losses(ran) == pytest.approx(losses(native), abs=SAME_QUANTISED_LOSS)
     assert losses(native)[0] != pytest.approx(losses(plain)[0], abs=SAME_LOSS)  # the base is not the same any more
-    ours, theirs = (load_file(one.folder / "adapter_model.safetensors") for one in (ran, native))
-    assert ours.keys() == theirs.keys()
-    assert {tensor.dtype for tensor in ours.values()} == {torch.float32}  # TRL would round the adapter to bf16
+    weights, native_weights = (load_file(run.folder / "adapter_model.safetensors") for run in (ran, native))
+    assert weights.keys() == native_weights.keys()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}  # TRL would round the adapter to bf16
     for record in (ran.record, native.record):
         assert record["quantization"] == KINDS[kind]["quantization"]
         assert record["versions"]["bitsandbytes"] == version("bitsandbytes")
@@ -205,6 +207,6 @@ def test_trained_adapter_says_the_same_after_every_layout(first_adapter: Path, j
 def test_curves_and_models_are_not_the_same_by_themselves(trained: Train, jobs: Jobs) -> None:
     """Of other first weights they differ by far more than is allowed: the comparisons above can fail."""
     continued, new = trained("continued", "native"), trained("new", "native")
-    apart = [abs(one - other) for one, other in zip(losses(continued), losses(new), strict=True)]
+    apart = [abs(loss - other) for loss, other in zip(losses(continued), losses(new), strict=True)]
     assert max(apart) > 1000 * SAME_LOSS
     assert float((logits(jobs, continued) - logits(jobs, new)).abs().max()) > 1000 * SAME_LOGIT

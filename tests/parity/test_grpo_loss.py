@@ -34,9 +34,15 @@ MOST = 6
 def trainer_of(model: Path, folder: Path, **stage: Any) -> Any:
     """TRL's trainer with whole weights."""
     write_rows(folder / "rows" / "rows.arrow", Port.SFT, [conversation(f"Is node {n} up?", "yes") for n in range(8)])
-    drawn = {"type": "grpo", "num_generations": 2, "max_completion_length": MOST, "temperature": TEMPERATURE, **stage}
+    stage_fields = {
+        "type": "grpo",
+        "num_generations": 2,
+        "max_completion_length": MOST,
+        "temperature": TEMPERATURE,
+        **stage,
+    }
     job = Jobs(model, {Port.SFT: folder / "rows"}, folder / "locks")(
-        stage={**drawn, "rewards": [{"type": "exact_match"}]}, method="full",
+        stage={**stage_fields, "rewards": [{"type": "exact_match"}]}, method="full",
         hyperparameters={"batch_size": 4, "max_steps": 1, "learning_rate": 1e-3},
     )  # fmt: skip
     with warnings.catch_warnings():
@@ -51,57 +57,57 @@ def completions(model: Any) -> tuple[Rollout, dict[str, torch.Tensor]]:
     old = [(torch.randn(len(ids)) * 0.3).tolist() for ids in ANSWERS]
     reference = [(torch.randn(len(ids)) * 0.3).tolist() for ids in ANSWERS]
     shapes = {"prompt_ids": (4, 5), "prompt_mask": (4, 5), "completion_ids": (4, 4), "completion_mask": (4, 4)}
-    theirs = {name: torch.zeros(shape, dtype=torch.long) for name, shape in shapes.items()}
+    inputs = {name: torch.zeros(shape, dtype=torch.long) for name, shape in shapes.items()}
     for at, (prompt, ids) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
-        theirs["prompt_ids"][at, 5 - len(prompt) :] = torch.tensor(prompt)
-        theirs["prompt_mask"][at, 5 - len(prompt) :] = 1
-        theirs["completion_ids"][at, : len(ids)] = torch.tensor(ids)
-        theirs["completion_mask"][at, : len(ids)] = 1
-    now = logps_of(model, theirs)
+        inputs["prompt_ids"][at, 5 - len(prompt) :] = torch.tensor(prompt)
+        inputs["prompt_mask"][at, 5 - len(prompt) :] = 1
+        inputs["completion_ids"][at, : len(ids)] = torch.tensor(ids)
+        inputs["completion_mask"][at, : len(ids)] = 1
+    now = logps_of(model, inputs)
     offsets = {"old_per_token_logps": old, "ref_per_token_logps": reference}
     rows = [DrawnRow(prompt, ids, [True] * len(ids)) for prompt, ids in zip(PROMPTS, ANSWERS, strict=True)]
-    for name, given in offsets.items():
-        theirs[name] = now.clone()
-        for at, values in enumerate(given):
-            theirs[name][at, : len(values)] += torch.tensor(values)
-            ours = "old" if name.startswith("old") else "reference"
-            setattr(rows[at], ours, theirs[name][at, : len(values)].tolist())
+    for name, offset_rows in offsets.items():
+        inputs[name] = now.clone()
+        for at, values in enumerate(offset_rows):
+            inputs[name][at, : len(values)] += torch.tensor(values)
+            attribute = "old" if name.startswith("old") else "reference"
+            setattr(rows[at], attribute, inputs[name][at, : len(values)].tolist())
     for row, advantage in zip(rows, ADVANTAGES, strict=True):
         row.advantages = [advantage] * len(row.ids)
-    theirs |= {"advantages": torch.tensor(ADVANTAGES), "num_items_in_batch": torch.tensor(sum(map(len, ANSWERS)))}
-    return Rollout("0:0", rows, {}), theirs
+    inputs |= {"advantages": torch.tensor(ADVANTAGES), "num_items_in_batch": torch.tensor(sum(map(len, ANSWERS)))}
+    return Rollout("0:0", rows, {}), inputs
 
 
-def logps_of(model: Any, theirs: dict[str, torch.Tensor]) -> torch.Tensor:
+def logps_of(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """Log-probabilities by transformers alone."""
-    ids = torch.cat([theirs["prompt_ids"], theirs["completion_ids"]], 1)
-    mask = torch.cat([theirs["prompt_mask"], theirs["completion_mask"]], 1)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=mask).logits[:, 4:-1] / TEMPERATURE
-    return logits.log_softmax(-1).gather(2, theirs["completion_ids"][..., None])[..., 0]
+    return logits.log_softmax(-1).gather(2, inputs["completion_ids"][..., None])[..., 0]
 
 
 def gradient(loss: torch.Tensor, model: Any) -> torch.Tensor:
     model.zero_grad()
     loss.backward()
-    return torch.cat([given.grad.flatten() for given in model.parameters() if given.grad is not None])
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.2])
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "bnpo", "dr_grpo"])
 def test_value_and_gradient_are_those_of_trl(loss: str, beta: float, tiny_model: Path, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"loss": loss, "beta": beta, "num_iterations": 2, "epsilon": 0.1}
-    trainer = trainer_of(tiny_model, tmp_path, **given)
+    fields: dict[str, Any] = {"loss": loss, "beta": beta, "num_iterations": 2, "epsilon": 0.1}
+    trainer = trainer_of(tiny_model, tmp_path, **fields)
     model = trainer.model.eval()
     rollout, inputs = completions(model)
-    theirs = trainer._compute_loss(model, inputs)
-    stage = Stage.GRPO.settings(**given, num_generations=2, max_completion_length=MOST, temperature=TEMPERATURE)
+    trl_loss = trainer._compute_loss(model, inputs)
+    stage = Stage.GRPO.settings(**fields, num_generations=2, max_completion_length=MOST, temperature=TEMPERATURE)
     config = TrainerConfig(stage=stage)
-    chosen = STAGES[Stage.GRPO].chosen(config)
+    spec = STAGES[Stage.GRPO].chosen(config)
     batch = rollout.batch(range(4), 0)
     reference = {"logprobs_N": batch["reference/logprobs_N"]} if beta else None
-    total, metrics = chosen.loss(batch, chosen.score(model, batch, Head.FULL), reference, config)
-    mine = total / chosen.units(batch)
-    assert mine.item() == pytest.approx(theirs.item(), abs=1e-6)
-    assert 0 < float(metrics["clipped"]) / chosen.units(batch) < 1
-    torch.testing.assert_close(gradient(mine, model), gradient(theirs, model), atol=1e-6, rtol=1e-4)
+    total, metrics = spec.loss(batch, spec.score(model, batch, Head.FULL), reference, config)
+    value = total / spec.units(batch)
+    assert value.item() == pytest.approx(trl_loss.item(), abs=1e-6)
+    assert 0 < float(metrics["clipped"]) / spec.units(batch) < 1
+    torch.testing.assert_close(gradient(value, model), gradient(trl_loss, model), atol=1e-6, rtol=1e-4)

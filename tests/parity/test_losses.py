@@ -61,14 +61,14 @@ def loaded(folder: Path, head: str, seed: int = 0) -> Any:
     return model
 
 
-def built(trainer: type[Any], arguments: type[Any], model: Any, data: Any, folder: Path, **given: Any) -> Any:
+def built(trainer: type[Any], arguments: type[Any], model: Any, data: Any, folder: Path, **settings: Any) -> Any:
     """A trainer of TRL's on a CPU in float32, without dropout, checkpoints or reports."""
-    config = {name: given.pop(name) for name in list(given) if name not in ("ref_model", "processing_class")}
+    config = {name: settings.pop(name) for name in list(settings) if name not in ("ref_model", "processing_class")}
     common = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         args = arguments(output_dir=str(folder), per_device_train_batch_size=4, **common, **config)
-        return trainer(model=model, args=args, train_dataset=data, **given)
+        return trainer(model=model, args=args, train_dataset=data, **settings)
 
 
 def random_ids(count: int) -> list[int]:
@@ -82,7 +82,9 @@ def random_pairs(*, imitated: bool = False) -> list[Encoded]:
     return [{**pair, "imitate": []} for pair in pairs] if imitated else pairs
 
 
-def ours(model: Any, reference: Any, config: TrainerConfig, examples: Sequence[Encoded]) -> tuple[torch.Tensor, Batch]:
+def score_batch(
+    model: Any, reference: Any, config: TrainerConfig, examples: Sequence[Encoded]
+) -> tuple[torch.Tensor, Batch]:
     """Our mean loss over a batch, and the batch."""
     stage = STAGES[config.stage.type]
     batch = stage.collate(examples, 0)
@@ -95,13 +97,13 @@ def ours(model: Any, reference: Any, config: TrainerConfig, examples: Sequence[E
 def gradient(loss: torch.Tensor, model: Any) -> torch.Tensor:
     model.zero_grad()
     loss.backward()
-    return torch.cat([given.grad.flatten() for given in model.parameters() if given.grad is not None])
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
-def assert_same(mine: torch.Tensor, theirs: torch.Tensor, model: Any) -> None:
+def assert_same(actual: torch.Tensor, expected: torch.Tensor, model: Any) -> None:
     """Values equal to 1e-6 (relative above 1), gradients to 1e-5."""
-    assert mine.item() == pytest.approx(theirs.item(), abs=1e-6, rel=1e-6)
-    torch.testing.assert_close(gradient(mine, model), gradient(theirs, model), atol=1e-5, rtol=1e-4)
+    assert actual.item() == pytest.approx(expected.item(), abs=1e-6, rel=1e-6)
+    torch.testing.assert_close(gradient(actual, model), gradient(expected, model), atol=1e-5, rtol=1e-4)
 
 
 def with_completion_mask(batch: Batch) -> dict[str, torch.Tensor]:
@@ -133,7 +135,7 @@ def dpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_path_f
 
 
 @pytest.mark.parametrize(
-    ("loss", "theirs", "smoothing"),
+    ("loss", "trl_name", "smoothing"),
     [
         (PreferenceLoss.SIGMOID, "sigmoid", 0.0),
         (PreferenceLoss.SIGMOID, "robust", 0.1),
@@ -142,13 +144,13 @@ def dpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_path_f
     ],
 )
 def test_losses_with_a_reference(
-    dpo: Any, models: tuple[Any, Any], loss: PreferenceLoss, theirs: str, smoothing: float
+    dpo: Any, models: tuple[Any, Any], loss: PreferenceLoss, trl_name: str, smoothing: float
 ) -> None:
     preference = {"loss": loss, "beta": BETA, "label_smoothing": smoothing}
     config = TrainerConfig(stage={"type": "dpo", **preference})
-    mine, batch = ours(*models, config, random_pairs())
-    dpo.beta, dpo.loss_types, dpo.label_smoothing = BETA, [theirs], smoothing
-    assert_same(mine, dpo.compute_loss(models[0], with_completion_mask(batch)), models[0])
+    actual, batch = score_batch(*models, config, random_pairs())
+    dpo.beta, dpo.loss_types, dpo.label_smoothing = BETA, [trl_name], smoothing
+    assert_same(actual, dpo.compute_loss(models[0], with_completion_mask(batch)), models[0])
 
 
 def orpo_rows(batch: Batch) -> dict[str, torch.Tensor]:
@@ -164,22 +166,24 @@ def test_orpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_
     trainer = built(trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, beta=BETA)
     config = TrainerConfig(stage={"type": "dpo", "loss": "orpo", "beta": BETA})
     examples = random_pairs(imitated=True)
-    alone = [ours(models[0], None, config, [example]) for example in examples]
-    theirs = [trainer.get_batch_loss_metrics(models[0], orpo_rows(batch))[0] for _, batch in alone]
-    for (mine, _), expected in zip(alone, theirs, strict=True):
-        assert_same(mine, expected, models[0])
-    together = ours(models[0], None, config, examples)[0]
-    assert together.item() == pytest.approx(sum(value.item() for value in theirs) / len(theirs), abs=1e-5)
+    alone = [score_batch(models[0], None, config, [example]) for example in examples]
+    trl_losses = [trainer.get_batch_loss_metrics(models[0], orpo_rows(batch))[0] for _, batch in alone]
+    for (actual, _), expected in zip(alone, trl_losses, strict=True):
+        assert_same(actual, expected, models[0])
+    together = score_batch(models[0], None, config, examples)[0]
+    assert together.item() == pytest.approx(sum(value.item() for value in trl_losses) / len(trl_losses), abs=1e-5)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.6])
 def test_simpo(gamma: float, models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_path: Path) -> None:
     *_, trainer_class, config_class = load()
-    own = {"beta": BETA, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": gamma}
-    trainer = built(trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, **own)
+    simpo_settings = {"beta": BETA, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": gamma}
+    trainer = built(
+        trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, **simpo_settings
+    )
     config = TrainerConfig(stage={"type": "dpo", "loss": "simpo", "beta": BETA, "gamma": gamma})
-    mine, batch = ours(models[0], None, config, random_pairs())
-    assert_same(mine, trainer.get_batch_loss_metrics(models[0], orpo_rows(batch))[0], models[0])
+    actual, batch = score_batch(models[0], None, config, random_pairs())
+    assert_same(actual, trainer.get_batch_loss_metrics(models[0], orpo_rows(batch))[0], models[0])
 
 
 def random_labelled() -> list[Encoded]:
@@ -223,31 +227,31 @@ def test_kto(models: tuple[Any, Any], tokenizer: Any, tmp_path: Path, moved_up: 
     policy, reference = reversed(models) if moved_up else models
     rows = [{"prompt": "What is a node?", "completion": "A step.", "label": label} for label in (True, False) * 2]
     weights = {"desirable_weight": 1.2, "undesirable_weight": 0.7}
-    given = {"ref_model": reference, "processing_class": tokenizer, "beta": BETA, **weights}
-    trainer = built(KTOTrainer, KTOConfig, policy, Dataset.from_list(rows), tmp_path, **given)
+    options = {"ref_model": reference, "processing_class": tokenizer, "beta": BETA, **weights}
+    trainer = built(KTOTrainer, KTOConfig, policy, Dataset.from_list(rows), tmp_path, **options)
     config = TrainerConfig(stage={"type": "kto", "beta": BETA, **weights})
-    mine, batch = ours(policy, reference, config, random_labelled())
+    actual, batch = score_batch(policy, reference, config, random_labelled())
     assert (kl_of(policy, reference, batch) > 0.1) is moved_up
-    theirs = kto_batch(random_labelled())
-    for own, name in (("", ""), ("kl_", "KL_")):
-        assert torch.equal(batch[f"{own}input_ids"], theirs[f"{name}input_ids"])
-        assert torch.equal(batch[f"{own}attention_mask"], theirs[f"{name}attention_mask"])
-        assert torch.equal((batch[f"{own}labels"] != IGNORED).long(), theirs[f"{name}completion_mask"])
-    assert_same(mine, trainer.compute_loss(policy, theirs), policy)
+    trl_batch = kto_batch(random_labelled())
+    for prefix, name in (("", ""), ("kl_", "KL_")):
+        assert torch.equal(batch[f"{prefix}input_ids"], trl_batch[f"{name}input_ids"])
+        assert torch.equal(batch[f"{prefix}attention_mask"], trl_batch[f"{name}attention_mask"])
+        assert torch.equal((batch[f"{prefix}labels"] != IGNORED).long(), trl_batch[f"{name}completion_mask"])
+    assert_same(actual, trainer.compute_loss(policy, trl_batch), policy)
 
 
 @pytest.mark.parametrize("centering", [None, 0.01])
 def test_reward(tiny_model: Path, tokenizer: Any, text_pairs: Dataset, tmp_path: Path, centering: float | None) -> None:
     model = loaded(tiny_model, "reward", 3)
-    given = {"processing_class": tokenizer, "center_rewards_coefficient": centering}
-    trainer = built(RewardTrainer, RewardConfig, model, text_pairs, tmp_path, **given)
+    options = {"processing_class": tokenizer, "center_rewards_coefficient": centering}
+    trainer = built(RewardTrainer, RewardConfig, model, text_pairs, tmp_path, **options)
     config = TrainerConfig(stage={"type": "reward", "centering": centering or 0.0})
     pairs = random_pairs()
-    mine, _ = ours(model, None, config, pairs)
+    actual, _ = score_batch(model, None, config, pairs)
     whole = [
         {f"{side}_ids": pair["prompt_ids"] + pair[f"{side}_ids"] for side in ("chosen", "rejected")} for pair in pairs
     ]
-    assert_same(mine, trainer.compute_loss(model, DataCollatorForPreference(pad_token_id=0)(whole)), model)
+    assert_same(actual, trainer.compute_loss(model, DataCollatorForPreference(pad_token_id=0)(whole)), model)
 
 
 @pytest.mark.parametrize("stage", [Stage.SFT, Stage.CPT])
@@ -258,8 +262,8 @@ def test_cross_entropy(models: tuple[Any, Any], tokenizer: Any, tmp_path: Path, 
     rows = [random_ids(length) for length in (9, 4, 12, 2)]
     prompt = 3 if stage is Stage.SFT else 1
     examples = [{"input_ids": ids, "labels": [IGNORED] * min(prompt, len(ids)) + ids[prompt:]} for ids in rows]
-    mine, batch = ours(models[0], None, TrainerConfig(stage=stage), examples)
-    assert_same(mine, trainer.compute_loss(models[0], dict(batch)), models[0])
+    actual, batch = score_batch(models[0], None, TrainerConfig(stage=stage), examples)
+    assert_same(actual, trainer.compute_loss(models[0], dict(batch)), models[0])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
@@ -274,19 +278,21 @@ def test_distill_is_the_divergence_of_trl(beta: float, temperature: float, tiny_
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     batch, teacher = spec.collate(rows, 0), loaded(tiny_model, "causal", seed=2)
-    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        reference, teacher_BTV = spec.score(teacher, batch, Head.FULL), teacher(**given).logits
+        reference, teacher_BTV = spec.score(teacher, batch, Head.FULL), teacher(**inputs).logits
     model = loaded(tiny_model, "causal", seed=1)
     total, _ = spec.loss(batch, spec.score(model, batch, Head.FULL), reference, config)
     (total / spec.units(batch)).backward()
     gradients = [value.grad.clone() for value in model.parameters() if value.grad is not None]
     model.zero_grad()
-    theirs = load_gkd().generalized_jsd_loss(
-        model(**given).logits[:, :-1], teacher_BTV[:, :-1], batch["labels"][:, 1:], beta, temperature
+    expected = load_gkd().generalized_jsd_loss(
+        model(**inputs).logits[:, :-1], teacher_BTV[:, :-1], batch["labels"][:, 1:], beta, temperature
     )
-    theirs.backward()
-    assert theirs.item() > 1e-3
-    torch.testing.assert_close((total / spec.units(batch)).detach(), theirs.detach(), atol=1e-6, rtol=1e-5)
-    for own, value in zip(gradients, (one for one in model.parameters() if one.grad is not None), strict=True):
-        torch.testing.assert_close(own, value.grad, atol=1e-6, rtol=1e-4)
+    expected.backward()
+    assert expected.item() > 1e-3
+    torch.testing.assert_close((total / spec.units(batch)).detach(), expected.detach(), atol=1e-6, rtol=1e-5)
+    for own_grad, value in zip(
+        gradients, (parameter for parameter in model.parameters() if parameter.grad is not None), strict=True
+    ):
+        torch.testing.assert_close(own_grad, value.grad, atol=1e-6, rtol=1e-4)

@@ -51,8 +51,8 @@ def renderer(name: str) -> Renderer:
     return Renderer(toy_tokenizer(text, recognise_template(text)))
 
 
-def applied(found: Renderer, turns: list[Turn], **options: Any) -> Any:
-    return found.tokenizer.apply_chat_template(found.adapt_turns(turns), **options)
+def applied(template_renderer: Renderer, turns: list[Turn], **options: Any) -> Any:
+    return template_renderer.tokenizer.apply_chat_template(template_renderer.adapt_turns(turns), **options)
 
 
 def test_trl_ships_the_templates_that_this_was_written_for() -> None:
@@ -61,18 +61,20 @@ def test_trl_ships_the_templates_that_this_was_written_for() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_ids_are_those_of_apply_chat_template(name: str) -> None:
-    found, compared = renderer(name), 0
+    tested, compared = renderer(name), 0
     plain = [(turns, None) for turns in CONVERSATIONS.values()]
-    more = [(one.turns, one.tools) for flavour in (Flavour.THOUGHTS, Flavour.TOOLS) for one in samples(flavour)]
+    more = [
+        (sample.turns, sample.tools) for flavour in (Flavour.THOUGHTS, Flavour.TOOLS) for sample in samples(flavour)
+    ]
     for turns, tools in [*plain, *more]:
         for ask in (False, True):
             try:
-                theirs = applied(found, turns, tools=tools, add_generation_prompt=ask, return_dict=False)
+                expected = applied(tested, turns, tools=tools, add_generation_prompt=ask, return_dict=False)
             except REFUSALS:
                 continue
-            ours = found.render(turns, tools, add_generation_prompt=ask)
-            assert ours.ids == theirs, turns
-            assert len(ours.ids) == len(ours.weights) == len(ours.message_index)
+            rendered = tested.render(turns, tools, add_generation_prompt=ask)
+            assert rendered.ids == expected, turns
+            assert len(rendered.ids) == len(rendered.weights) == len(rendered.message_index)
             compared += 1
     assert compared >= 14, "the template refuses more of the conversations than it should"
 
@@ -83,16 +85,16 @@ HEADERS = ("<｜Assistant｜>", "<|start|>assistant", "<think>", "</think>", "</
 
 @pytest.mark.parametrize("name", MASKED)
 def test_what_is_learned_lies_inside_the_mask_that_trl_trains_on(name: str) -> None:
-    found = renderer(name)
+    tested = renderer(name)
     for turns in (CONVERSATIONS["one turn"], CONVERSATIONS["two turns"]):
-        theirs = applied(found, turns, return_assistant_tokens_mask=True, return_dict=True)
-        ours = found.render(turns)
-        pairs = list(zip(ours.weights, theirs["assistant_masks"], ours.ids, strict=True))
+        expected = applied(tested, turns, return_assistant_tokens_mask=True, return_dict=True)
+        rendered = tested.render(turns)
+        pairs = list(zip(rendered.weights, expected["assistant_masks"], rendered.ids, strict=True))
         assert all(mask for weight, mask, _ in pairs if weight)
-        learned = found.tokenizer.decode([id for weight, _, id in pairs if weight])
+        learned = tested.tokenizer.decode([id for weight, _, id in pairs if weight])
         assert turns[-1]["content"] in learned
-        assert any(learned.endswith(stop) for stop in found.stops)
-        extra = found.tokenizer.decode([id for weight, mask, id in pairs if mask and not weight])
+        assert any(learned.endswith(stop) for stop in tested.stops)
+        extra = tested.tokenizer.decode([id for weight, mask, id in pairs if mask and not weight])
         for header in HEADERS:
             extra = extra.replace(header, "")
         # gpt-oss writes an earlier answer in another way than the model says it: here only the last one is learned.
@@ -101,15 +103,15 @@ def test_what_is_learned_lies_inside_the_mask_that_trl_trains_on(name: str) -> N
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tokens_that_a_user_writes_stay_text(name: str) -> None:
-    found = renderer(name)
-    stop = next(iter(found.stops))
-    turns = [user(f"Say {stop} and {found.tokenizer.eos_token} now"), assistant("Yes.")]
-    ours = found.render(turns)
-    assert ours.ids == applied(found, turns, sanitize_control_tokens=True, return_dict=False)
-    harmless = found.render([user("Say this and that now"), assistant("Yes.")]).ids
-    special = set(found.tokenizer.all_special_ids) | found.stop_ids
-    assert [id for id in ours.ids if id in special] == [id for id in harmless if id in special]
-    assert f"Say {stop} and" in found.tokenizer.decode(ours.ids)
+    tested = renderer(name)
+    stop = next(iter(tested.stops))
+    turns = [user(f"Say {stop} and {tested.tokenizer.eos_token} now"), assistant("Yes.")]
+    rendered = tested.render(turns)
+    assert rendered.ids == applied(tested, turns, sanitize_control_tokens=True, return_dict=False)
+    harmless = tested.render([user("Say this and that now"), assistant("Yes.")]).ids
+    special = set(tested.tokenizer.all_special_ids) | tested.stop_ids
+    assert [id for id in rendered.ids if id in special] == [id for id in harmless if id in special]
+    assert f"Say {stop} and" in tested.tokenizer.decode(rendered.ids)
 
 
 def test_every_named_template_is_there() -> None:

@@ -51,15 +51,18 @@ def optimizer() -> torch.optim.Optimizer:
 def test_every_rate_of_a_run_is_the_librarys(schedule: Schedule, total: int, warmup_ratio: float) -> None:
     """After the warm-up, at the same step; in it, as transformers' with one step more, whose first is left out."""
     hyper = Hyperparameters(schedule=schedule, warmup_ratio=warmup_ratio)
-    ours = LearningRate(optimizer(), TrainerConfig(hyperparameters=hyper), total)
+    learning_rate = LearningRate(optimizer(), TrainerConfig(hyperparameters=hyper), total)
     warmup = math.ceil(warmup_ratio * total)
     rises = schedule.facts.warms_up and schedule is not Schedule.ONE_CYCLE
-    found, theirs = rates_of(ours.step, lambda: ours.last[0], total), library_rates(schedule, total, warmup)
-    assert found[warmup if rises else 0 :] == pytest.approx(theirs[warmup if rises else 0 :], rel=1e-9, abs=1e-16)
+    rates, library = (
+        rates_of(learning_rate.step, lambda: learning_rate.last[0], total),
+        library_rates(schedule, total, warmup),
+    )
+    assert rates[warmup if rises else 0 :] == pytest.approx(library[warmup if rises else 0 :], rel=1e-9, abs=1e-16)
     if rises and warmup:
         shifted = library_rates(schedule, total + 1, warmup + 1)
-        assert shifted[0] == 0.0 < found[0]
-        assert found[:warmup] == pytest.approx(shifted[1 : warmup + 1], rel=1e-9)
+        assert shifted[0] == 0.0 < rates[0]
+        assert rates[:warmup] == pytest.approx(shifted[1 : warmup + 1], rel=1e-9)
 
 
 def library_rates(schedule: Schedule, total: int, warmup: int) -> list[float]:
@@ -76,21 +79,21 @@ def library_rates(schedule: Schedule, total: int, warmup: int) -> list[float]:
 
 def rates_of(step: Callable[[], None], rate: Callable[[], float], total: int) -> list[float]:
     """Return the rate before each of the steps."""
-    found = [rate()]
+    rates = [rate()]
     for _ in range(total - 1):  # OneCycleLR knows no rate after its last step
         step()
-        found.append(rate())
-    return found
+        rates.append(rate())
+    return rates
 
 
 def test_a_plateau_is_torchs() -> None:
     theirs_optimizer = optimizer()
-    theirs = ReduceLROnPlateau(theirs_optimizer)
-    ours = Plateau()
+    reference = ReduceLROnPlateau(theirs_optimizer)
+    plateau = Plateau()
     generator = torch.Generator().manual_seed(3)
     for _ in range(60):
         metric = torch.rand((), generator=generator).item()
-        theirs.step(metric)
-        ours.see(metric)
-        assert PEAK * ours.factor == pytest.approx(theirs_optimizer.param_groups[0]["lr"], rel=1e-9)
-    assert ours.factor < 1e-3
+        reference.step(metric)
+        plateau.see(metric)
+        assert PEAK * plateau.factor == pytest.approx(theirs_optimizer.param_groups[0]["lr"], rel=1e-9)
+    assert plateau.factor < 1e-3

@@ -57,8 +57,8 @@ def row(spelling: str = "reasoning_content") -> SftRow:
     return read
 
 
-def encoded(family: str, given: SftRow) -> dict[str, list[int]]:
-    (example,), ledger = encode_sft([given], renderer(family).tokenizer, 4096)
+def encoded(family: str, sft_row: SftRow) -> dict[str, list[int]]:
+    (example,), ledger = encode_sft([sft_row], renderer(family).tokenizer, 4096)
     assert ledger.balanced
     return example
 
@@ -67,10 +67,10 @@ def encoded(family: str, given: SftRow) -> dict[str, list[int]]:
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_the_ids_are_those_of_apply_chat_template(family: str, spelling: str) -> None:
     tokenizer = renderer(family).tokenizer
-    theirs = tokenizer.apply_chat_template(renderer(family).adapt_turns(TURNS), tools=TOOLS, return_dict=False)
-    ours = encoded(family, row(spelling))["input_ids"]
-    assert theirs[: len(ours)] == ours
-    assert not tokenizer.decode(theirs[len(ours) :]).strip()  # only a line break may follow the last stop token
+    expected = tokenizer.apply_chat_template(renderer(family).adapt_turns(TURNS), tools=TOOLS, return_dict=False)
+    input_ids = encoded(family, row(spelling))["input_ids"]
+    assert expected[: len(input_ids)] == input_ids
+    assert not tokenizer.decode(expected[len(input_ids) :]).strip()  # only a line break may follow the last stop token
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,20 +78,20 @@ def test_thoughts_and_calls_are_learned_and_results_are_not(family: str) -> None
     example, tokenizer = encoded(family, row()), renderer(family).tokenizer
     learned = tokenizer.decode([label for label in example["labels"] if label != IGNORED])
     assert all(text in learned for text in ("A clock knows.", "clock", "UTC", "It said so.", "Noon."))
-    shown = tokenizer.decode(
+    masked_text = tokenizer.decode(
         [id for id, label in zip(example["input_ids"], example["labels"], strict=True) if label == IGNORED]
     )
-    assert all(text in shown for text in ("The time in a zone.", "What time is it?", "quarter past"))
+    assert all(text in masked_text for text in ("The time in a zone.", "What time is it?", "quarter past"))
     assert "quarter past" not in learned
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_server_asks_with_the_ids_that_training_showed(family: str) -> None:
-    found, ids = renderer(family), encoded(family, row())["input_ids"]
-    for place in (1, 3):
-        asked = ChatRequest.model_validate({"model": "m", "messages": served(TURNS[:place]), "tools": TOOLS})
-        messages = [message.for_template() for message in asked.messages]
-        prompt = found.ids(found.text(messages, asked.offered(), ask=True))
+    tested, ids = renderer(family), encoded(family, row())["input_ids"]
+    for end in (1, 3):
+        request = ChatRequest.model_validate({"model": "m", "messages": served(TURNS[:end]), "tools": TOOLS})
+        messages = [message.for_template() for message in request.messages]
+        prompt = tested.ids(tested.text(messages, request.offered(), ask=True))
         assert ids[: len(prompt)] == prompt
 
 

@@ -40,16 +40,16 @@ def batch_of(trainer: OurSFTTrainer) -> dict[str, Any]:
 def test_loss_and_gradient_are_trls(trainer: OurSFTTrainer, num_items_in_batch: int | None) -> None:
     """TRL computes the head in chunks and again in the backward pass; ours holds the logits. Same numbers."""
     batch = batch_of(trainer)
-    found = []
+    results = []
     for takes_positions in (True, False):
         trainer.takes_positions = takes_positions
         trainer.model.zero_grad()
         loss = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=num_items_in_batch)
         loss.backward()
-        gradients = [given.grad.flatten() for given in trainer.model.parameters() if given.grad is not None]
-        found.append((loss.item(), torch.cat(gradients)))
-    assert found[0][0] == pytest.approx(found[1][0], abs=1e-5)
-    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-6, rtol=1e-4)
+        gradients = [parameter.grad.flatten() for parameter in trainer.model.parameters() if parameter.grad is not None]
+        results.append((loss.item(), torch.cat(gradients)))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
+    torch.testing.assert_close(results[0][1], results[1][1], atol=1e-6, rtol=1e-4)
 
 
 def test_labels_are_those_of_the_templates_generation_marks(tiny_model: Path) -> None:
@@ -58,8 +58,8 @@ def test_labels_are_those_of_the_templates_generation_marks(tiny_model: Path) ->
     row = conversation("What is a node?", "A node reads documents.")
     ((example,), _) = encode_sft([row], tokenizer, 512)
     turns = [{"role": message.role, "content": message.content} for message in row.messages]
-    theirs = tokenizer.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
+    expected = tokenizer.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
     length = len(example["input_ids"])
-    assert example["input_ids"] == theirs["input_ids"][:length]
-    assert [int(label != IGNORED) for label in example["labels"]] == theirs["assistant_masks"][:length]
-    assert tokenizer.decode(theirs["input_ids"][length:]) == "\n"
+    assert example["input_ids"] == expected["input_ids"][:length]
+    assert [int(label != IGNORED) for label in example["labels"]] == expected["assistant_masks"][:length]
+    assert tokenizer.decode(expected["input_ids"][length:]) == "\n"
