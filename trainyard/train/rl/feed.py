@@ -54,7 +54,7 @@ class RolloutPlan(BatchPlan):
         start = cursor.step // self.steps_per_rollout * self.prompts
         return rows[start : start + self.prompts]
 
-    def place(self, cursor: Cursor) -> str:
+    def name_rollout(self, cursor: Cursor) -> str:
         """Names the rollout at a cursor."""
         return f"{cursor.epoch}:{cursor.step // self.steps_per_rollout}"
 
@@ -149,7 +149,7 @@ class RolloutFeed(Feed):
         """The micro-batches of the step at `cursor`; a new rollout is drawn where there is none of its place."""
         plan = self.plan
         assert isinstance(plan, RolloutPlan), plan
-        position = plan.place(cursor)
+        position = plan.name_rollout(cursor)
         if self.rollout is None and state:
             self.rollout = Rollout.from_values(state)
         if self.rollout is None or self.rollout.place != position:
