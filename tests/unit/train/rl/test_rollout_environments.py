@@ -127,7 +127,9 @@ def test_the_tokens_of_an_environment_have_no_labels_and_the_ratio_is_1(tmp_path
     assert len(scores["logprobs_N"]) == len(batch["advantages_N"]) == int((batch["labels"] != IGNORED).sum())
     # What is trained is what was sampled: the probabilities of the drawing, and with them the ratio.
     examples = [feed.examples[row] for row in feed.plan.prompts_at(Cursor())]
-    conversations = complete_prompts(session, examples, session.engine.config, feed.plan.name_rollout(Cursor()), environment)
+    conversations = complete_prompts(
+        session, examples, session.engine.config, feed.plan.name_rollout(Cursor()), environment
+    )
     (rows,) = feed.plan.at(Cursor())
     sampled_N = torch.tensor([value for row in rows for value in conversations[row].logprobs])
     assert sum(sum(not is_learned for is_learned in conversations[row].row.learned) for row in rows) > 0, (
