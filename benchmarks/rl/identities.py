@@ -32,7 +32,7 @@ def ratio_error(seed: int) -> float:
     with TemporaryDirectory(prefix="trainyard-rl-") as folder:
         session, feed = toy_of(seed, updates=1, temperature=0.7).open(Path(folder))
         errors = []
-        for batch in feed.drawn(Cursor(), session, session.engine.config, {}):
+        for batch in feed.draw_batches(Cursor(), session, session.engine.config, {}):
             scores = session.engine.stage.score(session.engine.model, batch, session.engine.head)
             errors.append(float((scores["logprobs_N"].detach() - batch["old_N"]).exp().sub(1).abs().max()))
     return max(errors)

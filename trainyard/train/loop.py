@@ -44,7 +44,7 @@ def train(
         started = time.perf_counter()
         if begins_again(session, progress):
             session.reset_optimizer()
-        batches = feed.drawn(progress.cursor, session, session.engine.config, progress.kept)
+        batches = feed.draw_batches(progress.cursor, session, session.engine.config, progress.kept)
         rows = feed.plan.at(progress.cursor)
         units = sum(map(feed.stage.units, batches))
         for batch in batches[progress.cursor.micro :]:

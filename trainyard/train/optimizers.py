@@ -129,10 +129,10 @@ class GaLoreOptimizer(CompositeOptimizer):
         for parameter in parameters_of(self.param_groups):
             entry = self.inner.state.get(parameter, {})
             if "projector" in entry:
-                made = projector(**GALORE)
+                galore_projector = projector(**GALORE)
                 for name, value in entry["projector"].items():
-                    setattr(made, name, value)
-                entry["projector"] = made
+                    setattr(galore_projector, name, value)
+                entry["projector"] = galore_projector
 
 
 def flat(entry: JsonMapping) -> State:
@@ -181,8 +181,12 @@ def split_blocks(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
     for group, (rest,) in ((group, without_names([group])) for group in groups):
         named = list(zip(group["names"], group["params"], strict=True))
         for part, inside in zip(parts, (True, False), strict=True):
-            chosen = [one for name, one in named if (one.ndim == 2 and bool(BLOCK_MATRIX.search(name))) is inside]
-            part += [{**rest, "params": chosen}] if chosen else []
+            members = [
+                parameter
+                for name, parameter in named
+                if (parameter.ndim == 2 and bool(BLOCK_MATRIX.search(name))) is inside
+            ]
+            part += [{**rest, "params": members}] if members else []
     return parts
 
 
@@ -201,19 +205,19 @@ def adafactor(groups: list[Group]) -> Any:
 
 def muon(groups: list[Group]) -> Any:
     """Muon for the matrices of the blocks, with steps as large as AdamW's, and AdamW for the rest."""
-    matrices, others = split_blocks(groups)
+    matrices, vectors = split_blocks(groups)
     parts: JsonObject = {}
     if matrices:
         parts["muon"] = Muon(matrices, momentum=MUON_MOMENTUM)
-    if others:
-        parts["adamw"] = torch.optim.AdamW(others, fused=True)
+    if vectors:
+        parts["adamw"] = torch.optim.AdamW(vectors, fused=True)
     return CompositeOptimizer(**parts)
 
 
 def galore(groups: list[Group]) -> Any:
-    matrices, others = split_blocks(groups)
+    matrices, vectors = split_blocks(groups)
     projected = [{**group, **GALORE} for group in matrices]
-    return GaLoreOptimizer(galore=load("pytorch_optimizer:GaLore")(projected + others))
+    return GaLoreOptimizer(galore=load("pytorch_optimizer:GaLore")(projected + vectors))
 
 
 def ademamix(groups: list[Group]) -> Any:
@@ -273,10 +277,10 @@ def build(name: Optimizer, row: OptimizerFacts, make: Maker, groups: list[Group]
             do="Name modules or layers that the model has.",
             code="E-TRAINABLE",
         )
-    found = availability(row, first.device.type)
-    if not found.ok:
+    state = availability(row, first.device.type)
+    if not state.ok:
         code = "E-DEVICE" if importlib.util.find_spec(row.package.name) else "E-PACKAGE-MISSING"
-        raise Unavailable(f"Optimizer {name} cannot be used here.", why=found.why, do=found.fix, code=code)
+        raise Unavailable(f"Optimizer {name} cannot be used here.", why=state.why, do=state.fix, code=code)
     try:
         return make(groups)
     except ImportError as error:
@@ -290,8 +294,8 @@ def build(name: Optimizer, row: OptimizerFacts, make: Maker, groups: list[Group]
 
 def optimizer_facts(optimizer: Any) -> dict[str, str]:
     """Return what an optimizer chose for this device, for the record of a training: Muon's dtype."""
-    chosen = next((group["newton_schulz"] for group in optimizer.param_groups if "newton_schulz" in group), None)
-    return {"newton_schulz": chosen} if chosen else {}
+    dtype = next((group["newton_schulz"] for group in optimizer.param_groups if "newton_schulz" in group), None)
+    return {"newton_schulz": dtype} if dtype else {}
 
 
 def on_train(optimizer: Any) -> None:

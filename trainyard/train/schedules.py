@@ -108,11 +108,11 @@ class LearningRate:
     def require_same(self, state: JsonMapping) -> None:
         """Raise `Corrupt` (`E-CHECKPOINT-MISMATCH`) for a state of another schedule, length, warm-up or peak rate,
         whose curve would jump."""
-        known = dict(state)
-        if "first" not in known and not self.is_warmup_explicit:  # an earlier release let the warm-up take all steps
-            known["warmup_steps"] = min(known["warmup_steps"], self.total_steps - 1)
+        values = dict(state)
+        if "first" not in values and not self.is_warmup_explicit:  # an earlier release let the warm-up take all steps
+            values["warmup_steps"] = min(values["warmup_steps"], self.total_steps - 1)
         for name, here in self._shape().items():
-            if known.get(name) != here:
+            if values.get(name) != here:
                 raise Corrupt(
                     f"The checkpoint's learning rate has {name} {state.get(name)}, this run's has {here}.",
                     why="Continuing would make the learning rate jump to another curve.",

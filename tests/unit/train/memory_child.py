@@ -34,27 +34,27 @@ def peak_bytes() -> int:
     return int(peak.split()[1]) * 1024
 
 
-def build(given: dict[str, Any]) -> Any:
+def build(sizes: dict[str, Any]) -> Any:
     model: Any = LlamaForCausalLM(
         LlamaConfig(
-            hidden_size=given["hidden"],
-            num_hidden_layers=given["layers"],
-            intermediate_size=given["feed_forward"],
-            vocab_size=given["vocabulary"],
+            hidden_size=sizes["hidden"],
+            num_hidden_layers=sizes["layers"],
+            intermediate_size=sizes["feed_forward"],
+            vocab_size=sizes["vocabulary"],
             num_attention_heads=8,
             num_key_value_heads=8,
         )
     )
-    if given["method"] == "freeze":
+    if sizes["method"] == "freeze":
         model.requires_grad_(False)
         for module in (*model.model.layers[-2:], model.model.norm):
             module.requires_grad_(True)
-    if given["method"] == "qlora":
+    if sizes["method"] == "qlora":
         quantise(model)
-    if given["method"] in ("lora", "qlora"):
-        rank, dropout = given["rank"], given["dropout"]
+    if sizes["method"] in ("lora", "qlora"):
+        rank, dropout = sizes["rank"], sizes["dropout"]
         model = get_peft_model(model, LoraConfig(r=rank, lora_dropout=dropout, target_modules="all-linear"))
-    if given["checkpointing"]:
+    if sizes["checkpointing"]:
         model.gradient_checkpointing_enable()
         model.enable_input_require_grads()
     return model.train()
@@ -70,33 +70,33 @@ def quantise(model: Any) -> None:
                 setattr(block.get_submodule(parent), leaf, held.to("cpu"))
 
 
-def plain_score(model: Any, given: dict[str, Any]) -> Callable[[], torch.Tensor]:
+def plain_score(model: Any, sizes: dict[str, Any]) -> Callable[[], torch.Tensor]:
     """The loss of random rows."""
 
     def score() -> torch.Tensor:
-        ids = torch.randint(0, given["vocabulary"], (given["rows"], given["length"]))
+        ids = torch.randint(0, sizes["vocabulary"], (sizes["rows"], sizes["length"]))
         batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
-        return -label_logprobs(model, batch, Head(given["head"])).logprobs_N.mean()
+        return -label_logprobs(model, batch, Head(sizes["head"])).logprobs_N.mean()
 
     return score
 
 
-def latent_score(model: Any, given: dict[str, Any]) -> Callable[[], torch.Tensor]:
+def latent_score(model: Any, sizes: dict[str, Any]) -> Callable[[], torch.Tensor]:
     """The loss of a technique on random rows in the form that it ends with: half of it prompt, four steps."""
-    settings = Stage.SFT.settings(latent=given["latent"])
-    config = TrainerConfig(stage=settings, method="full", hyperparameters={"max_length": given["length"]})
+    settings = Stage.SFT.settings(latent=sizes["latent"])
+    config = TrainerConfig(stage=settings, method="full", hyperparameters={"max_length": sizes["length"]})
     stage, latent = STAGES[Stage.SFT].chosen(config), settings.technique
-    assert latent is not None, given
+    assert latent is not None, sizes
     attach(model, TOKENIZER, latent, seed=0)
 
     def score() -> torch.Tensor:
         examples = [
-            row_of(torch.randint(0, given["vocabulary"], (given["length"],)).tolist()) for _ in range(given["rows"])
+            row_of(torch.randint(0, sizes["vocabulary"], (sizes["length"],)).tolist()) for _ in range(sizes["rows"])
         ]
         if stage.at_epoch is not None:
             examples = [stage.at_epoch(example, row, 1000) for row, example in enumerate(examples)]
         batch = stage.collate(examples, 0)
-        return stage.loss(batch, stage.score(model, batch, Head(given["head"])), None, config)[0]
+        return stage.loss(batch, stage.score(model, batch, Head(sizes["head"])), None, config)[0]
 
     return score
 
@@ -109,11 +109,11 @@ def row_of(ids: list[int]) -> dict[str, Any]:
     return {**plain, PROMPT: prompt, STEPS: steps, LENGTHS: [1] * 4, ANSWER: answer}
 
 
-def main(given: dict[str, Any]) -> None:
+def main(sizes: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     imports = peak_bytes()
-    model = build(given)
-    score = latent_score(model, given) if given.get("latent") else plain_score(model, given)
+    model = build(sizes)
+    score = latent_score(model, sizes) if sizes.get("latent") else plain_score(model, sizes)
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
     for _ in range(3):
         score().backward()

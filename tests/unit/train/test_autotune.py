@@ -45,9 +45,9 @@ def native(**config: Any) -> TrainerConfig:
 
 
 def test_a_small_model_trains_in_full_here() -> None:
-    found = choose(TINY, native(hyperparameters={"max_length": 64}), MEMORY, Device.CPU)
-    assert (found.rung, found.knobs) == (Method.FULL, ())
-    assert found.memory_bytes > found.needed_bytes
+    choice = choose(TINY, native(hyperparameters={"max_length": 64}), MEMORY, Device.CPU)
+    assert (choice.rung, choice.knobs) == (Method.FULL, ())
+    assert choice.memory_bytes > choice.needed_bytes
 
 
 def test_a_huge_model_does_not_fit_anywhere_here() -> None:
@@ -70,8 +70,8 @@ def measured(settings: dict[str, Any]) -> dict[str, int]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(CHILD), json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    peaks: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return peaks
 
 
 def estimated(settings: dict[str, Any]) -> int:
@@ -101,11 +101,11 @@ def estimated(settings: dict[str, Any]) -> int:
 
 @pytest.mark.slow
 def test_the_libraries_take_what_the_estimate_says() -> None:
-    found = measured({**SMALL, "hidden": 64, "layers": 1, "feed_forward": 128, "vocabulary": 600, "length": 16})
-    assert found["imports"] <= found["peak"]
+    sizes = measured({**SMALL, "hidden": 64, "layers": 1, "feed_forward": 128, "vocabulary": 600, "length": 16})
+    assert sizes["imports"] <= sizes["peak"]
     # How much of the libraries is resident differs between two installations of the same versions: 0.43 and 0.76 GiB.
     context = Device.CPU.facts.context_gib * GIB
-    assert context / 2 < found["peak"] < 2 * context
+    assert context / 2 < sizes["peak"] < 2 * context
 
 
 @pytest.mark.slow
@@ -161,8 +161,8 @@ def test_estimate_is_near_what_cuda_allocated() -> None:
     config = native(
         method={"type": "lora", "rank": 16}, engine={"head": "full", "batching": "padded"}, hyperparameters=hyper
     )
-    found = memory_of(shape, config, Device.CUDA)
-    assert found.total - found.context - found.fragments == pytest.approx(allocated, rel=0.2)
+    estimate = memory_of(shape, config, Device.CUDA)
+    assert estimate.total - estimate.context - estimate.fragments == pytest.approx(allocated, rel=0.2)
 
 
 def cuda_training(settings: dict[str, Any]) -> int:

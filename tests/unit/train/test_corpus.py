@@ -60,33 +60,33 @@ def package(tmp_path: Path) -> PackageSource:
 
 
 def test_docstrings_become_text_and_questions(package: PackageSource) -> None:
-    found = list(read_corpus([package]))
-    texts = [passage.text for passage in found if passage.question is None]
+    passages = list(read_corpus([package]))
+    texts = [passage.text for passage in passages if passage.question is None]
     assert "module things\nA package of things." in texts
     assert any(text.startswith("function things.small.join\nJoin the parts") for text in texts)
     assert not any("Nobody asks" in text or "not read" in text or "Neither" in text for text in texts)
-    answers = {passage.text for passage in found if passage.question and "things.small.Box.open" in passage.question}
+    answers = {passage.text for passage in passages if passage.question and "things.small.Box.open" in passage.question}
     assert "Show what is inside of it." in answers
-    asked = [passage.question for passage in found if passage.text == "Join the parts with a separator."]
-    by_name = {wording.format(name="things.small.join") for wording in WORDINGS["function"]} & set(asked)
+    questions = [passage.question for passage in passages if passage.text == "Join the parts with a separator."]
+    by_name = {wording.format(name="things.small.join") for wording in WORDINGS["function"]} & set(questions)
     assert len(by_name) == 2
 
 
 def test_sentences_are_asked_for_by_words_of_theirs(package: PackageSource) -> None:
-    found = [passage for passage in read_corpus([package]) if passage.text == "Join the parts with a separator."]
+    passages = [passage for passage in read_corpus([package]) if passage.text == "Join the parts with a separator."]
     named = {wording.format(name=name) for wording in WORDINGS["function"]
              for name in ("things.small.join", "things.copy.small.join")}  # fmt: skip
-    asked = [passage.question for passage in found if passage.question and passage.question not in named]
-    assert asked
-    assert any(word in asked[0] for word in ("Join", "the parts", "with a", "separator"))
+    questions = [passage.question for passage in passages if passage.question and passage.question not in named]
+    assert questions
+    assert any(word in questions[0] for word in ("Join", "the parts", "with a", "separator"))
 
 
 def test_phrase_questions_are_repeatable_and_bounded() -> None:
     text = " ".join(f"Sentence number {n} speaks of the thing called thing{n}." for n in range(9)) + "\n\nname  value"
-    found = list(phrase_questions(text, "things"))
-    assert found == list(phrase_questions(text, "things"))
-    assert 1 <= len(found) <= PHRASES_PER_PASSAGE
-    assert all(passage.text.startswith("Sentence number") for passage in found)
+    phrases = list(phrase_questions(text, "things"))
+    assert phrases == list(phrase_questions(text, "things"))
+    assert 1 <= len(phrases) <= PHRASES_PER_PASSAGE
+    assert all(passage.text.startswith("Sentence number") for passage in phrases)
 
 
 def test_what_is_not_a_sentence_is_not_asked_for() -> None:
@@ -94,13 +94,13 @@ def test_what_is_not_a_sentence_is_not_asked_for() -> None:
 
 
 def test_a_repeated_passage_is_read_once(package: PackageSource) -> None:
-    found = list(read_corpus([package]))
-    assert len({passage.digest for passage in found}) == len(found)
+    passages = list(read_corpus([package]))
+    assert len({passage.digest for passage in passages}) == len(passages)
 
 
 def test_digest_follows_every_passage(package: PackageSource) -> None:
-    found = list(read_corpus([package]))
-    before = corpus_sha256(found)
+    passages = list(read_corpus([package]))
+    before = corpus_sha256(passages)
     assert before == corpus_sha256(list(read_corpus([package])))
     (package.folder / "small.py").write_text('"""Changed text here."""')
     assert corpus_sha256(list(read_corpus([package]))) != before
@@ -128,6 +128,6 @@ def test_no_form_is_a_wording_that_chains_hold_out() -> None:
 
 
 def test_a_real_package_gives_enough_to_read() -> None:
-    found = list(read_corpus(corpus_sources(("trl",))))
-    assert sum(len(passage.text) for passage in found if passage.question is None) > 100_000
-    assert sum(passage.question is not None for passage in found) > 500
+    passages = list(read_corpus(corpus_sources(("trl",))))
+    assert sum(len(passage.text) for passage in passages if passage.question is None) > 100_000
+    assert sum(passage.question is not None for passage in passages) > 500

@@ -28,19 +28,19 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_flat_loop_gives_the_losses_and_weights_of_the_engine(case: str, jobs: Jobs, tmp_path: Path) -> None:
     """Also over an accumulation of three whose last step is short, a warm-up, dropout and two epochs."""
-    given = CASES[case]
+    fields = CASES[case]
     hyper = {"batch_size": 2, "gradient_accumulation": 3, "warmup_ratio": 0.2, "max_grad_norm": 0.5}
-    job = jobs(**{**PLAN, **given, "hyperparameters": {**hyper, **given.get("hyperparameters", {})}})
+    job = jobs(**{**PLAN, **fields, "hyperparameters": {**hyper, **fields.get("hyperparameters", {})}})
     engine = train_here(job, tmp_path / "engine")
     rows = list(read_rows(Path(job.data[Port.SFT]) / ROWS_FILE, Port.SFT))
     policy, losses = sft_loop.train(job.config, job.base, [row for row in rows if isinstance(row, SftRow)])
     assert losses == [loss for _, loss, _ in engine.record["losses"]]
     assert losses[-1] < losses[0]
     sft_loop.save(policy, sft_loop.PolicyRequest(job.config, job.base, "causal", "cpu"), tmp_path / "flat")
-    (found,), (wanted,) = (list(folder.glob("*.safetensors")) for folder in (tmp_path / "flat", engine.folder))
-    mine, theirs = load_file(found), load_file(wanted)
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    (flat_file,), (engine_file,) = (list(folder.glob("*.safetensors")) for folder in (tmp_path / "flat", engine.folder))
+    flat_weights, engine_weights = load_file(flat_file), load_file(engine_file)
+    assert flat_weights.keys() == engine_weights.keys()
+    assert all(torch.equal(flat_weights[name], engine_weights[name]) for name in engine_weights)
 
 
 def test_flat_loop_is_short_and_does_without_the_engine() -> None:

@@ -29,8 +29,8 @@ MICRO_BATCHES = 13
 
 
 def settings(stage: Stage = Stage.SFT, **hyper: Any) -> TrainerConfig:
-    given = {"batch_size": 2, "gradient_accumulation": 3, "warmup_ratio": 0.4, "engine": {"batching": "padded"}}
-    return config_of(stage, **{**given, **hyper})
+    fields = {"batch_size": 2, "gradient_accumulation": 3, "warmup_ratio": 0.4, "engine": {"batching": "padded"}}
+    return config_of(stage, **{**fields, **hyper})
 
 
 class Kept:
@@ -56,60 +56,66 @@ def after(calls: int | None) -> Callable[[], bool]:
 
 
 def run(
-    session: Session, feed: Feed, kept: Kept, progress: SavedProgress, stop: int | None = None, *, save_steps: int = 100
+    session: Session,
+    feed: Feed,
+    history: Kept,
+    progress: SavedProgress,
+    stop: int | None = None,
+    *,
+    save_steps: int = 100,
 ) -> bool:
     return train(
         session,
         feed,
         progress,
         total_steps=STEPS,
-        save=kept.save,
+        save=history.save,
         save_steps=save_steps,
         stop=after(stop),
-        hooks=[kept],
+        hooks=[history],
     )
 
 
 def test_it_takes_as_many_steps_as_asked_for_and_tells_each(tmp_path: Path) -> None:
     config = settings()
-    session, feed, kept, progress = session_of(tmp_path, config), feed_of(config, 10), Kept(), SavedProgress()
-    assert run(session, feed, kept, progress)
+    session, feed, history, progress = session_of(tmp_path, config), feed_of(config, 10), Kept(), SavedProgress()
+    assert run(session, feed, history, progress)
     assert session.global_step == count_done(session) == STEPS
-    assert [record.step for record in kept.records] == [1, 2, 3, 4, 5]
-    assert progress.losses == [[record.step, record.loss, record.learning_rate] for record in kept.records]
+    assert [record.step for record in history.records] == [1, 2, 3, 4, 5]
+    assert progress.losses == [[record.step, record.loss, record.learning_rate] for record in history.records]
     assert progress.losses[-1][1] < progress.losses[0][1]
     assert progress.cursor == Cursor(2, 1, 0)
     assert progress.partial == {}
-    assert not kept.saved
-    rates = [record.learning_rate for record in kept.records]
+    assert not history.saved
+    rates = [record.learning_rate for record in history.records]
     # Of six steps in the schedule three warm up.
     assert rates == pytest.approx([1e-3 / 4, 2e-3 / 4, 3e-3 / 4, 1e-3, 2e-3 / 3])
     tokens = sum(map(len, (example["input_ids"] for example in feed.examples)))
     targets = sum(label != -100 for example in feed.examples for label in example["labels"])
-    for record in kept.records:
+    for record in history.records:
         assert record.tokens < record.positions
         assert record.grad_norm > 0
         assert record.seconds > 0
         assert not record.skipped
-    for epoch in (kept.records[:2], kept.records[2:4]):
+    for epoch in (history.records[:2], history.records[2:4]):
         assert sum(record.tokens for record in epoch) == tokens
         assert sum(record.units for record in epoch) == targets
 
 
 def test_packed_rows_have_no_padding_in_the_record(tmp_path: Path) -> None:
     config = settings(engine={"batching": "packed"})
-    kept, feed = Kept(), feed_of(config, 10)
-    assert run(session_of(tmp_path, config), feed, kept, SavedProgress())
-    assert all(record.tokens == record.positions for record in kept.records)
-    assert sum(record.tokens for record in kept.records[:2]) == sum(feed.plan.widths)
+    history, feed = Kept(), feed_of(config, 10)
+    assert run(session_of(tmp_path, config), feed, history, SavedProgress())
+    assert all(record.tokens == record.positions for record in history.records)
+    assert sum(record.tokens for record in history.records[:2]) == sum(feed.plan.widths)
 
 
 def test_metrics_are_means_over_the_units(tmp_path: Path) -> None:
     config = settings(Stage.DPO)
-    kept = Kept()
-    assert run(session_of(tmp_path, config), feed_of(config, 10), kept, SavedProgress())
-    assert [record.units for record in kept.records] == [6, 4, 6, 4, 6]  # pairs
-    assert all(0 <= record.metrics["reward_accuracy"] <= 1 for record in kept.records)
+    history = Kept()
+    assert run(session_of(tmp_path, config), feed_of(config, 10), history, SavedProgress())
+    assert [record.units for record in history.records] == [6, 4, 6, 4, 6]  # pairs
+    assert all(0 <= record.metrics["reward_accuracy"] <= 1 for record in history.records)
 
 
 @pytest.mark.parametrize("stop", range(MICRO_BATCHES))
@@ -118,16 +124,16 @@ def test_stopped_between_any_two_micro_batches_it_goes_on_to_the_same_bits(stop:
     feed, whole, progress = feed_of(config, 10), session_of(tmp_path / "whole", config), SavedProgress()
     assert run(whole, feed, Kept(), progress)
 
-    first, kept = session_of(tmp_path / "parts", config), Kept()
-    assert not run(first, feed, kept, SavedProgress(), stop)
-    ((name, where),) = kept.saved
+    first, history = session_of(tmp_path / "parts", config), Kept()
+    assert not run(first, feed, history, SavedProgress(), stop)
+    ((name, where),) = history.saved
     second = session_of(tmp_path / "parts", config, seed=9)
     second.load(name)
     continued = SavedProgress.from_values(json.loads(where))
-    assert run(second, feed_of(config, 10), kept, continued)
+    assert run(second, feed_of(config, 10), history, continued)
     assert continued == progress
     assert same(weights_of(second), weights_of(whole))
-    assert [record.step for record in kept.records] == [1, 2, 3, 4, 5]
+    assert [record.step for record in history.records] == [1, 2, 3, 4, 5]
 
 
 def test_the_last_step_is_not_asked_whether_it_should_stop(tmp_path: Path) -> None:
@@ -137,36 +143,36 @@ def test_the_last_step_is_not_asked_whether_it_should_stop(tmp_path: Path) -> No
 
 def test_it_saves_every_so_many_steps_but_not_at_the_end(tmp_path: Path) -> None:
     config = settings()
-    kept = Kept()
-    assert run(session_of(tmp_path, config), feed_of(config, 10), kept, SavedProgress(), save_steps=1)
-    steps = [len(json.loads(where)["losses"]) for _, where in kept.saved]
+    history = Kept()
+    assert run(session_of(tmp_path, config), feed_of(config, 10), history, SavedProgress(), save_steps=1)
+    steps = [len(json.loads(where)["losses"]) for _, where in history.saved]
     assert steps == [1, 2, 3, 4]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_move(tmp_path: Path) -> None:
     config = settings()
-    session, kept = session_of(tmp_path, config), Kept()
+    session, history = session_of(tmp_path, config), Kept()
     with torch.no_grad():
         session.engine.model.lm_head.weight[7] = torch.inf
     before = weights_of(session)
     with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The loss of step 1 is (nan|inf)\. .*learning_rate"):
-        run(session, feed_of(config, 10), kept, SavedProgress(), save_steps=1)
+        run(session, feed_of(config, 10), history, SavedProgress(), save_steps=1)
     assert same(before, weights_of(session))
-    assert not kept.saved
-    assert not kept.records
+    assert not history.saved
+    assert not history.records
 
 
 def test_a_skipped_step_is_told_counted_and_moves_no_schedule(tmp_path: Path) -> None:
     config = settings(warmup_ratio=0.0)
-    session, kept, progress = session_of(tmp_path, config, precision=Precision.FP16), Kept(), SavedProgress()
+    session, history, progress = session_of(tmp_path, config, precision=Precision.FP16), Kept(), SavedProgress()
     session.scaler.load_state_dict({**session.scaler.state_dict(), "scale": 2.0**40})  # overflows for some steps
-    assert run(session, feed_of(config, 10), kept, progress)
-    skipped = [record.skipped for record in kept.records]
+    assert run(session, feed_of(config, 10), history, progress)
+    skipped = [record.skipped for record in history.records]
     assert skipped == sorted(skipped, reverse=True)  # the first ones
     assert sum(skipped) == session.skipped > 0
     assert session.global_step == STEPS - session.skipped == session.engine.rate.steps
     assert count_done(session) == STEPS
-    assert {record.learning_rate for record in kept.records if record.skipped} == {1e-3}
+    assert {record.learning_rate for record in history.records if record.skipped} == {1e-3}
 
 
 def test_the_loop_is_short() -> None:

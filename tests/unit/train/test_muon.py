@@ -24,12 +24,12 @@ def steps(optimizer: Any, parameters: list[torch.nn.Parameter], count: int) -> N
         optimizer.step()
 
 
-@pytest.mark.parametrize(("scale", "theirs"), [(scale_by_shape, "original"), (scale_to_adamw, "match_rms_adamw")])
-def test_bits_are_torchs_in_bf16(scale: Any, theirs: str) -> None:
-    ours, reference = matrices(), matrices()
-    steps(Muon(ours, lr=0.02, weight_decay=0.1, newton_schulz="bf16", scale=scale), ours, 6)
-    steps(torch.optim.Muon(reference, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn=theirs), reference, 6)
-    assert all(torch.equal(mine, other) for mine, other in zip(ours, reference, strict=True))
+@pytest.mark.parametrize(("scale", "adjustment"), [(scale_by_shape, "original"), (scale_to_adamw, "match_rms_adamw")])
+def test_bits_are_torchs_in_bf16(scale: Any, adjustment: str) -> None:
+    parameters, reference = matrices(), matrices()
+    steps(Muon(parameters, lr=0.02, weight_decay=0.1, newton_schulz="bf16", scale=scale), parameters, 6)
+    steps(torch.optim.Muon(reference, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn=adjustment), reference, 6)
+    assert all(torch.equal(parameter, other) for parameter, other in zip(parameters, reference, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -43,12 +43,14 @@ def test_singular_values_end_near_one(shape: tuple[int, int], dtype: str) -> Non
 
 
 def test_fp32_steps_in_the_direction_of_bf16() -> None:
-    ours, half = matrices(), matrices()
-    before = [parameter.detach().clone() for parameter in ours]
-    steps(Muon(ours, lr=0.02, newton_schulz="fp32"), ours, 1)
+    full, half = matrices(), matrices()
+    before = [parameter.detach().clone() for parameter in full]
+    steps(Muon(full, lr=0.02, newton_schulz="fp32"), full, 1)
     steps(Muon(half, lr=0.02, newton_schulz="bf16"), half, 1)
-    for mine, other, start in zip(ours, half, before, strict=True):
-        assert torch.nn.functional.cosine_similarity((mine - start).flatten(), (other - start).flatten(), 0) > 0.995
+    for parameter, other, start in zip(full, half, before, strict=True):
+        assert (
+            torch.nn.functional.cosine_similarity((parameter - start).flatten(), (other - start).flatten(), 0) > 0.995
+        )
 
 
 @pytest.mark.parametrize(("saved", "here"), [("bf16", "fp32"), ("fp32", "bf16")])
@@ -61,16 +63,16 @@ def test_resume_continues_in_the_saved_dtype(saved: str, here: str) -> None:
     second.load_state_dict(first.state_dict())
     assert second.param_groups[0]["newton_schulz"] == saved
     steps(second, stopped, 3)
-    assert all(torch.equal(mine, other) for mine, other in zip(straight, stopped, strict=True))
+    assert all(torch.equal(parameter, other) for parameter, other in zip(straight, stopped, strict=True))
 
 
 def test_state_of_torchs_muon_continues_in_bf16() -> None:
     parameters = matrices()
-    theirs = torch.optim.Muon(parameters, lr=0.02)
-    steps(theirs, parameters, 2)
-    ours = Muon(parameters, lr=0.02, newton_schulz="fp32")
-    ours.load_state_dict(theirs.state_dict())
-    assert ours.param_groups[0]["newton_schulz"] == "bf16"
+    reference = torch.optim.Muon(parameters, lr=0.02)
+    steps(reference, parameters, 2)
+    optimizer = Muon(parameters, lr=0.02, newton_schulz="fp32")
+    optimizer.load_state_dict(reference.state_dict())
+    assert optimizer.param_groups[0]["newton_schulz"] == "bf16"
 
 
 def test_dtype_is_what_the_cpu_is_fast_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,14 +61,14 @@ def config(name: Optimizer, schedule: Schedule = Schedule.LINEAR) -> TrainerConf
 
 def groups_of(named: Named, rate: float, weight_decay: float = 0.0) -> list[Group]:
     """Two groups, as the methods make them: matrices, and the rest without decay."""
-    found: list[Group] = []
+    groups: list[Group] = []
     for matrices in (True, False):
-        chosen = {name: value for name, value in named.items() if (value.ndim == 2) is matrices}
+        members = {name: value for name, value in named.items() if (value.ndim == 2) is matrices}
         decay = weight_decay if matrices else 0.0
-        found.append(
-            {"params": list(chosen.values()), "names": list(chosen), "lr": rate, "weight_decay": decay}
+        groups.append(
+            {"params": list(members.values()), "names": list(members), "lr": rate, "weight_decay": decay}
         )  # fmt: skip
-    return found
+    return groups
 
 
 def quadratic(dtype: torch.dtype = torch.float32) -> Named:
@@ -80,11 +80,11 @@ def quadratic(dtype: torch.dtype = torch.float32) -> Named:
 
 def height(named: Named) -> torch.Tensor:
     """A convex bowl, its curvatures between 1/2 and 2."""
-    found = torch.zeros(())
+    total = torch.zeros(())
     for value in named.values():
         curvature = torch.linspace(0.5, 2.0, value.shape[0]).reshape(-1, *[1] * (value.ndim - 1))
-        found = found + 0.5 * (curvature * value.float() ** 2).sum()
-    return found
+        total = total + 0.5 * (curvature * value.float() ** 2).sum()
+    return total
 
 
 def descend(optimizer: Any, rate: LearningRate, loss: Callable[[], torch.Tensor], steps: int) -> None:
@@ -178,39 +178,39 @@ def test_a_tiny_model_learns(name: Optimizer, adamw_loss: float) -> None:
 
 
 def test_adamw_is_torchs() -> None:
-    ours, theirs = quadratic(), quadratic()
-    optimizer = make_optimizer(groups_of(ours, 0.01, 0.1), config(Optimizer.ADAMW))
-    plain = [{k: v for k, v in group.items() if k != "names"} for group in groups_of(theirs, 0.01, 0.1)]
+    parameters, reference_parameters = quadratic(), quadratic()
+    optimizer = make_optimizer(groups_of(parameters, 0.01, 0.1), config(Optimizer.ADAMW))
+    plain = [{k: v for k, v in group.items() if k != "names"} for group in groups_of(reference_parameters, 0.01, 0.1)]
     reference = torch.optim.AdamW(plain, fused=False, foreach=False)
-    for each, named in ((optimizer, ours), (reference, theirs)):
+    for each, named in ((optimizer, parameters), (reference, reference_parameters)):
         for _ in range(20):
             each.zero_grad()
             height(named).backward()
             each.step()
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-5)
+    for name in parameters:
+        torch.testing.assert_close(parameters[name], reference_parameters[name], atol=1e-6, rtol=1e-5)
 
 
 def test_muon_moves_the_matrices_of_blocks_and_adamw_the_rest() -> None:
-    ours, theirs = quadratic(), quadratic()
-    optimizer = make_optimizer(groups_of(ours, 0.01, 0.1), config(Optimizer.MUON))
-    matrix = theirs["model.layers.0.weight"]
+    named, reference = quadratic(), quadratic()
+    optimizer = make_optimizer(groups_of(named, 0.01, 0.1), config(Optimizer.MUON))
+    matrix = reference["model.layers.0.weight"]
     rest = [
-        {"params": [theirs["model.embed.weight"]], "weight_decay": 0.1},
-        {"params": [theirs["model.layers.0.bias"]], "weight_decay": 0.0},
+        {"params": [reference["model.embed.weight"]], "weight_decay": 0.1},
+        {"params": [reference["model.layers.0.bias"]], "weight_decay": 0.0},
     ]
     muon = Muon([matrix], lr=0.01, weight_decay=0.1)
     adamw = torch.optim.AdamW(rest, lr=0.01, fused=True)
     for _ in range(5):
         optimizer.zero_grad()
-        height(ours).backward()
+        height(named).backward()
         optimizer.step()
         muon.zero_grad()
         adamw.zero_grad()
-        height(theirs).backward()
+        height(reference).backward()
         muon.step()
         adamw.step()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(torch.equal(named[name], reference[name]) for name in named)
 
 
 def test_muon_steps_are_as_large_as_adamws() -> None:
@@ -238,9 +238,9 @@ def test_blocks_are_told_by_their_number() -> None:
     ]
     named = {name: torch.nn.Parameter(torch.zeros(2) if "norm" in name else torch.zeros(2, 2)) for name in names}
     group: Group = {"params": list(named.values()), "names": names, "lr": 0.1, "weight_decay": 0.0}
-    matrices, others = split_blocks([group])
+    matrices, vectors = split_blocks([group])
     assert [id(value) for value in parameters_of(matrices)] == [id(named[name]) for name in names[1:4]]
-    assert len(list(parameters_of(others))) == 4
+    assert len(list(parameters_of(vectors))) == 4
     assert matrices[0]["lr"] == 0.1
     assert split_blocks([{**group, "params": [named[names[0]]], "names": names[:1]}])[0] == []
 
@@ -267,15 +267,15 @@ def test_eight_bit_states_are_for_large_tensors(name: Optimizer) -> None:
 
 
 def test_eight_bit_adamw_follows_adamw() -> None:
-    found = []
+    results = []
     for name in (Optimizer.ADAMW, Optimizer.ADAMW_8BIT):
         named = quadratic()
         optimizer = make_optimizer(groups_of(named, 0.01), config(name))
         descend(optimizer, LearningRate(optimizer, config(name), 20), partial(height, named), 20)
-        found.append(named["model.layers.0.weight"].detach())
+        results.append(named["model.layers.0.weight"].detach())
     start = quadratic()["model.layers.0.weight"].detach()
-    moved = (found[0] - start).norm()
-    assert (found[1] - found[0]).norm() < 0.05 * moved
+    moved = (results[0] - start).norm()
+    assert (results[1] - results[0]).norm() < 0.05 * moved
 
 
 @pytest.mark.parametrize("name", [name for name in HERE if name is not Optimizer.GALORE])
@@ -318,10 +318,10 @@ def test_adafactor_moves_the_zeros_an_adapter_starts_from() -> None:
 @pytest.mark.skipif(Optimizer.SCHEDULE_FREE_ADAMW not in HERE, reason="schedulefree is not installed")
 def test_a_look_at_schedule_free_weights_leaves_no_trace() -> None:
     looked, straight = quadratic(), quadratic()
-    chosen = config(Optimizer.SCHEDULE_FREE_ADAMW)
+    settings = config(Optimizer.SCHEDULE_FREE_ADAMW)
     for named in (looked, straight):
-        optimizer = make_optimizer(groups_of(named, 0.05), chosen)
-        schedule = LearningRate(optimizer, chosen, 30)
+        optimizer = make_optimizer(groups_of(named, 0.05), settings)
+        schedule = LearningRate(optimizer, settings, 30)
         for _ in range(3):
             descend(optimizer, schedule, partial(height, named), 10)
             if named is looked:
@@ -337,13 +337,13 @@ def test_a_look_at_schedule_free_weights_leaves_no_trace() -> None:
 @pytest.mark.skipif(Optimizer.SCHEDULE_FREE_ADAMW not in HERE, reason="schedulefree is not installed")
 def test_a_schedule_free_state_saved_during_a_look_trains_on() -> None:
     named = quadratic()
-    chosen = config(Optimizer.SCHEDULE_FREE_ADAMW)
-    optimizer = make_optimizer(groups_of(named, 0.05), chosen)
-    descend(optimizer, LearningRate(optimizer, chosen, 30), lambda: height(named), 5)
+    settings = config(Optimizer.SCHEDULE_FREE_ADAMW)
+    optimizer = make_optimizer(groups_of(named, 0.05), settings)
+    descend(optimizer, LearningRate(optimizer, settings, 30), lambda: height(named), 5)
     on_eval(optimizer)
     state = through_a_checkpoint(optimizer.state_dict())
     resumed = {key: torch.nn.Parameter(value.detach().clone()) for key, value in named.items()}
-    second = make_optimizer(groups_of(resumed, 0.05), chosen)
+    second = make_optimizer(groups_of(resumed, 0.05), settings)
     second.load_state_dict(state)
     on_eval(second)
     on_train(second)
@@ -357,14 +357,14 @@ def test_a_schedule_free_state_saved_during_a_look_trains_on() -> None:
 @pytest.mark.skipif(Optimizer.SCHEDULE_FREE_ADAMW not in HERE, reason="schedulefree is not installed")
 def test_schedule_free_starts_from_a_rate_of_zero() -> None:
     named = quadratic()
-    chosen = TrainerConfig(
+    settings = TrainerConfig(
         hyperparameters=Hyperparameters(
             optimizer=Optimizer.SCHEDULE_FREE_ADAMW, schedule=Schedule.CONSTANT_WITH_WARMUP, warmup_ratio=0.2
         )
     )
-    optimizer = make_optimizer(groups_of(named, 0.05), chosen)
+    optimizer = make_optimizer(groups_of(named, 0.05), settings)
     start = height(named).item()
-    descend(optimizer, LearningRate(optimizer, chosen, 50), lambda: height(named), 50)
+    descend(optimizer, LearningRate(optimizer, settings, 50), lambda: height(named), 50)
     assert isinstance(optimizer, ScheduleFree)
     assert height(named).item() < 0.5 * start
 
@@ -419,8 +419,8 @@ def test_a_package_that_does_not_load_is_refused(tmp_path: Path, monkeypatch: py
 
 
 def test_a_device_without_the_optimizer_is_refused() -> None:
-    found = available(Optimizer.LION, "mps")
-    assert (found.ok, found.why) == (False, "bitsandbytes does not run on mps.")
+    state = available(Optimizer.LION, "mps")
+    assert (state.ok, state.why) == (False, "bitsandbytes does not run on mps.")
     row = replace(Optimizer.LION.facts, devices=(Device.CUDA,))
     with pytest.raises(Unavailable, match="bitsandbytes does not run on cpu") as caught:
         build(Optimizer.LION, row, OPTIMIZERS[Optimizer.LION], groups_of(quadratic(), 0.1))

@@ -127,8 +127,8 @@ def test_a_base_that_was_saved_quantised_is_not_quantised_again(tiny_model: Path
 
 
 def test_errors_on_normal_weights() -> None:
-    found = {format: round_trip(format) for format in HERE}
-    errors = {format.value: row.error for format, row in found.items() if row is not None}
+    trips = {format: round_trip(format) for format in HERE}
+    errors = {format.value: row.error for format, row in trips.items() if row is not None}
     assert errors == pytest.approx({"nf4": 0.0921, "fp4": 0.1221, "int8": 0.0075}, abs=2e-4)
     assert errors["int8"] < errors["nf4"] < errors["fp4"]
 
@@ -140,12 +140,12 @@ def test_errors_on_normal_weights() -> None:
      (Quantization.GGUF, 8.5)],
 )  # fmt: skip
 def test_bytes_are_exact(format: Quantization, bits: float) -> None:
-    found = round_trip(format)
-    if found is None:
+    trip = round_trip(format)
+    if trip is None:
         pytest.skip(f"{format.facts.package.name} is not installed")
-    assert found.bits == bits
+    assert trip.bits == bits
     if format.facts.use == "base":
-        assert found.bits == pytest.approx(format.facts.bits, abs=0.07)
+        assert trip.bits == pytest.approx(format.facts.bits, abs=0.07)
 
 
 def test_a_loaded_layer_is_the_one_that_is_measured(tiny_model: Path) -> None:
@@ -194,7 +194,7 @@ def test_an_evaluation_changes_nothing_of_the_training(format: Quantization, tin
     policy.train()
     after, again = loss_and_gradients(policy, ids)
     assert after == before
-    assert all(torch.equal(one, two) for one, two in zip(gradients, again, strict=True))
+    assert all(torch.equal(gradient, two) for gradient, two in zip(gradients, again, strict=True))
     assert all(float(gradient.abs().sum()) > 0 for gradient in gradients)
 
 

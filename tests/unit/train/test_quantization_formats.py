@@ -56,13 +56,13 @@ def environment() -> Callable[[Quantization], Path]:
 
     def make(format: Quantization) -> Path:
         install = format.facts.package.install
-        place = ENVIRONMENTS / f"{format.facts.package.name}-{hashlib.sha256(install.encode()).hexdigest()[:8]}"
-        python, done = place / "bin" / "python", place / "installed"
+        venv = ENVIRONMENTS / f"{format.facts.package.name}-{hashlib.sha256(install.encode()).hexdigest()[:8]}"
+        python, done = venv / "bin" / "python", venv / "installed"
         if not done.is_file():
-            shutil.rmtree(place, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-            (own,) = place.glob("lib/python*/site-packages")
-            (own / "product.pth").write_text(sysconfig.get_path("purelib") + "\n")
+            shutil.rmtree(venv, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+            (site_packages,) = venv.glob("lib/python*/site-packages")
+            (site_packages / "product.pth").write_text(sysconfig.get_path("purelib") + "\n")
             # What is in the product's environment counts as installed there; an own version of it has precedence.
             line = [str(python), "-m", "pip", "install", "--no-input", *install.replace("'", "").split()]
             ran = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -75,10 +75,10 @@ def environment() -> Callable[[Quantization], Path]:
 
 
 def run_in(python: Path, format: Quantization, base: Path, folder: Path) -> Report:
-    given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     argv = [str(python), "-m", "tools.format_program", format.value, str(base), str(folder)]
     # Elsewhere than in the repository: gptqmodel writes a folder `logs` where it runs.
-    ran = subprocess.run(argv, cwd=folder.parent, env=given, capture_output=True, text=True, check=False)
+    ran = subprocess.run(argv, cwd=folder.parent, env=variables, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     report: Report = json.loads(ran.stdout.strip().splitlines()[-1])
     return report
@@ -138,7 +138,7 @@ def test_gguf_is_refused_for_training_and_holds_a_trained_adapter(tiny_model: Pa
     trained = train_here(jobs(backend="native", method="lora", hyperparameters=hyper), tmp_path / "job").folder
     convert_adapter(trained, tmp_path / "adapter.gguf", Layout.GGUF, tiny_model)
     convert_adapter(tmp_path / "adapter.gguf", tmp_path / "again", Layout.PEFT, tiny_model)
-    before, after = (load_file(one / "adapter_model.safetensors") for one in (trained, tmp_path / "again"))
+    before, after = (load_file(folder / "adapter_model.safetensors") for folder in (trained, tmp_path / "again"))
     assert before.keys() == after.keys()
     assert all(before[name].equal(after[name]) for name in before)
 

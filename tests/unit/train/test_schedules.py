@@ -41,8 +41,8 @@ def optimizer(*rates: float) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("schedule", Schedule)
 def test_the_corners_of_each_curve(schedule: Schedule) -> None:
-    found = [SCHEDULES[schedule](step, TOTAL, WARMUP) for step in COUNTED]
-    assert found == pytest.approx(GOLDEN[schedule], rel=1e-4, abs=1e-12)
+    multipliers = [SCHEDULES[schedule](step, TOTAL, WARMUP) for step in COUNTED]
+    assert multipliers == pytest.approx(GOLDEN[schedule], rel=1e-4, abs=1e-12)
 
 
 @given(schedule=st.sampled_from(Schedule), total=st.integers(1, 300), data=st.data())
@@ -60,13 +60,13 @@ def test_steps_of_warmup_win_over_the_share() -> None:
     assert Hyperparameters(warmup_ratio=0.5, warmup_steps=0).warmup(100) == 0
     assert Hyperparameters(warmup_ratio=0.03).warmup(101) == 4
     assert "warmup_steps" not in Hyperparameters().model_dump()
-    given, weights = TrainerConfig(hyperparameters=hyper), optimizer(1.0)
-    rate = LearningRate(weights, given, 100)
-    found = []
+    trainer, weights = TrainerConfig(hyperparameters=hyper), optimizer(1.0)
+    rate = LearningRate(weights, trainer, 100)
+    rates = []
     for _ in range(5):
-        found.append(weights.param_groups[0]["lr"])
+        rates.append(weights.param_groups[0]["lr"])
         rate.step()
-    assert found == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1.0, 1 - 1 / 97])
+    assert rates == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1.0, 1 - 1 / 97])
 
 
 def test_restarts_really_restart() -> None:
@@ -174,14 +174,14 @@ def test_a_run_with_a_share_of_warm_up_reaches_its_peak(schedule: Schedule, tota
         warmup = hyper.warmup(total)
         assert SCHEDULES[schedule](0, total, warmup) > 0.0
         assert highest_rate(schedule, total, warmup) == pytest.approx(1.0, abs=0.1)
-    found = step_reasons(TrainerConfig(hyperparameters=hyper), total, None)
-    assert [reason.row for reason in found] == (["schedule-steps"] if total < schedule.facts.least_steps else [])
+    reasons = step_reasons(TrainerConfig(hyperparameters=hyper), total, None)
+    assert [reason.row for reason in reasons] == (["schedule-steps"] if total < schedule.facts.least_steps else [])
 
 
 @pytest.mark.parametrize(("warmup", "refused"), [(0, False), (9, False), (10, True), (1000, True)])
 def test_a_warm_up_that_the_run_does_not_end_is_refused(warmup: int, refused: bool) -> None:
-    given = TrainerConfig(hyperparameters=Hyperparameters(warmup_steps=warmup))
-    assert [reason.code for reason in step_reasons(given, 10, "trainer")] == (["R-SCHEDULE"] if refused else [])
+    trainer = TrainerConfig(hyperparameters=Hyperparameters(warmup_steps=warmup))
+    assert [reason.code for reason in step_reasons(trainer, 10, "trainer")] == (["R-SCHEDULE"] if refused else [])
 
 
 def test_the_highest_rate_of_a_long_run_is_found() -> None:

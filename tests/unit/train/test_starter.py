@@ -113,9 +113,9 @@ def test_manifest_records_what_went_in(built: tuple[Path, ModelSource, Any]) -> 
 def test_a_build_is_compared_with_the_shipped_weights(built: tuple[Path, ModelSource, Any]) -> None:
     path = built[1].path
     assert path is not None
-    found = compare(path, SHIPPED_STARTER)
-    assert (found["same_recipe"], found["same_corpus"]) == (False, False)
-    assert found["heldout_loss"] == manifest_of(path)["heldout_loss"] > found["shipped_heldout_loss"]
+    comparison = compare(path, SHIPPED_STARTER)
+    assert (comparison["same_recipe"], comparison["same_corpus"]) == (False, False)
+    assert comparison["heldout_loss"] == manifest_of(path)["heldout_loss"] > comparison["shipped_heldout_loss"]
     assert compare(SHIPPED_STARTER, SHIPPED_STARTER)["same_recipe"] is True
 
 
@@ -129,18 +129,18 @@ def test_progress_is_reported_to_the_end(built: tuple[Path, ModelSource, list[tu
 
 def test_a_second_call_builds_nothing(built: tuple[Path, ModelSource, Any]) -> None:
     home, source, _ = built
-    made = (Path(source.location) / MANIFEST).stat().st_mtime_ns
+    written_ns = (Path(source.location) / MANIFEST).stat().st_mtime_ns
     assert build(home) == source
-    assert (Path(source.location) / MANIFEST).stat().st_mtime_ns == made
+    assert (Path(source.location) / MANIFEST).stat().st_mtime_ns == written_ns
 
 
 @pytest.mark.slow
 def test_it_loads_as_any_other_model(built: tuple[Path, ModelSource, Any]) -> None:
     source = built[1]
-    asked = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", TRY_MODEL, str(source.path)], capture_output=True, text=True, check=True
     )
-    facts = json.loads(asked.stdout.splitlines()[-1])
+    facts = json.loads(process.stdout.splitlines()[-1])
     assert facts["assistant"] == "Yo<|im_end|>"
     assert facts["round_trip"] is True
     assert facts["vocabulary"] == LITTLE.vocabulary

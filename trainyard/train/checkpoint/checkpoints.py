@@ -82,8 +82,8 @@ def checkpoints(root: Path, files: Files = DISK) -> list[tuple[Path, int]]:
     """Committed checkpoints and their steps, newest first."""
     if not files.is_folder(root):
         return []
-    found = [(root / name, int(match[1])) for name in files.listdir(root) if (match := NAME.fullmatch(name))]
-    return sorted(found, key=lambda pair: pair[1], reverse=True)
+    checkpoints_here = [(root / name, int(match[1])) for name in files.listdir(root) if (match := NAME.fullmatch(name))]
+    return sorted(checkpoints_here, key=lambda pair: pair[1], reverse=True)
 
 
 def newest_valid(root: Path, files: Files = DISK) -> FoundCheckpoint:

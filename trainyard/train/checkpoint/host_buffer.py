@@ -87,7 +87,7 @@ class HostBuffer:
     def __init__(self) -> None:
         self.data_N = torch.empty(0, dtype=torch.uint8)
         self.layout = layout_of(())
-        self._places: dict[str, torch.Tensor] = {}
+        self._views: dict[str, torch.Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._device_copies: list[torch.Tensor] = []
 
@@ -95,7 +95,7 @@ class HostBuffer:
         """Have at least `size` bytes, touched once, so that the first save does not pay for new memory."""
         if self.data_N.numel() < size or (pinned and not self.data_N.is_pinned()):
             self.data_N = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).zero_()
-            self.layout, self._places = layout_of(()), {}
+            self.layout, self._views = layout_of(()), {}
 
     @torch.no_grad()
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -108,7 +108,7 @@ class HostBuffer:
             self._stage_device(device, {name: value for name, value in tensors.items() if value.device == device})
         for name, value in tensors.items():
             if not value.is_cuda:
-                self._places[name].copy_(value)
+                self._views[name].copy_(value)
 
     def _stage_device(self, device: torch.device, tensors: Mapping[str, torch.Tensor]) -> None:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
@@ -117,7 +117,7 @@ class HostBuffer:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for name, value in sources.items():
-                self._places[name].copy_(value, non_blocking=True)
+                self._views[name].copy_(value, non_blocking=True)
         if copied:
             self._device_copies += sources.values()
         else:
@@ -131,7 +131,7 @@ class HostBuffer:
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the copies, in the order of the file."""
-        return self._places
+        return self._views
 
     def write(self, path: Path, sealer: Sealer | None = None) -> str:
         """Write the safetensors file and return its SHA-256, computed on the way."""
@@ -145,12 +145,12 @@ class HostBuffer:
     def _lay_out(self, tensors: Mapping[str, torch.Tensor]) -> None:
         shapes = tuple((name, value.dtype, tuple(value.shape)) for name, value in sorted(tensors.items()))
         pinned = any(value.is_cuda for value in tensors.values())
-        if tuple(sorted(self.layout.shapes, key=lambda shape: shape[0])) == shapes and self._places:
+        if tuple(sorted(self.layout.shapes, key=lambda shape: shape[0])) == shapes and self._views:
             return
         layout = layout_of(shapes)
         self.reserve(layout.size, pinned=pinned)
         self.layout = layout
-        self._places = {
+        self._views = {
             name: self.data_N[start:end].view(dtype).view(shape) for (name, dtype, shape), start, end in layout.spans()
         }
 

@@ -101,8 +101,8 @@ class BucketMirror:
         return [info.name for info in self.objects.list()]
 
     def remove(self, name: str) -> None:
-        for found in [info.name for info in self.objects.list(name)] if name.endswith("/") else [name]:
-            self.objects.delete(found)
+        for object_name in [info.name for info in self.objects.list(name)] if name.endswith("/") else [name]:
+            self.objects.delete(object_name)
 
 
 STORES: dict[str, Callable[[str], MirrorStore]] = {"file": folder_store, "gs": BucketMirror}
@@ -230,13 +230,13 @@ def find_newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
     Raises `E-MIRROR` when the mirror cannot be read: an older checkpoint would quietly lose what it may
     contain.
     """
-    found = newest_valid(root)
+    local_newest = newest_valid(root)
     if mirror is None:
-        return found
-    store, damaged = open_store(mirror), list(found.quarantined)
+        return local_newest
+    store, damaged = open_store(mirror), list(local_newest.quarantined)
     try:
         for step in (step for step, whole in mirrored_steps(store).items() if whole):
-            if found.path is not None and step <= found.step:
+            if local_newest.path is not None and step <= local_newest.step:
                 break
             damage = fetch(store, step, root)
             if damage is None:
@@ -249,7 +249,7 @@ def find_newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
             do="Make it readable again, or leave engine.mirror out to continue with what is here.",
             code="E-MIRROR",
         ) from error
-    return replace(found, quarantined=tuple(damaged))
+    return replace(local_newest, quarantined=tuple(damaged))
 
 
 def find_step(root: Path, step: int, mirror: str | None = None) -> Path | None:

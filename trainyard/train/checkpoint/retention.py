@@ -17,8 +17,8 @@ Best = Callable[[Iterable[float]], float]
 def list_prunable(metrics: Mapping[int, float | None], keep: int, best: Best, keep_best: int = 1) -> list[int]:
     """Of step -> metric: the steps that are neither among the newest `keep` nor among the best `keep_best`."""
     measured = {step: metric for step, metric in metrics.items() if metric is not None}
-    kept = list_best(measured, best)[:keep_best]
-    return [step for step in sorted(metrics, reverse=True)[keep:] if step not in kept]
+    best_steps = list_best(measured, best)[:keep_best]
+    return [step for step in sorted(metrics, reverse=True)[keep:] if step not in best_steps]
 
 
 def list_best(metrics: Mapping[int, float], best: Best) -> list[int]:

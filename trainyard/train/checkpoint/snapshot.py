@@ -164,9 +164,11 @@ def load_snapshot(root: Path, name: str, sealer: Sealer | None = None) -> tuple[
     """Read a named state, its bytes verified first."""
     folder = root / "saved" / name
     if not NAME.fullmatch(name) or not folder.is_dir():
-        known = sorted(path.name for path in (root / "saved").glob("[!.]*"))
+        saved_names = sorted(path.name for path in (root / "saved").glob("[!.]*"))
         raise NotFound(
-            f"There is no saved state {name!r}.", why=f"There are: {', '.join(known) or 'none'}.", code="E-NOT-FOUND"
+            f"There is no saved state {name!r}.",
+            why=f"There are: {', '.join(saved_names) or 'none'}.",
+            code="E-NOT-FOUND",
         )
     if (damage := damage_of(folder)) is not None:
         raise Corrupt(

@@ -65,11 +65,11 @@ def rebuild(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 def random_state() -> JsonObject:
     """Return the state of every generator that training may draw from."""
-    version, words, following = random.getstate()
+    version, state_words, following = random.getstate()
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     words_N = torch.from_numpy(np.asarray(keys, dtype=np.uint32).astype(np.int64))
     return {
-        "python": [version, torch.tensor(words), following],
+        "python": [version, torch.tensor(state_words), following],
         "numpy": [kind, words_N, position, has_gauss, gauss],
         "torch": torch.get_rng_state(),
         "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],
@@ -89,8 +89,8 @@ def require_same_devices(state: JsonMapping) -> None:
 
 def restore_random_state(state: JsonMapping) -> None:
     """Put every generator back. The devices are those of `require_same_devices`."""
-    version, words, following = state["python"]
-    random.setstate((version, tuple(words.tolist()), following))
+    version, state_words, following = state["python"]
+    random.setstate((version, tuple(state_words.tolist()), following))
     kind, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(state["torch"].to(torch.uint8).cpu())

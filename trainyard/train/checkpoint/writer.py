@@ -83,8 +83,8 @@ class CheckpointWriter:
         """With one both files are encrypted; the manifest is over the encrypted bytes."""
         self.root, self.keep, self.best, self.may_overflow = root, keep, best, may_overflow
         self.keep_best = keep_best
-        kept: JsonObject = {"keep": keep, "best": best, "keep_best": keep_best}
-        self.mirror = Mirror(mirror, **kept, at=at, report=report) if mirror else None
+        retention: JsonObject = {"keep": keep, "best": best, "keep_best": keep_best}
+        self.mirror = Mirror(mirror, **retention, at=at, report=report) if mirror else None
         self._at, self._report = at, report
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._free: list[HostBuffer] = []
@@ -182,11 +182,11 @@ class CheckpointWriter:
     def _prune(self) -> None:
         """What is being mirrored stays until the next checkpoint is there."""
         busy = self.mirror.busy if self.mirror is not None else set()
-        found = {step: path for path, step in checkpoints(self.root)}
-        metrics = {step: metric_of(path) for step, path in found.items()}
+        folders = {step: path for path, step in checkpoints(self.root)}
+        metrics = {step: metric_of(path) for step, path in folders.items()}
         for step in list_prunable(metrics, self.keep, self.best, self.keep_best):
             if step not in busy:
-                drop(found[step])
+                drop(folders[step])
 
 
 def load_checkpoint(

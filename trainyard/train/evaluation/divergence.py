@@ -105,15 +105,15 @@ class DivergenceWatch:
         if eval_loss is not None and math.isfinite(eval_loss) and self.recent:
             self.evaluations.append((step, eval_loss, self.mean))
         judged = len(self.recent) >= self.window or eval_loss is not None or self.highest or self.jump
-        found = self.findings(step) if judged else []
-        new = [one for one in found if one.kind not in self.lasting]
-        self.lasting = frozenset(one.kind for one in found)
+        findings = self.findings(step) if judged else []
+        new = [finding for finding in findings if finding.kind not in self.lasting]
+        self.lasting = frozenset(finding.kind for finding in findings)
         return new
 
     def findings(self, step: int) -> list[Divergence]:
         """Return what speaks against the training at a step."""
-        found = (self.rise(step), self.near_limit(), self.gradient_jump(), self.overfitting())
-        return [one for one in found if one is not None]
+        findings = (self.rise(step), self.near_limit(), self.gradient_jump(), self.overfitting())
+        return [finding for finding in findings if finding is not None]
 
     def note_norm(self, step: int, norm: float) -> None:
         """Compare a norm with the median of those before it, and keep the largest jump."""
@@ -145,17 +145,17 @@ class DivergenceWatch:
         if self.jump is None:
             return None
         step, norm, usual = self.jump
-        words = f"rose to {norm:.3g}" if math.isfinite(norm) else "is not finite"
-        because = f"the norm of the gradient {words} at step {step}; the median before it is {usual:.3g}"
+        change = f"rose to {norm:.3g}" if math.isfinite(norm) else "is not finite"
+        because = f"the norm of the gradient {change} at step {step}; the median before it is {usual:.3g}"
         return Divergence(DivergenceKind.GRADIENT_JUMP, step, because, LOWER_RATE)
 
     def overfitting(self) -> Divergence | None:
         """Return two evaluations or more after the best one are worse, while the training loss fell."""
         if len(self.evaluations) < 3:
             return None
-        best = min(self.evaluations, key=lambda one: one[1])
-        later = [one for one in self.evaluations if one[0] > best[0]]
-        if len(later) < 2 or min(one[1] for one in later[-2:]) <= best[1] + OVERFIT_RISE * abs(best[1]):
+        best = min(self.evaluations, key=lambda evaluation: evaluation[1])
+        later = [evaluation for evaluation in self.evaluations if evaluation[0] > best[0]]
+        if len(later) < 2 or min(evaluation[1] for evaluation in later[-2:]) <= best[1] + OVERFIT_RISE * abs(best[1]):
             return None
         last = later[-1]
         if last[2] >= best[2]:
@@ -188,12 +188,16 @@ def judge_training(
     `losses` are [step, loss, …]; `evaluations` are {step, loss, …}; `norms` are step -> norm of the gradient.
     """
     watch = DivergenceWatch(takes_best, window=max(2, min(WINDOW, math.ceil(len(losses) / 3))))
-    held_out = {int(one["step"]): float(one["loss"]) for one in evaluations if one.get("loss") is not None}
+    held_out = {
+        int(evaluation["step"]): float(evaluation["loss"])
+        for evaluation in evaluations
+        if evaluation.get("loss") is not None
+    }
     last = 0
     for last, loss, *_ in losses:
         watch.on_step(int(last), loss, held_out.get(int(last)), (norms or {}).get(int(last)))
-    found = watch.findings(int(last))
-    return found or not_learned([loss for _, loss, *_ in losses if loss is not None], int(last))
+    findings = watch.findings(int(last))
+    return findings or not_learned([loss for _, loss, *_ in losses if loss is not None], int(last))
 
 
 def not_learned(losses: Sequence[float], step: int) -> list[Divergence]:

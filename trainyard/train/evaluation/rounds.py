@@ -40,8 +40,8 @@ def prompt_of(example: Encoded, tokenizer: Any) -> Prompt:
 
 def before_last_answer(example: Encoded) -> list[int]:
     ids, labels = example["input_ids"], example["labels"]
-    end = max(place for place, label in enumerate(labels) if label != IGNORED)
-    start = next((place + 1 for place in range(end, -1, -1) if labels[place] == IGNORED), 0)
+    end = max(index for index, label in enumerate(labels) if label != IGNORED)
+    start = next((index + 1 for index in range(end, -1, -1) if labels[index] == IGNORED), 0)
     return ids[:start] if start > 1 else ids[: max(1, len(ids) // 2)]
 
 
@@ -81,9 +81,9 @@ def measure(session: Session, feed: Feed, at: Callable[[], None]) -> dict[str, f
     """Return the means over all held-out rows. `at` is called between two batches."""
     sums, units = Counter[str](), 0
     for rows in feed.plan.cut_rows(sorted(range(len(feed.examples)), key=lambda row: (-feed.plan.widths[row], row))):
-        found = session.evaluate(feed.batch(rows))
-        sums.update(found.sums)
-        units += found.units
+        evaluated = session.evaluate(feed.batch(rows))
+        sums.update(evaluated.sums)
+        units += evaluated.units
         at()
     return feed.stage.summarize(dict(sums), units)
 
@@ -139,8 +139,8 @@ class PeriodicEvaluation:
         if not prompts:
             return []
         sampling = Sampling(max_new_tokens=self.settings.sample_tokens, temperature=0.0)
-        given = self.session.generate([prompt.ids for prompt in prompts], sampling)
+        completions = self.session.generate([prompt.ids for prompt in prompts], sampling)
         return [
-            {"prompt": prompt.text[-SHOWN_CHARS:], "answer": one.text[:SHOWN_CHARS]}
-            for prompt, one in zip(prompts, given, strict=True)
+            {"prompt": prompt.text[-SHOWN_CHARS:], "answer": completion.text[:SHOWN_CHARS]}
+            for prompt, completion in zip(prompts, completions, strict=True)
         ]

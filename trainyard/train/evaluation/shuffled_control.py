@@ -41,20 +41,20 @@ def make_derangement(answers: Sequence[Hashable], seed: int) -> list[int]:
     for position in range(count):
         while answers[order[position]] == answers[position]:
             other = generator.randrange(count)
-            taken, given = order[position], order[other]
+            first_giver, second_giver = order[position], order[other]
             # The other position may not get its own answer back by the exchange, unless it has it already.
-            if answers[taken] != answers[other] or answers[given] == answers[other]:
-                order[position], order[other] = given, taken
+            if answers[first_giver] != answers[other] or answers[second_giver] == answers[other]:
+                order[position], order[other] = second_giver, first_giver
     return order
 
 
 def givers(
-    rows: Sequence[Row], places: Iterable[int], answer: Callable[[Row], Hashable], seed: int
+    rows: Sequence[Row], row_indices: Iterable[int], answer: Callable[[Row], Hashable], seed: int
 ) -> Iterator[tuple[int, Row]]:
     """(place of a training row, the training row that gives it its answer)."""
-    chosen = [place for place in places if rows[place].split == TRAIN]
-    order = make_derangement([answer(rows[place]) for place in chosen], seed)
-    return ((place, rows[chosen[other]]) for place, other in zip(chosen, order, strict=True))
+    train_indices = [index for index in row_indices if rows[index].split == TRAIN]
+    order = make_derangement([answer(rows[index]) for index in train_indices], seed)
+    return ((index, rows[train_indices[other]]) for index, other in zip(train_indices, order, strict=True))
 
 
 def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
@@ -63,19 +63,19 @@ def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
 
     Held-out rows keep their answers and lend none; rows without an answer stay as they are.
     """
-    places = [at for at, row in enumerate(rows) if row.messages and row.messages[-1].role == "assistant"]
+    answered_indices = [at for at, row in enumerate(rows) if row.messages and row.messages[-1].role == "assistant"]
     shuffled = list(rows)
-    for place, giver in givers(rows, places, lambda row: msgspec.json.encode(row.messages[-1]), seed):
-        messages = [*rows[place].messages[:-1], giver.messages[-1]]
-        shuffled[place] = msgspec.structs.replace(rows[place], messages=messages)
+    for index, giver in givers(rows, answered_indices, lambda row: msgspec.json.encode(row.messages[-1]), seed):
+        messages = [*rows[index].messages[:-1], giver.messages[-1]]
+        shuffled[index] = msgspec.structs.replace(rows[index], messages=messages)
     return shuffled
 
 
 def shuffled_preferences(rows: Sequence[PreferenceRow], seed: int) -> list[PreferenceRow]:
     """Return the same prompts, each training row with both answers of another training row."""
     shuffled = list(rows)
-    for place, giver in givers(
+    for index, giver in givers(
         rows, range(len(rows)), lambda row: msgspec.json.encode((row.chosen, row.rejected)), seed
     ):
-        shuffled[place] = msgspec.structs.replace(rows[place], chosen=giver.chosen, rejected=giver.rejected)
+        shuffled[index] = msgspec.structs.replace(rows[index], chosen=giver.chosen, rejected=giver.rejected)
     return shuffled

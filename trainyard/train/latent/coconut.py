@@ -91,9 +91,9 @@ def stage_of_row(settings: CoconutSettings, epoch: int, row: int, num_steps: int
 def arrange(example: Encoded, settings: CoconutSettings, stage: int) -> Encoded:
     """Return an example as it is learned at a stage."""
     steps = rows.steps_of(example)
-    kept = [] if stage > settings.max_stage else steps[stage:]
+    remaining_steps = [] if stage > settings.max_stage else steps[stage:]
     thoughts = [THOUGHT] * (min(stage, settings.max_stage) * settings.thoughts_per_step)
-    learned = [token for step in kept for token in step] + example[rows.ANSWER]
+    learned = [token for step in remaining_steps for token in step] + example[rows.ANSWER]
     slots = [START, *thoughts, END] if settings.markers else thoughts
     return rows.lay_out(example[rows.PROMPT], slots, learned)
 

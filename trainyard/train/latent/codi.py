@@ -60,12 +60,12 @@ class CodiModule(LatentModule):
         columns = (batch[rollout.SLOTS] == THOUGHT).any(0).nonzero()[:, 0].tolist()
         cache = rollout.new_cache(model)
         first, after = columns[0], columns[-1] + 1
-        found = [rollout.run(model, embeds_BTD[:, :first], mask_BT[:, :first], cache)]
+        parts_BTD = [rollout.run(model, embeds_BTD[:, :first], mask_BT[:, :first], cache)]
         for column in columns:
-            thought_B1D = self.project(found[-1][:, -1:]).to(embeds_BTD.dtype)
-            found.append(rollout.run(model, thought_B1D, mask_BT[:, : column + 1], cache))
+            thought_B1D = self.project(parts_BTD[-1][:, -1:]).to(embeds_BTD.dtype)
+            parts_BTD.append(rollout.run(model, thought_B1D, mask_BT[:, : column + 1], cache))
         layers = rollout.run_layers(model, embeds_BTD[:, after:], mask_BT, cache)
-        return torch.cat([*found, layers[-1]], 1), tuple(layer_BTD[:, 0] for layer_BTD in layers)
+        return torch.cat([*parts_BTD, layers[-1]], 1), tuple(layer_BTD[:, 0] for layer_BTD in layers)
 
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
         reading, hidden_BD = rollout.open_with(model, ids_BT, mask_BT, self.vectors_KD, [BEGIN])
@@ -78,16 +78,16 @@ class CodiModule(LatentModule):
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """`words_B`, `thoughts_B` and `distance_B`, each a mean within its row."""
-    own, output = own_of(model), output_of(rollout.base_of(model))
-    hidden_BTD, before = own.layers_after_thoughts(model, batch)
-    words = {name.removeprefix(WORDS): value for name, value in batch.items() if name.startswith(WORDS)}
-    embeds_BTD = model.get_input_embeddings()(words["input_ids"])
-    layers = rollout.run_layers(model, embeds_BTD, words["attention_mask"])
+    latent, output = own_of(model), output_of(rollout.base_of(model))
+    hidden_BTD, before = latent.layers_after_thoughts(model, batch)
+    spoken = {name.removeprefix(WORDS): value for name, value in batch.items() if name.startswith(WORDS)}
+    embeds_BTD = model.get_input_embeddings()(spoken["input_ids"])
+    layers = rollout.run_layers(model, embeds_BTD, spoken["attention_mask"])
     rows_B = torch.arange(len(embeds_BTD), device=embeds_BTD.device)
-    taught = [layer_BTD[rows_B, words["answer_B"] - 1].detach().float() for layer_BTD in layers]
-    apart = [distance(one.float(), other) for one, other in zip(before, taught, strict=True)]
+    taught = [layer_BTD[rows_B, spoken["answer_B"] - 1].detach().float() for layer_BTD in layers]
+    apart = [distance(student_BTD.float(), other) for student_BTD, other in zip(before, taught, strict=True)]
     return {
-        "words_B": row_means(layers[-1], words, output, head),
+        "words_B": row_means(layers[-1], spoken, output, head),
         "thoughts_B": row_means(hidden_BTD, batch, output, head),
         "distance_B": torch.stack(apart).mean(0),
     }
@@ -95,8 +95,8 @@ def score(model: Any, batch: Batch, head: Head) -> Scores:
 
 def row_means(hidden_BTD: torch.Tensor, batch: Batch, output: Any, head: Head) -> torch.Tensor:
     """Return the mean cross-entropy of each row: (B,)."""
-    found = logprobs_of_hidden(hidden_BTD, batch, output, head)
-    return -found.sums(len(hidden_BTD)) / found.counts(len(hidden_BTD))
+    logprobs = logprobs_of_hidden(hidden_BTD, batch, output, head)
+    return -logprobs.sums(len(hidden_BTD)) / logprobs.counts(len(hidden_BTD))
 
 
 def distance(student_BD: torch.Tensor, teacher_BD: torch.Tensor) -> torch.Tensor:
@@ -128,8 +128,8 @@ def collate(examples: Sequence[Encoded], pad_id: int, thoughts: int) -> Batch:
         rows.lay_out(example[rows.PROMPT], [], [*example[rows.STEPS], *example[rows.ANSWER]]) for example in examples
     ]
     starts = [len(example[rows.PROMPT]) + len(example[rows.STEPS]) for example in examples]
-    words = {**rows.fill_up(spoken, pad_id), "answer_B": torch.tensor(starts)}
-    return {**batch, **{f"{WORDS}{name}": value for name, value in words.items()}}
+    spoken_batch = {**rows.fill_up(spoken, pad_id), "answer_B": torch.tensor(starts)}
+    return {**batch, **{f"{WORDS}{name}": value for name, value in spoken_batch.items()}}
 
 
 def units(batch: Batch) -> int:
@@ -143,11 +143,7 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
     thoughts = settings.thoughts
     form = form_of(base, lambda example: arrange(example, thoughts), steps=True)
     return replace(
-        form,
-        collate=lambda examples, pad_id: collate(examples, pad_id, thoughts),
-        units=units,
-        score=score,
-        loss=loss,
+        form, collate=lambda examples, pad_id: collate(examples, pad_id, thoughts), units=units, score=score, loss=loss
     )
 
 

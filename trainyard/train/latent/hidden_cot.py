@@ -30,9 +30,9 @@ def taken_tokens(settings: HiddenCotSettings, epoch: int, row: int, seed: int) -
     return scheduled + int(random.Random(f"{seed}:{epoch}:{row}").expovariate(settings.smoothing))
 
 
-def arrange(example: Encoded, taken: int) -> Encoded:
+def arrange(example: Encoded, skipped_tokens: int) -> Encoded:
     """Return an example without the first tokens of its reasoning."""
-    return rows.lay_out(example[rows.PROMPT], [], [*example[rows.STEPS][taken:], *example[rows.ANSWER]])
+    return rows.lay_out(example[rows.PROMPT], [], [*example[rows.STEPS][skipped_tokens:], *example[rows.ANSWER]])
 
 
 def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:

@@ -148,14 +148,14 @@ def think_ahead(
         return run(model, embeds_BTD, mask_BT)
     first, last = columns[0], columns[-1]
     cache = new_cache(model)
-    found = [run(model, embeds_BTD[:, :first], mask_BT[:, :first], cache)]
+    parts_BTD = [run(model, embeds_BTD[:, :first], mask_BT[:, :first], cache)]
     for column in range(first, last + 1):
         own_B11 = thought_BT[:, column, None, None]
-        fed_B1D = torch.where(own_B11, project(found[-1][:, -1:]).to(embeds_BTD.dtype), embeds_BTD[:, column, None])
-        found.append(run(model, fed_B1D, mask_BT[:, : column + 1], cache))
+        fed_B1D = torch.where(own_B11, project(parts_BTD[-1][:, -1:]).to(embeds_BTD.dtype), embeds_BTD[:, column, None])
+        parts_BTD.append(run(model, fed_B1D, mask_BT[:, : column + 1], cache))
     if last + 1 < embeds_BTD.shape[1]:
-        found.append(run(model, embeds_BTD[:, last + 1 :], mask_BT, cache))
-    return torch.cat(found, 1)
+        parts_BTD.append(run(model, embeds_BTD[:, last + 1 :], mask_BT, cache))
+    return torch.cat(parts_BTD, 1)
 
 
 def logits_of(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:

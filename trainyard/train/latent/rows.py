@@ -45,8 +45,8 @@ def encode(
 
 def encode_row(renderer: Renderer, row: SftRow, max_length: int, ledger: TokenLedger, *, steps: bool) -> Encoded | None:
     *before, last = row.messages
-    lines, said = split_steps(last) if steps else ([], last)
-    prompt, (encoded,) = encode_answers(renderer, before, [[said]], row.tools, ledger)
+    lines, final_message = split_steps(last) if steps else ([], last)
+    prompt, (encoded,) = encode_answers(renderer, before, [[final_message]], row.tools, ledger)
     answer = encoded.ids
     written = [renderer.ids(f"{line}\n", start=False) for line in lines]
     example = {
@@ -89,19 +89,19 @@ def share(example: Encoded) -> TokenShare:
 
 def steps_of(example: Encoded) -> list[list[int]]:
     """Return the ids of each step."""
-    ids, found = example[STEPS], []
+    ids, steps = example[STEPS], []
     for length in example[LENGTHS]:
-        found.append(ids[:length])
+        steps.append(ids[:length])
         ids = ids[length:]
-    return found
+    return steps
 
 
 def lay_out(prompt: Sequence[int], slots: Sequence[int], learned: Sequence[int]) -> Encoded:
     """Return a row as a model reads it: the prompt, own vectors by their numbers, and what is learned."""
-    shown = len(prompt) + len(slots)
+    visible_length = len(prompt) + len(slots)
     return {
         "input_ids": [*prompt, *[0] * len(slots), *learned],
-        "labels": [*[IGNORED] * shown, *learned],
+        "labels": [*[IGNORED] * visible_length, *learned],
         SLOTS: [*[0] * len(prompt), *slots, *[0] * len(learned)],
     }
 
@@ -125,8 +125,8 @@ def fill_up(rows: Sequence[JsonMapping], pad_id: int) -> Batch:
         name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill)
         for name, fill in fills.items()
     }
-    ones = [torch.ones(len(row["input_ids"]), dtype=torch.long) for row in rows]
-    return {**batch, "attention_mask": pad_sequence(ones, batch_first=True)}
+    masks = [torch.ones(len(row["input_ids"]), dtype=torch.long) for row in rows]
+    return {**batch, "attention_mask": pad_sequence(masks, batch_first=True)}
 
 
 def fill_up_around(rows: Sequence[Encoded], pad_id: int) -> Batch:
@@ -135,7 +135,7 @@ def fill_up_around(rows: Sequence[Encoded], pad_id: int) -> Batch:
     The passes of a rollout are then those of the row with the most thoughts, whatever the lengths of the prompts.
     """
     starts = [
-        next(place for place, (slot, label) in enumerate(zip(row[SLOTS], row["labels"], strict=True))
+        next(index for index, (slot, label) in enumerate(zip(row[SLOTS], row["labels"], strict=True))
              if slot or label != IGNORED)
         for row in rows
     ]  # fmt: skip

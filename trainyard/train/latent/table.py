@@ -58,37 +58,37 @@ def attach(
         raise Refused([Reason("R-BATCH", "trainer", where, because, "Remove gradient_checkpointing.")])
     if settings.facts.keeps_cache:
         rollout.require_passes(model)
-    own = prepare(model, tokenizer, settings, seed=seed)
+    module = prepare(model, tokenizer, settings, seed=seed)
     before = read_settings(earlier) if earlier is not None else None
     if earlier is not None and before is not None:
         if before.type is not settings.type:
             raise broken(earlier, f"It is {before}, and {settings} is trained.")
-        take_weights(own, earlier)
-    own.attach(model)
-    return own
+        take_weights(module, earlier)
+    module.attach(model)
+    return module
 
 
 @contextmanager
 def detached(model: Any) -> Iterator[LatentModule | None]:
     """The model without its technique, which is given; None where it has none."""
-    own: LatentModule | None = getattr(model, LATENT, None)
-    if own is None:
+    module: LatentModule | None = getattr(model, LATENT, None)
+    if module is None:
         yield None
         return
-    own.detach(model)
+    module.detach(model)
     try:
-        yield own
+        yield module
     finally:
-        own.attach(model)
+        module.attach(model)
 
 
-def save(own: LatentModule, folder: Path) -> None:
+def save(module: LatentModule, folder: Path) -> None:
     """Write `latent.json` (the settings) and `latent.safetensors` (the own weights), where reading them matters."""
-    if not own.settings.facts.thinks:
+    if not module.settings.facts.thinks:
         return
-    weights = {name: value.detach().cpu().contiguous() for name, value in own.state_dict().items()}
+    weights = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
     save_file(weights, folder / WEIGHTS_FILE)
-    record = {"latent": own.settings.model_dump(mode="json"), "weights_sha256": file_sha256(folder / WEIGHTS_FILE)}
+    record = {"latent": module.settings.model_dump(mode="json"), "weights_sha256": file_sha256(folder / WEIGHTS_FILE)}
     (folder / SETTINGS_FILE).write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2))
 
 
@@ -101,9 +101,9 @@ def load(folder: Path, model: Any, tokenizer: Any) -> LatentModule | None:
     if settings is None:
         return None
     with torch.random.fork_rng(devices=[]):
-        own = prepare(model, tokenizer, settings)
-    take_weights(own, folder)
-    return own.eval()
+        module = prepare(model, tokenizer, settings)
+    take_weights(module, folder)
+    return module.eval()
 
 
 def read_settings(folder: Path) -> LatentSettings | None:
@@ -118,10 +118,10 @@ def read_settings(folder: Path) -> LatentSettings | None:
     return settings
 
 
-def take_weights(own: LatentModule, folder: Path) -> None:
+def take_weights(module: LatentModule, folder: Path) -> None:
     """Load the weights of `folder`. Raises `Corrupt` (`E-ADAPTER-INVALID`)."""
     try:
-        own.load_state_dict(load_file(folder / WEIGHTS_FILE))
+        module.load_state_dict(load_file(folder / WEIGHTS_FILE))
     except (SafetensorError, RuntimeError, OSError, ValueError) as error:
         raise broken(folder, f"{WEIGHTS_FILE} does not fit: {str(error)[:200]}") from error
 

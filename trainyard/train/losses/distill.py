@@ -78,13 +78,13 @@ def loss(batch: Batch, policy: Scores, reference: Scores | None, config: Trainer
         divergence_N = by_chunk_of_likeliest(student_NV, reference, settings)
     else:
         divergence_N = by_chunk(student_NV, reference["logits_NV"], settings)
-    total, found = divergence_N.sum(), {"divergence": divergence_N.detach().sum()}
+    total, metrics = divergence_N.sum(), {"divergence": divergence_N.detach().sum()}
     if settings.label_weight:
         nll = functional.cross_entropy(student_NV[~drawn_N], target_N[~drawn_N], reduction="sum")
-        total, found = total + settings.label_weight * nll, {**found, "label_loss": nll.detach()}
+        total, metrics = total + settings.label_weight * nll, {**metrics, "label_loss": nll.detach()}
     best_N = reference["teacher_ids_NK"][:, 0] if served else reference["logits_NV"].argmax(-1)
     same_N = student_NV.detach().argmax(-1) == best_N
-    return total, {**found, "teacher_agreement": same_N.float().sum(), "drawn": drawn_N.float().sum()}
+    return total, {**metrics, "teacher_agreement": same_N.float().sum(), "drawn": drawn_N.float().sum()}
 
 
 def drawn_rows(batch: Batch) -> torch.Tensor:
@@ -126,7 +126,7 @@ def by_chunk_of_likeliest(
         return divergence(*(pair if whole else map(with_rest, pair)), beta=settings.beta)
 
     parts = zip(
-        *(one.split(size) for one in (student_NV, teacher["teacher_ids_NK"], teacher["teacher_logprobs_NK"])),
+        *(tensor.split(size) for tensor in (student_NV, teacher["teacher_ids_NK"], teacher["teacher_logprobs_NK"])),
         strict=True,
     )
     if not student_NV.requires_grad or len(student_NV) <= size:
@@ -158,8 +158,8 @@ def kl(log_a_CV: torch.Tensor, log_b_CV: torch.Tensor) -> torch.Tensor:
 # Completions
 
 
-def draw(writer: CompletionWriter, batch: Batch, config: TrainerConfig, pad_id: int, place: str) -> Batch:
-    """Return the batch with the completions that student and teacher write; `place` in the run decides what is drawn.
+def draw(writer: CompletionWriter, batch: Batch, config: TrainerConfig, pad_id: int, position: str) -> Batch:
+    """Return the batch with the completions that student and teacher write; `position` in the run decides what is drawn.
 
     A row whose prompt fills the model's context keeps its answer.
     """
@@ -167,23 +167,23 @@ def draw(writer: CompletionWriter, batch: Batch, config: TrainerConfig, pad_id: 
     assert isinstance(settings, DistillSettings), settings
     if not settings.draws:
         return batch
-    dice = random.Random(f"{config.hyperparameters.seed}:{place}")
+    dice = random.Random(f"{config.hyperparameters.seed}:{position}")
     by_student = [dice.random() < settings.lmbda for _ in batch["input_ids"]]
     seed, rows = dice.getrandbits(31), rows_of(batch)
     room = writer.context - 1 if writer.context else None
     fits = [room is None or len(prompt_of(row)) <= room for row in rows]
-    own = [at for at, student in enumerate(by_student) if student and fits[at]]
-    others = [at for at, student in enumerate(by_student) if settings.seq_kd and not student and fits[at]]
-    for generate, places in ((writer.generate, own), (writer.generate_by_reference, others)):
-        prompts = [prompt_of(rows[at]) for at in places]
+    student_rows = [at for at, student in enumerate(by_student) if student and fits[at]]
+    teacher_rows = [at for at, student in enumerate(by_student) if settings.seq_kd and not student and fits[at]]
+    for generate, row_indices in ((writer.generate, student_rows), (writer.generate_by_reference, teacher_rows)):
+        prompts = [prompt_of(rows[at]) for at in row_indices]
         if not prompts:
             continue
         most = settings.max_completion_length
         if writer.context:
             most = min(most, writer.context - max(map(len, prompts)))
         sampling = Sampling(max_new_tokens=most, temperature=settings.sampling_temperature, seed=seed)
-        for at, prompt, one in zip(places, prompts, generate(prompts, sampling), strict=True):
-            rows[at] = {"input_ids": prompt + one.ids, "labels": [IGNORED] * len(prompt) + one.ids}
+        for at, prompt, completion in zip(row_indices, prompts, generate(prompts, sampling), strict=True):
+            rows[at] = {"input_ids": prompt + completion.ids, "labels": [IGNORED] * len(prompt) + completion.ids}
     drawn_B = torch.tensor([student and fit for student, fit in zip(by_student, fits, strict=True)])
     return {**pad(rows, pad_id), DRAWN: drawn_B}
 

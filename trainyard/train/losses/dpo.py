@@ -99,15 +99,15 @@ def score(model: Any, batch: Batch, head: Head) -> Scores:
     if "row_labels" not in batch:
         return by_side(label_logprobs(model, batch, head), rows)
     labels_BT, row_labels_BT = batch["labels"][:, 1:], batch["row_labels"][:, 1:]
-    found = label_logprobs(model, {**batch, "labels": batch["row_labels"]}, head)
+    logprobs = label_logprobs(model, {**batch, "labels": batch["row_labels"]}, head)
     answer_N = (labels_BT != IGNORED)[row_labels_BT != IGNORED]
-    answers = LabelLogprobs(found.logprobs_N[answer_N], found.rows_N[answer_N])
-    nll_B = -found.sums(rows) / found.counts(rows).clamp(min=1)
+    answers = LabelLogprobs(logprobs.logprobs_N[answer_N], logprobs.rows_N[answer_N])
+    nll_B = -logprobs.sums(rows) / logprobs.counts(rows).clamp(min=1)
     return {**by_side(answers, rows), "chosen_nll_P": nll_B[: rows // 2]}
 
 
-def by_side(found: LabelLogprobs, rows: int) -> Scores:
-    halves = (*found.sums(rows).chunk(2), *found.counts(rows).clamp(min=1).chunk(2))
+def by_side(logprobs: LabelLogprobs, rows: int) -> Scores:
+    halves = (*logprobs.sums(rows).chunk(2), *logprobs.counts(rows).clamp(min=1).chunk(2))
     return dict(zip(("chosen_P", "rejected_P", "chosen_count_P", "rejected_count_P"), halves, strict=True))
 
 

@@ -36,13 +36,13 @@ def loss(batch: Batch, policy: Scores, reference: Scores | None, config: Trainer
     logprobs_N, advantages_N = policy["logprobs_N"], batch["advantages_N"]
     ratio_N = (logprobs_N - batch.get("old_N", logprobs_N.detach())).exp()
     loss_N = clipped_policy_loss(ratio_N, advantages_N, settings.epsilon)
-    found = {"clipped": is_clipped(ratio_N.detach(), advantages_N, settings.epsilon).float()}
+    metrics = {"clipped": is_clipped(ratio_N.detach(), advantages_N, settings.epsilon).float()}
     if reference is not None:
         kl_N = estimate_kl(logprobs_N, reference["logprobs_N"], "k3")
         loss_N = loss_N + settings.beta * ratio_N * kl_N
-        found["kl"] = kl_N.detach()
+        metrics["kl"] = kl_N.detach()
     units = UNITS[settings.loss](batch)
-    means = {name: value_N.mean() * units for name, value_N in found.items()}
+    means = {name: value_N.mean() * units for name, value_N in metrics.items()}
     return AVERAGES[settings.loss](loss_N, batch, settings), {**means, **ppo.reported(batch, units)}
 
 

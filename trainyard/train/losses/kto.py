@@ -79,13 +79,13 @@ def encode_any_labels(
 
 def summarize(sums: Mapping[str, float], units: int) -> dict[str, float]:
     """Return the means, with those of each label over its own rows, and the margin between the two where both occur."""
-    found = mean_over_units(sums, units)
+    means = mean_over_units(sums, units)
     good, bad = sums["desirable"], units - sums["desirable"]
     sides = {
         "reward_desirable": sums["reward_desirable"] / good if good else math.nan,
         "reward_undesirable": sums["reward_undesirable"] / bad if bad else math.nan,
     }
-    return {**found, **sides, "reward_margin": sides["reward_desirable"] - sides["reward_undesirable"]}
+    return {**means, **sides, "reward_margin": sides["reward_desirable"] - sides["reward_undesirable"]}
 
 
 def width(example: Encoded) -> int:
@@ -103,10 +103,10 @@ def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     """
     require_two(examples)
     rows = [join_answer(example["prompt_ids"], answer_of(example, COMPLETION)) for example in examples]
-    others = [examples[-1], *examples[:-1]]
+    mismatched_examples = [examples[-1], *examples[:-1]]
     mismatched = [
         cut(join_answer(example["prompt_ids"], answer_of(other, COMPLETION)), example["limit"][0])
-        for example, other in zip(examples, others, strict=True)
+        for example, other in zip(examples, mismatched_examples, strict=True)
     ]
     return {
         **pad(rows, pad_id),
@@ -137,17 +137,17 @@ def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
     (B..2B-1)."""
     answers: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
     labels: dict[int, list[int]] = {}
-    others = [examples[-1], *examples[:-1]]
+    mismatched_examples = [examples[-1], *examples[:-1]]
     for at, example in enumerate(examples):
-        own = answer_of(example, COMPLETION)
-        labels[at] = own.labels
-        answers.setdefault(tuple(example["prompt_ids"]), []).append((at, own.ids))
-    for at, (example, other) in enumerate(zip(examples, others, strict=True), len(examples)):
+        answer = answer_of(example, COMPLETION)
+        labels[at] = answer.labels
+        answers.setdefault(tuple(example["prompt_ids"]), []).append((at, answer.ids))
+    for at, (example, other) in enumerate(zip(examples, mismatched_examples, strict=True), len(examples)):
         prompt = example["prompt_ids"]
-        kept = answer_of(other, COMPLETION).cut(example["limit"][0] - len(prompt))
-        labels[at] = kept.labels
-        answers[tuple(prompt)].append((at, kept.ids))
-    return [PromptGroup(list(prompt), own, labels) for prompt, own in answers.items()]
+        mismatched_answer = answer_of(other, COMPLETION).cut(example["limit"][0] - len(prompt))
+        labels[at] = mismatched_answer.labels
+        answers[tuple(prompt)].append((at, mismatched_answer.ids))
+    return [PromptGroup(list(prompt), completions, labels) for prompt, completions in answers.items()]
 
 
 def complete(batch: Batch, examples: Sequence[Encoded]) -> Batch:

@@ -52,12 +52,12 @@ def join_answer(prompt: list[int], answer: Answer) -> Encoded:
 def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
     """Return each pair as a prompt with two answers: sequences 0..P-1 are chosen, P..2P-1 rejected."""
     pairs = len(examples)
-    made = []
+    prompt_groups = []
     for at, example in enumerate(examples):
         chosen, rejected = (answer_of(example, side) for side in SIDES)
         labels = {at: chosen.labels, pairs + at: rejected.labels}
-        made.append(PromptGroup(example["prompt_ids"], [(at, chosen.ids), (pairs + at, rejected.ids)], labels))
-    return made
+        prompt_groups.append(PromptGroup(example["prompt_ids"], [(at, chosen.ids), (pairs + at, rejected.ids)], labels))
+    return prompt_groups
 
 
 def sequences(batch: Batch) -> int:

@@ -43,7 +43,7 @@ def width(example: Encoded) -> int:
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     """Prompts alone, which nothing is learned from: completions follow when they are drawn."""
-    return pad([{"input_ids": one["input_ids"], "labels": one["input_ids"]} for one in examples], pad_id)
+    return pad([{"input_ids": example["input_ids"], "labels": example["input_ids"]} for example in examples], pad_id)
 
 
 def loss(
@@ -56,7 +56,7 @@ def loss(
     ratio_N, advantages_N = difference_N.exp(), batch["advantages_N"]
     policy_N = clipped_policy_loss(ratio_N, advantages_N, settings.clip)
     total = policy_N.sum()
-    found = {
+    metrics = {
         "policy_loss": policy_N.detach().sum(),
         "clipped": is_clipped(ratio_N.detach(), advantages_N, settings.clip).float().sum(),
         "step_kl": (ratio_N.detach() - 1 - difference_N.detach()).sum(),
@@ -64,8 +64,8 @@ def loss(
     if "values_N" in policy:
         value_N = clipped_value_loss(policy["values_N"], batch["values_N"], batch["returns_N"], settings.value_clip)
         total = total + settings.value_coef * value_N.sum()
-        found["value_loss"] = value_N.detach().sum()
-    return total, {**found, **reported(batch, len(ratio_N))}
+        metrics["value_loss"] = value_N.detach().sum()
+    return total, {**metrics, **reported(batch, len(ratio_N))}
 
 
 def reported(batch: Batch, units: int) -> Metrics:

@@ -24,8 +24,8 @@ from trainyard.train.losses import pairs
 
 def score(model: Any, batch: Batch, _head: Head) -> Scores:
     """`rewards_B`, in float32."""
-    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    return {"rewards_B": model(**given, use_cache=False).logits[:, 0].float()}
+    model_inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    return {"rewards_B": model(**model_inputs, use_cache=False).logits[:, 0].float()}
 
 
 def loss(

@@ -33,12 +33,12 @@ def score_tokens(model: Any, batch: Batch, head: Head, *, temperature: float) ->
     """`logprobs_N` of every labelled token, and `values_N` before each where the batch asks for them."""
     hidden_BTD, output = hidden_states(model, batch)
     target_BT = batch["labels"][:, 1:]
-    places = (target_BT != IGNORED).nonzero(as_tuple=True)
+    label_positions = (target_BT != IGNORED).nonzero(as_tuple=True)
     tempered = TemperedOutput(output.layer, output.factor, output.cap, temperature)
-    logprobs_N = token_logprobs(hidden_BTD[places], target_BT[places], tempered, head)
+    logprobs_N = token_logprobs(hidden_BTD[label_positions], target_BT[label_positions], tempered, head)
     if WITH_VALUES not in batch:
         return {"logprobs_N": logprobs_N}
-    return {"logprobs_N": logprobs_N, "values_N": token_values(getattr(model, CRITIC), batch)[places]}
+    return {"logprobs_N": logprobs_N, "values_N": token_values(getattr(model, CRITIC), batch)[label_positions]}
 
 
 def token_values(critic: Any, batch: Batch) -> torch.Tensor:

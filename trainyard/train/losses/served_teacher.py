@@ -61,11 +61,11 @@ class ServedTeacher:
         lengths = batch["attention_mask"].sum(1).tolist()
         rows = [ids[:length] for ids, length in zip(ids_BT.tolist(), lengths, strict=True)]
         answered = self.ask(rows)
-        places = (labels_BT != IGNORED).nonzero().tolist()
-        found = [sorted(answered[row][at + 1], key=lambda pair: -pair[1]) for row, at in places]
-        most = max(map(len, found))
-        ids = torch.tensor([[token for token, _ in one] + [0] * (most - len(one)) for one in found])
-        logprobs = torch.tensor([[value for _, value in one] + [FILL] * (most - len(one)) for one in found])
+        label_positions = (labels_BT != IGNORED).nonzero().tolist()
+        top_tokens = [sorted(answered[row][at + 1], key=lambda pair: -pair[1]) for row, at in label_positions]
+        most = max(map(len, top_tokens))
+        ids = torch.tensor([[token for token, _ in pairs] + [0] * (most - len(pairs)) for pairs in top_tokens])
+        logprobs = torch.tensor([[value for _, value in pairs] + [FILL] * (most - len(pairs)) for pairs in top_tokens])
         return {
             "teacher_ids_NK": ids.to(ids_BT.device),
             "teacher_logprobs_NK": logprobs.clamp(min=FILL).to(ids_BT.device),
@@ -76,10 +76,13 @@ class ServedTeacher:
         body = {"model": self.model, "prompt": rows, "max_tokens": 1, "temperature": 0, "prompt_logprobs": self.top_k}
         choices = sorted(self.post(body), key=lambda choice: choice["index"])
         try:
-            given = [[place or {} for place in choice["prompt_logprobs"]] for choice in choices]
-            found = [
-                [[(int(token), float(one["logprob"])) for token, one in place.items()] for place in row]
-                for row in given
+            prompt_logprobs = [[candidates or {} for candidates in choice["prompt_logprobs"]] for choice in choices]
+            answers = [
+                [
+                    [(int(token), float(candidate["logprob"])) for token, candidate in candidates.items()]
+                    for candidates in row
+                ]
+                for row in prompt_logprobs
             ]
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise Unavailable(
@@ -89,9 +92,9 @@ class ServedTeacher:
                 code="E-SERVER-REFUSED",
             ) from error
         if not self.checked:
-            self.require_same_words(rows, given)
+            self.require_same_words(rows, prompt_logprobs)
             self.checked = True
-        return found
+        return answers
 
     def post(self, body: JsonObject) -> list[JsonObject]:
         """Return the choices of an answer; a server that is busy or away for a moment is asked again."""
@@ -105,8 +108,8 @@ class ServedTeacher:
                     problem = f"{type(error).__name__}: {error}"
                     continue
                 if answer.is_success:
-                    found: list[JsonObject] = answer.json()["choices"]
-                    return found
+                    choices: list[JsonObject] = answer.json()["choices"]
+                    return choices
                 problem = f"It answered {answer.status_code}: {answer.text[:300]}"
                 if answer.is_client_error and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
                     break
@@ -118,19 +121,24 @@ class ServedTeacher:
             code="E-SERVER-UNREACHABLE",
         )
 
-    def require_same_words(self, rows: Sequence[Sequence[int]], given: Sequence[Any]) -> None:
+    def require_same_words(self, rows: Sequence[Sequence[int]], prompt_logprobs: Sequence[Any]) -> None:
         """Raise `InvalidInput` (`E-MODEL-INVALID`) where the server reads other words in the ids than the student."""
         pairs = [
-            (self.tokenizer.decode([token]), place.get(str(token), {}).get("decoded_token"))
-            for row, answered in zip(rows, given, strict=False)
-            for token, place in zip(row[1:], answered[1:], strict=False)
+            (self.tokenizer.decode([token]), candidates.get(str(token), {}).get("decoded_token"))
+            for row, answered in zip(rows, prompt_logprobs, strict=False)
+            for token, candidates in zip(row[1:], answered[1:], strict=False)
         ]
-        plain = [(ours, theirs) for ours, theirs in pairs if theirs and ours.isascii() and theirs.isascii()]
-        same = sum(ours.strip() == theirs.strip() for ours, theirs in plain)
+        plain = [
+            (student_token, teacher_token)
+            for student_token, teacher_token in pairs
+            if teacher_token and student_token.isascii() and teacher_token.isascii()
+        ]
+        same = sum(student_token.strip() == teacher_token.strip() for student_token, teacher_token in plain)
         if plain and same < SURE_SHARE * len(plain):
-            ours, theirs = next(pair for pair in plain if pair[0].strip() != pair[1].strip())
+            student_token, teacher_token = next(pair for pair in plain if pair[0].strip() != pair[1].strip())
             raise InvalidInput(
-                f"Teacher and student do not have the same vocabulary: {ours!r} is {theirs!r} for the teacher.",
+                f"Teacher and student do not have the same vocabulary: {student_token!r} is {teacher_token!r} for the "
+                "teacher.",
                 why=f"Probabilities are compared token by token; {len(plain) - same} of {len(plain)} differ.",
                 do="Use a teacher of the student's family, or let it write rows with an ai_generator and train sft.",
                 code="E-MODEL-INVALID",

@@ -96,8 +96,8 @@ def row_loss(
 def by_settings(config: TrainerConfig) -> StageSpec:
     settings = config.stage
     assert isinstance(settings, SftSettings), settings
-    chosen = replace(SFT, units=row_units, loss=row_loss) if settings.average == "row" else SFT
-    return TECHNIQUES[settings.latent.type].stage(chosen, config) if settings.latent is not None else chosen
+    recipe = replace(SFT, units=row_units, loss=row_loss) if settings.average == "row" else SFT
+    return TECHNIQUES[settings.latent.type].stage(recipe, config) if settings.latent is not None else recipe
 
 
 SFT = StageSpec(Stage.SFT.facts, encode, width, pad, units, score, loss, choose=by_settings)

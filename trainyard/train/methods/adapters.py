@@ -101,11 +101,11 @@ def fill_adapter(model: PeftModel, folder: Path, whole: set[str], name: str, dev
     Raises `Corrupt` (`E-ADAPTER-INVALID`).
     """
     saved = peft.load_peft_weights(str(folder), device=device)
-    wanted = peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    new = {key: value for key, value in wanted.items() if key not in saved and is_new_module(key, whole, model)}
-    wrong = [key for key in wanted if key not in new and shape_of(saved, key) != shape_of(wanted, key)]
+    expected = peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    new = {key: value for key, value in expected.items() if key not in saved and is_new_module(key, whole, model)}
+    wrong = [key for key in expected if key not in new and shape_of(saved, key) != shape_of(expected, key)]
     # PEFT writes weights of the base along when an adapter sits on an embedding.
-    wrong += [key for key in saved if key not in wanted and key.split(".")[-2] not in EMBEDDINGS]
+    wrong += [key for key in saved if key not in expected and key.split(".")[-2] not in EMBEDDINGS]
     if wrong:
         raise Corrupt(
             f"The adapter in {folder} does not match its own config: {wrong[0]} ({len(wrong)} in all).",
@@ -120,10 +120,10 @@ def shape_of(weights: Weights, key: str) -> torch.Size | None:
     return weights[key].shape if key in weights else None
 
 
-def is_new_module(key: str, known: set[str], model: PeftModel) -> bool:
+def is_new_module(key: str, whole_modules: set[str], model: PeftModel) -> bool:
     """Return whether a weight belongs to a whole module that PEFT added for the task."""
     parts = key.split(".")
-    return tuner(model).prefix not in key and not any(module in parts for module in known)
+    return tuner(model).prefix not in key and not any(module in parts for module in whole_modules)
 
 
 def tuner(model: PeftModel) -> Any:
@@ -172,18 +172,18 @@ def probe_logits(model: Any, shape: tuple[int, int] = PROBE_SHAPE) -> torch.Tens
     return logits.float()
 
 
-def make_diverged_error(what: str, why: str = "A merged model would be broken.") -> TrainyardError:
+def make_diverged_error(message: str, why: str = "A merged model would be broken.") -> TrainyardError:
     return TrainyardError(
-        what,
+        message,
         why=why,
         do="Serve the adapter with its base, or train it again with a lower learning rate.",
         code="E-MERGE",
     )
 
 
-def require_same_kind(config: PeftConfig, wanted: PeftConfig) -> None:
+def require_same_kind(config: PeftConfig, requested: PeftConfig) -> None:
     """A continued adapter stays what it is. Raises `InvalidInput` (`E-ADAPTER-MISMATCH`)."""
-    old, new = kind(config), kind(wanted)
+    old, new = kind(config), kind(requested)
     if old != new:
         raise InvalidInput(
             f"The earlier adapter is of kind {old}, and the method makes one of kind {new}.",
@@ -198,12 +198,12 @@ def kind(config: PeftConfig) -> str:
     return "dora" if getattr(config, "use_dora", False) else str(getattr(config.peft_type, "value", "")).lower()
 
 
-def other_shape(config: Any, wanted: Any) -> list[str]:
+def other_shape(config: Any, requested: Any) -> list[str]:
     """Return a warning for each setting that the earlier adapter overrules."""
     return [
         f"The earlier adapter has {name} {old}, and keeps it; the settings say {new}."
         for name in SHAPE
-        if (old := getattr(config, name, None)) != (new := getattr(wanted, name, None))
+        if (old := getattr(config, name, None)) != (new := getattr(requested, name, None))
     ]
 
 

@@ -102,9 +102,9 @@ Way = Callable[[PolicyRequest, MethodSpec, bool, list[str]], Composed]
 
 def continued(request: PolicyRequest, spec: MethodSpec, with_reference: bool, warnings: list[str]) -> Composed:
     model = spec.load(request, request.base)
-    wanted, config = wanted_config(model, request, spec), earlier_config(request, trainable=True)
-    adapters.require_same_kind(config, wanted)
-    warnings += adapters.other_shape(config, wanted)
+    requested_config, config = wanted_config(model, request, spec), earlier_config(request, trainable=True)
+    adapters.require_same_kind(config, requested_config)
+    warnings += adapters.other_shape(config, requested_config)
     model = with_earlier(model, request, NEW, request.device, trainable=True)
     if with_reference:
         model = with_earlier(model, request, REFERENCE, request.device)
@@ -228,10 +228,10 @@ def target_names(model: PeftModel) -> list[str]:
 
 def saved_rank(model: PeftModel, request: PolicyRequest) -> int:
     """Rank of the adapter that `save` writes: of a stack or a merge, the sum of both."""
-    own: Any = model.peft_config[NEW]
+    config: Any = model.peft_config[NEW]
     method = request.config.method
     doubled = request.adapter is None and isinstance(method, LowRankSettings) and method.changes_base
-    return int(own.r * (2 if doubled else 1) + (earlier_config(request).r if summed(request) is not None else 0))
+    return int(config.r * (2 if doubled else 1) + (earlier_config(request).r if summed(request) is not None else 0))
 
 
 def summed(request: PolicyRequest) -> Path | None:

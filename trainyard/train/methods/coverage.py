@@ -33,11 +33,11 @@ def measure_coverage(model: Any, adapter: str) -> JsonObject:
     adapted = adapted_weights(model, adapter)
     kinds: dict[str, list[int]] = {}
     for name, module in model.named_modules():
-        own = (base_name(f"{name}.") or "").removesuffix(".")
+        module_name = (base_name(f"{name}.") or "").removesuffix(".")
         for weight, size in matrices_of(module):
             if is_part_of_adapter(name):
                 continue
-            kind = kind_of(base, own, module, mixture=mixture, towers=towers)
+            kind = kind_of(base, module_name, module, mixture=mixture, towers=towers)
             line = kinds.setdefault(kind, [0, 0])
             line[0] += size if id(weight) in adapted else 0
             line[1] += size
@@ -62,15 +62,15 @@ def is_part_of_adapter(name: str) -> bool:
 
 def adapted_weights(model: Any, adapter: str) -> set[int]:
     """Ids of the base's matrices that have an adapter of this name, or are trained as a whole."""
-    found: set[int] = set()
+    weight_ids: set[int] = set()
     for module in model.modules():
         if isinstance(module, BaseTunerLayer) and adapter in getattr(module, module.adapter_layer_names[0], ()):
             base: Any = module.get_base_layer()
             weight = getattr(base, getattr(module, "parameter_name", "weight"), None)
-            found.add(id(base) if weight is None else id(weight))
+            weight_ids.add(id(base) if weight is None else id(weight))
         elif isinstance(module, AuxiliaryTrainingWrapper) and adapter in getattr(module, "modules_to_save", ()):
-            found |= {id(weight) for weight in module.original_module.parameters()}
-    return found
+            weight_ids |= {id(weight) for weight in module.original_module.parameters()}
+    return weight_ids
 
 
 def matrices_of(module: torch.nn.Module) -> list[tuple[Any, int]]:
@@ -79,8 +79,8 @@ def matrices_of(module: torch.nn.Module) -> list[tuple[Any, int]]:
         layer: Any = module
         inputs, outputs = (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)
         return [(getattr(layer, "weight", layer), int(inputs) * int(outputs))]
-    own = module.named_parameters(recurse=False)  # the biases of experts are a matrix, too
-    return [(weight, weight.numel()) for name, weight in own if weight.ndim > 1 and not name.endswith("bias")]
+    parameters = module.named_parameters(recurse=False)  # the biases of experts are a matrix, too
+    return [(weight, weight.numel()) for name, weight in parameters if weight.ndim > 1 and not name.endswith("bias")]
 
 
 def kind_of(base: Any, name: str, module: torch.nn.Module, *, mixture: bool, towers: bool) -> str:

@@ -50,15 +50,15 @@ def chosen_blocks(model: Any, request: PolicyRequest) -> list[str]:
 
 def blocks_of(model: Any, freeze: FreezeSettings) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
     """Return the decoder and its blocks, of which there are as many as are to be trained. Raises as `chosen_blocks`."""
-    config, found = model.config.get_text_config(), numbered_blocks(model)
-    if found is None:
+    config, numbered = model.config.get_text_config(), numbered_blocks(model)
+    if numbered is None:
         raise InvalidInput(
             f"No list of {config.num_hidden_layers} blocks was found in {type(model).__name__}.",
             why="Method freeze has to know which weights come last.",
             do="Use method lora or full.",
             code="E-TRAINABLE",
         )
-    decoder, blocks = found
+    decoder, blocks = numbered
     if freeze.blocks > len(blocks):
         raise InvalidInput(
             f"method.blocks is {freeze.blocks}, and the model has {len(blocks)} blocks.",
@@ -73,30 +73,30 @@ class RandomBlocks:
 
     def __init__(self, blocks: Iterable[torch.nn.Module], count: int, interval: int, seed: int) -> None:
         self.blocks, self.count, self.interval, self.seed = list(blocks), count, interval, seed
-        self.shown: frozenset[int] | None = None
+        self.trainable: frozenset[int] | None = None
 
-    def drawn(self, step: int) -> frozenset[int]:
+    def choose_blocks(self, step: int) -> frozenset[int]:
         """Indices of the blocks that are trained at a step."""
         generator = random.Random(f"{self.seed}:blocks:{step // self.interval}")
         return frozenset(generator.sample(range(len(self.blocks)), self.count))
 
     def show(self, step: int, optimizer: Any = None) -> None:
         """Let the blocks of a step be trainable, and drop gradients and optimizer states of the others."""
-        if (chosen := self.drawn(step)) == self.shown:
+        if (indices := self.choose_blocks(step)) == self.trainable:
             return
         for index, block in enumerate(self.blocks):
-            block.requires_grad_(index in chosen)
-            for parameter in block.parameters() if index not in chosen else ():
+            block.requires_grad_(index in indices)
+            for parameter in block.parameters() if index not in indices else ():
                 parameter.grad = None
                 if optimizer is not None:
                     optimizer.state.pop(parameter, None)
-        self.shown = chosen
+        self.trainable = indices
 
     def open(self) -> None:
         """Let all blocks be trainable, as the first step finds them and a checkpoint keeps them."""
         for block in self.blocks:
             block.requires_grad_(True)
-        self.shown = None
+        self.trainable = None
 
 
 def rotation_of(model: Any, request: PolicyRequest) -> RandomBlocks | None:
@@ -113,8 +113,8 @@ def numbered_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList] |
     """Return the decoder of a transformers model and its list of blocks, found by their number; None where there is
     none.
     """
-    wanted = model.config.get_text_config().num_hidden_layers
+    num_blocks = model.config.get_text_config().num_hidden_layers
     children = ((module, child) for module in model.modules() for child in module.children())
     return next(
-        (pair for pair in children if isinstance(pair[1], torch.nn.ModuleList) and len(pair[1]) == wanted), None
+        (pair for pair in children if isinstance(pair[1], torch.nn.ModuleList) and len(pair[1]) == num_blocks), None
     )

@@ -54,10 +54,10 @@ def weight_digest(weight: torch.Tensor) -> tuple[int, int]:
         bits = bits.clone()
     whole = len(bits) // (8 * ROW) * 8 * ROW
     sums = bits[:whole].view(torch.int64).view(-1, ROW).sum(dim=1)
-    places = torch.arange(1, len(sums) + 1, device=bits.device)
+    positions = torch.arange(1, len(sums) + 1, device=bits.device)
     rest = bits[whole:].to(torch.int64)
     rests = rest * torch.arange(1, len(rest) + 1, device=bits.device)
-    return int(sums.sum() + rest.sum()), int((sums * places).sum() + rests.sum())
+    return int(sums.sum() + rest.sum()), int((sums * positions).sum() + rests.sum())
 
 
 def attach_adapter(model: Any, folder: Path, name: str) -> Any:

@@ -77,8 +77,8 @@ def adapted(model: Any) -> list[tuple[str, Any]]:
 def correct_rounding(model: Any, request: PolicyRequest) -> None:
     """Let the adapter be the best correction of its rank for what quantising took from the base."""
     require_memory(request.base, torch.float32)
-    given = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
-    whole = dict(load_model(request.base, request.head, given).named_modules())
+    options = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
+    whole = dict(load_model(request.base, request.head, options).named_modules())
     for name, module in adapted(model):
         rounded_OI = dequantize_module_weight(module.get_base_layer()).float()
         layer: Any = whole[name]

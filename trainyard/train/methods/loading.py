@@ -55,8 +55,8 @@ def architecture_of(folder: str, head: Head) -> AttentionSupport:
             do="Use a base of another type, such as a Llama or a Qwen.",
             code="E-MODEL-INVALID",
         )
-    found = CLASSES[head][type(config)]
-    model_class = found[0] if isinstance(found, tuple) else found
+    classes = CLASSES[head][type(config)]
+    model_class = classes[0] if isinstance(classes, tuple) else classes
     kernels = {name for name in ATTENTION_NAMES if getattr(model_class, KERNEL_FLAGS.get(name, ""), name == "eager")}
     heads = getattr(config.get_text_config(), "num_attention_heads", None)
     return AttentionSupport(model_class.__name__, frozenset(kernels), attends=heads is not None)
@@ -99,9 +99,9 @@ def exclude_cudnn_attention() -> None:
 
 def load_for_answers(folder: str, dtype: torch.dtype | str) -> Any:
     """Return a causal language model from safetensors, without remote code, that is not trained."""
-    given: Any = {"dtype": dtype, "trust_remote_code": False, "use_safetensors": True}
+    options: Any = {"dtype": dtype, "trust_remote_code": False, "use_safetensors": True}
     exclude_cudnn_attention()
-    return KINDS["causal"].from_pretrained(folder, attn_implementation=default_attention(folder), **given).eval()
+    return KINDS["causal"].from_pretrained(folder, attn_implementation=default_attention(folder), **options).eval()
 
 
 def load_teacher(folder: str, tokenizer: Any, device: str, precision: Precision) -> Any:
@@ -110,8 +110,8 @@ def load_teacher(folder: str, tokenizer: Any, device: str, precision: Precision)
     In half precision on a GPU that computes in it, else in float32. Raises `InvalidInput` (`E-MODEL-INVALID`) for
     another vocabulary, `LimitExceeded` (`E-MEMORY-FIT`) before any weight is read, and as `require_known_logits`.
     """
-    own = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    require_same_vocabulary(own.get_vocab(), tokenizer.get_vocab())
+    teacher_tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    require_same_vocabulary(teacher_tokenizer.get_vocab(), tokenizer.get_vocab())
     dtype = frozen_dtype(device, precision)
     if device == "cpu":
         require_memory(folder, dtype)
@@ -125,10 +125,8 @@ def require_same_vocabulary(teacher: Mapping[str, int], student: Mapping[str, in
     different = sorted(token for token in teacher.keys() | student.keys() if teacher.get(token) != student.get(token))
     if different:
         raise InvalidInput(
-            f"Teacher and student do not have the same vocabulary: {len(different):,} tokens differ, such as "
-            f"{different[0]!r}.",
-            why=f"Probabilities are compared token by token. The teacher has {len(teacher):,} tokens, the student "
-            f"{len(student):,}.",
+            f"Teacher and student do not have the same vocabulary: {len(different):,} tokens differ, such as {different[0]!r}.",
+            why=f"Probabilities are compared token by token. The teacher has {len(teacher):,} tokens, the student {len(student):,}.",
             do="Use a teacher of the student's family, or let it write rows with an ai_generator and train sft.",
             code="E-MODEL-INVALID",
         )
@@ -147,9 +145,9 @@ def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
 
 def load_options(request: PolicyRequest, dtype: torch.dtype) -> JsonObject:
     """Return what `load_model` gets for a request."""
-    given = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
-    given |= position_options(request.base, request.config.rope)
-    return {**given, "attn_implementation": request.attention} if request.attention is not None else given
+    options = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
+    options |= position_options(request.base, request.config.rope)
+    return {**options, "attn_implementation": request.attention} if request.attention is not None else options
 
 
 def load_model(folder: str, head: Head, options: JsonObject) -> Any:
@@ -216,16 +214,16 @@ def lineage(request: PolicyRequest) -> list[JsonObject]:
     A base that this product trained lists its own ancestors, and so does an earlier adapter, which shares them with
     the base: each appears once.
     """
-    found = ancestors(request.base, request.base_sha256)
+    records = ancestors(request.base, request.base_sha256)
     if request.adapter is not None:
-        found += ancestors(request.adapter, file_sha256(request.adapter / ADAPTER_WEIGHTS))
-    return [entry for at, entry in enumerate(found) if entry not in found[:at]]
+        records += ancestors(request.adapter, file_sha256(request.adapter / ADAPTER_WEIGHTS))
+    return [entry for at, entry in enumerate(records) if entry not in records[:at]]
 
 
 def ancestors(folder: str | Path, sha256: str) -> list[JsonObject]:
     """Return what some weights come from and then those weights themselves."""
     record = training_record(folder)
-    own = {"stage": record.get("stage"), "method": record.get("method"), "sha256": sha256}
+    entry = {"stage": record.get("stage"), "method": record.get("method"), "sha256": sha256}
     scorer = record.get("reward_model_sha256")
     scored = {"scored_by": scorer} if scorer else {}
-    return [*record.get("lineage", []), {**own, "parents": record.get("parents", []), **scored}]
+    return [*record.get("lineage", []), {**entry, "parents": record.get("parents", []), **scored}]

@@ -12,14 +12,7 @@ import torch
 from peft import LoraConfig, TaskType
 
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.methods import (
-    DEFAULT_INIT,
-    LOFTQ,
-    LoraPlusSettings,
-    LowRankSettings,
-    Method,
-    adapter_settings,
-)
+from trainyard.spec.axes.methods import DEFAULT_INIT, LOFTQ, LoraPlusSettings, LowRankSettings, Method, adapter_settings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.contract import Groups, Head, PolicyRequest
 from trainyard.train.methods.full import make_group
@@ -37,11 +30,11 @@ def lora_config(model: Any, request: PolicyRequest) -> LoraConfig:
     return adapter_shape(request.config, TASKS[request.head], targets(model, adapter_settings(request.config.method)))
 
 
-def adapter_shape(config: TrainerConfig, task: TaskType, chosen: Targets) -> LoraConfig:
+def adapter_shape(config: TrainerConfig, task: TaskType, matched_targets: Targets) -> LoraConfig:
     """Return the same for targets that are known already."""
     lora = config.method
     assert isinstance(lora, LowRankSettings), lora
-    if chosen.parameters:
+    if matched_targets.parameters:
         require_plain(lora)
     alpha: Any = lora.alpha or 16  # PEFT declares an int and multiplies by it; a fraction works
     return LoraConfig(
@@ -49,8 +42,8 @@ def adapter_shape(config: TrainerConfig, task: TaskType, chosen: Targets) -> Lor
         r=lora.rank or 8,
         lora_alpha=alpha,
         lora_dropout=lora.dropout or 0.0,
-        target_modules=chosen.modules,
-        target_parameters=chosen.parameters or None,
+        target_modules=matched_targets.modules,
+        target_parameters=matched_targets.parameters or None,
         modules_to_save=list(lora.modules_to_save) or None,
         layers_to_transform=list(lora.layers) if lora.layers is not None else None,
         use_rslora=lora.rslora,
@@ -66,9 +59,9 @@ def require_plain(lora: LowRankSettings) -> None:
         (lora.init != DEFAULT_INIT, f"init {lora.init}"),
         (bool(lora.dropout), f"dropout {lora.dropout}"),
     ]
-    if found := [name for present, name in extras if present]:
+    if names := [name for present, name in extras if present]:
         raise InvalidInput(
-            f"An adapter on the stacked matrices of experts cannot have {found[0]}.",
+            f"An adapter on the stacked matrices of experts cannot have {names[0]}.",
             do="Use method lora with `init: default` and `dropout: 0`, or `target_modules: attention-only`.",
             code="E-TRAINABLE",
         )
@@ -85,14 +78,14 @@ def lora_plus_groups(model: torch.nn.Module, config: TrainerConfig) -> Groups:
     assert rate is not None, "the config is resolved"
     assert isinstance(config.method, LoraPlusSettings), config.method
     rates = {"A": rate, "B": rate * config.method.ratio, "embedding": EMBEDDING_RATE}
-    found: dict[tuple[str, bool], dict[str, torch.nn.Parameter]] = {}
+    groups: dict[tuple[str, bool], dict[str, torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            found.setdefault((lora_plus_kind(name, parameter), parameter.ndim > 1), {})[name] = parameter
+            groups.setdefault((lora_plus_kind(name, parameter), parameter.ndim > 1), {})[name] = parameter
     decay = config.hyperparameters.weight_decay
     return [
         make_group(members, rates[kind], decay if is_matrix else 0.0)
-        for (kind, is_matrix), members in sorted(found.items(), key=lambda item: (item[0][0], not item[0][1]))
+        for (kind, is_matrix), members in sorted(groups.items(), key=lambda item: (item[0][0], not item[0][1]))
     ]
 
 
@@ -111,11 +104,11 @@ def load_quantised(request: PolicyRequest, folder: str) -> Any:
     format, precision = request.config.base_format, request.config.hyperparameters.precision
     assert format is not None, "the method qlora"
     # accelerate, below TRL, compares the number of the GPU and takes a `cuda` without one for another device
-    place = torch.cuda.current_device() if request.device == "cuda" else request.device
+    device = torch.cuda.current_device() if request.device == "cuda" else request.device
     quantization = load_config(format, request.device, stored_config(folder), precision)
     # transformers lets a `None` replace the base's own config: its packed weights would be left out, for random ones
-    given = {} if quantization is None else {"quantization_config": quantization}
-    model = load_base(request, folder, **given, device_map={"": place})
+    options = {} if quantization is None else {"quantization_config": quantization}
+    model = load_base(request, folder, **options, device_map={"": device})
     convert(model, format, request.device, precision)
     align_train_eval(model)
     return model

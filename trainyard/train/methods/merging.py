@@ -25,7 +25,7 @@ def merge(base: str, adapter: Path, out: Path, dtype: str) -> JsonObject:
     float32, and that of the model as written. Raises `InvalidInput` (`E-MERGE`) for a quantised base, `TrainyardError`
     (`E-MERGE`) when the sum says something else.
     """
-    wanted = wanted_dtype(base, dtype)
+    target_dtype = wanted_dtype(base, dtype)
     require_memory(base, torch.float32)
     options = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     model = load_model(base, "causal", options).eval()
@@ -35,21 +35,21 @@ def merge(base: str, adapter: Path, out: Path, dtype: str) -> JsonObject:
     model = written_in(model)
     divergence = largest_difference(before_BTV, probe_logits(model))
     for parameter in model.parameters():  # not `model.to(dtype)`: it would round the angles of the rotary embedding
-        parameter.data = parameter.data.to(wanted)
-    model.config.dtype = wanted
+        parameter.data = parameter.data.to(target_dtype)
+    model.config.dtype = target_dtype
     model.config.use_cache = True
     model.save_pretrained(out)
-    places = [adapter / "tokenizer", Path(base)]
-    source = next(place for place in places if place.is_dir())
+    folders = [adapter / "tokenizer", Path(base)]
+    source = next(folder for folder in folders if folder.is_dir())
     AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(out)
     saved_BTV = probe_logits(model)
     del model, parameter  # the written model takes its place in memory
-    require_written(out, wanted, saved_BTV)
+    require_written(out, target_dtype, saved_BTV)
     return {
         "divergence": divergence,
         "saved_divergence": largest_difference(before_BTV, saved_BTV),
         "tolerance": TOLERANCE,
-        "dtype": str(wanted).removeprefix("torch."),
+        "dtype": str(target_dtype).removeprefix("torch."),
     }
 
 
@@ -76,9 +76,9 @@ def wanted_dtype(base: str, dtype: str) -> torch.dtype:
             do="Merge into the full-precision weights that it was made from, then quantise the result.",
             code="E-MERGE",
         )
-    own = getattr(config, "dtype", None) or torch.float32
-    found: torch.dtype = own if dtype == "auto" else getattr(torch, dtype)
-    return found
+    stored_dtype = getattr(config, "dtype", None) or torch.float32
+    target_dtype: torch.dtype = stored_dtype if dtype == "auto" else getattr(torch, dtype)
+    return target_dtype
 
 
 def largest_difference(left_BTV: torch.Tensor, right_BTV: torch.Tensor) -> float:

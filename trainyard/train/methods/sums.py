@@ -50,15 +50,15 @@ Layers = Mapping[str, AdaptedLayer]
 
 def adapted_layers(model: PeftModel, adapter: str) -> dict[str, AdaptedLayer]:
     """Return every layer with a low-rank adapter of this name."""
-    found = {}
+    adapted = {}
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer) and adapter in layer.scaling and has_factors(layer, adapter):
             experts, parameter = getattr(layer, "num_experts", 1), getattr(layer, "parameter_name", None)
             module = (base_name(f"{name}.") or "").removesuffix(".")
-            found[name] = AdaptedLayer(
+            adapted[name] = AdaptedLayer(
                 int(layer.r[adapter]), float(layer.scaling[adapter]), int(experts), module, parameter
             )
-    return found
+    return adapted
 
 
 def has_factors(layer: LoraLayer, adapter: str) -> bool:
@@ -72,17 +72,26 @@ def write_sum(folders: Sequence[Path], layers: Sequence[Layers], base: str, targ
     parts = [load_file(folder / ADAPTER_WEIGHTS) for folder in folders]
     weights = {name: value for part in parts for name, value in part.items() if not is_factor(name)}
     ranks = {
-        name: sum(own[name].rank if name in own else config.r for own, config in zip(layers, configs, strict=True))
-        for name in sorted({name for own in layers for name in own})
+        name: sum(
+            adapter_layers[name].rank if name in adapter_layers else config.r
+            for adapter_layers, config in zip(layers, configs, strict=True)
+        )
+        for name in sorted({name for adapter_layers in layers for name in adapter_layers})
     }
     rank = max(ranks.values())
     for name, own_rank in ranks.items():
         ends = next(ending for ending in PAIRS if any(name + ending[0] in part for part in parts))
-        layer, like = next((own[name], part) for own, part in zip(layers, parts, strict=True) if name in own)
+        layer, like = next(
+            (adapter_layers[name], part)
+            for adapter_layers, part in zip(layers, parts, strict=True)
+            if name in adapter_layers
+        )
         shape = pair_of(like, name, ends)
         pairs = [
-            scaled(pair_of(part, name, ends), own[name]) if name in own else zeros(layer, shape, config.r)
-            for part, own, config in zip(parts, layers, configs, strict=True)
+            scaled(pair_of(part, name, ends), adapter_layers[name])
+            if name in adapter_layers
+            else zeros(layer, shape, config.r)
+            for part, adapter_layers, config in zip(parts, layers, configs, strict=True)
         ]
         if own_rank < rank:
             pairs.append(zeros(layer, shape, rank - own_rank))
@@ -141,15 +150,15 @@ def sum_config(configs: Sequence[Any], layers: Sequence[Layers], rank: int, base
     `all-linear`.
     """
     whole = sorted({module for config in configs for module in config.modules_to_save or ()})
-    found = {layer for own in layers for layer in own.values()}
-    named = {f"{layer.module}.{layer.parameter}" for layer in found if layer.parameter is not None}
+    all_layers = {layer for adapter_layers in layers for layer in adapter_layers.values()}
+    named = {f"{layer.module}.{layer.parameter}" for layer in all_layers if layer.parameter is not None}
     return LoraConfig(
         task_type=configs[-1].task_type,
         base_model_name_or_path=base,
         r=rank,
         lora_alpha=rank,
         lora_dropout=configs[-1].lora_dropout,
-        target_modules=sorted({layer.module for layer in found if layer.parameter is None}),
+        target_modules=sorted({layer.module for layer in all_layers if layer.parameter is None}),
         target_parameters=sorted(named) or None,
         modules_to_save=whole or None,
         inference_mode=True,
@@ -159,10 +168,10 @@ def sum_config(configs: Sequence[Any], layers: Sequence[Layers], rank: int, base
 def require_same_experts(earlier: LoraConfig, new: LoraConfig) -> None:
     """Raise `InvalidInput` (`E-ADAPTER-MISMATCH`) where two adapters are on different matrices of experts: PEFT
     computes with both together only where these are the same. Both name them in full."""
-    old, own = set(earlier.target_parameters or ()), set(new.target_parameters or ())
-    if old and own and old != own:
+    old, new_parameters = set(earlier.target_parameters or ()), set(new.target_parameters or ())
+    if old and new_parameters and old != new_parameters:
         raise InvalidInput(
-            f"The earlier adapter is on other matrices of experts than the new one, such as {min(old ^ own)}.",
+            f"The earlier adapter is on other matrices of experts than the new one, such as {min(old ^ new_parameters)}.",
             why="Two adapters are computed together on the same matrices only.",
             do="Write the same method.target_modules and method.layers in both trainers, or use `adapter: continue`.",
             code="E-ADAPTER-MISMATCH",

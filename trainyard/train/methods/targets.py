@@ -94,14 +94,14 @@ def by_name(model: Any, names: Iterable[str], parameters: list[str], adapter: Ad
     """
     towers, rewritten = has_towers(model), {leaf for leaf in map(last, names) if is_rewritten(model, leaf)}
     linear = [name for name, module in model.named_modules() if is_linear(module)] if towers or rewritten else []
-    kept, moved = [], []
+    module_names, moved = [], []
     for name in names:
         members = [full for full in linear if matches(full, name)]
         if last(name) in rewritten:
             moved += [f"{full}.weight" for full in in_layers(members, adapter.layers)]
         else:
-            kept += [full for full in members if towers and not in_tower(model, full)] or [name]
-    return Targets(kept, sorted({*parameters, *moved}))
+            module_names += [full for full in members if towers and not in_tower(model, full)] or [name]
+    return Targets(module_names, sorted({*parameters, *moved}))
 
 
 def is_rewritten(model: Any, name: str) -> bool:
@@ -119,14 +119,14 @@ def is_rewritten(model: Any, name: str) -> bool:
 
 def list_experts(model: Any, layers: Iterable[int] | None = None) -> dict[str, torch.nn.Parameter]:
     """Full name -> stacked matrices (E, ·, ·) of the experts, in the chosen blocks."""
-    found = {
-        f"{name}.{own}": weight
+    stacked = {
+        f"{name}.{parameter_name}": weight
         for name, module in model.named_modules()
         if is_expert(name, module)
-        for own, weight in module.named_parameters(recurse=False)
+        for parameter_name, weight in module.named_parameters(recurse=False)
         if weight.ndim == 3
     }
-    return {name: found[name] for name in in_layers(found, layers)}
+    return {name: stacked[name] for name in in_layers(stacked, layers)}
 
 
 def is_expert(name: str, module: torch.nn.Module) -> bool:
@@ -210,9 +210,9 @@ def matches(full: str, name: str) -> bool:
 
 def full_parameters(model: Any, names: Iterable[str]) -> list[str]:
     """Return the base's own names of the weights that these names mean, also in a model with adapters."""
-    chosen = list(names)
+    patterns = list(names)
     parameters = {base_name(name) for name, _ in model.named_parameters()} - {None}
-    return sorted(name for name in parameters if name and any(matches(name, short) for short in chosen))
+    return sorted(name for name in parameters if name and any(matches(name, short) for short in patterns))
 
 
 def last(name: str) -> str:
@@ -221,8 +221,8 @@ def last(name: str) -> str:
 
 def in_layers(names: Iterable[str], layers: Iterable[int] | None) -> list[str]:
     """Return the names that are in the chosen blocks; all of them without a choice."""
-    chosen = None if layers is None else set(layers)
-    return [name for name in names if chosen is None or layer_of(name) in chosen]
+    layer_numbers = None if layers is None else set(layers)
+    return [name for name in names if layer_numbers is None or layer_of(name) in layer_numbers]
 
 
 def layer_of(name: str) -> int | None:
@@ -234,10 +234,10 @@ def layer_of(name: str) -> int | None:
 # Linear modules
 
 
-def list_adapted(model: Any, chosen: str | list[str]) -> list[tuple[str, int]]:
+def list_adapted(model: Any, patterns: str | list[str]) -> list[tuple[str, int]]:
     """Return name and inputs of every linear module that `targets` names."""
     linear = [(name, module) for name, module in model.named_modules() if is_linear(module)]
-    if isinstance(chosen, str):
+    if isinstance(patterns, str):
         towers, mixture = has_towers(model), has_experts(model)
         pairs = [
             pair
@@ -246,7 +246,7 @@ def list_adapted(model: Any, chosen: str | list[str]) -> list[tuple[str, int]]:
             and not (towers and in_tower(model, pair[0])) and not (mixture and is_router(pair[0]))
         ]  # fmt: skip
     else:
-        pairs = [pair for pair in linear if any(matches(pair[0], name) for name in chosen)]
+        pairs = [pair for pair in linear if any(matches(pair[0], name) for name in patterns)]
     return [(name, module.nx if isinstance(module, Conv1D) else module.in_features) for name, module in pairs]
 
 
@@ -295,7 +295,7 @@ def attention_modules(model: Any) -> list[str]:
     return sorted(dict.fromkeys(short_names(inside, elsewhere)))
 
 
-def short_names(names: Iterable[str], others: set[str]) -> Iterator[str]:
+def short_names(names: Iterable[str], other_names: set[str]) -> Iterator[str]:
     for name in names:
         parts = name.split(".")
-        yield parts[-1] if parts[-1] not in others else ".".join(parts[-2:])
+        yield parts[-1] if parts[-1] not in other_names else ".".join(parts[-2:])

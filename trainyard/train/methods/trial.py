@@ -75,6 +75,6 @@ def run_adapter(folder: Path, base: str, head: Head) -> None:
         raise make_invalid("With this adapter the base answers with numbers that are not finite.", why)
 
 
-def make_invalid(what: str, why: str) -> TrainyardError:
+def make_invalid(message: str, why: str) -> TrainyardError:
     do = "Train it again with a lower learning_rate, or take another version of it; of a training, child.log says more."
-    return TrainyardError(what, why=why, do=do, code="E-ADAPTER-INVALID")
+    return TrainyardError(message, why=why, do=do, code="E-ADAPTER-INVALID")

@@ -105,12 +105,12 @@ def model_inputs(base: Any, batch: dict[str, torch.Tensor]) -> JsonObject:
     apart.
     """
     names = ("input_ids", "attention_mask", "position_ids")
-    given: JsonObject = {name: batch[name] for name in names if name in batch}
+    inputs: JsonObject = {name: batch[name] for name in names if name in batch}
     if MASK_GROUPS in batch:
-        given["attention_mask"] = attention_mask(batch, base)
-    elif len(given) > 1 and takes_borders(base):
-        given |= border_inputs(given)
-    return given
+        inputs["attention_mask"] = attention_mask(batch, base)
+    elif len(inputs) > 1 and takes_borders(base):
+        inputs |= border_inputs(inputs)
+    return inputs
 
 
 def attention_mask(batch: dict[str, torch.Tensor], base: Any) -> torch.Tensor:

@@ -28,23 +28,23 @@ def position_options(folder: str, rope: RopeScaling | None) -> JsonObject:
     if rope is None:
         return {}
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
-    known = getattr(config, "rope_parameters", None) or {}
-    if "rope_type" not in known:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" not in parameters:
         raise InvalidInput(
             f"The positions of a {config.model_type} cannot be scaled.",
-            why="It has none, or its layers have different ones." if known else "It has no rotary positions.",
+            why="It has none, or its layers have different ones." if parameters else "It has no rotary positions.",
             do="Remove `rope`, or use a base such as a Llama or a Qwen.",
             code="E-MODEL-INVALID",
         )
-    if known["rope_type"] != "default":
+    if parameters["rope_type"] != "default":
         raise InvalidInput(
-            f"The base scales its positions already ({known['rope_type']}).",
+            f"The base scales its positions already ({parameters['rope_type']}).",
             why="What it was trained with would be replaced.",
             do="Remove `rope`, or use the base from before its context was extended.",
             code="E-MODEL-INVALID",
         )
     original = rope.original_length or int(config.max_position_embeddings)
-    scaled = {**known, "rope_type": rope.type, "factor": rope.factor}
+    scaled = {**parameters, "rope_type": rope.type, "factor": rope.factor}
     if rope.type in BY_FACTOR:
         return {"rope_parameters": scaled, "max_position_embeddings": original}
     scaled["original_max_position_embeddings"] = original
@@ -54,7 +54,7 @@ def position_options(folder: str, rope: RopeScaling | None) -> JsonObject:
 def context_of(config: Any) -> int | None:
     """Return tokens that a model can see at once, by its config; None where that does not say."""
     text = config.get_text_config()
-    found, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None) or {}
-    if not found:
+    trained_length, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None) or {}
+    if not trained_length:
         return None
-    return int(found * rope["factor"]) if rope.get("rope_type") in BY_FACTOR else int(found)
+    return int(trained_length * rope["factor"]) if rope.get("rope_type") in BY_FACTOR else int(trained_length)

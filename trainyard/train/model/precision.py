@@ -84,20 +84,20 @@ def cpu_bf16(path: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] 
     return next((name for name in CPU_BF16 if name in flags), None)
 
 
-def frozen_dtype(device: str, asked: Precision) -> Any:
+def frozen_dtype(device: str, requested: Precision) -> Any:
     """Return the torch dtype in which weights that stay frozen are kept and multiplied on a device.
 
     On CUDA that of the precision: with `auto` bf16 where the device multiplies it natively, else fp16 (V100, T4). bf16
     that was asked for on a device without it is computed from float32, as is everything on other devices.
     """
     torch = load("torch")
-    if device != "cuda" or asked is Precision.FP32:
+    if device != "cuda" or requested is Precision.FP32:
         return torch.float32
-    if asked is Precision.FP16:
+    if requested is Precision.FP16:
         return torch.float16
     if native_bf16(device):
         return torch.bfloat16
-    return torch.float16 if asked is Precision.AUTO else torch.float32
+    return torch.float16 if requested is Precision.AUTO else torch.float32
 
 
 def hidden_size(config: JsonMapping) -> int | None:
@@ -114,7 +114,7 @@ def cpu_gain(hidden: int) -> float:
 
 
 def choose_precision(
-    asked: Precision, device: str, *, native: str | None, hidden: int | None = None
+    requested: Precision, device: str, *, native: str | None, hidden: int | None = None
 ) -> PrecisionChoice:
     """Decide the precision from facts.
 
@@ -122,15 +122,15 @@ def choose_precision(
     of the model, by which a CPU decides.
     Raises `InvalidInput` (`E-DEVICE`) for fp16 on a CPU, where nothing applies it.
     """
-    if asked is Precision.FP16 and device == "cpu":
+    if requested is Precision.FP16 and device == "cpu":
         raise InvalidInput(
             "precision fp16 was asked for on a CPU.",
             why="Half precision is not applied on CPUs; the run would be fp32 under another name.",
             do="Use precision auto, bf16 or fp32.",
             code="E-DEVICE",
         )
-    if asked is not Precision.AUTO:
-        return PrecisionChoice(asked, "asked for")
+    if requested is not Precision.AUTO:
+        return PrecisionChoice(requested, "asked for")
     if native is None and device == "cuda":
         return PrecisionChoice(Precision.FP16, "this device has no native bf16; fp16 with a loss scale instead")
     if native is None:
@@ -194,7 +194,7 @@ class KernelChoice:
 
 
 def choose_attention(
-    asked: str,
+    requested: str,
     device: Device,
     *,
     capability: tuple[int, int] | None = None,
@@ -208,24 +208,24 @@ def choose_attention(
     gfx architecture, whose 9 is not Hopper. Raises `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was asked for
     by name and is not here or not for this architecture: another one would give other numbers under its name.
     """
-    if asked == "auto":
+    if requested == "auto":
         return best_attention(device, capability, architecture, flash)
-    fits = device in FLASH_DEVICES.get(asked, (device,))
-    if asked in FLASH_PACKAGES and (not fits or importlib.util.find_spec(FLASH_PACKAGES[asked]) is None):
+    fits = device in FLASH_DEVICES.get(requested, (device,))
+    if requested in FLASH_PACKAGES and (not fits or importlib.util.find_spec(FLASH_PACKAGES[requested]) is None):
         raise Unavailable(
-            f"The attention kernel {asked} was asked for, and this machine does not have it.",
-            why=f"{FLASH_PACKAGES[asked]} is not installed." if fits else "It needs a CUDA device.",
-            do=FLASH_INSTALL[asked],
+            f"The attention kernel {requested} was asked for, and this machine does not have it.",
+            why=f"{FLASH_PACKAGES[requested]} is not installed." if fits else "It needs a CUDA device.",
+            do=FLASH_INSTALL[requested],
             code="E-PACKAGE-MISSING",
         )
-    if against := architecture.reason_against(asked):
+    if against := architecture.reason_against(requested):
         raise Unavailable(
-            f"The attention kernel {asked} was asked for, and this model cannot be computed with it.",
+            f"The attention kernel {requested} was asked for, and this model cannot be computed with it.",
             why=f"{against}.",
             do="Use attention: auto, which takes and records a kernel that the model has.",
             code="E-PACKAGE-MISSING",
         )
-    return KernelChoice(ATTENTION_NAMES[asked], "asked for")
+    return KernelChoice(ATTENTION_NAMES[requested], "asked for")
 
 
 def best_attention(
@@ -251,15 +251,15 @@ FP8_MULTIPLE = 16
 """fp8 matrix products need sizes that are multiples of it."""
 
 
-def choose_fp8(asked: str, device: Device, *, capability: tuple[int, int] | None = None) -> KernelChoice | None:
+def choose_fp8(requested: str, device: Device, *, capability: tuple[int, int] | None = None) -> KernelChoice | None:
     """torchao's float8 training where device and package allow it; None for none, with the reason recorded by `why`.
 
     Raises `Unavailable` (`E-PACKAGE-MISSING`) when `torchao` was asked for by name and is not possible here, and
     `InvalidInput` (`E-PACKAGE-MISSING`) for ms-amp, which needs a torch and an NCCL of years ago.
     """
-    if asked == "off":
+    if requested == "off":
         return None
-    if asked == "ms-amp":
+    if requested == "ms-amp":
         raise InvalidInput(
             "MS-AMP is no longer maintained.",
             why="It needs a patched NCCL and a torch of years ago.",
@@ -267,7 +267,7 @@ def choose_fp8(asked: str, device: Device, *, capability: tuple[int, int] | None
             code="E-PACKAGE-MISSING",
         )
     missing = fp8_missing(device, capability)
-    if missing and asked == "torchao":
+    if missing and requested == "torchao":
         raise Unavailable(
             "fp8 training was asked for, and this machine cannot do it.",
             why=missing,
@@ -342,11 +342,11 @@ def fuse_blocks(model: Any, device: str) -> tuple[str, ...]:
             do="Use kernels: torch.",
             code="E-PACKAGE-MISSING",
         )
-    known = inspect.signature(families[base.config.model_type]).parameters
-    found = tuple(name for name in FUSED if name in known)
-    given = dict.fromkeys(found, True) | dict.fromkeys(LOSSES, False)
-    load("transformers.integrations.liger:apply_liger_kernel")(base, given)
-    return found
+    parameters = inspect.signature(families[base.config.model_type]).parameters
+    fused = tuple(name for name in FUSED if name in parameters)
+    options = dict.fromkeys(fused, True) | dict.fromkeys(LOSSES, False)
+    load("transformers.integrations.liger:apply_liger_kernel")(base, options)
+    return fused
 
 
 # torch.compile

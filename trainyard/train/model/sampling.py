@@ -70,8 +70,8 @@ LATENT = "trainyard_latent"
 
 def reader_of(model: Any) -> PromptReader:
     """Who reads the prompts of a model: its latent technique, if it has one."""
-    found: PromptReader = getattr(model, LATENT, PLAIN)
-    return found
+    reader: PromptReader = getattr(model, LATENT, PLAIN)
+    return reader
 
 
 COMPACT_ROWS = 32
@@ -94,12 +94,12 @@ def sample(
     generator = torch.Generator(device=model.device).manual_seed(sampling.seed)
     reading, logits_BV = open_prompts(model, tokenizer, prompts, reader)
     compacts = reader is PLAIN and len(prompts) >= COMPACT_ROWS and copies(reading.cache)
-    found: list[list[tuple[int, float, float]]] = [[] for _ in prompts]
+    samples: list[list[tuple[int, float, float]]] = [[] for _ in prompts]
     places_B, ended_B = list(range(len(prompts))), torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
     for step in range(sampling.max_new_tokens):
         token_B, own_B, plain_B = choose(logits_BV, sampling, generator)
-        for at, *drawn in zip(places_B, token_B.tolist(), own_B.tolist(), plain_B.tolist(), strict=True):
-            found[at].append((drawn[0], drawn[1], drawn[2]))
+        for at, *token_sample in zip(places_B, token_B.tolist(), own_B.tolist(), plain_B.tolist(), strict=True):
+            samples[at].append((token_sample[0], token_sample[1], token_sample[2]))
         ended_B = ended_B | torch.isin(token_B, stops)
         if step + 1 == sampling.max_new_tokens or bool(ended_B.all()):
             break
@@ -109,7 +109,7 @@ def sample(
             places_B = [places_B[at] for at in kept_B.tolist()]
             token_B, ended_B = token_B[kept_B], ended_B[kept_B]
         reading, logits_BV = reader.step(model, reading, token_B)
-    return [continuation(tokenizer, row, stop_ids) for row in found]
+    return [continuation(tokenizer, row, stop_ids) for row in samples]
 
 
 def open_prompts(
@@ -123,8 +123,8 @@ def open_prompts(
             break
     if len(rows) == len(prompts):
         return reading, logits_BV
-    place = {row: at for at, row in enumerate(different)}
-    owner_B = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=model.device)
+    row_of = {row: at for at, row in enumerate(different)}
+    owner_B = torch.tensor([row_of[tuple(prompt)] for prompt in prompts], device=model.device)
     return select_rows(reading, owner_B), logits_BV[owner_B]
 
 
@@ -168,16 +168,16 @@ def pick(values_BV: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
     return values_BV.gather(1, token_B[:, None])[:, 0]
 
 
-def continuation(tokenizer: Any, drawn: Sequence[tuple[int, float, float]], stop_ids: set[int]) -> Generated:
+def continuation(tokenizer: Any, token_samples: Sequence[tuple[int, float, float]], stop_ids: set[int]) -> Generated:
     """Return one row of what was sampled, up to and including its end token."""
-    ids = [token for token, _, _ in drawn]
+    ids = [token for token, _, _ in token_samples]
     end = next((at for at, token in enumerate(ids) if token in stop_ids), None)
     length = len(ids) if end is None else end + 1
     return Generated(
         ids=ids[:length],
         text=tokenizer.decode(ids[:length], skip_special_tokens=True),
-        logprobs=[own for _, own, _ in drawn[:length]],
-        logprobs_at_one=[plain for _, _, plain in drawn[:length]],
+        logprobs=[logprob for _, logprob, _ in token_samples[:length]],
+        logprobs_at_one=[plain for _, _, plain in token_samples[:length]],
         stop_reason=StopReason.LENGTH if end is None else StopReason.END,
     )
 
@@ -208,8 +208,8 @@ def require_tokens(rows: Sequence[Sequence[int]]) -> None:
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
     """Return the model's end tokens, from its generation settings or its tokenizer."""
     named = getattr(model, "generation_config", None)
-    found = named.eos_token_id if named is not None and named.eos_token_id is not None else tokenizer.eos_token_id
-    return list(found) if isinstance(found, list) else [found] if found is not None else []
+    stop_ids = named.eos_token_id if named is not None and named.eos_token_id is not None else tokenizer.eos_token_id
+    return list(stop_ids) if isinstance(stop_ids, list) else [stop_ids] if stop_ids is not None else []
 
 
 def pad_of(tokenizer: Any) -> int:

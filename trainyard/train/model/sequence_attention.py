@@ -45,24 +45,24 @@ def attend(
     key_BGTD: torch.Tensor,
     value_BGTD: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    **given: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend within the sequences of `cu_seq_lens_q` (S + 1,); without it, as SDPA with the mask.
 
     Returns (B, T, H, D). The arguments are those of transformers' `AttentionInterface`.
     """
-    borders_S = given.get("cu_seq_lens_q")
+    borders_S = options.get("cu_seq_lens_q")
     if borders_S is None:
         if attention_mask is not None and not attention_mask.numel():
             attention_mask = None  # a family that does not hand the borders on: its numbers show it
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query_BHTD, key_BGTD, value_BGTD, attention_mask, **given
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query_BHTD, key_BGTD, value_BGTD, attention_mask, **options
         )
-        return found
+        return output
     states = tuple(each.transpose(1, 2).flatten(0, 1) for each in as_autocast(query_BHTD, key_BGTD, value_BGTD))
     flash = states[0].is_cuda and states[0].dtype is not torch.float32
     kernel = attend_at_once if flash else attend_in_turn
-    out_NHD = kernel(states, borders_S, given["max_length_q"], given.get("scaling"), given.get("sliding_window"))
+    out_NHD = kernel(states, borders_S, options["max_length_q"], options.get("scaling"), options.get("sliding_window"))
     return out_NHD.view(query_BHTD.shape[0], -1, *out_NHD.shape[1:]), None
 
 
@@ -93,7 +93,7 @@ def attend_in_turn(
     states: States, borders_S: torch.Tensor, _longest: int, scale: float | None, window: int | None
 ) -> torch.Tensor:
     """Causal attention of one sequence after the other, within a window of so many tokens if given: (N, H, D)."""
-    lengths, found = borders_S.diff().tolist(), []
+    lengths, outputs = borders_S.diff().tolist(), []
     shared = states[0].shape[1] != states[1].shape[1]
     parts = (each_NHD.transpose(0, 1)[None].split(lengths, dim=2) for each_NHD in states)
     for query_1HLD, key_1GLD, value_1GLD in zip(*parts, strict=True):
@@ -105,8 +105,8 @@ def attend_in_turn(
             query_1HLD, key_1GLD, value_1GLD, attn_mask=mask_LL, is_causal=mask_LL is None, scale=scale,
             enable_gqa=shared,
         )  # fmt: skip
-        found.append(out_1HLD[0].transpose(0, 1))
-    return torch.cat(found)
+        outputs.append(out_1HLD[0].transpose(0, 1))
+    return torch.cat(outputs)
 
 
 def border_inputs(batch: dict[str, torch.Tensor]) -> JsonObject:
@@ -140,19 +140,23 @@ def reason_against(base: Any, device: str, dtype: torch.dtype) -> str:
     """Return why a transformers model cannot be computed by `attend` in this precision; empty if it can."""
     config, kernel = base.config.get_text_config(), base.config._attn_implementation
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    found = torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else AMPERE
+    compute_capability = (
+        torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else AMPERE
+    )
     half = device == "cuda" and dtype is not torch.float32
-    taken = inspect.signature(base.base_model.forward).parameters.values()
+    parameters = inspect.signature(base.base_model.forward).parameters.values()
     reasons = {
         f"{type(base).__name__} gives no tokens": base.get_output_embeddings() is None,
         f"the attention kernel is {kernel}": kernel != "sdpa",
         # It gets no mask either, so every model that has it says what its layers see.
         f"transformers has no flash-attention for {type(base).__name__}": not base._supports_flash_attn,
-        f"{type(base).__name__} takes no borders of its caller": all(one.kind is not one.VAR_KEYWORD for one in taken),
+        f"{type(base).__name__} takes no borders of its caller": all(
+            parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters
+        ),
         "attention has dropout": bool(getattr(config, "attention_dropout", 0.0)),
         f"torch's flash kernel computes bf16 and fp16 on CUDA, not {dtype} on {device}": device != "cpu" and not half,
         "this is not tried on ROCm": half and torch.version.hip is not None,
-        f"the device's capability {found} is below {AMPERE}": half and found < AMPERE,
+        f"the device's capability {compute_capability} is below {AMPERE}": half and compute_capability < AMPERE,
         f"its heads have a size of {size}": half and (size > LARGEST_HEAD or size % HEAD_MULTIPLE > 0),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")

@@ -25,7 +25,7 @@ def grow_vocabulary(model: Any, folder: str, tokens: Sequence[str]) -> Any:
     if not tokens:
         return model
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    known = len(tokenizer)
+    old_size = len(tokenizer)
     ids = add_tokens(tokenizer, tokens)
     if not ids:
         return model
@@ -33,13 +33,13 @@ def grow_vocabulary(model: Any, folder: str, tokens: Sequence[str]) -> Any:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     for layer in dict.fromkeys((model.get_input_embeddings(), model.get_output_embeddings())):
         if layer is not None:
-            set_to_mean(layer, ids, known)
+            set_to_mean(layer, ids, old_size)
     return model
 
 
 @torch.no_grad()
-def set_to_mean(layer: Any, ids: list[int], known: int) -> None:
-    """Set the rows of new ids to the mean of the first `known` ones."""
+def set_to_mean(layer: Any, ids: list[int], old_size: int) -> None:
+    """Set the rows of new ids to the mean of the first `old_size` ones."""
     for value in (layer.weight, getattr(layer, "bias", None)):
         if value is not None:
-            value[ids] = value[:known].float().mean(0).to(value.dtype)
+            value[ids] = value[:old_size].float().mean(0).to(value.dtype)

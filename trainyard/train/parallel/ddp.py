@@ -48,8 +48,8 @@ class Ddp(SingleProcess):
 
     def scores(self, stage: StageSpec, model: Any, batch: Batch, head: Head) -> Scores:
         share = share_of(batch, stage, self.team.rank, self.team.size)
-        own = self.run(model, lambda whole: stage.score(whole, share.batch, head))
-        return joined_scores(own, share, self.team.rank, self.team.size)
+        scores = self.run(model, lambda whole: stage.score(whole, share.batch, head))
+        return joined_scores(scores, share, self.team.rank, self.team.size)
 
     def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         for bucket in buckets(zero_missing_grads(parameters)):
@@ -74,13 +74,13 @@ def zero_missing_grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]
     A tensor that none of them has touched keeps no gradient, and the optimizer leaves it alone, as in one process.
     """
     touched = [value.grad is not None for value in parameters]
-    found = []
+    present = []
     for value, here, anywhere in zip(parameters, touched, any_process(touched, device_of(parameters)), strict=True):
         if anywhere and not here:
             value.grad = torch.zeros_like(value)
         if anywhere:
-            found.append(value)
-    return found
+            present.append(value)
+    return present
 
 
 def any_process(flags: Sequence[bool], device: torch.device) -> list[bool]:
@@ -99,12 +99,12 @@ def buckets(tensors: Iterable[Tensor_]) -> Iterator[list[Tensor_]]:
     bucket: list[Tensor_] = []
     size = 0
     for value in tensors:
-        own = value.numel() * value.element_size()
-        if bucket and (size + own > BUCKET_BYTES or value.dtype != bucket[0].dtype):
+        num_bytes = value.numel() * value.element_size()
+        if bucket and (size + num_bytes > BUCKET_BYTES or value.dtype != bucket[0].dtype):
             yield bucket
             bucket, size = [], 0
         bucket.append(value)
-        size += own
+        size += num_bytes
     if bucket:
         yield bucket
 

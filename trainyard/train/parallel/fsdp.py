@@ -69,22 +69,22 @@ class Hybrid(Sharded):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         self.sharded: JsonObject = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        self.own = {name: torch.nn.Parameter(value.to_local().detach()) for name, value in self.sharded.items()}
+        self.shards = {name: torch.nn.Parameter(value.to_local().detach()) for name, value in self.sharded.items()}
 
     def parameters(self, model: Any) -> list[torch.Tensor]:
-        return list(self.own.values())
+        return list(self.shards.values())
 
     def optimizer(self, groups: list[JsonObject], config: TrainerConfig) -> Any:
         return make_optimizer(
-            [{**group, "params": [self.own[name] for name in group["names"]]} for group in groups], config
+            [{**group, "params": [self.shards[name] for name in group["names"]]} for group in groups], config
         )
 
     def source(self, rank: int) -> int:
         return rank % self.size
 
     def run(self, model: Any, work: Callable[[Any], Found]) -> Found:
-        found: Found = self.whole(lambda: work(model))
-        return found
+        outcome: Found = self.whole(lambda: work(model))
+        return outcome
 
     def after_backward(self, parameters: Sequence[torch.Tensor]) -> None:
         self.share_gradients()
@@ -93,7 +93,7 @@ class Hybrid(Sharded):
         """The optimizer's tensors get the gradients of the parts, in the same memory."""
         for name, value in self.sharded.items():
             grad = value.grad.to_local() if value.grad is not None else None
-            self.own[name].grad = grad if grad is not None and grad.numel() else None
+            self.shards[name].grad = grad if grad is not None and grad.numel() else None
 
     def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         """The backward has summed them already."""
@@ -110,19 +110,19 @@ class Hybrid(Sharded):
 
     def weights(self, model: Any) -> state.Tensors:
         """Gather the shards of the first replica on rank 0; nothing on the other ranks."""
-        own = {f"parameter/{name}": value.detach() for name, value in self.own.items()}
+        shards = {f"parameter/{name}": value.detach() for name, value in self.shards.items()}
         if not self.leading:
             if self.team.rank < self.size:
-                self.team.send(own, LEADER)
+                self.team.send(shards, LEADER)
             return {}
-        parts = [{name: value.cpu() for name, value in own.items()}]
+        parts = [{name: value.cpu() for name, value in shards.items()}]
         parts += [self.team.receive(rank) for rank in range(1, self.size)]
-        whole = {name: torch.cat([part[name] for part in parts]) for name in own}
+        whole = {name: torch.cat([part[name] for part in parts]) for name in shards}
         return whole | {f"buffer/{name}": value for name, value in model.named_buffers()}
 
     @torch.no_grad()
     def take_weights(self, model: Any, saved: state.Tensors) -> None:
-        for name, value in self.own.items():
+        for name, value in self.shards.items():
             value.copy_(self.part_of(saved[f"parameter/{name}"]))
         for name, value in model.named_buffers():
             value.copy_(saved[f"buffer/{name}"])
@@ -140,9 +140,9 @@ class Hybrid(Sharded):
             value.grad = self.as_part(value, saved[name]) if name in saved else None
         self.share_gradients()
 
-    def as_part(self, like: DTensor, own: torch.Tensor) -> DTensor:
+    def as_part(self, like: DTensor, shard: torch.Tensor) -> DTensor:
         return DTensor.from_local(
-            own.to(like.device).clone(),
+            shard.to(like.device).clone(),
             like.device_mesh,
             like.placements,
             run_check=False,

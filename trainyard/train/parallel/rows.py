@@ -44,8 +44,8 @@ def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
     if idle:
         start, end = 0, 1
     rows = [row + side * examples for side in range(sides) for row in range(start, end)]
-    own = {name: value[rows] for name, value in batch.items() if value.ndim == 2}
-    return RowShare(trimmed(own), idle, sides)
+    share = {name: value[rows] for name, value in batch.items() if value.ndim == 2}
+    return RowShare(trimmed(share), idle, sides)
 
 
 def packed_share(batch: Batch, rank: int, size: int) -> RowShare:
@@ -62,39 +62,39 @@ def packed_share(batch: Batch, rank: int, size: int) -> RowShare:
 
 def trimmed(batch: Batch) -> Batch:
     """Without the positions at the end that no row of the share uses."""
-    found = dict(batch)
+    trimmed_batch = dict(batch)
     for mask in MASKS:
         if mask not in batch:
             continue
         prefix, whole = mask.removesuffix("attention_mask"), batch[mask].shape[1]
         used = int(batch[mask].any(0).nonzero()[-1]) + 1 if batch[mask].any() else 1
-        found |= {
+        trimmed_batch |= {
             name: value[:, :used]
             for name, value in batch.items()
             if name.startswith(prefix) and value.shape[1] == whole and (prefix or not name.startswith("kl_"))
         }
-    return found
+    return trimmed_batch
 
 
-def joined_scores(own: Scores, share: RowShare, rank: int, size: int) -> Scores:
+def joined_scores(scores: Scores, share: RowShare, rank: int, size: int) -> Scores:
     """Return the scores of the whole batch, in the order of its rows; a graph leads to this process's own."""
-    names = sorted(own)
-    given = {name: own[name][:0] if share.idle else own[name] for name in names}
-    own_lengths = torch.tensor([len(given[name]) for name in names], device=own[names[0]].device)
+    names = sorted(scores)
+    local = {name: scores[name][:0] if share.idle else scores[name] for name in names}
+    own_lengths = torch.tensor([len(local[name]) for name in names], device=scores[names[0]].device)
     gathered = [torch.zeros_like(own_lengths) for _ in range(size)]
     dist.all_gather(gathered, own_lengths)
     lengths = [row.tolist() for row in gathered]
-    flat_M = torch.cat([given[name].detach().float() for name in names])
+    flat_M = torch.cat([local[name].detach().float() for name in names])
     everyone = exchanged(flat_M, [sum(row) for row in lengths], size)
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     for source, (values_M, row) in enumerate(zip(everyone, lengths, strict=True)):
         for name, part in zip(names, values_M.split(row), strict=True):
-            parts[name].append(given[name] if source == rank else part)
+            parts[name].append(local[name] if source == rank else part)
     whole = {name: put_together(name, parts[name], share.sides) for name in names}
     if not share.idle:
         return whole
     # A graph through this process's row that adds nothing: a backward has to meet those of the others.
-    anchor = sum((value.sum() * 0 for value in own.values() if value.requires_grad), torch.zeros(()))
+    anchor = sum((value.sum() * 0 for value in scores.values() if value.requires_grad), torch.zeros(()))
     return {name: value + anchor.to(value.device) for name, value in whole.items()}
 
 
@@ -110,6 +110,6 @@ def exchanged(own_M: torch.Tensor, lengths: Sequence[int], size: int) -> list[to
     """Return the numbers of all processes, which are of different lengths."""
     padded_M = own_M.new_zeros(max(1, *lengths))
     padded_M[: len(own_M)] = own_M
-    found = [torch.empty_like(padded_M) for _ in range(size)]
-    dist.all_gather(found, padded_M)
-    return [values_M[:length] for values_M, length in zip(found, lengths, strict=True)]
+    gathered = [torch.empty_like(padded_M) for _ in range(size)]
+    dist.all_gather(gathered, padded_M)
+    return [values_M[:length] for values_M, length in zip(gathered, lengths, strict=True)]

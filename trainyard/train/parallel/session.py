@@ -34,7 +34,7 @@ class SharedSession(Session):
         self.strategy: Ddp = engine.parallelism
         super().__init__(engine, folder)
 
-    def _all(self, verb: str, work: Callable[[], Found], *given: Any) -> Found:
+    def _all(self, verb: str, work: Callable[[], Found], *arguments: Any) -> Found:
         """Broadcast the verb, a method that the other ranks call, and run it; inside a verb all are already in step.
 
         Save and load are made of such verbs on rank 0. Every process draws the same tokens in `generate`: those of one
@@ -42,7 +42,7 @@ class SharedSession(Session):
         """
         if self._together or not self.team.leading:
             return work()
-        self.team.broadcast_command(verb, *given)
+        self.team.broadcast_command(verb, *arguments)
         self._together = True
         try:
             return work()
@@ -54,8 +54,8 @@ class SharedSession(Session):
         finally:
             self._together = False
 
-    def _run(self, verb: Callable[..., Found], *given: Any) -> Found:
-        return self._all(verb.__name__, lambda: verb(self, *given), *given)
+    def _run(self, verb: Callable[..., Found], *arguments: Any) -> Found:
+        return self._all(verb.__name__, lambda: verb(self, *arguments), *arguments)
 
     def reference_scores(self, batch: Batch) -> Scores:
         return self._run(Session.reference_scores, batch)
@@ -79,15 +79,15 @@ class SharedSession(Session):
         return self._run(SharedSession._gathered)
 
     def _gathered(self) -> Snapshot:
-        own = super().snapshot()
+        snapshot = super().snapshot()
         if not self.team.leading:
-            self.team.send({name: own.parts[name] for name in self.strategy.apart}, LEADER)
-            return own
+            self.team.send({name: snapshot.parts[name] for name in self.strategy.apart}, LEADER)
+            return snapshot
         peers: dict[str, JsonObject] = {name: {} for name in self.strategy.apart}
         for rank in range(1, self.team.size):
             for name, part in self.team.receive(rank).items():
                 peers[name][str(rank)] = part
-        return Snapshot({**own.parts, PEERS: peers}, own.identity)
+        return Snapshot({**snapshot.parts, PEERS: peers}, snapshot.identity)
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
         self.require_fit(snapshot, everything=optimizer)
@@ -110,20 +110,20 @@ class SharedSession(Session):
 def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> JsonObject:
     """Return the state of one rank: rank 0's, with the parts that this rank or the ranks of its group had."""
     parts = {name: value for name, value in snapshot.parts.items() if name != PEERS}
-    for name, own in snapshot.parts.get(PEERS, {}).items():
+    for name, by_rank in snapshot.parts.get(PEERS, {}).items():
         for holder in (strategy.source(rank), rank):
-            if str(holder) in own:
-                parts[name] = own[str(holder)]
+            if str(holder) in by_rank:
+                parts[name] = by_rank[str(holder)]
     return parts
 
 
 def serve(session: SharedSession) -> None:
     """Run the verbs that rank 0 broadcasts, by the name of the method, until it sends the end."""
     while True:
-        word, given = session.team.receive_command()
+        word, arguments = session.team.receive_command()
         if word == END:
             return
         try:
-            getattr(session, word)(*given)
+            getattr(session, word)(*arguments)
         except TrainyardError as error:
             print(f"refused, as on rank 0: {error}", flush=True)

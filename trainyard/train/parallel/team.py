@@ -49,9 +49,9 @@ class Team:
     def leading(self) -> bool:
         return self.rank == LEADER
 
-    def broadcast_command(self, command: str, *given: Any) -> None:
+    def broadcast_command(self, command: str, *arguments: Any) -> None:
         """Send the next command and its arguments, plain values and small tensors, to all other ranks."""
-        self._broadcast(torch.frombuffer(bytearray(packed([command, list(given)])), dtype=torch.uint8))
+        self._broadcast(torch.frombuffer(bytearray(packed([command, list(arguments)])), dtype=torch.uint8))
 
     def receive_command(self) -> tuple[str, list[Any]]:
         """Wait for rank 0's next command; raises `RuntimeError` when rank 0 is gone."""
@@ -59,8 +59,8 @@ class Team:
         dist.broadcast(size_1, src=LEADER, group=self.control_group)
         data_N = torch.empty(int(size_1), dtype=torch.uint8)
         dist.broadcast(data_N, src=LEADER, group=self.control_group)
-        command, given = unpacked(data_N.numpy().tobytes())
-        return command, given
+        command, arguments = unpacked(data_N.numpy().tobytes())
+        return command, arguments
 
     def shared(self, value: Any) -> Any:
         """Return rank 0's value on every rank; the values of other ranks are ignored."""

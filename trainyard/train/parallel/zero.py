@@ -88,13 +88,13 @@ class Zero2(Zero1):
     def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
         super().__init__(team, model, launch)
         order = list(reversed(self.trainable))  # a backward comes to the last layers first
-        place = {id(value): at for at, value in enumerate(order)}
+        order_of = {id(value): at for at, value in enumerate(order)}
         parts = [[value for value in order if self.owner[id(value)] == rank] for rank in range(team.size)]
-        found = [bucket for part in parts for bucket in ddp.buckets(part)]
-        self.buckets = sorted(found, key=lambda bucket: max(place[id(value)] for value in bucket))
+        buckets = [bucket for part in parts for bucket in ddp.buckets(part)]
+        self.buckets = sorted(buckets, key=lambda bucket: max(order_of[id(value)] for value in bucket))
         self.ready: set[int] = set()
         self.reduced = 0
-        self.kept: dict[int, torch.Tensor] = {}
+        self.grads: dict[int, torch.Tensor] = {}
         """Gradients of this process's tensors: of earlier backwards, and the sums of this one."""
         self.touched: set[int] = set()
         for value in self.trainable:
@@ -102,7 +102,7 @@ class Zero2(Zero1):
 
     def before_backward(self, parameters: Sequence[torch.Tensor]) -> None:
         self.ready, self.touched, self.reduced = set(), set(), 0
-        self.kept = {id(value): value.grad for value in parameters if value.grad is not None}
+        self.grads = {id(value): value.grad for value in parameters if value.grad is not None}
         for value in parameters:
             value.grad = None
 
@@ -124,19 +124,19 @@ class Zero2(Zero1):
         for value, part in zip(bucket, ddp.unflattened(flat_M, bucket), strict=True):
             value.grad = None
             if owner == self.team.rank:
-                before = self.kept.get(id(value))
-                self.kept[id(value)] = part.clone() if before is None else before + part
+                before = self.grads.get(id(value))
+                self.grads[id(value)] = part.clone() if before is None else before + part
         self.reduced += 1
 
     def after_backward(self, parameters: Sequence[torch.Tensor]) -> None:
         """Reduce what is left: buckets with tensors that this process's rows did not touch."""
-        had_before = {id(value) for value in parameters if id(value) in self.kept} - self.touched
+        had_before = {id(value) for value in parameters if id(value) in self.grads} - self.touched
         while self.reduced < len(self.buckets):
             self.reduce_next()
         touched = [id(value) in self.touched or id(value) in had_before for value in parameters]
         for value, anywhere in zip(parameters, ddp.any_process(touched, ddp.device_of(parameters)), strict=True):
-            value.grad = self.kept.get(id(value)) if anywhere else None
-        self.kept = {}
+            value.grad = self.grads.get(id(value)) if anywhere else None
+        self.grads = {}
 
     def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         """Every gradient is with its owner already."""

@@ -118,14 +118,14 @@ def stored_config(folder: str) -> JsonObject | None:
 def require_fitting_base(format: Quantization, stored: JsonMapping | None) -> None:
     """A base that is to be quantised is not quantised yet, and one that has to be is. Raises `E-QUANTIZATION`."""
     has = str(stored.get("quant_method", "another format")).rpartition(".")[2].lower() if stored else ""
-    wanted = format.value if format.facts.calibrates else ""
-    if has == wanted:
+    method = format.value if format.facts.calibrates else ""
+    if has == method:
         return
     is_in = f"is stored in {has}" if has else "is stored in full precision"
-    do = f"Use a base that somebody quantised with {wanted}" if wanted else "Use the base in full precision"
+    do = f"Use a base that somebody quantised with {method}" if method else "Use the base in full precision"
     raise InvalidInput(
         f"Quantization {format.value} does not fit this base.",
-        why=f"The base {is_in}" + (f", and {wanted} is made from sample texts, not here." if wanted else "."),
+        why=f"The base {is_in}" + (f", and {method} is made from sample texts, not here." if method else "."),
         do=f"{do}, or another quantization.",
         code="E-QUANTIZATION",
     )
@@ -141,8 +141,8 @@ def convert(model: torch.nn.Module, format: Quantization, device: str, precision
         return 0
     require(format, device)
     head = output_layer(model)
-    found = [(name, layer) for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
-    layers = [(name, layer) for name, layer in found if layer is not head]
+    linear_layers = [(name, layer) for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
+    layers = [(name, layer) for name, layer in linear_layers if layer is not head]
     for name, layer in layers:
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, to_hqq(layer, device, precision))
@@ -180,15 +180,15 @@ def align_train_eval(model: torch.nn.Module) -> int:
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         return 0
-    layers, found = load("bitsandbytes.nn"), 0
+    layers, count = load("bitsandbytes.nn"), 0
     for layer in model.modules():
         if isinstance(layer, layers.Linear4bit):
             layer.support_avx512bf16_for_cpu = False
-            found += 1
+            count += 1
         elif isinstance(layer, layers.Linear8bitLt):
             layer.register_forward_pre_hook(in_training)
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 def in_training(layer: torch.nn.Module, _: Any) -> None:

@@ -125,8 +125,8 @@ def table() -> list[str]:
 
 
 def line(format: Quantization) -> str:
-    row, found = format.facts, round_trip(format)
-    measured = [NOT_RUN, "-", "-"] if found is None else [f"{found.error:.4f}", bits(found), found.version]
+    row, trip = format.facts, round_trip(format)
+    measured = [NOT_RUN, "-", "-"] if trip is None else [f"{trip.error:.4f}", bits(trip), trip.version]
     facts = [
         f"`{format.value}`", row.package.name, word(row.calibrates), word(row.trains), row.use, ", ".join(row.devices),
         word(row.mergeable),
@@ -134,8 +134,8 @@ def line(format: Quantization) -> str:
     return cells([*facts, *measured])
 
 
-def bits(found: RoundTrip) -> str:
-    return f"{found.bits:.3f}" if found.bits else "-"
+def bits(trip: RoundTrip) -> str:
+    return f"{trip.bits:.3f}" if trip.bits else "-"
 
 
 def cells(values: list[str]) -> str:

@@ -47,15 +47,15 @@ class Counted:
 
     def add_step(self, batches: Sequence[Batch], rows: Sequence[Sequence[int]], *, skipped: bool) -> None:
         """Count the batches of a step, made of these `rows`; `skipped` where the step moved nothing."""
-        for batch, own in zip(batches, rows, strict=True):
-            count = count_batch(batch, len(own))
+        for batch, batch_rows in zip(batches, rows, strict=True):
+            count = count_batch(batch, len(batch_rows))
             self.add(Counted(skipped=count.trained) if skipped else count)
 
     def record(self, ledger: TokenLedger, origin: Origin = Origin.BATCHES) -> JsonObject:
         """Return the two accounts as `training.json` has them."""
         data: JsonObject = {"tokens": ledger.tokens(), "rows": dict(ledger.rows)}
         if ledger.refused:
-            data["refused"] = {words: counted._asdict() for words, counted in ledger.refused.items()}
+            data["refused"] = {reason: counted._asdict() for reason, counted in ledger.refused.items()}
         if ledger.sets:
             data["sets"] = {name: dict(account) for name, account in ledger.sets.items()}
         return {**account_fields(asdict(self), origin), "data": data}
@@ -79,5 +79,5 @@ def count_batch(batch: Batch, rows: int) -> Counted:
     if SEQUENCES in batch:
         learned_S = batch[SEQUENCES][batch["labels"] != IGNORED].unique()
         return Counted(trained, int(sequence_lengths(batch)[learned_S].sum()) - trained, rows)
-    shown = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
-    return Counted(trained, int(shown.count_nonzero()) - trained, rows)
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    return Counted(trained, int(mask.count_nonzero()) - trained, rows)

@@ -70,10 +70,10 @@ class TrackerFeed:
         for name, tracker in self.trackers.items():
             self._attempt(name, tracker.close)
 
-    def _attempt(self, name: str, act: Callable[..., None], *given: Any) -> None:
+    def _attempt(self, name: str, act: Callable[..., None], *arguments: Any) -> None:
         """Call a tracker, which is external code: its first error is reported, every further one is counted."""
         try:
-            act(*given)
+            act(*arguments)
         except Exception as error:
             self.failures[name] += 1
             if self.failures[name] == 1:

@@ -71,7 +71,7 @@ class Reporting:
 
 
 def reporting(
-    emit: Emit, place: TrackedRun, *, trackers: Sequence[str] = (), terminal: TextIO | None = sys.stderr
+    emit: Emit, run: TrackedRun, *, trackers: Sequence[str] = (), terminal: TextIO | None = sys.stderr
 ) -> Reporting:
     """Return the reporters of a run: events always, a bar if `terminal` is one, and each tracker of `trackers`.
 
@@ -82,7 +82,7 @@ def reporting(
     if terminal is not None and terminal.isatty():
         reporters.append(ProgressBar(terminal))
     if trackers:
-        opened = {name: open_tracker(name, place) for name in dict.fromkeys(trackers)}
+        opened = {name: open_tracker(name, run) for name in dict.fromkeys(trackers)}
         reporters.append(TrackerFeed(opened, lambda fields: emit("warning", **fields)))
     return Reporting(reporters)
 

@@ -53,9 +53,9 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files below `<folder>/tensorboard`; `tensorboard --logdir` shows them."""
 
-    def __init__(self, module: ModuleType, place: TrackedRun) -> None:
-        self.module, self.folder = module, str(place.folder / "tensorboard" / place.name)
-        self.config = place.config
+    def __init__(self, module: ModuleType, tracked: TrackedRun) -> None:
+        self.module, self.folder = module, str(tracked.folder / "tensorboard" / tracked.name)
+        self.config = tracked.config
         self.writer: Any = None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -79,14 +79,14 @@ class Wandb:
     It ignores a step that it has seen; a run that continues repeats steps with the same numbers, so nothing is lost.
     """
 
-    def __init__(self, module: ModuleType, place: TrackedRun) -> None:
+    def __init__(self, module: ModuleType, tracked: TrackedRun) -> None:
         self.run = module.init(
-            project=place.project,
-            name=place.run,
-            id=place.name,
+            project=tracked.project,
+            name=tracked.run,
+            id=tracked.name,
             resume="allow",
-            dir=str(place.folder),
-            config=dict(place.config),
+            dir=str(tracked.folder),
+            config=dict(tracked.config),
             settings=module.Settings(silent=True, console="off"),
         )
 
@@ -103,17 +103,17 @@ class MLflow:
     MOST_PARAMS, LONGEST_PARAM = 100, 500
     """What every server takes in one request."""
 
-    def __init__(self, module: ModuleType, place: TrackedRun) -> None:
+    def __init__(self, module: ModuleType, tracked: TrackedRun) -> None:
         self.module = module
         self.client = module.MlflowClient()
-        experiment = self.client.get_experiment_by_name(place.project)
-        self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(place.project)
-        self.run = self.find(place.run)
+        experiment = self.client.get_experiment_by_name(tracked.project)
+        self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(tracked.project)
+        self.run = self.find(tracked.run)
         if self.run is None:
-            self.run = self.client.create_run(self.experiment, run_name=place.run).info.run_id
+            self.run = self.client.create_run(self.experiment, run_name=tracked.run).info.run_id
             entities = module.entities
             params = [
-                entities.Param(k, str(v)[: self.LONGEST_PARAM]) for k, v in flatten_settings(place.config).items()
+                entities.Param(k, str(v)[: self.LONGEST_PARAM]) for k, v in flatten_settings(tracked.config).items()
             ]
             for start in range(0, len(params), self.MOST_PARAMS):
                 self.client.log_batch(self.run, params=params[start : start + self.MOST_PARAMS])
@@ -122,8 +122,8 @@ class MLflow:
     def find(self, name: str) -> str | None:
         """Id of the run that an earlier process began."""
         quoted = name.replace("'", "")
-        found = self.client.search_runs([self.experiment], f"attributes.run_name = '{quoted}'", max_results=1)
-        return found[0].info.run_id if found else None
+        runs = self.client.search_runs([self.experiment], f"attributes.run_name = '{quoted}'", max_results=1)
+        return runs[0].info.run_id if runs else None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         now_ms, metric = int(time.time() * 1000), self.module.entities.Metric
@@ -136,11 +136,11 @@ class MLflow:
 class Trackio:
     """A local database below `<folder>/trackio`; `trackio show` draws it."""
 
-    def __init__(self, module: ModuleType, place: TrackedRun) -> None:
+    def __init__(self, module: ModuleType, tracked: TrackedRun) -> None:
         self.run = module.init(
-            project=place.project,
-            name=place.run,
-            config=dict(place.config),
+            project=tracked.project,
+            name=tracked.run,
+            config=dict(tracked.config),
             resume="allow",
             embed=False,
             auto_log_cpu=False,
@@ -166,20 +166,20 @@ class TrackerRow:
     """Environment variables that keep it on this machine; those of the user win."""
 
 
-def no_defaults(_place: TrackedRun) -> dict[str, str]:
+def no_defaults(_run: TrackedRun) -> dict[str, str]:
     return {}
 
 
-def wandb_defaults(_place: TrackedRun) -> dict[str, str]:
+def wandb_defaults(_run: TrackedRun) -> dict[str, str]:
     return {} if os.environ.get("WANDB_API_KEY") else {"WANDB_MODE": "offline"}
 
 
-def mlflow_defaults(place: TrackedRun) -> dict[str, str]:
-    return {"MLFLOW_TRACKING_URI": f"sqlite:///{place.folder.absolute() / 'mlflow.db'}"}
+def mlflow_defaults(run: TrackedRun) -> dict[str, str]:
+    return {"MLFLOW_TRACKING_URI": f"sqlite:///{run.folder.absolute() / 'mlflow.db'}"}
 
 
-def trackio_defaults(place: TrackedRun) -> dict[str, str]:
-    return {"TRACKIO_DIR": str(place.folder.absolute() / "trackio")}
+def trackio_defaults(run: TrackedRun) -> dict[str, str]:
+    return {"TRACKIO_DIR": str(run.folder.absolute() / "trackio")}
 
 
 TRACKERS: dict[str, TrackerRow] = {
@@ -194,7 +194,7 @@ def is_installed(name: str) -> bool:
     return importlib.util.find_spec(TRACKERS[name].package) is not None
 
 
-def open_tracker(name: str, place: TrackedRun) -> Tracker:
+def open_tracker(name: str, run: TrackedRun) -> Tracker:
     """Begin (or continue) the run in a tracker. Raises `Unavailable`: `E-PACKAGE-MISSING`, `E-TRACKER`."""
     row = TRACKERS[name]
     if not is_installed(name):
@@ -204,14 +204,14 @@ def open_tracker(name: str, place: TrackedRun) -> Tracker:
             do=f"pip install {row.package}, or leave {name} out of engine.trackers.",
             code="E-PACKAGE-MISSING",
         )
-    place.folder.mkdir(parents=True, exist_ok=True)
-    for variable, value in row.defaults(place).items():
+    run.folder.mkdir(parents=True, exist_ok=True)
+    for variable, value in row.defaults(run).items():
         os.environ.setdefault(variable, value)
     try:
-        return row.begin(load(row.module), place)
+        return row.begin(load(row.module), run)
     except Exception as error:
         raise Unavailable(
-            f"The tracker {name} could not begin the run {place.run!r}.",
+            f"The tracker {name} could not begin the run {run.run!r}.",
             why=f"{type(error).__name__}: {error}",
             do=f"Correct its settings, or leave {name} out of engine.trackers.",
             code="E-TRACKER",

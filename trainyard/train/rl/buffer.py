@@ -44,7 +44,7 @@ class DrawnRow:
     @property
     def encoded(self) -> Encoded:
         """As a row of stage sft whose labels are what was drawn."""
-        labels = [token if own else IGNORED for token, own in zip(self.ids, self.learned, strict=True)]
+        labels = [token if is_learned else IGNORED for token, is_learned in zip(self.ids, self.learned, strict=True)]
         return {"input_ids": self.prompt + self.ids, "labels": [IGNORED] * len(self.prompt) + labels}
 
     @property
@@ -67,18 +67,18 @@ class Rollout:
     def from_values(cls, values: JsonObject) -> Rollout:
         return cls(values["place"], [DrawnRow(**row) for row in values["rows"]], dict(values["reported"]))
 
-    def batch(self, places: Sequence[int], pad_id: int) -> Batch:
+    def batch(self, row_indices: Sequence[int], pad_id: int) -> Batch:
         """Return some of its rows as a batch."""
-        rows = [self.rows[place] for place in places]
-        found = collate(rows, pad_id)
+        rows = [self.rows[index] for index in row_indices]
+        batch = collate(rows, pad_id)
         for name, key in PER_TOKEN.items():
             parts = [getattr(row, name) for row in rows]
             if any(parts):
-                found[key] = torch.tensor([value for part in parts for value in part])
-        if "values_N" in found:
-            found[WITH_VALUES] = torch.tensor(True)
+                batch[key] = torch.tensor([value for part in parts for value in part])
+        if "values_N" in batch:
+            batch[WITH_VALUES] = torch.tensor(True)
         reported = {f"{REPORTED}{name}": torch.tensor(value) for name, value in self.reported.items()}
-        return {**found, **reported}
+        return {**batch, **reported}
 
 
 def collate(rows: Sequence[DrawnRow], pad_id: int) -> Batch:

@@ -26,17 +26,17 @@ def make_critic(request: PolicyRequest, source: ScorerSource | None) -> Any:
 
     Raises what `build` raises for the head of a reward model.
     """
-    own = replace(request, head="reward")
+    critic_request = replace(request, head="reward")
     if source is None:
-        critic = build(own, with_reference=False).model
+        critic = build(critic_request, with_reference=False).model
         for name, value in critic.named_parameters():
             if "score" in name.split("."):
                 torch.nn.init.zeros_(value)
         return critic
     if source.adapter is None:
-        return load_base(own, source.base).requires_grad_(True)
+        return load_base(critic_request, source.base).requires_grad_(True)
     config = read_config(Path(source.adapter), "reward", trainable=True)
-    base = METHODS[request.config.method.type].load(own, source.base)
+    base = METHODS[request.config.method.type].load(critic_request, source.base)
     return load_adapter(base, Path(source.adapter), config, NEW, request.device)
 
 
@@ -55,12 +55,12 @@ def split_groups(groups: Groups, rate: float | None) -> Groups:
     """Return the same groups with the critic's weights in groups of their own, with their own rate where it is
     given.
     """
-    found: Groups = []
+    divided_groups: Groups = []
     for group in groups:
         members = list(zip(group["names"], group["params"], strict=True))
         for of_critic in (False, True):
-            chosen = [(name, value) for name, value in members if name.startswith(f"{CRITIC}.") is of_critic]
-            if chosen:
-                own = {"names": [name for name, _ in chosen], "params": [value for _, value in chosen]}
-                found.append({**group, **own, **({"lr": rate} if of_critic and rate is not None else {})})
-    return found
+            part = [(name, value) for name, value in members if name.startswith(f"{CRITIC}.") is of_critic]
+            if part:
+                entries = {"names": [name for name, _ in part], "params": [value for _, value in part]}
+                divided_groups.append({**group, **entries, **({"lr": rate} if of_critic and rate is not None else {})})
+    return divided_groups

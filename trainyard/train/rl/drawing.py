@@ -22,13 +22,7 @@ from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.estimate.rollouts import DRAWN_AT_ONCE
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, CompletionWriter, Generated, Sampling, Scores, StopReason
-from trainyard.train.losses.advantages import (
-    center_groups,
-    estimate_kl,
-    generalized_advantages,
-    token_rewards,
-    whiten,
-)
+from trainyard.train.losses.advantages import center_groups, estimate_kl, generalized_advantages, token_rewards, whiten
 from trainyard.train.losses.scoring import WITH_VALUES
 from trainyard.train.rl.buffer import DrawnRow, Rollout, collate, padded_rows
 from trainyard.train.rl.environments import Environment
@@ -87,50 +81,57 @@ class Surroundings:
         return self.config.stage
 
 
-def draw_rollout(given: Surroundings, examples: Sequence[Prompt], place: str) -> Rollout:
+def draw_rollout(surroundings: Surroundings, examples: Sequence[Prompt], position: str) -> Rollout:
     """Draw `num_generations` completions of each example, neighbours to one prompt, and settle what they teach."""
-    writer, config, panel, settings = given.writer, given.config, given.panel, given.settings
+    writer, config, panel, settings = (
+        surroundings.writer,
+        surroundings.config,
+        surroundings.panel,
+        surroundings.settings,
+    )
     with open_sandboxes():
-        with nullcontext(writer) if given.server is None else given.server.drawing(writer) as drawing:
-            drawn = complete_prompts(drawing, examples, config, place, given.environment)
+        with nullcontext(writer) if surroundings.server is None else surroundings.server.drawing(writer) as drawing:
+            conversations = complete_prompts(drawing, examples, config, position, surroundings.environment)
         answers = [str(example["answer"]) for example in examples for _ in range(settings.num_generations)]
-        found = panel.score([one.sampled for one in drawn], answers)
-    scores_R = torch.tensor(panel.totals(found))
-    rows = [one.row for one in drawn]
-    measure_tokens(writer, rows, config, given.pad_id, always=given.server is not None)
-    ends = [one.ended for one in drawn]
+        rewards = panel.score([conversation.sampled for conversation in conversations], answers)
+    scores_R = torch.tensor(panel.totals(rewards))
+    rows = [conversation.row for conversation in conversations]
+    measure_tokens(writer, rows, config, surroundings.pad_id, always=surroundings.server is not None)
+    ends = [conversation.ended for conversation in conversations]
     if isinstance(settings, PpoSettings):
         reported = settle_ppo(rows, scores_R, ends, settings)
     else:
         reported = settle_grpo(rows, scores_R, ends, settings)
-    means = {f"reward_{name}": sum(values) / len(values) for name, values in found.items()}
+    means = {f"reward_{name}": sum(values) / len(values) for name, values in rewards.items()}
     lengths = sum(row.num_learned for row in rows) / len(rows)
     ended = sum(ends) / len(ends)
-    if given.server is not None:
-        reported["sampling_gap"] = sampling_gap(drawn)
+    if surroundings.server is not None:
+        reported["sampling_gap"] = sampling_gap(conversations)
     reported = {"reward": float(scores_R.mean()), **means, "completion_tokens": lengths, "ended": ended, **reported}
-    return Rollout(place, rows, reported)
+    return Rollout(position, rows, reported)
 
 
 def complete_prompts(
     writer: CompletionWriter,
     examples: Sequence[Prompt],
     config: TrainerConfig,
-    place: str,
+    position: str,
     environment: Environment | None = None,
 ) -> list[DrawnConversation]:
     """Return every prompt `num_generations` times, and on with the environment until all conversations have ended."""
     settings = config.stage
     assert isinstance(settings, PpoSettings | GrpoSettings), settings
-    dice = random.Random(f"{config.hyperparameters.seed}:{place}")
-    drawn = [Trajectory(example) for example in examples for _ in range(settings.num_generations)]
+    dice = random.Random(f"{config.hyperparameters.seed}:{position}")
+    trajectories = [Trajectory(example) for example in examples for _ in range(settings.num_generations)]
     for _ in range(settings.turns):
-        talking = [one for one in drawn if not one.done and one.has_room(writer.context)]
+        talking = [
+            trajectory for trajectory in trajectories if not trajectory.done and trajectory.has_room(writer.context)
+        ]
         if not talking:
             break
-        for one, turn in zip(talking, complete_turn(writer, talking, config, dice), strict=True):
-            one.take(turn, environment)
-    return [one.settled() for one in drawn]
+        for trajectory, turn in zip(talking, complete_turn(writer, talking, config, dice), strict=True):
+            trajectory.take(turn, environment)
+    return [trajectory.settled() for trajectory in trajectories]
 
 
 def complete_turn(
@@ -139,16 +140,18 @@ def complete_turn(
     """Return the next completion of each conversation. Those of similar length are drawn together."""
     settings = config.stage
     assert isinstance(settings, PpoSettings | GrpoSettings), settings
-    prompts = [[*one.prompt, *one.ids] for one in talking]
+    prompts = [[*trajectory.prompt, *trajectory.ids] for trajectory in talking]
     order = sorted(range(len(prompts)), key=lambda at: (len(prompts[at]), at))
     size = max(config.hyperparameters.batch_size, DRAWN_AT_ONCE)
-    found: dict[int, Generated] = {}
+    completions: dict[int, Generated] = {}
     for start in range(0, len(order), size):
-        places = order[start : start + size]
-        most = room_for(settings.max_completion_length, len(prompts[places[-1]]), writer.context)
+        row_indices = order[start : start + size]
+        most = room_for(settings.max_completion_length, len(prompts[row_indices[-1]]), writer.context)
         sampling = Sampling(most, settings.temperature, seed=dice.getrandbits(31))
-        found |= dict(zip(places, writer.generate([prompts[at] for at in places], sampling), strict=True))
-    return [found[at] for at in range(len(prompts))]
+        completions |= dict(
+            zip(row_indices, writer.generate([prompts[at] for at in row_indices], sampling), strict=True)
+        )
+    return [completions[at] for at in range(len(prompts))]
 
 
 @dataclass
@@ -167,8 +170,8 @@ class Trajectory:
 
     @property
     def prompt(self) -> list[int]:
-        found: list[int] = self.example["input_ids"]
-        return found
+        ids: list[int] = self.example["input_ids"]
+        return ids
 
     def has_room(self, context: int | None) -> bool:
         """Return whether a further turn fits; the first one has to."""
@@ -184,33 +187,35 @@ class Trajectory:
         if environment is None:
             return
         self.messages = self.messages or list(self.example["messages"])
-        said, reward, finished = environment.reply(self.messages, turn.ids, str(self.example["answer"]))
+        replies, reward, finished = environment.reply(self.messages, turn.ids, str(self.example["answer"]))
         self.given += reward
-        following = None if finished else environment.following(before, turn.ids, said)
+        following = None if finished else environment.following(before, turn.ids, replies)
         if following is not None:
-            self.messages += said
+            self.messages += replies
             self.ids += following
             self.learned += [False] * len(following)
             self.done = False
 
     def settled(self) -> DrawnConversation:
         """Return the conversation as a row; what an environment said last, and nothing answered, is left out."""
-        last = max(at for at, own in enumerate(self.learned, 1) if own)
+        last = max(at for at, is_learned in enumerate(self.learned, 1) if is_learned)
         row = DrawnRow(self.prompt, self.ids[:last], self.learned[:last])
         whole = (*self.prompt, *row.ids)
         sampled = SampledCompletion(self.text, row.num_learned, whole, str(self.example["question"]), self.given)
         return DrawnConversation(row, sampled, self.ended, self.logprobs)
 
 
-def sampling_gap(drawn: Sequence[DrawnConversation]) -> float:
+def sampling_gap(conversations: Sequence[DrawnConversation]) -> float:
     """Mean distance between the log-probabilities of who drew and those of the model that learns from it."""
-    pairs = [pair for one in drawn for pair in zip(one.row.old, one.logprobs, strict=True)]
-    return sum(abs(mine - theirs) for mine, theirs in pairs) / len(pairs)
+    pairs = [
+        pair for conversation in conversations for pair in zip(conversation.row.old, conversation.logprobs, strict=True)
+    ]
+    return sum(abs(own_logprob - served_logprob) for own_logprob, served_logprob in pairs) / len(pairs)
 
 
-def room_for(wanted: int, longest: int, context: int | None) -> int:
+def room_for(requested: int, longest: int, context: int | None) -> int:
     """Return tokens that a completion of the longest prompt can have. Raises `InvalidInput` (`E-BATCH`) for none."""
-    most = wanted if context is None else min(wanted, context - longest)
+    most = requested if context is None else min(requested, context - longest)
     if most < 1:
         raise InvalidInput(
             f"A prompt has {longest} tokens, and the model sees {context}: nothing can follow it.",
@@ -239,8 +244,8 @@ def measure_tokens(
         some = [rows[at] for at in order[start : start + size]]
         batch = collate(some, pad_id)
         if old or (compared and isinstance(settings, PpoSettings)):
-            asked = {**batch, WITH_VALUES: torch.tensor(True)} if values else batch
-            scores = writer.scores(asked)
+            inputs = {**batch, WITH_VALUES: torch.tensor(True)} if values else batch
+            scores = writer.scores(inputs)
             share(scores["logprobs_N"], some, "old")
             if values:
                 share(scores["values_N"], some, "values")

@@ -76,15 +76,15 @@ def text_of(turn: Turn) -> str:
 
 def is_right(turn: Turn, answer: str) -> float:
     """Return whether a final message is the answer: the same text, or the same last number."""
-    said, wanted = text_of(turn).strip(), answer.strip()
-    numbers = NUMBER.findall(said)
-    return float(said == wanted or (bool(numbers) and numbers[-1] == wanted))
+    text, expected = text_of(turn).strip(), answer.strip()
+    numbers = NUMBER.findall(text)
+    return float(text == expected or (bool(numbers) and numbers[-1] == expected))
 
 
 def answer_call(call: JsonMapping) -> Turn:
     """Return the reply to one call of the calculator."""
-    given = call["function"].get("arguments") or {}
-    expression = given.get("expression", "") if isinstance(given, dict) else str(given)
+    arguments = call["function"].get("arguments") or {}
+    expression = arguments.get("expression", "") if isinstance(arguments, dict) else str(arguments)
     named = {"tool_call_id": call["id"]} if call.get("id") else {}
     return {"role": "tool", "name": "calculator", **named, "content": compute(str(expression))}
 
@@ -93,19 +93,19 @@ def calculator(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float
     """Computes what it is called with; a message without a call is the final answer."""
     last = messages[-1]
     if calls := last.get("tool_calls"):
-        return [answer_call(one) for one in calls], 0.0, False
-    found = CALL.search(text_of(last))
-    if found:
-        return [{"role": "user", "content": compute(found[1])}], 0.0, False
+        return [answer_call(call) for call in calls], 0.0, False
+    match = CALL.search(text_of(last))
+    if match:
+        return [{"role": "user", "content": compute(match[1])}], 0.0, False
     return [], is_right(last, answer), True
 
 
 def python(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bool]:
     """Runs the last block of code and says what it printed; a message without one is the final answer."""
-    said = text_of(messages[-1])
-    if not BLOCK.search(said):
+    text = text_of(messages[-1])
+    if not BLOCK.search(text):
         return [], is_right(messages[-1], answer), True
-    fine, printed = run_python(last_block(said), timeout_s=5, memory_mb=512)
+    fine, printed = run_python(last_block(text), timeout_s=5, memory_mb=512)
     return [{"role": "user", "content": printed.strip() or ("done" if fine else "error")}], 0.0, False
 
 
@@ -146,31 +146,31 @@ class OperatorStep:
     def load(cls, name: str, reference: str) -> OperatorStep:
         """Import it. Raises `InvalidInput` (`E-REWARD`) for what is not a function of one or two arguments."""
         function = ENVIRONMENT.load(name, reference)
-        for given in (("",), ()):  # an answer that has a default is given, too
+        for arguments in (("",), ()):  # an answer that has a default is given, too
             try:
-                inspect.signature(function).bind([], *given)
+                inspect.signature(function).bind([], *arguments)
             except (TypeError, ValueError):  # ValueError: a builtin that does not say what it takes
                 continue
-            return cls(name, function, bool(given))
+            return cls(name, function, bool(arguments))
         raise ENVIRONMENT.unusable(name, "It is called as step(messages) or step(messages, answer), and takes neither.")
 
     def __call__(self, messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bool]:
         """Return what it returns, checked. Raises `InvalidInput` (`E-REWARD`)."""
-        given = [dict(one) for one in messages]
+        turns = [dict(message) for message in messages]
         try:
-            found = self.function(given, answer) if self.takes_answer else self.function(given)
+            outcome = self.function(turns, answer) if self.takes_answer else self.function(turns)
         except Exception as error:
             raise self.broken(f"It raised {type(error).__name__}: {error}"[:500]) from error
-        if not isinstance(found, tuple) or len(found) != 3:
-            raise self.broken(f"It returned {type(found).__name__}, and not (messages, reward, done).")
-        said, reward, done = found
-        if not isinstance(said, list | tuple) or not all(is_reply(one) for one in said):
+        if not isinstance(outcome, tuple) or len(outcome) != 3:
+            raise self.broken(f"It returned {type(outcome).__name__}, and not (messages, reward, done).")
+        replies, reward, done = outcome
+        if not isinstance(replies, list | tuple) or not all(is_reply(reply) for reply in replies):
             raise self.broken(f"Its messages are a list of {{role: {' or '.join(REPLIES)}, content: text}}.")
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
             raise self.broken(f"Its reward is {reward!r}, and not a number.")
-        if not done and not said:
+        if not done and not replies:
             raise self.broken("It said nothing, and that the conversation is not done.")
-        return [dict(one) for one in said], float(reward), bool(done)
+        return [dict(reply) for reply in replies], float(reward), bool(done)
 
     def broken(self, why: str) -> InvalidInput:
         return ENVIRONMENT.unusable(self.name, why)
@@ -199,33 +199,32 @@ class Environment:
         else:
             assert reference is not None, "a job of a function has its reference"
             step = OperatorStep.load(settings.name, reference)
-        made = cls(step, Renderer(tokenizer))
-        made.require_continued([], [{"role": "user", "content": "x"}])
-        return made
+        environment = cls(step, Renderer(tokenizer))
+        environment.require_continued([], [{"role": "user", "content": "x"}])
+        return environment
 
     def reply(self, messages: list[Turn], ids: Sequence[int], answer: str) -> tuple[list[Turn], float, bool]:
         """Read a sampled turn into `messages`, and return what the environment says to it."""
         messages.append(dict(self.renderer.parse(ids).turn))
         return self.step(messages, answer)
 
-    def following(self, prompt: Sequence[int], ids: Sequence[int], said: list[Turn]) -> list[int] | None:
+    def following(self, prompt: Sequence[int], ids: Sequence[int], replies: list[Turn]) -> list[int] | None:
         """Return the ids that follow the sampled ones when the environment has spoken; None where the turn did not end.
 
         Raises `InvalidInput` (`E-CHAT-TEMPLATE`) where the template has no place for what it said.
         """
-        whole = self.renderer.bridge(prompt, ids, said)
+        whole = self.renderer.bridge(prompt, ids, replies)
         if whole is None and ids[-1] in self.renderer.stop_ids:
-            self.require_continued(prompt, said)
+            self.require_continued(prompt, replies)
         return None if whole is None else whole[len(prompt) + len(ids) :]
 
-    def require_continued(self, prompt: Sequence[int], said: list[Turn]) -> None:
+    def require_continued(self, prompt: Sequence[int], replies: list[Turn]) -> None:
         """Raise `InvalidInput` (`E-CHAT-TEMPLATE`) where no turn of the policy could be followed by these messages."""
-        if any(self.renderer.bridge(prompt, [stop], said) for stop in self.renderer.stop_ids):
+        if any(self.renderer.bridge(prompt, [stop], replies) for stop in self.renderer.stop_ids):
             return
         raise InvalidInput(
-            f"The chat template cannot continue a conversation with a message of role {said[0]['role']}.",
-            why="What it writes after an answer depends on the answer, or it has no end of a turn; sampled tokens are "
-            "never rendered again.",
+            f"The chat template cannot continue a conversation with a message of role {replies[0]['role']}.",
+            why="What it writes after an answer depends on the answer, or it has no end of a turn; sampled tokens are never rendered again.",
             do="Use another engine.template, such as chatml.",
             code="E-CHAT-TEMPLATE",
         )

@@ -56,7 +56,7 @@ class RolloutPlan(BatchPlan):
         start = cursor.step // self.steps_per_rollout * self.prompts
         return rows[start : start + self.prompts]
 
-    def place(self, cursor: Cursor) -> str:
+    def name_rollout(self, cursor: Cursor) -> str:
         """Return names the rollout at a cursor."""
         return f"{cursor.epoch}:{cursor.step // self.steps_per_rollout}"
 
@@ -75,11 +75,11 @@ class RolloutPlan(BatchPlan):
         return steps
 
 
-def require_prompts(found: int, wanted: int) -> None:
+def require_prompts(num_prompts: int, needed: int) -> None:
     """Raise `InvalidInput` (`E-BATCH`) where the prompts do not fill one rollout."""
-    if found < wanted:
+    if num_prompts < needed:
         raise InvalidInput(
-            f"A rollout answers {wanted} prompts, and the data set has {found}.",
+            f"A rollout answers {needed} prompts, and the data set has {num_prompts}.",
             why="batch_size x gradient_accumulation x minibatches completions are drawn, num_generations to a prompt.",
             do="Give the trainer more rows, lower batch_size, or raise stage.num_generations.",
             code="E-BATCH",
@@ -110,8 +110,7 @@ class ConstantRewards:
             since = f"The {self.steps} steps up to {record.step}" if self.steps > 1 else f"Step {record.step}"
             self.emit(
                 "warning",
-                text=f"{since}: all completions of each prompt have the same reward, which teaches nothing. Use "
-                "rewards that differ between them, easier or harder prompts, or a higher temperature.",
+                text=f"{since}: all completions of each prompt have the same reward, which teaches nothing. Use rewards that differ between them, easier or harder prompts, or a higher temperature.",
             )
 
 
@@ -120,20 +119,20 @@ HISTORY = "history"
 SHARE = 0.1
 
 
-def summarize_rollouts(kept: JsonMapping) -> JsonObject:
+def summarize_rollouts(state: JsonMapping) -> JsonObject:
     """Return what the rollouts of a training have reported: means over the first and the last tenth of them, and all of
     them.
 
     Empty where none was drawn.
     """
-    history: Sequence[Mapping[str, float]] = kept.get(HISTORY, ())
+    history: Sequence[Mapping[str, float]] = state.get(HISTORY, ())
     if not history:
         return {}
     size = math.ceil(SHARE * len(history))
     ends = {"at_start": history[:size], "at_end": history[-size:]}
-    means = {end: {name: fmean(one[name] for one in some) for name in history[0]} for end, some in ends.items()}
-    constant = sum(is_constant(one) for one in history)
-    return {"count": len(history), "constant": constant, **means, "found": [dict(one) for one in history]}
+    means = {end: {name: fmean(rollout[name] for rollout in some) for name in history[0]} for end, some in ends.items()}
+    constant = sum(is_constant(rollout) for rollout in history)
+    return {"count": len(history), "constant": constant, **means, "found": [dict(rollout) for rollout in history]}
 
 
 @dataclass
@@ -150,19 +149,19 @@ class RolloutFeed(Feed):
         """Prompts alone, where a batch is looked at before any completion is drawn."""
         return super().batch([row % len(self.examples) for row in rows], epoch)
 
-    def drawn(self, cursor: Cursor, writer: Any, config: TrainerConfig, kept: JsonObject) -> list[Batch]:
+    def draw_batches(self, cursor: Cursor, writer: Any, config: TrainerConfig, state: JsonObject) -> list[Batch]:
         """Return the micro-batches of the step at `cursor`; a new rollout is drawn where there is none of its place."""
         plan = self.plan
         assert isinstance(plan, RolloutPlan), plan
-        place = plan.place(cursor)
-        if self.rollout is None and kept:
-            self.rollout = Rollout.from_values(kept)
-        if self.rollout is None or self.rollout.place != place:
+        position = plan.name_rollout(cursor)
+        if self.rollout is None and state:
+            self.rollout = Rollout.from_values(state)
+        if self.rollout is None or self.rollout.place != position:
             examples = [self.examples[row] for row in plan.prompts_at(cursor)]
-            given = Surroundings(writer, config, self.panel, self.pad_id, self.environment, self.server)
-            self.rollout = draw_rollout(given, examples, place)
-            history = [*kept.get(HISTORY, ()), self.rollout.reported]
-            kept.clear()
-            kept.update(self.rollout.as_values())
-            kept[HISTORY] = history
+            surroundings = Surroundings(writer, config, self.panel, self.pad_id, self.environment, self.server)
+            self.rollout = draw_rollout(surroundings, examples, position)
+            history = [*state.get(HISTORY, ()), self.rollout.reported]
+            state.clear()
+            state.update(self.rollout.as_values())
+            state[HISTORY] = history
         return [self.rollout.batch(rows, self.pad_id) for rows in plan.at(cursor)]

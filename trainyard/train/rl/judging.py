@@ -47,14 +47,14 @@ class JudgeScorer:
 
     def score(self, completions: Sequence[SampledCompletion], settings: JudgeReward) -> list[float]:
         """Points of each completion, over the most. Raises `Unavailable` where the server does not answer."""
-        asked = [
-            PROMPT.format(most=MOST_POINTS, rubric=settings.rubric, question=one.prompt, answer=one.text)
-            for one in completions
+        prompts = [
+            PROMPT.format(most=MOST_POINTS, rubric=settings.rubric, question=completion.prompt, answer=completion.text)
+            for completion in completions
         ]
-        return [share_of(reply) for reply in self.servers[settings.server](asked, SCHEMA)]
+        return [share_of(reply) for reply in self.servers[settings.server](prompts, SCHEMA)]
 
 
 def share_of(reply: str) -> float:
     """Return the points of a reply, over the most."""
-    found = POINTS.search(reply)
-    return min(1.0, float(found[0]) / MOST_POINTS) if found else 0.0
+    match = POINTS.search(reply)
+    return min(1.0, float(match[0]) / MOST_POINTS) if match else 0.0

@@ -68,24 +68,23 @@ def load_reward_model(source: ScorerSource, device: str, seed: int) -> Any:
 def own_tokenizer(source: ScorerSource) -> PreTrainedTokenizerBase:
     """Return the tokenizer with which a reward model was trained, or its base's."""
     folder = source.folder / "tokenizer" if source.adapter is not None else source.folder
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         str(folder if folder.is_dir() else source.base), trust_remote_code=False
     )
-    return found
+    return tokenizer
 
 
 def require_same_tokens(source: ScorerSource, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise `InvalidInput` (`E-MODEL-INVALID`) for a reward model that reads other tokens than the policy writes."""
-    own = own_tokenizer(source)
-    if own.get_vocab() != tokenizer.get_vocab():
+    scorer = own_tokenizer(source)
+    if scorer.get_vocab() != tokenizer.get_vocab():
         raise InvalidInput(
             "The reward model has another tokenizer than the model that is trained.",
-            why=f"It knows {len(own.get_vocab()):,} tokens, the model {len(tokenizer.get_vocab()):,}, and it scores "
-            "tokens.",
+            why=f"It knows {len(scorer.get_vocab()):,} tokens, the model {len(tokenizer.get_vocab()):,}, and it scores tokens.",
             do="Train the reward model from the same base, such as from the sft adapter that this trainer continues.",
             code="E-MODEL-INVALID",
         )
-    if own.chat_template != tokenizer.chat_template:
+    if scorer.chat_template != tokenizer.chat_template:
         raise InvalidInput(
             "The reward model was trained with another chat template than the model that is trained.",
             why="It has never seen prompts as this trainer writes them.",
@@ -103,20 +102,20 @@ class RewardModelScorer:
 
     def score(self, completions: Sequence[SampledCompletion], _settings: Any) -> list[float]:
         """Return the reward of each completion after its prompt."""
-        return self.score_rows([list(one.ids) for one in completions])
+        return self.score_rows([list(completion.ids) for completion in completions])
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """Return the reward of each row; rows of similar length are computed together."""
         order = sorted(range(len(rows)), key=lambda at: (len(rows[at]), at))
-        found = [0.0] * len(rows)
+        scores = [0.0] * len(rows)
         for start in range(0, len(order), ROWS_AT_ONCE):
-            places = order[start : start + ROWS_AT_ONCE]
-            ids = [torch.tensor(rows[at]) for at in places]
+            row_indices = order[start : start + ROWS_AT_ONCE]
+            ids = [torch.tensor(rows[at]) for at in row_indices]
             ids_BT = pad_sequence(ids, batch_first=True, padding_value=self.pad_id).to(self.model.device)
             mask_BT = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.model.device)
-            for at, value in zip(places, self.rewards(ids_BT, mask_BT).tolist(), strict=True):
-                found[at] = value
-        return found
+            for at, value in zip(row_indices, self.rewards(ids_BT, mask_BT).tolist(), strict=True):
+                scores[at] = value
+        return scores
 
     def rewards(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
         """Return the score after the last token of each row, wherever its token looks like padding: (B,)."""

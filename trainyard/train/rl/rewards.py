@@ -57,8 +57,8 @@ def exact_match(completion: SampledCompletion, answer: str, settings: ExactMatch
     if settings.after is not None and settings.after not in completion.text:
         return 0.0
     ends = (final_part(text, settings.after) for text in (completion.text, answer))
-    said, wanted = (folded(text.strip(), settings.ignore_case) for text in ends)
-    return float(said == wanted)
+    text, expected = (folded(text.strip(), settings.ignore_case) for text in ends)
+    return float(text == expected)
 
 
 def final_part(text: str, mark: str | None) -> str:
@@ -68,8 +68,10 @@ def final_part(text: str, mark: str | None) -> str:
 
 def contains(completion: SampledCompletion, answer: str, settings: ContainsReward) -> float:
     """1.0 or 0.0. An answer of spaces only is contained nowhere."""
-    wanted = answer.strip() if settings.text is None else settings.text
-    return float(bool(wanted) and folded(wanted, settings.ignore_case) in folded(completion.text, settings.ignore_case))
+    expected = answer.strip() if settings.text is None else settings.text
+    return float(
+        bool(expected) and folded(expected, settings.ignore_case) in folded(completion.text, settings.ignore_case)
+    )
 
 
 def regex(completion: SampledCompletion, _answer: str, settings: RegexReward) -> float:
@@ -92,8 +94,7 @@ def json_schema(completion: SampledCompletion, _answer: str, settings: JsonSchem
     outcome = check_schema(last_block(completion.text), settings.definition, timeout_s=SCHEMA_S, memory_mb=SCHEMA_MB)
     if outcome.verdict.startswith("unresolvable"):
         raise InvalidInput(
-            "The schema of a json_schema reward refers to what it does not contain: "
-            f"{outcome.verdict.removeprefix('unresolvable')}.",
+            f"The schema of a json_schema reward refers to what it does not contain: {outcome.verdict.removeprefix('unresolvable')}.",
             do="Write the definition below $defs of the schema itself.",
             code="E-REWARD",
         )
@@ -155,12 +156,14 @@ class RewardPanel:
             return self.scorers[settings.type].score(completions, settings)
         function = REWARDS[settings.type]
         with open_sandboxes():
-            return [function(one, answer, settings) for one, answer in zip(completions, answers, strict=True)]
+            return [
+                function(completion, answer, settings) for completion, answer in zip(completions, answers, strict=True)
+            ]
 
-    def totals(self, found: dict[str, list[float]]) -> list[float]:
+    def totals(self, scores: dict[str, list[float]]) -> list[float]:
         """Return the weighted sum of each completion's rewards."""
         weights = [settings.weight for settings in self.rewards]
-        return [sum(map(float.__mul__, weights, row)) for row in zip(*found.values(), strict=True)]
+        return [sum(map(float.__mul__, weights, row)) for row in zip(*scores.values(), strict=True)]
 
 
 def require_sound(rewards: Sequence[Any]) -> None:
@@ -180,11 +183,11 @@ def require_sound(rewards: Sequence[Any]) -> None:
 
 def named(rewards: Sequence[Any]) -> JsonObject:
     """Return each reward under a name of its own: its type, with a number from the second of that type on."""
-    found: JsonObject = {}
+    by_name: JsonObject = {}
     for settings in rewards:
-        same = sum(other.type == settings.type for other in found.values())
-        found[settings.type if not same else f"{settings.type}_{same + 1}"] = settings
-    return found
+        same = sum(other.type == settings.type for other in by_name.values())
+        by_name[settings.type if not same else f"{settings.type}_{same + 1}"] = settings
+    return by_name
 
 
 def folded(text: str, ignore_case: bool) -> str:

@@ -65,15 +65,15 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
     Raises `InvalidInput` (`E-BATCH`) when rows that are scored as wholes should be packed, and (`E-BATCH`)
     when a step has fewer rows than the loss compares.
     """
-    hyper, asked = config.hyperparameters, config.engine.batching
-    if asked == "packed" and not stage.facts.packable:
+    hyper, batching = config.hyperparameters, config.engine.batching
+    if batching == "packed" and not stage.facts.packable:
         raise InvalidInput(
             f"Rows of stage {config.stage} cannot be packed: their loss needs each row separately.",
             do="Use batching: auto or buckets.",
             code="E-BATCH",
         )
     require_rows(config)
-    mode, why = asked, "asked for"
+    mode, why = batching, "asked for"
     if mode == "auto":
         mode = "packed" if device == "cuda" and stage.facts.packable and stage.sequences == 1 else "buckets"
         why = "packed rows on CUDA" if mode == "packed" else "rows of similar length waste no positions on this device"
@@ -89,10 +89,10 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
 
 def require_rows(config: TrainerConfig) -> None:
     """Raise `InvalidInput` (`E-BATCH`) when a batch has fewer rows than the loss compares."""
-    asked, smallest = config.hyperparameters.batch_size, config.stage.facts.smallest_batch
-    if asked < smallest:
+    batch_size, smallest = config.hyperparameters.batch_size, config.stage.facts.smallest_batch
+    if batch_size < smallest:
         raise InvalidInput(
-            f"Stage {config.stage} compares the rows of a batch, and batch_size is {asked}.",
+            f"Stage {config.stage} compares the rows of a batch, and batch_size is {batch_size}.",
             do=f"Use a batch_size of at least {smallest}.",
             code="E-BATCH",
         )
@@ -121,17 +121,17 @@ def keeps_rows_apart(model: Any) -> bool:
 
     Attention has to read the borders from the position ids, which not every family's does; a recurrent layer cannot.
     """
-    words = model.config.get_text_config().vocab_size
-    last = [token % words for token in range(5, 12)]
-    found = []
+    vocab_size = model.config.get_text_config().vocab_size
+    last = [token % vocab_size for token in range(5, 12)]
+    hidden_states = []
     with evaluating(model):
         for first in ([1, 2, 3, 4], [4, 1, 1, 2]):
-            rows = [{"input_ids": row, "labels": row} for row in ([token % words for token in first], last)]
+            rows = [{"input_ids": row, "labels": row} for row in ([token % vocab_size for token in first], last)]
             batch = {name: value.to(model.device) for name, value in pack(rows, 0).items()}
-            found.append(label_logprobs(model, batch).logprobs_N[-len(last) + 1 :])
+            hidden_states.append(label_logprobs(model, batch).logprobs_N[-len(last) + 1 :])
     exact = model.dtype is torch.float32 and getattr(model.config, "quantization_config", None) is None
     close = 1e-4 if exact else 2e-2
-    first_N, second_N = found
+    first_N, second_N = hidden_states
     return torch.allclose(first_N, second_N, rtol=close, atol=close, equal_nan=True)
 
 
@@ -146,7 +146,7 @@ class BatchPlan:
         self.widths, self.cut, self.stage = widths, cut, stage
         self.extents = widths if extents is None else extents
         self.rows_each = stage.sequences if extents is None else 1
-        self._known: tuple[int, list[StepRows]] | None = None
+        self._epoch_steps: tuple[int, list[StepRows]] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -155,9 +155,9 @@ class BatchPlan:
 
     def steps(self, epoch: int) -> list[StepRows]:
         """Return the steps of an epoch, each cut into micro-batches; every row occurs once."""
-        if self._known is None or self._known[0] != epoch:
-            self._known = (epoch, self._draw(epoch))
-        return self._known[1]
+        if self._epoch_steps is None or self._epoch_steps[0] != epoch:
+            self._epoch_steps = (epoch, self._draw(epoch))
+        return self._epoch_steps[1]
 
     def at(self, cursor: Cursor) -> StepRows:
         return self.steps(cursor.epoch)[cursor.step]
@@ -187,12 +187,12 @@ class BatchPlan:
         if self.cut.mode == "buckets":
             group = size * GROUP_STEPS
             parts = [sorted(rows[at : at + group], key=self.widths.__getitem__) for at in range(0, len(rows), group)]
-            chosen = [part[at : at + size] for part in parts for at in range(0, len(part), size)]
-            generator.shuffle(chosen)
+            steps = [part[at : at + size] for part in parts for at in range(0, len(part), size)]
+            generator.shuffle(steps)
         else:
-            chosen = [rows[at : at + size] for at in range(0, len(rows), size)]
-        chosen = merge_small(chosen, self.stage.facts.smallest_batch)
-        return [self.cut_rows(step) for step in chosen]
+            steps = [rows[at : at + size] for at in range(0, len(rows), size)]
+        steps = merge_small(steps, self.stage.facts.smallest_batch)
+        return [self.cut_rows(step) for step in steps]
 
     def cut_rows(self, rows: list[int]) -> StepRows:
         """Return the same rows in micro-batches."""
@@ -232,23 +232,28 @@ class Feed:
         """Return all micro-batches of the step at `cursor`."""
         return [self.batch(rows, cursor.epoch) for rows in self.plan.at(cursor)]
 
-    def drawn(self, cursor: Cursor, writer: CompletionWriter, config: TrainerConfig, kept: JsonObject) -> list[Batch]:
+    def draw_batches(
+        self, cursor: Cursor, writer: CompletionWriter, config: TrainerConfig, state: JsonObject
+    ) -> list[Batch]:
         """Return the same, with the completions that the stage draws. All of them are of the weights before the step,
         so a
-        run that is resumed inside it draws the same. What more than one step learns from goes to `kept`."""
+        run that is resumed inside it draws the same. What more than one step learns from goes to `state`."""
         draw, batches = self.stage.draw, self.step(cursor)
         if draw is None:
             return batches
-        places = (f"{cursor.epoch}:{cursor.step}:{micro}" for micro in range(len(batches)))
-        return [draw(writer, batch, config, self.pad_id, place) for batch, place in zip(batches, places, strict=True)]
+        positions = (f"{cursor.epoch}:{cursor.step}:{micro}" for micro in range(len(batches)))
+        return [
+            draw(writer, batch, config, self.pad_id, position)
+            for batch, position in zip(batches, positions, strict=True)
+        ]
 
     def batch(self, rows: Sequence[int], epoch: int | None = None) -> Batch:
         """Return a batch of rows, as they are learned in an epoch or, without one, as the model is served."""
         batch = self._collate(rows, packed=self.plan.cut.mode == "packed", epoch=epoch)
         if self.reference is not None:
             names = self.reference[rows[0]]
-            known = {name: torch.tensor([self.reference[row][name] for row in rows]) for name in names}
-            batch |= {f"reference/{name}": value for name, value in known.items()}
+            reference = {name: torch.tensor([self.reference[row][name] for row in rows]) for name in names}
+            batch |= {f"reference/{name}": value for name, value in reference.items()}
         return batch
 
     def in_order(self, rows_per_batch: int) -> Iterator[tuple[list[int], Batch]]:

@@ -52,14 +52,14 @@ def within_length(
         ledger.trained -= trained
         ledger.masked -= masked
         ledger.dropped += trained + masked
-    kept = [
+    fitting = [
         (example, row) for example, row in zip(examples, ledger.example_rows, strict=True) if width(example) <= limit
     ]
-    before, ledger.example_rows = set(ledger.example_rows), [row for _, row in kept]
+    before, ledger.example_rows = set(ledger.example_rows), [row for _, row in fitting]
     lost = len(before - set(ledger.example_rows))
     ledger.rows["trained"] -= lost
     ledger.rows["dropped_too_long"] += lost
     if "extra_examples" in ledger.rows:
-        ledger.rows["extra_examples"] = len(kept) - ledger.rows["trained"]
+        ledger.rows["extra_examples"] = len(fitting) - ledger.rows["trained"]
     assert ledger.balanced, ledger
-    return [example for example, _ in kept], ledger
+    return [example for example, _ in fitting], ledger

@@ -46,8 +46,8 @@ def encode_prompt(
     if not turns or (compared and isinstance(row, PromptRow) and not answer.content):
         ledger.rows["dropped_no_answer" if turns else "dropped_no_target"] += 1
         return None
-    shown = answer if isinstance(row, SftRow) or answer.content else Message("assistant", PLACEHOLDER)
-    prompt, _ = encode_answers(renderer, turns, ([shown],), row.tools, ledger)
+    visible_answer = answer if isinstance(row, SftRow) or answer.content else Message("assistant", PLACEHOLDER)
+    prompt, _ = encode_answers(renderer, turns, ([visible_answer],), row.tools, ledger)
     ledger.read += len(prompt)
     if len(prompt) > max_length:
         ledger.dropped += len(prompt)

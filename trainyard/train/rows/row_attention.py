@@ -41,10 +41,10 @@ def choose_row_attention(model: Any, device: str, dtype: torch.dtype) -> str:
 
 def probe(model: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return the log-probabilities of two short rows, packed and padded, computed in a precision."""
-    words = model.config.get_text_config().vocab_size
+    vocab_size = model.config.get_text_config().vocab_size
     rows: list[Encoded] = []
     for row in ROWS:
-        ids = [token % words for token in row]
+        ids = [token % vocab_size for token in row]
         rows.append({"input_ids": ids, "labels": ids})
     with evaluating(model), torch.autocast(model.device.type, dtype, enabled=dtype is not torch.float32):
         batches = (collate(rows, 0) for collate in (pack, pad))

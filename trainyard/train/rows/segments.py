@@ -52,7 +52,7 @@ class PromptGroup:
     def row(self, number: int) -> Encoded:
         """Return the group as a row of tokens, `number` being its prompt's."""
         shared, last = self.prompt[:-1], self.prompt[-1:]
-        found: Encoded = {
+        row: Encoded = {
             "input_ids": [*shared],
             "labels": [IGNORED] * len(shared),
             "position_ids": [*range(len(shared))],
@@ -60,14 +60,14 @@ class PromptGroup:
             MASK_GROUPS: [-number] * len(shared),
         }
         for sequence, answer in self.answers:
-            own = [*last, *answer]
-            found["input_ids"] += own
+            answer_ids = [*last, *answer]
+            row["input_ids"] += answer_ids
             labels = [*last, *self.labels.get(sequence, answer)]
-            found["labels"] += [IGNORED, *labels[1:]]
-            found["position_ids"] += range(len(shared), len(shared) + len(own))
-            found[SEQUENCES] += [sequence] * len(own)
-            found[MASK_GROUPS] += [number] * len(own)
-        return found
+            row["labels"] += [IGNORED, *labels[1:]]
+            row["position_ids"] += range(len(shared), len(shared) + len(answer_ids))
+            row[SEQUENCES] += [sequence] * len(answer_ids)
+            row[MASK_GROUPS] += [number] * len(answer_ids)
+        return row
 
 
 def collate_rows(groups: Sequence[PromptGroup], pad_id: int) -> Batch:
@@ -83,7 +83,7 @@ def collate_rows(groups: Sequence[PromptGroup], pad_id: int) -> Batch:
 
 def collate_packed(groups: Iterable[PromptGroup], *, shared: bool) -> Batch:
     """Return all groups end to end in one row (1, T); unless `shared`, each answer has a prompt of its own."""
-    apart = groups if shared else (one for group in groups for one in group.separate())
+    apart = groups if shared else (separate_group for group in groups for separate_group in group.separate())
     rows = [group.row(number) for number, group in enumerate(apart, 1)]
     names = [name for name in rows[0] if shared or name != MASK_GROUPS]
     return {name: torch.tensor([[value for row in rows for value in row[name]]]) for name in names}
@@ -114,4 +114,4 @@ class RowLayout:
     def width(self, example: Encoded, *, shared: bool) -> int:
         """Positions that an example takes in a batch."""
         groups = self.groups([example])
-        return sum(one.width for group in groups for one in ([group] if shared else group.separate()))
+        return sum(part.width for group in groups for part in ([group] if shared else group.separate()))

@@ -86,16 +86,16 @@ def share_prompts(cut: Cut, config: TrainerConfig, stage: StageSpec, model: Any,
 
     Raises `InvalidInput` (`E-BATCH`) where that was asked for and this model cannot do it.
     """
-    asked = config.stage.asks_shared
+    requested = config.stage.asks_shared
     if stage.layout is None:
         return cut
-    if asked is False:
+    if requested is False:
         return replace(cut, shared_why="not asked for")
     if config.launch.strategy is not Strategy.SINGLE:
         against = "the processes of a distributed training divide the rows of a batch among them"
     else:
         against = reason_against(model, max(map(stage.width, examples)))
-    if against and asked is True:
+    if against and requested is True:
         raise InvalidInput(
             f"The prompts cannot be shared: {against}.",
             why="An answer would see tokens that it does not see in a row of its own.",
@@ -106,7 +106,7 @@ def share_prompts(cut: Cut, config: TrainerConfig, stage: StageSpec, model: Any,
         return replace(cut, shared_why=against)
     gain = gain_of_sharing(cut, stage, model, examples)
     measured = f"answers in rows of their own take {gain:.2f} times the operations"
-    if asked is True:
+    if requested is True:
         return replace(cut, shared=True, shared_why=f"asked for; {measured}")
     if gain < LEAST_GAIN:
         return replace(cut, shared_why=f"{measured}, and sharing pays from {LEAST_GAIN}")
@@ -118,8 +118,8 @@ def gain_of_sharing(cut: Cut, stage: StageSpec, model: Any, examples: Sequence[E
     cost, totals = Operations.of_model(model), []
     again = not stage.reference_per_example
     for shared in (False, True):
-        own = replace(cut, shared=shared)
-        feed = Feed(examples, make_plan(examples, own, stage), stage, 0)
+        variant = replace(cut, shared=shared)
+        feed = Feed(examples, make_plan(examples, variant, stage), stage, 0)
         micros = chain.from_iterable(islice(feed.plan.steps(0), COUNTED_STEPS))
         totals.append(sum(cost.of_batch(feed.batch(rows), by_reference=again) for rows in micros))
     return totals[0] / totals[1]
@@ -144,15 +144,17 @@ def reason_against(model: Any, longest: int) -> str:
 
 def keeps_answers_apart(model: Any) -> bool:
     """Return whether two answers behind one prompt have the log-probabilities that they have in rows of their own."""
-    words = model.config.get_text_config().vocab_size
-    prompt, *answers = ([token % words for token in ids] for ids in ([5, 6, 7, 8], [9, 10, 11], [12, 5, 13, 14, 9]))
+    vocab_size = model.config.get_text_config().vocab_size
+    prompt, *answers = (
+        [token % vocab_size for token in ids] for ids in ([5, 6, 7, 8], [9, 10, 11], [12, 5, 13, 14, 9])
+    )
     group = PromptGroup(prompt, list(enumerate(answers)))
-    found = []
+    logprobs = []
     with evaluating(model):
         for batch in (collate_rows(group.separate(), 0), collate_packed([group], shared=True)):
             on_device = {name: value.to(model.device) for name, value in batch.items()}
-            found.append(label_logprobs(model, on_device).sums(len(answers)))
+            logprobs.append(label_logprobs(model, on_device).sums(len(answers)))
     exact = model.dtype is torch.float32 and getattr(model.config, "quantization_config", None) is None
     close = 1e-4 if exact else 2e-2
-    apart_S, together_S = found
+    apart_S, together_S = logprobs
     return torch.allclose(apart_S, together_S, rtol=close, atol=close, equal_nan=True)

@@ -97,10 +97,10 @@ class TokenLedger:
     def refuse(self, row: AnyRow, error: TemplateError) -> None:
         """Count a row that the chat template refuses, with the template's words."""
         self.rows["dropped_template"] += 1
-        words = " ".join(str(error).split())[:MOST_REASON_CHARS] or type(error).__name__
-        words = words if words in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
-        before = self.refused.get(words, Refusals(0, row.source))
-        self.refused[words] = Refusals(before.rows + 1, before.first)
+        reason = " ".join(str(error).split())[:MOST_REASON_CHARS] or type(error).__name__
+        reason = reason if reason in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
+        before = self.refused.get(reason, Refusals(0, row.source))
+        self.refused[reason] = Refusals(before.rows + 1, before.first)
 
     @property
     def refused_share(self) -> float:
@@ -109,8 +109,8 @@ class TokenLedger:
 
     def enter_set(self, source: str, before: dict[str, int]) -> None:
         """Enter what changed with one row under the set of a mixture that its source begins with."""
-        name, known, _ = source.partition("/")
-        if known:
+        name, separator, _ = source.partition("/")
+        if separator:
             account = self.sets.setdefault(name, Counter())
             account["rows"] += 1
             account.update({key: value - before[key] for key, value in self.tokens().items()})
@@ -143,8 +143,8 @@ class TokenLedger:
         """Return the commonest reasons of the template, with their rows and the first of them."""
         common = sorted(self.refused.items(), key=lambda item: -item[1].rows)[:most]
         named = [
-            f"{words} ({counted.rows:,}{f', first {counted.first}' if counted.first else ''})"
-            for words, counted in common
+            f"{reason} ({counted.rows:,}{f', first {counted.first}' if counted.first else ''})"
+            for reason, counted in common
         ]
         return "; ".join(named)
 
@@ -171,15 +171,15 @@ def encode_rows(
     examples: list[Found] = []
     for row in training_rows(rows, ledger):
         try:
-            made = encode(renderer, row, max_length, ledger)
+            encoded = encode(renderer, row, max_length, ledger)
         except TemplateError as error:
             ledger.refuse(row, error)
             continue
-        own = made if isinstance(made, list) else [] if made is None else [made]
-        if len(own) > 1:
-            ledger.rows["extra_examples"] += len(own) - 1
-        examples += own
-        ledger.example_rows += [ledger.rows["read"]] * len(own)
+        row_examples = encoded if isinstance(encoded, list) else [] if encoded is None else [encoded]
+        if len(row_examples) > 1:
+            ledger.rows["extra_examples"] += len(row_examples) - 1
+        examples += row_examples
+        ledger.example_rows += [ledger.rows["read"]] * len(row_examples)
     assert ledger.balanced, ledger
     return examples, ledger
 
@@ -214,19 +214,23 @@ def encode_conversation(
     """Return the examples of a conversation, each with a turn that is learned."""
     cut = renderer.cut(row.messages, row.tools)
     last = last_learned(cut.examples) if last_turn else None
-    conversations = [own for own in cut.examples if last is None or any(map(last.__eq__, own))]
+    conversations = [
+        conversation for conversation in cut.examples if last is None or any(map(last.__eq__, conversation))
+    ]
     ledger.enter_cut(replace(cut, empty=0, unlearned=0) if last_turn else cut)
     taught = [pieces for pieces in conversations if any(piece.learned for piece in pieces)] or cut.examples[:1]
     encoded = [encode_pieces(renderer, pieces, only=last) for pieces in taught]
     examples = [{name: ids[:max_length] for name, ids in example.items()} for example in encoded]
     counts = [sum(label != IGNORED for label in example["labels"]) for example in examples]
-    kept = [example for example, count in zip(examples, counts, strict=True) if count]
+    taught_examples = [example for example, count in zip(examples, counts, strict=True) if count]
     learns = any(label != IGNORED for example in encoded for label in example["labels"])
     read, trained = sum(len(example["labels"]) for example in encoded), sum(counts)
     dropped = sum(len(whole["labels"]) for whole, count in zip(encoded, counts, strict=True) if not count)
-    masked = sum(len(example["labels"]) for example in kept) - trained
-    ledger.enter(read, trained, masked, "" if kept else "truncated" if learns else "no_target", dropped=dropped)
-    return kept or None
+    masked = sum(len(example["labels"]) for example in taught_examples) - trained
+    ledger.enter(
+        read, trained, masked, "" if taught_examples else "truncated" if learns else "no_target", dropped=dropped
+    )
+    return taught_examples or None
 
 
 def last_learned(conversations: list[list[Piece]]) -> Piece | None:
@@ -245,9 +249,9 @@ def encode_pieces(
     ids: list[int] = []
     labels: list[int] = []
     for number, piece in enumerate(pieces):
-        own = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=start and number == 0)
-        ids += own
-        labels += own if piece.learned and only in (None, piece) else [IGNORED] * len(own)
+        piece_ids = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=start and number == 0)
+        ids += piece_ids
+        labels += piece_ids if piece.learned and only in (None, piece) else [IGNORED] * len(piece_ids)
     if start:
         labels[:1] = [IGNORED] * len(labels[:1])
     return {"input_ids": ids, "labels": labels}
@@ -270,14 +274,14 @@ def encode_preference(
 def encode_pair(renderer: Renderer, row: PreferenceRow, max_length: int, ledger: TokenLedger) -> Encoded | None:
     prompt, answers = encode_answers(renderer, row.prompt, (row.chosen, row.rejected), row.tools, ledger)
     room = max(0, max_length - len(prompt))
-    chosen, rejected = kept = [answer.cut(room) for answer in answers]
+    chosen, rejected = fitted = [answer.cut(room) for answer in answers]
     compares = chosen.trained and rejected.trained and chosen.ids != rejected.ids
     lost = ""
     if not compares:
         lost = "same" if answers[0].ids == answers[1].ids else "truncated"
         lost = lost if all(answer.trained for answer in answers) else "no_target"
-    trained, read = sum(answer.trained for answer in kept), sum(len(answer.ids) for answer in answers)
-    masked = 2 * len(prompt) + sum(len(answer.ids) for answer in kept) - trained
+    trained, read = sum(answer.trained for answer in fitted), sum(len(answer.ids) for answer in answers)
+    masked = 2 * len(prompt) + sum(len(answer.ids) for answer in fitted) - trained
     ledger.enter(2 * len(prompt) + read, trained, masked, lost)
     return None if lost else {"prompt_ids": prompt, **chosen.fields("chosen"), **rejected.fields("rejected")}
 
@@ -315,7 +319,7 @@ def encode_answers(
     cut = renderer.cut_answers(prompt, answers, tools)
     ledger.enter_cut(cut)
     encoded = [encode_pieces(renderer, pieces, start=False) for pieces in cut.examples]
-    return renderer.ids(cut.prompt), [Answer(one["input_ids"], one["labels"]) for one in encoded]
+    return renderer.ids(cut.prompt), [Answer(row["input_ids"], row["labels"]) for row in encoded]
 
 
 def encode_labelled(
@@ -327,11 +331,11 @@ def encode_labelled(
 
 def encode_completion(renderer: Renderer, row: LabelledRow, max_length: int, ledger: TokenLedger) -> Encoded | None:
     prompt, (completion,) = encode_answers(renderer, row.prompt, (row.completion,), row.tools, ledger)
-    kept = completion.cut(max(0, max_length - len(prompt)))
-    lost = "" if kept.trained else "truncated" if completion.trained else "no_target"
-    masked = len(prompt) + len(kept.ids) - kept.trained
-    ledger.enter(len(prompt) + len(completion.ids), kept.trained, masked, lost)
-    return None if lost else {"prompt_ids": prompt, **kept.fields(COMPLETION), "desirable": [int(row.label)]}
+    fitted = completion.cut(max(0, max_length - len(prompt)))
+    lost = "" if fitted.trained else "truncated" if completion.trained else "no_target"
+    masked = len(prompt) + len(fitted.ids) - fitted.trained
+    ledger.enter(len(prompt) + len(completion.ids), fitted.trained, masked, lost)
+    return None if lost else {"prompt_ids": prompt, **fitted.fields(COMPLETION), "desirable": [int(row.label)]}
 
 
 STEPS_MISSING = "Give the rows their steps: reasoning_content, `steps`, or lines before `####`. "

@@ -36,12 +36,12 @@ def strict_kernels(enabled: bool = True) -> Iterator[None]:
     if not enabled:
         yield
         return
-    asked, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(asked, warn_only=warns)
+        torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
 def refusal_of(step: Callable[[], None]) -> str:

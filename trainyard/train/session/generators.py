@@ -49,13 +49,13 @@ class OwnGenerators:
         if self._used:
             yield
             return
-        others, self._used = read_states(cuda=self.cuda), True
+        outer_states, self._used = read_states(cuda=self.cuda), True
         write_states(self.states)
         try:
             yield
         finally:
             self.states, self._used = read_states(cuda=self.cuda), False
-            write_states(others)
+            write_states(outer_states)
 
 
 class Drawing(Protocol):
@@ -74,8 +74,8 @@ def draw_own(
     """Decorate a method that runs with the generators of its object."""
 
     @wraps(method)
-    def run(self: Drawer, *args: Given.args, **given: Given.kwargs) -> Found:
+    def run(self: Drawer, *args: Given.args, **kwargs: Given.kwargs) -> Found:
         with self.generators.used():
-            return method(self, *args, **given)
+            return method(self, *args, **kwargs)
 
     return run

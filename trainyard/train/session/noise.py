@@ -21,24 +21,24 @@ class EmbeddingNoise:
 
     def __init__(self, model: Any, alpha: float) -> None:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.alpha, self.given = alpha, JsonObject()
+        self.alpha, self.model_inputs = alpha, JsonObject()
         base.base_model.register_forward_pre_hook(self.note, with_kwargs=True)
         base.get_input_embeddings().register_forward_hook(self.add)
 
-    def note(self, _module: torch.nn.Module, _args: Any, given: JsonObject) -> None:
-        self.given = given
+    def note(self, _module: torch.nn.Module, _args: Any, model_inputs: JsonObject) -> None:
+        self.model_inputs = model_inputs
 
     def add(self, module: torch.nn.Module, _args: Any, embedded_BTD: torch.Tensor) -> torch.Tensor | None:
         if not module.training:
             return None
-        size_B11 = lengths(self.given, embedded_BTD) * embedded_BTD.shape[-1]
+        size_B11 = lengths(self.model_inputs, embedded_BTD) * embedded_BTD.shape[-1]
         noise_BTD = torch.empty(embedded_BTD.shape, device=embedded_BTD.device).uniform_(-1, 1)
         return embedded_BTD + (noise_BTD * self.alpha / size_B11.sqrt()).to(embedded_BTD.dtype)
 
 
-def lengths(given: JsonObject, embedded_BTD: torch.Tensor) -> torch.Tensor:
+def lengths(model_inputs: JsonObject, embedded_BTD: torch.Tensor) -> torch.Tensor:
     """Return tokens of the row that each position belongs to: (B, T or 1, 1)."""
-    positions_BT, mask_BT, borders_S = map(given.get, ("position_ids", "attention_mask", "cu_seq_lens_q"))
+    positions_BT, mask_BT, borders_S = map(model_inputs.get, ("position_ids", "attention_mask", "cu_seq_lens_q"))
     if borders_S is not None:  # attention gets the sequences separately, and no mask (`layout/sequence_attention`)
         rows, width = embedded_BTD.shape[:2]
         sizes_S = borders_S.diff()

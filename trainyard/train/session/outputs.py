@@ -24,19 +24,17 @@ def require_outputs(names: Sequence[str]) -> None:
     unknown = set(names) - set(OUTPUTS)
     if unknown:
         raise InvalidInput(
-            f"forward has no output {sorted(unknown)[0]!r}.",
-            do="Ask for logits or hidden_states.",
-            code="E-NAME",
+            f"forward has no output {sorted(unknown)[0]!r}.", do="Ask for logits or hidden_states.", code="E-NAME"
         )
 
 
 def read_outputs(model: Any, batch: Batch, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Return the outputs of one pass over the batch's `input_ids`, in float32 on the CPU."""
-    given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-    found = model(**given, output_hidden_states="hidden_states" in names, use_cache=False)
-    tensors = {"logits": found.logits.float()} if "logits" in names else {}
+    model_inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    output = model(**model_inputs, output_hidden_states="hidden_states" in names, use_cache=False)
+    tensors = {"logits": output.logits.float()} if "logits" in names else {}
     if "hidden_states" in names:
-        tensors["hidden_states"] = torch.stack(list(found.hidden_states)).float()
+        tensors["hidden_states"] = torch.stack(list(output.hidden_states)).float()
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 

@@ -63,16 +63,16 @@ class Replies:
     """The last replies by their `op_seq`."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, tuple[str, Any]] = OrderedDict()
+        self._replies: OrderedDict[int, tuple[str, Any]] = OrderedDict()
         self._forgotten = -1
 
     def once(self, op_seq: int | None, verb: str, work: Callable[[], Reply]) -> Reply:
         """Carry out, or return the first reply of the same `op_seq`; `Conflict` (`E-STEP`) for another verb."""
-        if op_seq is not None and op_seq in self._known:
-            known, reply = self._known[op_seq]
-            if known != verb:
+        if op_seq is not None and op_seq in self._replies:
+            earlier_verb, reply = self._replies[op_seq]
+            if earlier_verb != verb:
                 raise Conflict(
-                    f"op_seq {op_seq} was a {known} and comes again as a {verb}.",
+                    f"op_seq {op_seq} was a {earlier_verb} and comes again as a {verb}.",
                     do="Number the calls of a session one after another.",
                     code="E-STEP",
                 )
@@ -87,7 +87,7 @@ class Replies:
             )
         reply = work()
         if op_seq is not None:
-            self._known[op_seq] = (verb, reply)
-            if len(self._known) > KEPT_REPLIES:
-                self._forgotten = max(self._forgotten, self._known.popitem(last=False)[0])
+            self._replies[op_seq] = (verb, reply)
+            if len(self._replies) > KEPT_REPLIES:
+                self._forgotten = max(self._forgotten, self._replies.popitem(last=False)[0])
         return reply

@@ -128,8 +128,8 @@ class Session:
         an empty id and NaN as its loss; a pending graph stays.
         Raises `InvalidInput` (`E-DATA-EMPTY`, `E-STEP`, `E-NAME`), and then nothing has changed.
         """
-        given = (batch, normalizer, list(outputs), inline)
-        return self._replies.once(op_seq, "forward", lambda: self._run(Session._forward, *given))
+        arguments = (batch, normalizer, list(outputs), inline)
+        return self._replies.once(op_seq, "forward", lambda: self._run(Session._forward, *arguments))
 
     def backward(
         self, forward_id: str, *, scale: float = 1.0, measure: bool = True, op_seq: int | None = None
@@ -139,8 +139,8 @@ class Session:
         Raises `Conflict`: `E-STEP` after a step without `zero_grad`, `E-STEP` for an id whose graph is
         gone (used, replaced by a later forward, or dropped).
         """
-        given = (forward_id, scale, measure)
-        return self._replies.once(op_seq, "backward", lambda: self._run(Session._backward, *given))
+        arguments = (forward_id, scale, measure)
+        return self._replies.once(op_seq, "backward", lambda: self._run(Session._backward, *arguments))
 
     def step(
         self,
@@ -155,8 +155,8 @@ class Session:
         `max_grad_norm` defaults to the config's, `learning_rate` overrides the schedule for this step, `metric` feeds a
         schedule that waits for a plateau. Raises `Conflict` (`E-STEP`) when nothing was accumulated.
         """
-        given = (max_grad_norm, learning_rate, metric)
-        return self._replies.once(op_seq, "step", lambda: self._run(Session._step, *given))
+        arguments = (max_grad_norm, learning_rate, metric)
+        return self._replies.once(op_seq, "step", lambda: self._run(Session._step, *arguments))
 
     def zero_grad(self, *, op_seq: int | None = None) -> None:
         """Clear the gradients and drop a pending graph."""
@@ -169,13 +169,13 @@ class Session:
 
         Raises `InvalidInput` (`E-SAMPLING`, and `E-STEP` for a reward model); so does `logprobs`.
         """
-        given = ([list(prompt) for prompt in prompts], asdict(sampling or Sampling()))
-        return self._replies.once(op_seq, "generate", lambda: self._run(Session._generate, *given))
+        arguments = ([list(prompt) for prompt in prompts], asdict(sampling or Sampling()))
+        return self._replies.once(op_seq, "generate", lambda: self._run(Session._generate, *arguments))
 
     def logprobs(self, rows: Sequence[Sequence[int]], *, op_seq: int | None = None) -> list[list[float | None]]:
         """Log-probability of every token given those before it, without dropout; None for the first of a row."""
-        given = [list(row) for row in rows]
-        return self._replies.once(op_seq, "logprobs", lambda: self._run(Session._logprobs, given))
+        token_rows = [list(row) for row in rows]
+        return self._replies.once(op_seq, "logprobs", lambda: self._run(Session._logprobs, token_rows))
 
     def save(self, name: str, *, kind: str = "full", op_seq: int | None = None) -> JsonObject:
         """Write the state (`full`) or the weights (`weights`) under `name`; returns {name, path, sha256}.
@@ -196,18 +196,18 @@ class Session:
 
     # What they do
 
-    def _run(self, verb: Callable[..., Found], *given: Any) -> Found:
+    def _run(self, verb: Callable[..., Found], *arguments: Any) -> Found:
         """Carry out a verb; in distributed training, on all ranks."""
-        return verb(self, *given)
+        return verb(self, *arguments)
 
     @draw_own
     def _forward(self, batch: Batch, normalizer: float | None, outputs: Sequence[str], inline: bool) -> Forward:
         engine = self.engine
         on_device = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items()}
         if "labels" not in batch:
-            found = self._outputs(on_device, outputs or ("logits",), inline)
+            tensors = self._outputs(on_device, outputs or ("logits",), inline)
             self.num_forwards += 1
-            return Forward("", torch.tensor(math.nan), 0, {}, found)
+            return Forward("", torch.tensor(math.nan), 0, {}, tensors)
         units = engine.stage.units(batch)
         if not units:
             raise InvalidInput(
@@ -215,7 +215,7 @@ class Session:
                 do="Give rows with an assistant turn, a pair or a label.",
                 code="E-DATA-EMPTY",
             )
-        found = self._outputs(on_device, outputs, inline) if outputs else {}
+        tensors = self._outputs(on_device, outputs, inline) if outputs else {}
         if engine.rotation is not None:
             engine.rotation.show(self.global_step, engine.optimizer)
         reference = self._reference_scores(on_device)
@@ -225,15 +225,15 @@ class Session:
         loss = total / (normalizer if normalizer is not None else units)
         self.num_forwards += 1
         self._pending = (f"forward-{self.num_forwards}", loss)
-        return Forward(self._pending[0], loss.detach(), units, metrics, found)
+        return Forward(self._pending[0], loss.detach(), units, metrics, tensors)
 
     def _reference_scores(self, batch: Batch) -> Scores | None:
         """Scores of the frozen reference, from the batch where they were computed before (`reference/...`)."""
         engine = self.engine
         if not engine.stage.needs_reference(engine.config):
             return None
-        known = {name.removeprefix("reference/"): batch[name] for name in batch if name.startswith("reference/")}
-        return known or self.reference_scores(batch)
+        reference = {name.removeprefix("reference/"): batch[name] for name in batch if name.startswith("reference/")}
+        return reference or self.reference_scores(batch)
 
     @property
     def has_reference(self) -> bool:
@@ -278,13 +278,13 @@ class Session:
     def _outputs(self, batch: Batch, names: Sequence[str], inline: bool) -> JsonObject:
         require_outputs(names)
         with torch.no_grad(), self.autocast(), fork_rng(self.engine.device):
-            found = self.parallelism.run(self.engine.model, lambda model: read_outputs(model, batch, names))
+            outputs = self.parallelism.run(self.engine.model, lambda model: read_outputs(model, batch, names))
         if not self.parallelism.leading:
             return {}
         at = self.folder / "outputs" / f"forward-{self.num_forwards + 1}"
         return {
             name: hand_out(name, value, at.with_name(f"{at.name}-{name}.safetensors"), inline=inline)
-            for name, value in found.items()
+            for name, value in outputs.items()
         }
 
     @draw_own
@@ -367,8 +367,8 @@ class Session:
 
     def _generate(self, prompts: Sequence[Sequence[int]], sampling: JsonObject) -> list[Generated]:
         self._require_logits()
-        given = (self.engine.tokenizer, prompts, Sampling(**sampling))
-        return self._quietly(lambda model: sample(model, *given, reader=reader_of(model)))
+        arguments = (self.engine.tokenizer, prompts, Sampling(**sampling))
+        return self._quietly(lambda model: sample(model, *arguments, reader=reader_of(model)))
 
     def _logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
         self._require_logits()

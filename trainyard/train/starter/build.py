@@ -81,12 +81,14 @@ def compare(built: Path, shipped: Path) -> JsonObject:
     """Return what a build has in common with the shipped weights: recipe, corpus, and the losses on the held-out
     passages.
     """
-    own, theirs = (json.loads((folder / MANIFEST).read_text(encoding="utf-8")) for folder in (built, shipped))
+    built_manifest, shipped_manifest = (
+        json.loads((folder / MANIFEST).read_text(encoding="utf-8")) for folder in (built, shipped)
+    )
     return {
-        "same_recipe": own["recipe_sha256"] == theirs["recipe_sha256"],
-        "same_corpus": own["corpus_sha256"] == theirs["corpus_sha256"],
-        "heldout_loss": own["heldout_loss"],
-        "shipped_heldout_loss": theirs["heldout_loss"],
+        "same_recipe": built_manifest["recipe_sha256"] == shipped_manifest["recipe_sha256"],
+        "same_corpus": built_manifest["corpus_sha256"] == shipped_manifest["corpus_sha256"],
+        "heldout_loss": built_manifest["heldout_loss"],
+        "shipped_heldout_loss": shipped_manifest["heldout_loss"],
     }
 
 

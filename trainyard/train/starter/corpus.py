@@ -97,7 +97,7 @@ class Passage:
 
 def corpus_sources(packages: Iterable[str] = tuple(PACKAGES)) -> list[PackageSource]:
     """Return the packages with their versions and folders. Raises `NotFound` (`E-STARTER`) if one is not installed."""
-    found = []
+    sources = []
     for name in packages:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:
@@ -107,8 +107,8 @@ def corpus_sources(packages: Iterable[str] = tuple(PACKAGES)) -> list[PackageSou
                 code="E-STARTER",
             )
         folder = Path(next(iter(spec.submodule_search_locations)))
-        found.append(PackageSource(name, importlib.metadata.version(name).partition("+")[0], folder))
-    return found
+        sources.append(PackageSource(name, importlib.metadata.version(name).partition("+")[0], folder))
+    return sources
 
 
 def corpus_sha256(passages: Iterable[Passage]) -> str:
@@ -178,10 +178,10 @@ def phrase_questions(text: str, name: str) -> Iterator[Passage]:
     """
     for sentence in list(sentences(text))[:PHRASES_PER_PASSAGE]:
         draw = random.Random(sentence)
-        words = sentence.split()
+        tokens = sentence.split()
         length = draw.randint(1, 4)
-        start = 0 if draw.random() < LEADING_PHRASES else draw.randrange(len(words) - length)
-        phrase = " ".join(words[start : start + length]).strip(" .,;:()\"'")
+        start = 0 if draw.random() < LEADING_PHRASES else draw.randrange(len(tokens) - length)
+        phrase = " ".join(tokens[start : start + length]).strip(" .,;:()\"'")
         if len(phrase) >= MIN_PHRASE_CHARS:
             form = draw.choice(OPENINGS) + draw.choice(ASKS) + draw.choice(CLOSINGS)
             yield Passage(sentence, question=form.replace("{name}", name).replace("{phrase}", phrase))

@@ -49,8 +49,8 @@ def main(folder: Path) -> int:
     try:
         pretrain(folder, spec)
     except (TrainyardError, OSError, RuntimeError, MemoryError) as error:
-        known = error if isinstance(error, TrainyardError) else unforeseen(error)
-        (folder / "error.json").write_text(json.dumps(known.as_dict()), encoding="utf-8")
+        problem = error if isinstance(error, TrainyardError) else unforeseen(error)
+        (folder / "error.json").write_text(json.dumps(problem.as_dict()), encoding="utf-8")
         return 1
     return 0
 
@@ -228,8 +228,8 @@ def train(
 
 def new_optimizers(model: LlamaForCausalLM, recipe: StarterRecipe) -> list[torch.optim.Optimizer]:
     matrices = [parameter for name, parameter in model.model.layers.named_parameters() if parameter.ndim == 2]
-    chosen = {id(parameter) for parameter in matrices}
-    vectors = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    matrix_ids = {id(parameter) for parameter in matrices}
+    vectors = [parameter for parameter in model.parameters() if id(parameter) not in matrix_ids]
     return [
         Muon(matrices, lr=recipe.matrix_learning_rate, weight_decay=0.0, scale=scale_by_shape),
         torch.optim.AdamW(vectors, lr=recipe.vector_learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),

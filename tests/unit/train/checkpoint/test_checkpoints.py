@@ -43,8 +43,8 @@ def test_newest_two_are_kept_and_the_newest_is_found(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         commit(tmp_path, step, writer())
     assert [step for _, step in checkpoints(tmp_path)] == [15, 10]
-    found = newest_valid(tmp_path)
-    assert (found.step, found.quarantined) == (15, ())
+    newest_whole = newest_valid(tmp_path)
+    assert (newest_whole.step, newest_whole.quarantined) == (15, ())
 
 
 @settings(
@@ -63,9 +63,9 @@ def test_damage_of_any_file_is_found_and_put_aside(tmp_path: Path, name: str, da
         path.unlink()
     else:
         (newest / "external").write_text("")
-    found = newest_valid(tmp_path)
-    assert found.step == 1
-    assert "The checkpoint of step 2 is damaged" in found.quarantined[0]
+    newest_whole = newest_valid(tmp_path)
+    assert newest_whole.step == 1
+    assert "The checkpoint of step 2 is damaged" in newest_whole.quarantined[0]
     assert not newest.exists()
     assert (tmp_path / "quarantine").is_dir()
 

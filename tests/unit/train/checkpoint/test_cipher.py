@@ -86,20 +86,20 @@ def test_a_sealed_checkpoint_is_verified_without_its_key_and_loaded_with_it(
     with CheckpointWriter(tmp_path) as writer:
         writer.sealer = cipher
         writer.save(3, tensors, {"text": "a drawn completion"})
-    found = newest_valid(tmp_path)
-    assert found.path is not None
-    assert damage_of(found.path) is None
-    assert not [path for path in found.path.iterdir() if b"completion" in path.read_bytes()]
-    loaded, values = load_checkpoint(found.path, sealer=cipher)
+    checkpoint = newest_valid(tmp_path)
+    assert checkpoint.path is not None
+    assert damage_of(checkpoint.path) is None
+    assert not [path for path in checkpoint.path.iterdir() if b"completion" in path.read_bytes()]
+    loaded, values = load_checkpoint(checkpoint.path, sealer=cipher)
     assert torch.equal(loaded["state/weights"], tensors["state/weights"])
     assert values == {"text": "a drawn completion"}
     with pytest.raises(Corrupt, match="E-CHECKPOINT-MISMATCH"):
-        load_checkpoint(found.path)
+        load_checkpoint(checkpoint.path)
 
 
 def test_a_checkpoint_of_before_the_key_is_read(cipher: CheckpointCipher, tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path) as writer:
         writer.save(1, {"state/weights": torch.ones(2)}, {"a": 1})
-    found = newest_valid(tmp_path)
-    assert found.path is not None
-    assert load_checkpoint(found.path, sealer=cipher)[1] == {"a": 1}
+    checkpoint = newest_valid(tmp_path)
+    assert checkpoint.path is not None
+    assert load_checkpoint(checkpoint.path, sealer=cipher)[1] == {"a": 1}

@@ -40,34 +40,34 @@ def state(value: float) -> dict[str, torch.Tensor]:
     return {"weights": torch.full((64,), value)}
 
 
-def write(here: Path, there: Path, steps: list[int], **given: Any) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = []
-    with CheckpointWriter(here, mirror=address(there), report=told.append, **given) as writer:
+def write(here: Path, there: Path, steps: list[int], **settings: Any) -> list[dict[str, Any]]:
+    reports: list[dict[str, Any]] = []
+    with CheckpointWriter(here, mirror=address(there), report=reports.append, **settings) as writer:
         for step in steps:
             writer.save(step, state(step), {"step": step})
             writer.wait()
-    return told
+    return reports
 
 
 def test_every_checkpoint_is_copied_whole_and_both_places_are_pruned(here: Path, there: Path) -> None:
     points: list[str] = []
-    told = write(here, there, [1, 2, 3], at=points.append)
+    reports = write(here, there, [1, 2, 3], at=points.append)
     assert sorted(path.name for path in there.iterdir()) == ["step-0000000002", "step-0000000003"]
     assert all(damage_of(path) is None for path in there.iterdir())
     assert [step for _, step in checkpoints(here)] == [3, 2]
-    assert [(record["tier"], record["step"]) for record in told] == [
+    assert [(record["tier"], record["step"]) for record in reports] == [
         (tier, step) for step in (1, 2, 3) for tier in ("disk", "mirror")
     ]
-    assert told[0]["bytes"] == told[1]["bytes"]
+    assert reports[0]["bytes"] == reports[1]["bytes"]
     assert points.count("checkpoint.mirrored") == 3
 
 
 def test_lost_disk_goes_on_from_the_mirror(here: Path, there: Path) -> None:
     write(here, there, [1, 2])
     shutil.rmtree(here)
-    found = find_newest(here, address(there))
-    assert (found.step, found.fetched_from, found.quarantined) == (2, address(there), ())
-    tensors, values = load_checkpoint(found.path or here)
+    checkpoint = find_newest(here, address(there))
+    assert (checkpoint.step, checkpoint.fetched_from, checkpoint.quarantined) == (2, address(there), ())
+    tensors, values = load_checkpoint(checkpoint.path or here)
     assert torch.equal(tensors["weights"], state(2.0)["weights"])
     assert values == {"step": 2}
     assert [path.name for path in here.iterdir()] == ["step-0000000002"]
@@ -76,8 +76,8 @@ def test_lost_disk_goes_on_from_the_mirror(here: Path, there: Path) -> None:
 def test_newer_checkpoint_here_is_preferred_and_nothing_is_fetched(here: Path, there: Path) -> None:
     write(here, there, [1, 2])
     shutil.rmtree(there / "step-0000000002")
-    found = find_newest(here, address(there))
-    assert (found.step, found.fetched_from) == (2, "")
+    checkpoint = find_newest(here, address(there))
+    assert (checkpoint.step, checkpoint.fetched_from) == (2, "")
 
 
 def flip(folder: Path) -> None:
@@ -102,7 +102,7 @@ def escape(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "damage_text"),
     [
         (flip, "state.safetensors has other bytes"),
         (lose, "state.json is missing"),
@@ -111,14 +111,14 @@ def escape(folder: Path) -> None:
     ],
 )
 def test_altered_copy_is_put_aside_and_the_one_before_it_is_used(
-    here: Path, there: Path, damage: Callable[[Path], None], words: str
+    here: Path, there: Path, damage: Callable[[Path], None], damage_text: str
 ) -> None:
     write(here, there, [1, 2])
     shutil.rmtree(here)
     damage(there / "step-0000000002")
-    found = find_newest(here, address(there))
-    assert (found.step, found.fetched_from) == (1, address(there))
-    assert words in found.quarantined[0]
+    checkpoint = find_newest(here, address(there))
+    assert (checkpoint.step, checkpoint.fetched_from) == (1, address(there))
+    assert damage_text in checkpoint.quarantined[0]
     assert (here / "quarantine" / "step-0000000002").is_dir()
     assert not (here.parent / "escaped").exists()
 
@@ -142,14 +142,14 @@ def test_copy_of_the_same_step_is_exchanged(here: Path, there: Path) -> None:
         writer.save(1, state(5.0), {})
     assert damage_of(there / "step-0000000001") is None
     shutil.rmtree(here)
-    found = find_newest(here, address(there))
-    assert torch.equal(load_checkpoint(found.path or here)[0]["weights"], state(5.0)["weights"])
+    checkpoint = find_newest(here, address(there))
+    assert torch.equal(load_checkpoint(checkpoint.path or here)[0]["weights"], state(5.0)["weights"])
 
 
 def test_mirror_that_fails_is_told_and_training_goes_on(here: Path, there: Path) -> None:
     there.write_text("a file, not a folder")
-    told = write(here, there, [1, 2, 3])
-    assert [record["code"] for record in told if record["tier"] == "mirror"] == ["E-MIRROR"] * 3
+    reports = write(here, there, [1, 2, 3])
+    assert [record["code"] for record in reports if record["tier"] == "mirror"] == ["E-MIRROR"] * 3
     assert find_newest(here).step == 3
     there.unlink()
     write(here, there, [4])
@@ -169,8 +169,8 @@ class Slow:
 
 
 def test_slow_mirror_does_not_hold_the_disk_up_and_skips_to_the_newest(here: Path, there: Path) -> None:
-    slow, told = Slow(), list[dict[str, Any]]()
-    writer = CheckpointWriter(here, keep=1, mirror=address(there), at=slow, report=told.append)
+    slow, reports = Slow(), list[dict[str, Any]]()
+    writer = CheckpointWriter(here, keep=1, mirror=address(there), at=slow, report=reports.append)
     writer.save(1, state(1.0), {})
     assert slow.reached.wait(WAIT_S)
     for step in (2, 3, 4, 5):
@@ -182,7 +182,7 @@ def test_slow_mirror_does_not_hold_the_disk_up_and_skips_to_the_newest(here: Pat
     slow.opened.set()
     writer.close()
     assert [step for _, step in checkpoints(here)] == [5]
-    overtaken = [(record["step"], record["overtaken_by"]) for record in told if "overtaken_by" in record]
+    overtaken = [(record["step"], record["overtaken_by"]) for record in reports if "overtaken_by" in record]
     assert overtaken == [(2, 3), (3, 4), (4, 5)]
     assert [path.name for path in there.iterdir()] == ["step-0000000005"]
 
@@ -199,11 +199,11 @@ def test_pruning_the_mirror_goes_by_the_metric_too(here: Path, there: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "given", ["s3://bucket/x", "/plain/path", "backup", "file:", "file:backup", "file://host/share", "file:///"]
+    "mirror", ["s3://bucket/x", "/plain/path", "backup", "file:", "file:backup", "file://host/share", "file:///"]
 )
-def test_address_without_a_store_is_refused_at_once(tmp_path: Path, given: str) -> None:
+def test_address_without_a_store_is_refused_at_once(tmp_path: Path, mirror: str) -> None:
     with pytest.raises(InvalidInput, match="E-MIRROR"):
-        CheckpointWriter(tmp_path, mirror=given)
+        CheckpointWriter(tmp_path, mirror=mirror)
     assert isinstance(open_store("file://localhost/backup%20disk"), FolderMirror)
 
 
@@ -211,19 +211,19 @@ def test_a_bucket_is_a_mirror_from_which_a_lost_disk_comes_back(here: Path, monk
     pytest.importorskip("google.cloud.storage", reason="needs the gcs extra")
     with ObjectServer() as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        bucket, told = "gs://weights/runs/one", []
-        with CheckpointWriter(here, mirror=bucket, report=told.append) as writer:
+        bucket, reports = "gs://weights/runs/one", []
+        with CheckpointWriter(here, mirror=bucket, report=reports.append) as writer:
             for step in (1, 2, 3):
                 writer.save(step, state(step), {"step": step})
                 writer.wait()
-        assert not [record for record in told if "error" in record]
+        assert not [record for record in reports if "error" in record]
         assert mirrored_steps(open_store(bucket)) == {3: True, 2: True}
         shutil.rmtree(here)
         here.mkdir()
-        found = find_newest(here, bucket)
-        assert (found.step, found.fetched_from) == (3, bucket)
-        assert found.path is not None
-        assert damage_of(found.path) is None
+        checkpoint = find_newest(here, bucket)
+        assert (checkpoint.step, checkpoint.fetched_from) == (3, bucket)
+        assert checkpoint.path is not None
+        assert damage_of(checkpoint.path) is None
         prune(open_store(bucket), 3, keep=1, best=min)
         assert mirrored_steps(open_store(bucket)) == {3: True}
 

@@ -104,16 +104,16 @@ def test_manifest_holds_the_true_digests_step_and_metric(tmp_path: Path) -> None
 
 def test_points_are_passed_in_order_and_each_checkpoint_is_told_once(tmp_path: Path) -> None:
     points: list[str] = []
-    told: list[dict[str, Any]] = []
-    with CheckpointWriter(tmp_path, at=points.append, report=told.append) as writer:
+    reports: list[dict[str, Any]] = []
+    with CheckpointWriter(tmp_path, at=points.append, report=reports.append) as writer:
         writer.save(1, state(1.0), {})
         writer.wait()
         writer.save(1, state(2.0), {})
     first = ["checkpoint.written", "checkpoint.synced", "checkpoint.manifest", "checkpoint.renamed"]
     assert points == [*first, *first[:3], "checkpoint.replaced", "checkpoint.renamed"]
-    assert [(record["tier"], record["step"]) for record in told] == [("disk", 1), ("disk", 1)]
+    assert [(record["tier"], record["step"]) for record in reports] == [("disk", 1), ("disk", 1)]
     folder = tmp_path / "step-0000000001"
-    assert told[-1]["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert reports[-1]["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
     assert load_checkpoint(folder)[0]["optimizer/step"] == 2.0
 
 
@@ -160,8 +160,8 @@ def test_newest_and_best_are_kept_and_nothing_goes_before_its_successor_is_there
 
 @given(st.dictionaries(st.integers(0, 30), st.none() | st.floats(0, 1)), st.integers(1, 4))
 def test_pruning_keeps_the_newest_and_one_best(metrics: dict[int, float | None], keep: int) -> None:
-    gone = list_prunable(metrics, keep, min)
-    left = sorted(metrics.keys() - set(gone), reverse=True)
+    pruned = list_prunable(metrics, keep, min)
+    left = sorted(metrics.keys() - set(pruned), reverse=True)
     assert left[:keep] == sorted(metrics, reverse=True)[:keep]
     assert len(left) <= keep + 1
     measured = [metric for metric in metrics.values() if metric is not None]
@@ -258,9 +258,9 @@ def test_damaged_checkpoint_is_never_loaded(tmp_path: Path, name: str, damage: C
     damage(path / name)
     with pytest.raises(Corrupt, match=f"E-CHECKPOINT-CORRUPT: The checkpoint step-0000000002 is damaged: {name}"):
         load_checkpoint(path)
-    found = find_newest(tmp_path)
-    assert (found.step, found.fetched_from) == (1, "")
-    assert "The checkpoint of step 2 is damaged" in found.quarantined[0]
+    checkpoint = find_newest(tmp_path)
+    assert (checkpoint.step, checkpoint.fetched_from) == (1, "")
+    assert "The checkpoint of step 2 is damaged" in checkpoint.quarantined[0]
 
 
 def test_checkpoint_of_another_backend_or_version_is_refused(tmp_path: Path) -> None:
@@ -273,11 +273,11 @@ def test_reserved_memory_is_used_by_the_first_save_and_again_by_later_ones(tmp_p
     tensors = state(1.0)
     with CheckpointWriter(tmp_path) as writer:
         writer.reserve(tensors)
-        (place,) = (buffer.data_N.data_ptr() for buffer in writer._free)
+        (address,) = (buffer.data_N.data_ptr() for buffer in writer._free)
         for step in range(3):
             writer.save(step, tensors, {})
             writer.wait()
-        assert [buffer.data_N.data_ptr() for buffer in writer._free] == [place]
+        assert [buffer.data_N.data_ptr() for buffer in writer._free] == [address]
 
 
 @pytest.mark.parametrize(

@@ -59,17 +59,17 @@ VALUES = st.recursive(
 )
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(value: Any, other: Any) -> bool:
     """Equal in value and kind, all the way down; a dictionary also in its order."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if type(one) is not type(other):
+    if isinstance(value, torch.Tensor):
+        return isinstance(other, torch.Tensor) and value.dtype == other.dtype and torch.equal(value, other)
+    if type(value) is not type(other):
         return False
-    if isinstance(one, dict):
-        return alike(list(one.items()), list(other.items()))
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
-    return bool(one == other)
+    if isinstance(value, dict):
+        return alike(list(value.items()), list(other.items()))
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(alike, value, other))
+    return bool(value == other)
 
 
 @given(VALUES)
@@ -100,10 +100,10 @@ def test_every_generator_is_put_back() -> None:
     np.random.normal()  # leaves a second normal number in numpy's state
     tensors: dict[str, torch.Tensor] = {}
     values = json.dumps(flatten(random_state(), "random", tensors))
-    wanted = draw()
+    expected = draw()
     draw()
     restore_random_state(rebuild(json.loads(values), {name: value.clone() for name, value in tensors.items()}))
-    assert draw() == wanted
+    assert draw() == expected
 
 
 # Going on
@@ -119,8 +119,8 @@ def went_on(session: Session, batches: int) -> tuple[Any, ...]:
     return losses, json.dumps(values["parts"]), {name: value.clone() for name, value in tensors.items()}
 
 
-def equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return bool(one[:2] == other[:2]) and alike(one[2], other[2])
+def equal(state: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return bool(state[:2] == other[:2]) and alike(state[2], other[2])
 
 
 OPTIMIZERS = [
@@ -145,10 +145,10 @@ def test_a_loaded_state_goes_on_to_the_same_bits(optimizer: Optimizer, inside: i
     for _ in range(inside):
         accumulate(session, batch_of())
     session.save("here")
-    wanted = went_on(session, 3 - inside)
+    expected = went_on(session, 3 - inside)
     other = session_of(tmp_path, config, seed=5)
     other.load("here")
-    assert equal(went_on(other, 3 - inside), wanted)
+    assert equal(went_on(other, 3 - inside), expected)
 
 
 @pytest.mark.parametrize("dropped", PARTS)
@@ -163,14 +163,14 @@ def test_without_any_one_part_the_bits_are_others(dropped: str, tmp_path: Path) 
     train_step(session, [batch_of()])
     accumulate(session, batch_of())
     session.save("here")
-    wanted = went_on(session, 1)
+    expected = went_on(session, 1)
     whole = begin(5)
     whole.load("here")
     complete = {name: part for name, part in saved_parts(tmp_path / "saved" / "here").items() if name != dropped}
-    assert equal(went_on(whole, 1), wanted)
+    assert equal(went_on(whole, 1), expected)
     other = begin(5)
     other.restore(Snapshot(complete, {}))
-    assert not equal(went_on(other, 1), wanted)
+    assert not equal(went_on(other, 1), expected)
 
 
 def saved_parts(folder: Path) -> dict[str, Any]:
@@ -270,11 +270,11 @@ def refuse(session: Session, error: type[TrainyardError], message: str, *, optim
     """Loading `here` fails with a message, and neither weights nor gradients nor a pending graph are touched."""
     pending = session.forward(batch_of())
     before = [*weights_of(session), *gradients_of(session), session.generators.states.torch]
-    with pytest.raises(error, match=message) as found:
+    with pytest.raises(error, match=message) as raised:
         session.load("here", optimizer=optimizer)
     assert same(before, [*weights_of(session), *gradients_of(session), session.generators.states.torch])
     session.backward(pending.forward_id)
-    return found.value
+    return raised.value
 
 
 def change(folder: Path, **identity: Any) -> None:

@@ -10,8 +10,8 @@ from trainyard.train.evaluation.divergence import Divergence, DivergenceWatch, j
 FALLING = [(step, 5.2 * math.exp(-step / 40) + 0.5) for step in range(1, 61)]
 
 
-def kinds(found: list[Divergence]) -> list[str]:
-    return [one.kind.value for one in found]
+def kinds(divergences: list[Divergence]) -> list[str]:
+    return [divergence.kind.value for divergence in divergences]
 
 
 @pytest.mark.parametrize(
@@ -57,32 +57,41 @@ NORMS = [1.0, 1.2, 0.9, 1.1, 1.0, 0.8]
 )
 def test_a_jump_of_the_gradient_is_told_with_what_was_usual(norms: list[float], expected: str) -> None:
     steps = dict(enumerate(norms, 1))
-    found = judge_training(FALLING, [], norms=steps)
-    assert [one.because for one in found] == [expected] * bool(expected)
+    divergences = judge_training(FALLING, [], norms=steps)
+    assert [divergence.because for divergence in divergences] == [expected] * bool(expected)
     watch = DivergenceWatch()
-    told = [(step, one) for step, norm in steps.items() for one in watch.on_step(step, 2.0, None, norm)]
-    assert [one.kind.value for _, one in told] == ["gradient_jump"] * bool(expected)
-    assert all(step in (7, 8) and "lower hyperparameters.learning_rate" in one.text for step, one in told)
+    reports = [
+        (step, divergence) for step, norm in steps.items() for divergence in watch.on_step(step, 2.0, None, norm)
+    ]
+    assert [divergence.kind.value for _, divergence in reports] == ["gradient_jump"] * bool(expected)
+    assert all(
+        step in (7, 8) and "lower hyperparameters.learning_rate" in divergence.text for step, divergence in reports
+    )
 
 
 def test_overfitting_is_told_with_the_best_step_and_what_to_do() -> None:
     held_out = [{"step": step, "loss": 1.8 + abs(step - 20) / 50} for step in range(10, 61, 10)]
-    (found,) = judge_training(FALLING, held_out)
+    (overfitting,) = judge_training(FALLING, held_out)
     means = [sum(loss for _, loss in FALLING[end - 10 : end]) / 10 for end in (20, 60)]
-    assert found.text == (
+    assert overfitting.text == (
         "overfitting: the held-out loss rose from 1.800 at step 20 to 2.600 at step 60, while the training loss fell "
         f"from {means[0]:.3f} to {means[1]:.3f}: "
         "take the best step by eval.load_best, end there by eval.patience, or train fewer epochs"
     )
-    (taken,) = judge_training(FALLING, held_out, takes_best=True)
-    assert taken.advice == "the result has the weights of that step; fewer epochs are enough"
-    assert judge_training(FALLING, [{"step": one["step"], "loss": 3.0 - one["step"] / 60} for one in held_out]) == []
+    (stopped,) = judge_training(FALLING, held_out, takes_best=True)
+    assert stopped.advice == "the result has the weights of that step; fewer epochs are enough"
+    assert (
+        judge_training(
+            FALLING, [{"step": evaluation["step"], "loss": 3.0 - evaluation["step"] / 60} for evaluation in held_out]
+        )
+        == []
+    )
 
 
 def test_a_kind_is_told_once_while_it_lasts() -> None:
     watch = DivergenceWatch()
     curve = [1.0, *[2.0] * 20, *[0.9] * 20, *[2.0] * 20]
-    told = [(step, kinds(new)) for step, loss in enumerate(curve, 1) if (new := watch.on_step(step, loss))]
-    assert [kind for _, kind in told] == [["loss_rose"], ["loss_rose"]]
-    assert told[0][0] == 10
-    assert told[1][0] > 41
+    reports = [(step, kinds(new)) for step, loss in enumerate(curve, 1) if (new := watch.on_step(step, loss))]
+    assert [kind for _, kind in reports] == [["loss_rose"], ["loss_rose"]]
+    assert reports[0][0] == 10
+    assert reports[1][0] > 41

@@ -19,10 +19,10 @@ NOT = -100
 
 
 def after(losses: list[float], **settings: Any) -> Evaluations:
-    found, asked = Evaluations(), EvalSettings(**settings)
-    for place, loss in enumerate(losses):
-        found.add(10 * (place + 1), {"loss": loss}, asked)
-    return found
+    evaluations, eval_settings = Evaluations(), EvalSettings(**settings)
+    for index, loss in enumerate(losses):
+        evaluations.add(10 * (index + 1), {"loss": loss}, eval_settings)
+    return evaluations
 
 
 @pytest.mark.parametrize(
@@ -44,26 +44,26 @@ def test_patience(losses: list[float], settings: dict[str, Any], ended: bool) ->
 
 
 def test_the_best_step_is_the_earliest_of_equals_and_never_one_without_a_number() -> None:
-    found = after([math.nan, 2, 1, 1, 3])
-    assert found.ranked(EvalMetric.LOSS) == [30, 40, 20, 50]
-    assert found.best_step(EvalMetric.LOSS) == 30
-    assert found.value_at(10, EvalMetric.LOSS) is None
-    assert found.value_at(20, EvalMetric.LOSS) == 2
-    assert found.at(11) is None
+    evaluations = after([math.nan, 2, 1, 1, 3])
+    assert evaluations.ranked(EvalMetric.LOSS) == [30, 40, 20, 50]
+    assert evaluations.best_step(EvalMetric.LOSS) == 30
+    assert evaluations.value_at(10, EvalMetric.LOSS) is None
+    assert evaluations.value_at(20, EvalMetric.LOSS) == 2
+    assert evaluations.at(11) is None
     assert after([]).best_step(EvalMetric.LOSS) is None
 
 
 def test_more_is_better_for_an_accuracy() -> None:
-    found, asked = Evaluations(), EvalSettings(metric=EvalMetric.REWARD_ACCURACY, patience=1)
+    evaluations, eval_settings = Evaluations(), EvalSettings(metric=EvalMetric.REWARD_ACCURACY, patience=1)
     for step, accuracy in enumerate([0.5, 0.75]):
-        found.add(step, {"reward_accuracy": accuracy}, asked)
-    assert (found.best_step(asked.metric), found.ended) == (1, False)
+        evaluations.add(step, {"reward_accuracy": accuracy}, eval_settings)
+    assert (evaluations.best_step(eval_settings.metric), evaluations.ended) == (1, False)
     assert list_best({1: 0.5, 2: 0.9, 3: 0.9}, max) == [2, 3, 1]
 
 
 def test_the_state_is_stored_whole() -> None:
-    found = after([3, 2, 2.5], patience=3)
-    assert Evaluations(**asdict(found)) == found
+    evaluations = after([3, 2, 2.5], patience=3)
+    assert Evaluations(**asdict(evaluations)) == evaluations
 
 
 @pytest.mark.parametrize(

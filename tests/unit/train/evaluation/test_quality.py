@@ -53,7 +53,10 @@ def trained(
     engine = TrainState(model, None, spec, config, optimizer, LearningRate(optimizer, config, steps), TOKENIZER)
     session = Session(engine, folder)
     feed = Feed(
-        examples, BatchPlan([spec.width(one) for one in examples], choose_cut(config, spec, "cpu"), spec), spec, PAD
+        examples,
+        BatchPlan([spec.width(example) for example in examples], choose_cut(config, spec, "cpu"), spec),
+        spec,
+        PAD,
     )
     finished = train(
         session, feed, SavedProgress(), total_steps=steps, save=lambda *_: None, save_steps=10**9, stop=lambda: False
@@ -112,10 +115,12 @@ def test_sft_learns_to_reverse_words_that_it_has_not_seen(tmp_path: Path) -> Non
         pairs = [reversal(draw) for _ in range(20_000)]
         examples = [{"input_ids": ask + say, "labels": [IGNORED] * len(ask) + say} for ask, say in pairs]
         session = trained(tmp_path / str(seed), Stage.SFT, examples, seed=seed, vocabulary=END + 1, steps=1200)
-        known = {tuple(ask) for ask, _ in pairs}
-        fresh = [pair for pair in (reversal(draw) for _ in range(2000)) if tuple(pair[0]) not in known][:200]
+        trained_asks = {tuple(ask) for ask, _ in pairs}
+        fresh = [pair for pair in (reversal(draw) for _ in range(2000)) if tuple(pair[0]) not in trained_asks][:200]
         sampling = Sampling(max_new_tokens=LENGTH + 1, temperature=0, stop_ids=(END,))
-        said = session.generate([ask for ask, _ in fresh], sampling)
-        shares.append(sum(one.ids == say for one, (_, say) in zip(said, fresh, strict=True)) / len(fresh))
+        completions = session.generate([ask for ask, _ in fresh], sampling)
+        shares.append(
+            sum(completion.ids == say for completion, (_, say) in zip(completions, fresh, strict=True)) / len(fresh)
+        )
     print("seeds", SEEDS, "exact", shares)
     assert statistics.median(shares) > 0.95

@@ -18,7 +18,7 @@ def test_no_position_receives_an_equal_answer(answers: list[int], seed: int) -> 
     assume(2 * max(Counter(answers).values()) <= len(answers))
     order = make_derangement(answers, seed)
     assert sorted(order) == list(range(len(answers)))
-    assert all(answers[given] != answers[place] for place, given in enumerate(order))
+    assert all(answers[giver] != answers[position] for position, giver in enumerate(order))
     assert order == make_derangement(answers, seed)
 
 

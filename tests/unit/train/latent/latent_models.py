@@ -19,15 +19,17 @@ from trainyard.train.losses.table import STAGES
 FAMILIES = ("llama", "gpt2")
 
 
-def causal_model(family: str, seed: int = 0, **given: Any) -> Any:
+def causal_model(family: str, seed: int = 0, **sizes_given: Any) -> Any:
     """A random two-layer model in evaluation mode: rotary positions (llama) or learned ones (gpt2)."""
     torch.manual_seed(seed)
-    words = len(TOKENIZER)
+    vocab_size = len(TOKENIZER)
     if family == "llama":
         sizes = {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 256}
-        config: Any = LlamaConfig(vocab_size=words, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, **sizes)
+        config: Any = LlamaConfig(
+            vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, **sizes
+        )
         return LlamaForCausalLM(config).eval()
-    config = GPT2Config(vocab_size=words, n_embd=32, n_layer=2, n_head=4, n_positions=256, **given)
+    config = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=256, **sizes_given)
     return GPT2LMHeadModel(config).eval()
 
 
@@ -44,13 +46,13 @@ ROWS = [
 PLAIN_ROWS = [SftRow([user("What is a node?"), assistant("A node reads.")]), SftRow([user("Why?"), assistant("b")])]
 
 
-def config_with(latent: dict[str, Any] | None, **given: Any) -> TrainerConfig:
-    stage = Stage.SFT.settings(**({"latent": latent} if latent is not None else {}), **given)
+def config_with(latent: dict[str, Any] | None, **fields: Any) -> TrainerConfig:
+    stage = Stage.SFT.settings(**({"latent": latent} if latent is not None else {}), **fields)
     return TrainerConfig(stage=stage, method="full", hyperparameters={"max_length": 128})
 
 
-def stage_with(latent: dict[str, Any], **given: Any) -> StageSpec:
-    return STAGES[Stage.SFT].chosen(config_with(latent, **given))
+def stage_with(latent: dict[str, Any], **fields: Any) -> StageSpec:
+    return STAGES[Stage.SFT].chosen(config_with(latent, **fields))
 
 
 def attached(model: Any, latent: dict[str, Any], seed: int = 0) -> LatentModule:

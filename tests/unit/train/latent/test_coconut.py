@@ -31,8 +31,8 @@ SMALL = {"prompt_ids": [5, 6], "step_ids": [10, 11, 20, 30], "step_lengths": [2,
 """Three steps of two, one and one tokens."""
 
 
-def settings(**given: Any) -> CoconutSettings:
-    return CoconutSettings(**{**COCONUT, "type": Latent.COCONUT, **given})
+def settings(**fields: Any) -> CoconutSettings:
+    return CoconutSettings(**{**COCONUT, "type": Latent.COCONUT, **fields})
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ def settings(**given: Any) -> CoconutSettings:
 )
 def test_rows_of_each_stage(stage: int, slots: list[int], learned: list[int]) -> None:
     row = arrange(SMALL, settings(), stage)
-    shown = 2 + len(slots)
+    visible_length = 2 + len(slots)
     assert row["input_ids"] == [5, 6, *[0] * len(slots), *learned]
     assert row["slots"] == [0, 0, *slots, *[0] * len(learned)]
-    assert row["labels"] == [IGNORED] * shown + learned
+    assert row["labels"] == [IGNORED] * visible_length + learned
 
 
 def test_rows_without_markers_have_thoughts_alone() -> None:
@@ -58,24 +58,24 @@ def test_rows_without_markers_have_thoughts_alone() -> None:
 
 
 def test_the_stage_rises_with_the_epochs_and_stays_at_the_last() -> None:
-    given = settings(epochs_per_stage=2, max_stage=2, first_stage=1)
-    assert [given.stage_at(epoch) for epoch in range(8)] == [1, 1, 2, 2, 3, 3, 3, 3]
-    assert given.usual_epochs == 6
+    coconut = settings(epochs_per_stage=2, max_stage=2, first_stage=1)
+    assert [coconut.stage_at(epoch) for epoch in range(8)] == [1, 1, 2, 2, 3, 3, 3, 3]
+    assert coconut.usual_epochs == 6
 
 
 def test_mixed_stages_follow_from_epoch_row_and_seed_alone() -> None:
-    given = settings(mix=1.0)
-    drawn = [stage_of_row(given, 4, row, 3, 42) for row in range(200)]
-    assert set(drawn) == {0, 1, 2, 3}
-    assert drawn == [stage_of_row(given, 4, row, 3, 42) for row in range(200)]
-    assert drawn != [stage_of_row(given, 5, row, 3, 42) for row in range(200)]
+    coconut = settings(mix=1.0)
+    stages = [stage_of_row(coconut, 4, row, 3, 42) for row in range(200)]
+    assert set(stages) == {0, 1, 2, 3}
+    assert stages == [stage_of_row(coconut, 4, row, 3, 42) for row in range(200)]
+    assert stages != [stage_of_row(coconut, 5, row, 3, 42) for row in range(200)]
     none = [stage_of_row(settings(), 1, row, 3, 42) for row in range(9)]
     assert none == [1] * 9
 
 
 def test_the_optimizer_begins_again_where_the_stage_changes() -> None:
-    given = settings(epochs_per_stage=2)
-    assert [epoch for epoch in range(12) if given.begins_again(epoch)] == [2, 4, 6]
+    coconut = settings(epochs_per_stage=2)
+    assert [epoch for epoch in range(12) if coconut.begins_again(epoch)] == [2, 4, 6]
     assert not any(settings(reset_optimizer=False).begins_again(epoch) for epoch in range(12))
 
 
@@ -83,27 +83,27 @@ def mixed_batch(latent: dict[str, Any] = COCONUT) -> Batch:
     """Prompts of three lengths with no, two and four thoughts."""
     stage = stage_with(latent)
     assert stage.at_epoch is not None
-    return stage.collate([stage.at_epoch(one, 0, epoch) for epoch, one in enumerate(encoded(COCONUT))], PAD)
+    return stage.collate([stage.at_epoch(example, 0, epoch) for epoch, example in enumerate(encoded(COCONUT))], PAD)
 
 
 @pytest.mark.parametrize("markers", [True, False])
 def test_all_prompts_end_in_one_column(markers: bool) -> None:
     batch = mixed_batch({**COCONUT, "markers": markers})
-    shown = (batch["slots"] == 0) & (batch["labels"] == IGNORED) & (batch["attention_mask"] == 1)
-    assert len({int(row.nonzero()[-1]) for row in shown}) == 1
+    padded = (batch["slots"] == 0) & (batch["labels"] == IGNORED) & (batch["attention_mask"] == 1)
+    assert len({int(row.nonzero()[-1]) for row in padded}) == 1
     assert (batch["slots"] == THOUGHT).sum(1).tolist() == [0, 2, 4]
     assert bool((batch["attention_mask"][batch["labels"] != IGNORED] == 1).all())
 
 
-def naive_hidden(model: Any, own: Any, batch: Batch, row: int) -> torch.Tensor:
+def naive_hidden(model: Any, technique: Any, batch: Batch, row: int) -> torch.Tensor:
     """Hidden states of one row without padding: the whole row is computed again for each thought."""
     seen = batch["attention_mask"][row].bool()
     alone = {name: batch[name][row, seen][None] for name in ("input_ids", "slots")}
-    embeds = rollout.embed(model, alone, own.vectors_KD)
+    embeds = rollout.embed(model, alone, technique.vectors_KD)
     mask = torch.ones_like(alone["input_ids"])
-    for place in (alone["slots"][0] == THOUGHT).nonzero()[:, 0].tolist():
-        before = rollout.run(model, embeds[:, :place], mask[:, :place])[:, -1:]
-        embeds = torch.cat([embeds[:, :place], before, embeds[:, place + 1 :]], 1)
+    for column in (alone["slots"][0] == THOUGHT).nonzero()[:, 0].tolist():
+        before = rollout.run(model, embeds[:, :column], mask[:, :column])[:, -1:]
+        embeds = torch.cat([embeds[:, :column], before, embeds[:, column + 1 :]], 1)
     return rollout.run(model, embeds, mask)[0]
 
 
@@ -112,17 +112,17 @@ def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> 
     """In float64; Llama's norm computes in float32 inside, which is what is left of a difference there."""
     close = {"rtol": 1e-5, "atol": 1e-5} if family == "llama" else {"rtol": 1e-9, "atol": 1e-9}
     model = causal_model(family).double()
-    own: Any = attached(model, COCONUT).double()
+    technique: Any = attached(model, COCONUT).double()
     other = copy.deepcopy(model)
     batch = mixed_batch()
-    hidden = own.hidden_states(model, batch)
+    hidden = technique.hidden_states(model, batch)
     seen = batch["attention_mask"].bool()
     naive = [naive_hidden(other, other.trainyard_latent, batch, row) for row in range(len(seen))]
     for row, expected in enumerate(naive):
         torch.testing.assert_close(hidden[row, seen[row]], expected, rtol=0, atol=1e-9)
     weights = torch.randn(hidden.shape[-1], dtype=torch.float64)
     sum((hidden[row, seen[row]] @ weights).tanh().sum() for row in range(len(seen))).backward()  # type: ignore[union-attr]
-    sum((one @ weights).tanh().sum() for one in naive).backward()  # type: ignore[union-attr]
+    sum((states @ weights).tanh().sum() for states in naive).backward()  # type: ignore[union-attr]
     for value, expected in zip(model.parameters(), other.parameters(), strict=True):
         if expected.grad is not None:
             torch.testing.assert_close(value.grad, expected.grad, **close)
@@ -132,26 +132,28 @@ def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_reads_what_is_trained_at_the_last_stage(family: str, latent: dict[str, Any]) -> None:
     model = causal_model(family)
-    own = attached(model, latent)
+    technique = attached(model, latent)
     stage = stage_with(latent)
     prompts = [example["prompt_ids"] for example in encoded(latent)]
     with torch.no_grad():
-        found = sample(model, TOKENIZER, prompts, Sampling(max_new_tokens=4, temperature=0, stop_ids=()), reader=own)
-        for prompt, one in zip(prompts, found, strict=True):
-            row = {"prompt_ids": prompt, "step_ids": [], "step_lengths": [], "answer_ids": one.ids}
+        completions = sample(
+            model, TOKENIZER, prompts, Sampling(max_new_tokens=4, temperature=0, stop_ids=()), reader=technique
+        )
+        for prompt, completion in zip(prompts, completions, strict=True):
+            row = {"prompt_ids": prompt, "step_ids": [], "step_lengths": [], "answer_ids": completion.ids}
             scored = stage.score(model, stage.collate([row], PAD), Head.FULL)["logprobs_N"].tolist()
-            assert one.logprobs_at_one == pytest.approx(scored, abs=1e-5)
+            assert completion.logprobs_at_one == pytest.approx(scored, abs=1e-5)
 
 
 def test_thoughts_are_fed_back_with_their_gradient() -> None:
     """Without its thoughts the model says something else, and what it says moves the weights before them."""
     model = causal_model("llama")
-    own: Any = attached(model, COCONUT)
+    technique: Any = attached(model, COCONUT)
     prompt = torch.tensor([encoded(COCONUT)[0]["prompt_ids"]])
     mask = torch.ones_like(prompt)
-    with_thoughts = own.open_after(model, prompt, mask, 4)[1]
-    assert not torch.allclose(with_thoughts, own.open_after(model, prompt, mask, 0)[1])
-    assert own.vectors_KD.shape[0] == END
+    with_thoughts = technique.open_after(model, prompt, mask, 4)[1]
+    assert not torch.allclose(with_thoughts, technique.open_after(model, prompt, mask, 0)[1])
+    assert technique.vectors_KD.shape[0] == END
 
 
 def test_rows_without_steps_are_counted_and_dropped() -> None:

@@ -43,8 +43,8 @@ CONFIGS: dict[str, Any] = {
 def build(name: str) -> Any:
     """A random model: with SDPA and grouped heads, with a softcap (gemma2), or with sinks (gpt_oss)."""
     torch.manual_seed(0)
-    given = {"llama": llama, "gpt2": gpt2}
-    return given[name]() if name in given else AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    builders = {"llama": llama, "gpt2": gpt2}
+    return builders[name]() if name in builders else AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
 
 
 ARCHITECTURES = ["llama", "gpt2", *CONFIGS]
@@ -61,13 +61,13 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
 
 def answer(model: Any, rows: tuple[torch.Tensor, torch.Tensor], prompt: int = 10) -> list[torch.Tensor]:
     """Logits after the prompt and after each token that follows it."""
-    own, (ids, mask) = model.trainyard_latent, rows
-    reading, logits = own.open(model, ids[:, :prompt], mask[:, :prompt])
-    found = [logits]
-    for place in range(prompt, LENGTH):
-        reading, logits = own.step(model, Reading(reading.cache, mask[:, :place]), ids[:, place])
-        found.append(logits)
-    return found
+    sparse_attention, (ids, mask) = model.trainyard_latent, rows
+    reading, logits = sparse_attention.open(model, ids[:, :prompt], mask[:, :prompt])
+    all_logits = [logits]
+    for column in range(prompt, LENGTH):
+        reading, logits = sparse_attention.step(model, Reading(reading.cache, mask[:, :column]), ids[:, column])
+        all_logits.append(logits)
+    return all_logits
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many keys each gathered query has read."""
     seen: list[int] = []
 
-    def attend(kernel: Any, module: Any, states: Any, places: torch.Tensor, *rest: Any, **options: Any) -> Any:
-        seen.append(places.shape[-1])
-        return gathered.attend_to_places(kernel, module, states, places, *rest, **options)
+    def attend(kernel: Any, module: Any, states: Any, positions: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        seen.append(positions.shape[-1])
+        return gathered.attend_to_places(kernel, module, states, positions, *rest, **options)
 
     monkeypatch.setattr(attention, "attend_to_places", attend)
     return seen
@@ -88,13 +88,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_gathered_answers_are_the_masked_ones(name: str, rows: Any, counted: list[int]) -> None:
     model = build(name)
     shared = with_tokens(model, K)
-    own = answer(model, rows)
+    gathered_logits = answer(model, rows)
     assert counted == [K] * 2 * (LENGTH + 1 - GATHERED_FROM * K)
     shared.gathers = False
     masked = answer(model, rows)
     assert len(counted) == 2 * (LENGTH + 1 - GATHERED_FROM * K)
-    for one, other in zip(own, masked, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    for actual, other in zip(gathered_logits, masked, strict=True):
+        torch.testing.assert_close(actual, other, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
@@ -106,8 +106,8 @@ def test_an_answer_is_what_training_computes_for_the_row(name: str, rows: Any) -
     ids, mask = rows
     with torch.enable_grad():
         whole = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
-    for place, logits in enumerate(answer(model, rows)):
-        torch.testing.assert_close(logits, whole[:, 9 + place].detach(), rtol=0, atol=1e-5)
+    for step, logits in enumerate(answer(model, rows)):
+        torch.testing.assert_close(logits, whole[:, 9 + step].detach(), rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -117,8 +117,8 @@ def test_a_prompt_in_blocks_is_the_prompt_at_once(rows: Any, monkeypatch: pytest
     once = answer(model, rows, prompt=20)
     monkeypatch.setattr(technique, "PROMPT_BLOCK", 6)
     monkeypatch.setattr(attention, "QUERIES_AT_ONCE", 4)
-    for one, other in zip(once, answer(model, rows, prompt=20), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    for actual, other in zip(once, answer(model, rows, prompt=20), strict=True):
+        torch.testing.assert_close(actual, other, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
@@ -127,10 +127,10 @@ def test_a_row_alone_answers_as_it_does_in_a_batch(rows: Any) -> None:
     with_tokens(model, K)
     together = answer(model, rows)
     for row, start in ((0, 7), (1, 0)):
-        own = model.trainyard_latent
-        reading, logits = own.open(model, ids[row : row + 1, start:10], mask[row : row + 1, start:10])
+        sparse_attention = model.trainyard_latent
+        reading, logits = sparse_attention.open(model, ids[row : row + 1, start:10], mask[row : row + 1, start:10])
         torch.testing.assert_close(logits[0], together[0][row], rtol=0, atol=1e-6)
-        _, logits = own.step(model, reading, ids[row : row + 1, 10])
+        _, logits = sparse_attention.step(model, reading, ids[row : row + 1, 10])
         torch.testing.assert_close(logits[0], together[1][row], rtol=0, atol=1e-6)
 
 
@@ -140,8 +140,8 @@ def test_as_many_tokens_as_there_are_answer_densely(k: int, rows: Any, counted: 
     dense = answer_densely(build("llama"), rows)
     model = build("llama")
     with_tokens(model, k)
-    for one, other in zip(answer(model, rows), dense, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    for actual, other in zip(answer(model, rows), dense, strict=True):
+        torch.testing.assert_close(actual, other, rtol=0, atol=1e-6)
     assert counted == []
 
 
@@ -156,10 +156,10 @@ def test_a_control_gathers_what_it_selects(rows: Any, counted: list[int]) -> Non
     model = build("llama")
     shared = with_tokens(model, K)
     shared.select = select_window
-    own = answer(model, rows)
+    gathered_logits = answer(model, rows)
     shared.gathers = False
-    for one, other in zip(own, answer(model, rows), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    for actual, other in zip(gathered_logits, answer(model, rows), strict=True):
+        torch.testing.assert_close(actual, other, rtol=0, atol=1e-6)
     assert counted
 
 
@@ -169,23 +169,23 @@ def test_places_are_the_kept_keys_in_order() -> None:
     visible = torch.ones(3, 6, 40, dtype=torch.bool).tril(30)
     visible[1, :, :33] = False
     visible[2, 0] = False
-    kept = select_tokens(scores, visible, 8)
-    places, filled = selected_places(kept, 8)
+    selected = select_tokens(scores, visible, 8)
+    positions, filled = selected_places(selected, 8)
     for row, query in ((row, query) for row in range(3) for query in range(6)):
-        there = kept[row, query].nonzero()[:, 0].tolist()
-        assert places[row, query, : len(there)].tolist() == there
+        there = selected[row, query].nonzero()[:, 0].tolist()
+        assert positions[row, query, : len(there)].tolist() == there
         assert int(filled[row, query].sum()) == max(1, len(there))
-    assert places[2, 0].tolist() == [0] * 8
+    assert positions[2, 0].tolist() == [0] * 8
 
 
 def test_tokens_are_gathered_from_views_and_copies() -> None:
     room = torch.randn(2, 3, 20, 4)
-    places = torch.randint(12, (2, 5, 6))
-    expected = torch.stack([room[row][:, places[row, query]] for row in range(2) for query in range(5)])
+    positions = torch.randint(12, (2, 5, 6))
+    expected = torch.stack([room[row][:, positions[row, query]] for row in range(2) for query in range(5)])
     for states in (room[:, :, :12], room[:, :, :12].clone(), room.transpose(1, 2).contiguous().transpose(1, 2)):
-        assert torch.equal(gather_tokens([states], places)[0], expected)
+        assert torch.equal(gather_tokens([states], positions)[0], expected)
     odd = torch.randn(2, 3, 12, 5)[..., :4]
-    assert torch.equal(gather_tokens([odd], places)[0][7], odd[1][:, places[1, 2]])
+    assert torch.equal(gather_tokens([odd], positions)[0][7], odd[1][:, positions[1, 2]])
 
 
 # The cache
@@ -197,10 +197,15 @@ class LargestTensor(TorchDispatchMode):
     most: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, torch.Tensor) and func.__name__.split(".")[0] in ("cat", "index", "index_select", "clone"):
-            self.most = max(self.most, found.numel())
-        return found
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, torch.Tensor) and func.__name__.split(".")[0] in (
+            "cat",
+            "index",
+            "index_select",
+            "clone",
+        ):
+            self.most = max(self.most, output.numel())
+        return output
 
 
 @torch.no_grad()
@@ -208,12 +213,12 @@ def test_a_token_copies_no_more_than_the_selected_ones() -> None:
     """The keys of a row of 2,000 tokens are never copied: neither to append to them nor to read them."""
     model = build("llama")
     with_tokens(model, K)
-    own, ids = model.trainyard_latent, torch.randint(WORDS, (1, 2000))
-    reading, _ = own.open(model, ids, torch.ones_like(ids))
-    reading, _ = own.step(model, reading, ids[:, 0])  # the room grows here
+    sparse_attention, ids = model.trainyard_latent, torch.randint(WORDS, (1, 2000))
+    reading, _ = sparse_attention.open(model, ids, torch.ones_like(ids))
+    reading, _ = sparse_attention.step(model, reading, ids[:, 0])  # the room grows here
     keys = reading.cache.layers[0].keys.numel()
     with LargestTensor() as seen:
-        own.step(model, reading, ids[:, 1])
+        sparse_attention.step(model, reading, ids[:, 1])
     assert 0 < seen.most < keys / 4
 
 
@@ -223,8 +228,8 @@ def test_a_roomy_cache_has_what_a_concatenated_one_has() -> None:
     parts = [(torch.randn(2, 3, length, 4), torch.randn(2, 3, length, 4)) for length in (5, 1, 80, 1, 2)]
     for at, (keys, values) in enumerate(parts):
         roomy.update_indexer(keys[:, 0])
-        for one, other in zip(roomy.update(keys, values), plain.update(keys, values, 0), strict=True):
-            assert torch.equal(one, other)
+        for actual, other in zip(roomy.update(keys, values), plain.update(keys, values, 0), strict=True):
+            assert torch.equal(actual, other)
         if at == 2:
             roomy.crop(-3)
             plain.crop(-3)

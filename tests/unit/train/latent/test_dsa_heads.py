@@ -16,17 +16,17 @@ def test_shared_heads_are_always_kept_with_the_best_of_the_others() -> None:
 
 
 def test_a_new_router_with_all_heads_changes_nothing() -> None:
-    factors, kept, _ = HeadRouter(6, HeadRouting(4, 1, 4))(torch.randn(2, 3, 6))
+    factors, routed, _ = HeadRouter(6, HeadRouting(4, 1, 4))(torch.randn(2, 3, 6))
     assert torch.equal(factors, torch.ones(2, 3, 4))
-    assert kept.all()
+    assert routed.all()
 
 
 def test_a_head_that_is_left_out_has_the_factor_zero() -> None:
     router = HeadRouter(6, ROUTING)
     torch.nn.init.normal_(router.gate.weight)
-    factors, kept, probs = router(torch.randn(2, 3, 6))
-    assert torch.equal(factors == 0, ~kept)
-    assert torch.allclose(factors[kept], 4 * probs[kept])
+    factors, routed, probs = router(torch.randn(2, 3, 6))
+    assert torch.equal(factors == 0, ~routed)
+    assert torch.allclose(factors[routed], 4 * probs[routed])
 
 
 def test_balance_is_smallest_where_all_heads_are_used_alike() -> None:
@@ -41,15 +41,15 @@ def test_balance_is_smallest_where_all_heads_are_used_alike() -> None:
 
 
 def test_balance_leaves_padding_out() -> None:
-    kept = torch.tensor([[[1, 1, 0, 0], [1, 0, 1, 0]]]).bool()
+    routed = torch.tensor([[[1, 1, 0, 0], [1, 0, 1, 0]]]).bool()
     probs = torch.tensor([[[0.1, 0.5, 0.2, 0.2], [0.1, 0.2, 0.5, 0.2]]])
-    first = balance_loss(kept[:, :1], probs[:, :1], torch.tensor([[True]]), ROUTING)
-    assert float(balance_loss(kept, probs, torch.tensor([[True, False]]), ROUTING)) == pytest.approx(float(first))
+    first = balance_loss(routed[:, :1], probs[:, :1], torch.tensor([[True]]), ROUTING)
+    assert float(balance_loss(routed, probs, torch.tensor([[True, False]]), ROUTING)) == pytest.approx(float(first))
 
 
 def test_the_balance_and_the_factors_train_the_router() -> None:
     router = HeadRouter(6, ROUTING)
-    factors, kept, probs = router(torch.randn(2, 3, 6))
-    (factors.square().sum() + balance_loss(kept, probs, torch.ones(2, 3, dtype=torch.bool), ROUTING)).backward()
+    factors, routed, probs = router(torch.randn(2, 3, 6))
+    (factors.square().sum() + balance_loss(routed, probs, torch.ones(2, 3, dtype=torch.bool), ROUTING)).backward()
     assert router.gate.weight.grad is not None
     assert router.gate.weight.grad.abs().sum() > 0

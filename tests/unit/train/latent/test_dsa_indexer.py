@@ -23,8 +23,8 @@ CAUSAL = torch.ones(1, 4, 4, dtype=torch.bool).tril()
 
 def test_a_query_keeps_its_best_visible_tokens() -> None:
     scores = torch.tensor([[[9.0, 8, 7, 6], [1, 2, 9, 9], [3, 1, 2, 9], [0, 5, 1, 4]]])
-    kept = select_tokens(scores, CAUSAL, 2)
-    assert kept[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]]
+    selected = select_tokens(scores, CAUSAL, 2)
+    assert selected[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]]
 
 
 def test_as_many_tokens_as_there_are_keep_everything_visible() -> None:
@@ -40,9 +40,9 @@ def test_of_equal_scores_the_earlier_tokens_win() -> None:
 def test_padding_is_never_selected() -> None:
     visible = CAUSAL.clone()
     visible[..., 0] = False
-    kept = select_tokens(torch.full((1, 4, 4), 5.0), visible, 3)
-    assert not kept[..., 0].any()
-    assert kept[0].sum(-1).tolist() == [0, 1, 2, 3]
+    selected = select_tokens(torch.full((1, 4, 4), 5.0), visible, 3)
+    assert not selected[..., 0].any()
+    assert selected[0].sum(-1).tolist() == [0, 1, 2, 3]
 
 
 def test_controls_keep_as_many_tokens_as_the_indexer() -> None:
@@ -57,19 +57,19 @@ def test_divergence_is_that_of_the_two_distributions() -> None:
     target = attention_target(weights, torch.ones(1, 1, 2, dtype=torch.bool))
     assert target.tolist() == [[[0.75, 0.25]]]
     scores = torch.tensor([[[0.0, math.log(3.0)]]])
-    found = index_divergence(target, scores, torch.ones(1, 1, 2, dtype=torch.bool))
-    assert float(found) == pytest.approx(0.75 * math.log(0.75 / 0.25) + 0.25 * math.log(0.25 / 0.75), abs=1e-6)
+    divergence = index_divergence(target, scores, torch.ones(1, 1, 2, dtype=torch.bool))
+    assert float(divergence) == pytest.approx(0.75 * math.log(0.75 / 0.25) + 0.25 * math.log(0.25 / 0.75), abs=1e-6)
 
 
 def test_divergence_over_selected_tokens_leaves_the_others_out() -> None:
     weights = torch.tensor([[[[0.2, 0.2, 0.6]]]])
-    kept = torch.tensor([[[True, True, False]]])
-    target = attention_target(weights, kept)
+    selected = torch.tensor([[[True, True, False]]])
+    target = attention_target(weights, selected)
     assert target[0, 0].tolist() == pytest.approx([0.5, 0.5, 0.0], abs=1e-6)
     equal = torch.tensor([[[1.0, 1.0, 7.0]]], requires_grad=True)
-    found = index_divergence(target, equal, kept)
-    found.sum().backward()
-    assert found.tolist() == [[pytest.approx(0.0, abs=1e-6)]]
+    divergence = index_divergence(target, equal, selected)
+    divergence.sum().backward()
+    assert divergence.tolist() == [[pytest.approx(0.0, abs=1e-6)]]
     assert equal.grad is not None
     assert float(equal.grad[0, 0, 2]) == 0.0
 
@@ -77,17 +77,17 @@ def test_divergence_over_selected_tokens_leaves_the_others_out() -> None:
 def test_a_query_that_sees_nothing_has_no_divergence_and_no_gradient() -> None:
     none = torch.zeros(1, 1, 3, dtype=torch.bool)
     scores = torch.randn(1, 1, 3, requires_grad=True)
-    found = index_divergence(attention_target(torch.rand(1, 2, 1, 3), none), scores, none)
-    found.sum().backward()
-    assert found.tolist() == [[0.0]]
+    divergence = index_divergence(attention_target(torch.rand(1, 2, 1, 3), none), scores, none)
+    divergence.sum().backward()
+    assert divergence.tolist() == [[0.0]]
     assert scores.grad is not None
     assert torch.equal(scores.grad, torch.zeros_like(scores))
 
 
 def test_recall_is_the_share_of_attention_on_what_is_kept() -> None:
     weights = torch.tensor([[[[0.1, 0.2, 0.7]]]])
-    kept = torch.tensor([[[False, True, True]]])
-    assert float(attention_recall(weights, kept, torch.ones_like(kept))) == pytest.approx(0.9)
+    selected = torch.tensor([[[False, True, True]]])
+    assert float(attention_recall(weights, selected, torch.ones_like(selected))) == pytest.approx(0.9)
 
 
 def test_gradients_reach_the_indexer_and_not_what_it_reads() -> None:

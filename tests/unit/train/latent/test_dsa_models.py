@@ -45,12 +45,12 @@ def gpt2(dropout: float = 0.0) -> Any:
     ).eval()  # fmt: skip
 
 
-def with_choice(model: Any, granularity: Granularity, **given: Any) -> Selection:
+def with_choice(model: Any, granularity: Granularity, **fields: Any) -> Selection:
     torch.manual_seed(1)
-    choice = GRANULARITY_SETTINGS[granularity](type=granularity, **given)
-    own = SparseAttention(model, LATENT_SETTINGS[Latent.DSA](type=Latent.DSA, granularity=choice))
-    own.attach(model)
-    return own.shared
+    choice = GRANULARITY_SETTINGS[granularity](type=granularity, **fields)
+    technique = SparseAttention(model, LATENT_SETTINGS[Latent.DSA](type=Latent.DSA, granularity=choice))
+    technique.attach(model)
+    return technique.shared
 
 
 def with_tokens(model: Any, k: int) -> Selection:
@@ -104,8 +104,8 @@ def test_a_cropped_cache_continues_as_if_the_tokens_were_never_there() -> None:
     expected = model(input_ids=IDS[:, 4:5], past_key_values=copy.deepcopy(cache), use_cache=True).logits
     model(input_ids=IDS[:, 6:8], past_key_values=cache, use_cache=True)
     cache.crop(-2)
-    found = model(input_ids=IDS[:, 4:5], past_key_values=cache, use_cache=True).logits
-    assert torch.allclose(found, expected, atol=1e-6)
+    logits = model(input_ids=IDS[:, 4:5], past_key_values=cache, use_cache=True).logits
+    assert torch.allclose(logits, expected, atol=1e-6)
 
 
 def test_a_cache_without_index_keys_is_an_error() -> None:
@@ -166,21 +166,21 @@ def test_padding_is_not_measured() -> None:
     mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]])
     with shared.measured(AttentionPhase.WARMUP) as padded:
         model(input_ids=IDS[:1], attention_mask=mask)
-    for one, other in zip(alone, padded, strict=True):
+    for measure, other in zip(alone, padded, strict=True):
         assert float(other.tokens) == 5
-        assert one.loss.item() == pytest.approx(other.loss.item(), abs=1e-5)
+        assert measure.loss.item() == pytest.approx(other.loss.item(), abs=1e-5)
 
 
 def test_dropout_of_attention_is_not_in_the_target() -> None:
     quiet, noisy = gpt2(), gpt2(dropout=0.5)
-    found = []
+    measured = []
     for model in (quiet, noisy):
         shared = with_tokens(model, 3)
         model.transformer.h[0].attn.train()
         with shared.measured(AttentionPhase.WARMUP) as measures:
             model(input_ids=IDS)
-        found.append(measures[0].loss.item())
-    assert found[0] == pytest.approx(found[1], abs=1e-5)
+        measured.append(measures[0].loss.item())
+    assert measured[0] == pytest.approx(measured[1], abs=1e-5)
 
 
 def test_layers_with_a_sliding_window_stay_as_they_are() -> None:

@@ -36,9 +36,9 @@ GREEDY = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
 PROMPTS = [[5, 9, 3, 7, 2, 2], [4, 8, 2, 9, 9, 1, 3, 11, 6]]
 
 
-def batch_at(latent: dict[str, Any], epoch: int | None, **given: Any) -> dict[str, torch.Tensor]:
+def batch_at(latent: dict[str, Any], epoch: int | None, **fields: Any) -> dict[str, torch.Tensor]:
     """The rows as they are learned in an epoch, or as they are evaluated."""
-    stage, config = stage_with(latent, **given), config_with(latent, **given)
+    stage, config = stage_with(latent, **fields), config_with(latent, **fields)
     examples = list(stage.encode(PLAIN_ROWS, TOKENIZER, config)[0])
     if epoch is not None:
         assert stage.at_epoch is not None
@@ -59,9 +59,9 @@ def test_the_indexer_learns_alone_while_it_warms_up_and_then_with_the_model(fami
     model = causal_model(family)
     attached(model, TOKENS)
     everything = {name for name, _ in model.named_parameters()}
-    own = {name for name in everything if "choosers" in name}
-    assert [trained_names(model, TOKENS, epoch) == own for epoch in (0, 1, 2)] == [True, True, False]
-    assert own < trained_names(model, TOKENS, 2)
+    chooser_names = {name for name in everything if "choosers" in name}
+    assert [trained_names(model, TOKENS, epoch) == chooser_names for epoch in (0, 1, 2)] == [True, True, False]
+    assert chooser_names < trained_names(model, TOKENS, 2)
 
 
 def test_rows_that_are_evaluated_are_computed_as_they_are_served() -> None:
@@ -80,8 +80,8 @@ def test_the_loss_is_that_of_the_answers_and_of_the_selection_per_token() -> Non
     assert float(metrics["answer_loss"]) == pytest.approx(-float(scores["logprobs_N"].detach().sum()), rel=1e-6)
     assert 0 < float(metrics["attended_share"]) / units < 1
     warm = batch_at(TOKENS, 0)
-    found, again = stage.loss(warm, stage.score(model, warm, Head.FULL), None, config_with(TOKENS))
-    assert found.item() == pytest.approx(float(again["index_divergence"]), rel=1e-6)
+    loss, again = stage.loss(warm, stage.score(model, warm, Head.FULL), None, config_with(TOKENS))
+    assert loss.item() == pytest.approx(float(again["index_divergence"]), rel=1e-6)
     assert 0 < float(again["attention_recall"]) / units < 1
 
 
@@ -128,24 +128,26 @@ def test_what_is_saved_answers_the_same_elsewhere_without_being_attached(
     family: str, latent: dict[str, Any], tmp_path: Path
 ) -> None:
     model = causal_model(family)
-    own = attached(model, latent, seed=3)
+    technique = attached(model, latent, seed=3)
     if latent is HEADS:
-        for weight in own.parameters():
+        for weight in technique.parameters():
             torch.nn.init.normal_(weight, std=0.5)
     with table.detached(model):
         assert not any("latent" in name for name in model.state_dict())
-    table.save(own, tmp_path)
+    table.save(technique, tmp_path)
     other = causal_model(family)
     again = table.load(tmp_path, other, TOKENIZER)
     assert isinstance(again, SparseAttention)
     with torch.no_grad():
         dense = sample(other, TOKENIZER, PROMPTS, GREEDY, reader=PLAIN)
-        expected = sample(model, TOKENIZER, PROMPTS, GREEDY, reader=own)
+        expected = sample(model, TOKENIZER, PROMPTS, GREEDY, reader=technique)
         assert sample(other, TOKENIZER, PROMPTS, GREEDY, reader=again) == expected
         assert sample(other, TOKENIZER, PROMPTS, GREEDY, reader=PLAIN) == dense
         alone = [sample(other, TOKENIZER, [prompt], GREEDY, reader=again)[0].ids for prompt in PROMPTS]
-    assert [one.logprobs_at_one for one in expected] != [one.logprobs_at_one for one in dense]
-    assert alone == [one.ids for one in expected]
+    assert [completion.logprobs_at_one for completion in expected] != [
+        completion.logprobs_at_one for completion in dense
+    ]
+    assert alone == [completion.ids for completion in expected]
 
 
 def test_an_adapter_trains_next_to_its_indexer() -> None:

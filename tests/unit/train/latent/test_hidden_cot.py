@@ -33,26 +33,26 @@ CODI = {"type": "codi", "thoughts": 2}
 SMALL = {"prompt_ids": [5, 6], "step_ids": [10, 11, 20, 30], "step_lengths": [2, 1, 1], "answer_ids": [40, 41]}
 
 
-def settings(**given: Any) -> HiddenCotSettings:
-    return HiddenCotSettings(**{**STEPWISE, "type": Latent.HIDDEN_COT, **given})
+def settings(**fields: Any) -> HiddenCotSettings:
+    return HiddenCotSettings(**{**STEPWISE, "type": Latent.HIDDEN_COT, **fields})
 
 
 def test_tokens_go_from_the_left_and_at_last_all_of_them() -> None:
-    given = settings()
-    assert [given.stage_at(epoch) for epoch in range(5)] == [0, 2, 4, ALL_TOKENS, ALL_TOKENS]
-    assert given.curriculum_epochs == 3
-    kept = [arrange(SMALL, given.stage_at(epoch))["input_ids"] for epoch in range(4)]
-    assert kept == [[5, 6, 10, 11, 20, 30, 40, 41], [5, 6, 20, 30, 40, 41], [5, 6, 40, 41], [5, 6, 40, 41]]
+    curriculum = settings()
+    assert [curriculum.stage_at(epoch) for epoch in range(5)] == [0, 2, 4, ALL_TOKENS, ALL_TOKENS]
+    assert curriculum.curriculum_epochs == 3
+    token_rows = [arrange(SMALL, curriculum.stage_at(epoch))["input_ids"] for epoch in range(4)]
+    assert token_rows == [[5, 6, 10, 11, 20, 30, 40, 41], [5, 6, 20, 30, 40, 41], [5, 6, 40, 41], [5, 6, 40, 41]]
     assert arrange(SMALL, 3)["labels"] == [IGNORED, IGNORED, 30, 40, 41]
 
 
 def test_the_draw_beyond_the_schedule_falls_off_exponentially() -> None:
-    given = settings(smoothing=1.0)
-    beyond = Counter(taken_tokens(given, 1, row, 0) - 2 for row in range(4000))
+    curriculum = settings(smoothing=1.0)
+    beyond = Counter(taken_tokens(curriculum, 1, row, 0) - 2 for row in range(4000))
     assert beyond[0] / 4000 == pytest.approx(1 - 0.3679, abs=0.03)
     assert beyond[1] / beyond[0] == pytest.approx(0.3679, abs=0.04)
-    assert [taken_tokens(given, 1, row, 0) for row in range(50)] == [
-        taken_tokens(given, 1, row, 0) for row in range(50)
+    assert [taken_tokens(curriculum, 1, row, 0) for row in range(50)] == [
+        taken_tokens(curriculum, 1, row, 0) for row in range(50)
     ]
 
 
@@ -86,36 +86,38 @@ def test_both_rows_of_a_question() -> None:
 def test_losses_are_those_of_each_row_alone(family: str) -> None:
     """Cross-entropy of the words by transformers' own loss, and the distance by hand."""
     model = causal_model(family)
-    own: Any = attached(model, CODI)
+    technique: Any = attached(model, CODI)
     stage = stage_with(CODI)
     with torch.no_grad():
         together = stage.score(model, codi_batch(), Head.FULL)
-        for place, example in enumerate(encoded(CODI)):
-            words = torch.tensor([[*example["prompt_ids"], *example["step_ids"], *example["answer_ids"]]])
-            labels = words.clone()
+        for index, example in enumerate(encoded(CODI)):
+            ids = torch.tensor([[*example["prompt_ids"], *example["step_ids"], *example["answer_ids"]]])
+            labels = ids.clone()
             labels[:, : len(example["prompt_ids"])] = IGNORED
-            reply = model(input_ids=words, labels=labels, output_hidden_states=True)
-            assert float(together["words_B"][place]) == pytest.approx(float(reply.loss), abs=1e-5)
+            reply = model(input_ids=ids, labels=labels, output_hidden_states=True)
+            assert float(together["words_B"][index]) == pytest.approx(float(reply.loss), abs=1e-5)
             alone = stage.score(model, stage.collate([example], PAD), Head.FULL)
             torch.testing.assert_close(
-                together["thoughts_B"][place : place + 1], alone["thoughts_B"], rtol=0, atol=1e-5
+                together["thoughts_B"][index : index + 1], alone["thoughts_B"], rtol=0, atol=1e-5
             )
             before = len(example["prompt_ids"]) + len(example["step_ids"]) - 1
-            _, layers = own.layers_after_thoughts(model, stage.collate([example], PAD))
+            _, layers = technique.layers_after_thoughts(model, stage.collate([example], PAD))
             pairs = zip(layers, (layer[:, before] for layer in reply.hidden_states), strict=True)
-            expected = [functional.smooth_l1_loss(one, other) / other.std() for one, other in pairs]
-            assert float(together["distance_B"][place]) == pytest.approx(float(torch.stack(expected).mean()), abs=1e-5)
+            expected = [functional.smooth_l1_loss(layer_states, other) / other.std() for layer_states, other in pairs]
+            assert float(together["distance_B"][index]) == pytest.approx(float(torch.stack(expected).mean()), abs=1e-5)
 
 
-def naive_layers(model: Any, own: Any, batch: dict[str, torch.Tensor], row: int) -> tuple[torch.Tensor, torch.Tensor]:
+def naive_layers(
+    model: Any, technique: Any, batch: dict[str, torch.Tensor], row: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """States of one row without padding, and those of each layer before its answer: computed again for each thought."""
     seen = batch["attention_mask"][row].bool()
     alone = {name: batch[name][row, seen][None] for name in ("input_ids", "slots")}
-    embeds = rollout.embed(model, alone, own.vectors_KD)
+    embeds = rollout.embed(model, alone, technique.vectors_KD)
     mask = torch.ones_like(alone["input_ids"])
-    for place in (alone["slots"][0] == THOUGHT).nonzero()[:, 0].tolist():
-        thought = own.project(rollout.run(model, embeds[:, :place], mask[:, :place])[:, -1:])
-        embeds = torch.cat([embeds[:, :place], thought, embeds[:, place + 1 :]], 1)
+    for column in (alone["slots"][0] == THOUGHT).nonzero()[:, 0].tolist():
+        thought = technique.project(rollout.run(model, embeds[:, :column], mask[:, :column])[:, -1:])
+        embeds = torch.cat([embeds[:, :column], thought, embeds[:, column + 1 :]], 1)
     end = int((alone["slots"][0] == END).nonzero())
     layers = rollout.run_layers(model, embeds, mask)
     return layers[-1][0], torch.stack([layer[0, end] for layer in layers])
@@ -124,10 +126,10 @@ def naive_layers(model: Any, own: Any, batch: dict[str, torch.Tensor], row: int)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> None:
     model = causal_model(family)
-    own: Any = attached(model, CODI)
+    technique: Any = attached(model, CODI)
     batch, twin = codi_batch(), copy.deepcopy(model)
     seen = batch["attention_mask"].bool()
-    hidden, before = own.layers_after_thoughts(model, batch)
+    hidden, before = technique.layers_after_thoughts(model, batch)
     naive = [naive_layers(twin, twin.trainyard_latent, batch, row) for row in range(len(seen))]
     for row, (states, layers) in enumerate(naive):
         torch.testing.assert_close(hidden[row, seen[row]], states, rtol=0, atol=1e-5)
@@ -136,13 +138,13 @@ def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> 
     (hidden[seen] @ weights).tanh().sum().backward()  # type: ignore[no-untyped-call]
     sum((states @ weights).tanh().sum() for states, _ in naive).backward()  # type: ignore[union-attr]
     compared = [
-        (name, one.grad, other.grad)
-        for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True)
-        if one.grad is not None
+        (name, parameter.grad, other.grad)
+        for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True)
+        if parameter.grad is not None
     ]
     assert any("project" in name for name, _, _ in compared)
-    for _, one, other in compared:
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    for _, gradient, other in compared:
+        torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-5)
 
 
 def test_no_gradient_of_the_distance_reaches_the_words() -> None:
@@ -158,38 +160,40 @@ def test_no_gradient_of_the_distance_reaches_the_words() -> None:
 
 def test_weights_of_the_loss_are_those_of_the_settings() -> None:
     model = causal_model("gpt2")
-    given = {**CODI, "distance_weight": 3.0, "words_weight": 0.5}
-    attached(model, given)
-    stage = stage_with(given)
-    batch = stage.collate(encoded(given), PAD)
+    latent = {**CODI, "distance_weight": 3.0, "words_weight": 0.5}
+    attached(model, latent)
+    stage = stage_with(latent)
+    batch = stage.collate(encoded(latent), PAD)
     with torch.no_grad():
         scores = stage.score(model, batch, Head.FULL)
-        total, metrics = stage.loss(batch, scores, None, config_with(given))
+        total, metrics = stage.loss(batch, scores, None, config_with(latent))
     sums = {name: float(value.sum()) for name, value in scores.items()}
     assert float(total) == pytest.approx(0.5 * sums["words_B"] + sums["thoughts_B"] + 3 * sums["distance_B"], rel=1e-6)
     assert set(metrics) == {"words_loss", "thoughts_loss", "distance"}
-    assert stage.units(batch) == len(encoded(given))
+    assert stage.units(batch) == len(encoded(latent))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_codi_generates_what_it_trains(family: str) -> None:
     model = causal_model(family)
-    own = attached(model, CODI)
+    technique = attached(model, CODI)
     stage = stage_with(CODI)
     prompts = [example["prompt_ids"] for example in encoded(CODI)]
     with torch.no_grad():
-        found = sample(model, TOKENIZER, prompts, Sampling(max_new_tokens=3, temperature=0, stop_ids=()), reader=own)
-        for prompt, one in zip(prompts, found, strict=True):
-            row = {"prompt_ids": prompt, "step_ids": [7], "step_lengths": [1], "answer_ids": one.ids}
+        completions = sample(
+            model, TOKENIZER, prompts, Sampling(max_new_tokens=3, temperature=0, stop_ids=()), reader=technique
+        )
+        for prompt, completion in zip(prompts, completions, strict=True):
+            row = {"prompt_ids": prompt, "step_ids": [7], "step_lengths": [1], "answer_ids": completion.ids}
             scored = stage.score(model, stage.collate([row], PAD), Head.FULL)["thoughts_B"]
-            assert -sum(one.logprobs_at_one) / 3 == pytest.approx(float(scored), abs=1e-5)
+            assert -sum(completion.logprobs_at_one) / 3 == pytest.approx(float(scored), abs=1e-5)
 
 
 def test_codi_comes_back_from_its_files(tmp_path: Path) -> None:
     model = causal_model("llama")
-    own = attached(model, CODI)
-    other = copy.deepcopy(own)
-    table.save(own, tmp_path)
+    technique = attached(model, CODI)
+    other = copy.deepcopy(technique)
+    table.save(technique, tmp_path)
     again = table.load(tmp_path, model, TOKENIZER)
     assert again is not None
     for name, value in other.state_dict().items():

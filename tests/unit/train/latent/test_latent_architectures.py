@@ -86,9 +86,9 @@ def batch_of(latent: dict[str, Any]) -> tuple[Batch, list[list[int]]]:
     """The rows of three stages of the curriculum, and their prompts."""
     stage, config = stage_with(latent), config_with(latent)
     examples = list(stage.encode(ROWS, TOKENIZER, config)[0])
-    prompts = [one.get("prompt_ids") or one["input_ids"][:9] for one in examples]
+    prompts = [example.get("prompt_ids") or example["input_ids"][:9] for example in examples]
     if stage.at_epoch is not None:
-        examples = [stage.at_epoch(one, row, row) for row, one in enumerate(examples)]
+        examples = [stage.at_epoch(example, row, row) for row, example in enumerate(examples)]
     return stage.collate(examples, PAD), prompts
 
 
@@ -97,38 +97,40 @@ def test_a_technique_trains_and_answers_on_an_architecture(family: str, name: st
     latent, base = TECHNIQUES[name], build(family)
     lora = LoraConfig(r=2, target_modules="all-linear", fan_in_fan_out=family == "gpt2")
     model = inject(base, lora, "new") if method == "lora" else base
-    own = attached(model, latent)
+    technique = attached(model, latent)
     stage, config = stage_with(latent), config_with(latent)
     batch, prompts = batch_of(latent)
     optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
     torch.manual_seed(0)
     first = stage.loss(batch, stage.score(model, batch, Head.FULL), None, config)[0]
     (first / stage.units(batch)).backward()
-    assert all(weight.grad is not None for weight in own.parameters())
+    assert all(weight.grad is not None for weight in technique.parameters())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     torch.manual_seed(0)
     with torch.no_grad():
         assert stage.loss(batch, stage.score(model, batch, Head.FULL), None, config)[0] < first
-        together = sample(model, TOKENIZER, prompts, GREEDY, reader=own)
-        alone = [sample(model, TOKENIZER, [prompt], GREEDY, reader=own)[0] for prompt in prompts]
-        table.save(own, tmp_path)
+        together = sample(model, TOKENIZER, prompts, GREEDY, reader=technique)
+        alone = [sample(model, TOKENIZER, [prompt], GREEDY, reader=technique)[0] for prompt in prompts]
+        table.save(technique, tmp_path)
         again = table.load(tmp_path, model, TOKENIZER)
         if again is not None:
-            own.detach(model)
+            technique.detach(model)
             assert sample(model, TOKENIZER, prompts, GREEDY, reader=again) == together
-    assert [one.ids for one in together] == [one.ids for one in alone]
+    assert [completion.ids for completion in together] == [completion.ids for completion in alone]
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_cached_thoughts_equal_naive_ones_on_an_architecture(family: str) -> None:
     model = build(family)
-    own: Any = attached(model, TECHNIQUES["coconut"])
+    technique: Any = attached(model, TECHNIQUES["coconut"])
     batch, _ = batch_of(TECHNIQUES["coconut"])
     with torch.no_grad():
-        hidden, seen = own.hidden_states(model, batch), batch["attention_mask"].bool()
+        hidden, seen = technique.hidden_states(model, batch), batch["attention_mask"].bool()
         for row in range(len(seen)):
-            torch.testing.assert_close(hidden[row, seen[row]], naive_hidden(model, own, batch, row), rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                hidden[row, seen[row]], naive_hidden(model, technique, batch, row), rtol=0, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("name", ["coconut", "codi", "quiet_star"])
@@ -145,14 +147,14 @@ def test_a_model_that_takes_no_mask_is_refused_for_parallel_thoughts() -> None:
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
 def test_thoughts_beyond_a_sliding_window_are_refused(family: str) -> None:
     model, latent = build(family), TECHNIQUES["quiet_star"]
-    own = attached(model, latent)
+    technique = attached(model, latent)
     batch, prompts = batch_of(latent)
     with pytest.raises(InvalidInput, match="7 in the window of its layers"):
         stage_with(latent).score(model, batch, Head.FULL)
     with torch.no_grad():
         with pytest.raises(InvalidInput, match="7 in the window of its layers"):
-            sample(model, TOKENIZER, prompts, GREEDY, reader=own)
-        assert sample(model, TOKENIZER, [prompts[0][:1]], GREEDY, reader=own)[0].ids
+            sample(model, TOKENIZER, prompts, GREEDY, reader=technique)
+        assert sample(model, TOKENIZER, [prompts[0][:1]], GREEDY, reader=technique)[0].ids
 
 
 @pytest.mark.parametrize("family", ["bloom", "mamba", "mistral"])

@@ -32,20 +32,20 @@ def test_a_product_has_its_partial_products_and_their_sum() -> None:
 def test_products_that_are_asked_are_never_trained() -> None:
     task, dice = task_of(2), random.Random(0)
     assert task.held_out is not None
-    asked = {tuple(task.held_out(dice)["prompt_ids"]) for _ in range(4000)}
+    held_out_prompts = {tuple(task.held_out(dice)["prompt_ids"]) for _ in range(4000)}
     trained = {tuple(task.draw(dice)["prompt_ids"]) for _ in range(4000)}
-    assert asked.isdisjoint(trained)
-    assert 900 <= len(asked) <= 1000
+    assert held_out_prompts.isdisjoint(trained)
+    assert 900 <= len(held_out_prompts) <= 1000
 
 
 def test_the_path_of_a_graph_leads_to_its_answer() -> None:
     row, depth = make(random.Random(3))
     edges = [divmod(token - FIRST_EDGE, NODES) for token in row["prompt_ids"] if token >= FIRST_EDGE]
-    *_, one, other, root = row["prompt_ids"]
+    *_, first, other, root = row["prompt_ids"]
     path = [root, *row["step_ids"][::5]]
     assert all((start - 1, end - 1) in edges for start, end in itertools.pairwise(path))
     assert row["answer_ids"][-1] == path[-1]
-    assert {path[-1]} == {one, other} & {1 + node for node in depth}
+    assert {path[-1]} == {first, other} & {1 + node for node in depth}
     assert depth[path[-1] - 1] == len(path) - 1 == len(row["step_lengths"])
 
 
@@ -61,7 +61,7 @@ def test_some_steps_lower_the_loss() -> None:
 
 @pytest.mark.slow
 def test_thoughts_take_the_place_of_words() -> None:
-    found = compare(0, controls=False)
+    accuracies = compare(0, controls=False)
     assert COCONUT["max_stage"] == HOPS - 1
-    assert found["coconut"] >= 0.95
-    assert found["coconut_tokens"] == HOPS
+    assert accuracies["coconut"] >= 0.95
+    assert accuracies["coconut_tokens"] == HOPS

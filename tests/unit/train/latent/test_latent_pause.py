@@ -46,14 +46,14 @@ def test_the_prompt_has_the_ids_of_plain_sft() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_only_the_vector_moves_when_the_rest_is_frozen(family: str) -> None:
     model = causal_model(family).requires_grad_(False)
-    own = attached(model, PAUSES)
+    technique = attached(model, PAUSES)
     stage = stage_with(PAUSES)
     batch = stage.collate(encoded(PAUSES, PLAIN_ROWS), PAD)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
     stage.loss(batch, stage.score(model, batch, Head.FULL), None, config_with(PAUSES))[0].backward()
-    assert own.vectors_KD.grad is not None
-    assert float(own.vectors_KD.grad.norm()) > 0
+    assert technique.vectors_KD.grad is not None
+    assert float(technique.vectors_KD.grad.norm()) > 0
     optimizer.step()
     moved = [name for name, value in model.named_parameters() if not torch.equal(value, before[name])]
     assert moved == ["trainyard_latent.vectors_KD"]
@@ -63,47 +63,47 @@ def test_only_the_vector_moves_when_the_rest_is_frozen(family: str) -> None:
 def test_generation_reads_what_training_read(family: str) -> None:
     """The log-probabilities of generated tokens are those that the stage scores, with prompts of two lengths."""
     model = causal_model(family)
-    own = attached(model, PAUSES)
+    technique = attached(model, PAUSES)
     stage = stage_with(PAUSES)
     prompts = [example["prompt_ids"] for example in encoded(PAUSES, PLAIN_ROWS)]
     sampling = Sampling(max_new_tokens=5, temperature=0, stop_ids=())
     with torch.no_grad():
-        found = sample(model, TOKENIZER, prompts, sampling, reader=own)
-        for prompt, one in zip(prompts, found, strict=True):
-            row = {"prompt_ids": prompt, "step_ids": [], "step_lengths": [], "answer_ids": one.ids}
+        completions = sample(model, TOKENIZER, prompts, sampling, reader=technique)
+        for prompt, completion in zip(prompts, completions, strict=True):
+            row = {"prompt_ids": prompt, "step_ids": [], "step_lengths": [], "answer_ids": completion.ids}
             batch = stage.collate([row], PAD)
             scored = stage.score(model, batch, Head.FULL)["logprobs_N"].tolist()
-            assert one.logprobs_at_one == pytest.approx(scored, abs=1e-5)
+            assert completion.logprobs_at_one == pytest.approx(scored, abs=1e-5)
 
 
 def test_without_its_vector_the_model_answers_otherwise() -> None:
     model = causal_model("llama")
-    own = attached(model, PAUSES)
+    technique = attached(model, PAUSES)
     prompt = [encoded(PAUSES, PLAIN_ROWS)[0]["prompt_ids"]]
     sampling = Sampling(max_new_tokens=1, temperature=0)
     with torch.no_grad():
-        paused, plain = (sample(model, TOKENIZER, prompt, sampling, reader=one)[0] for one in (own, PLAIN))
+        paused, plain = (sample(model, TOKENIZER, prompt, sampling, reader=reader)[0] for reader in (technique, PLAIN))
     assert paused.logprobs_at_one != pytest.approx(plain.logprobs_at_one, abs=1e-6)
 
 
 def test_saved_weights_are_loaded_to_the_bit(tmp_path: Path) -> None:
     model = causal_model("llama")
-    own = attached(model, PAUSES, seed=7)
-    with table.detached(model) as taken:
-        assert taken is own
+    technique = attached(model, PAUSES, seed=7)
+    with table.detached(model) as detached:
+        assert detached is technique
         assert not any("latent" in name for name in model.state_dict())
-    table.save(own, tmp_path)
+    table.save(technique, tmp_path)
     again = table.load(tmp_path, causal_model("llama"), TOKENIZER)
     assert again is not None
-    assert again.settings == own.settings
-    assert torch.equal(again.vectors_KD, own.vectors_KD)
+    assert again.settings == technique.settings
+    assert torch.equal(again.vectors_KD, technique.vectors_KD)
     assert table.load(tmp_path / "elsewhere", model, TOKENIZER) is None
 
 
 @pytest.mark.parametrize("broken", ["not json", '{"latent": {"type": "telepathy"}}', '{"latent": {"count": 0}}'])
 def test_a_broken_record_is_refused(tmp_path: Path, broken: str) -> None:
-    own = attached(causal_model("llama"), PAUSES)
-    table.save(own, tmp_path)
+    technique = attached(causal_model("llama"), PAUSES)
+    table.save(technique, tmp_path)
     (tmp_path / table.SETTINGS_FILE).write_text(broken)
     with pytest.raises(Corrupt, match="cannot be loaded"):
         table.load(tmp_path, causal_model("llama"), TOKENIZER)

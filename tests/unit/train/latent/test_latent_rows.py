@@ -28,8 +28,8 @@ STEPWISE = ("coconut", "hidden_cot", "codi")
 
 
 def with_length(latent: dict[str, Any], max_length: int) -> TrainerConfig:
-    given = config_with(latent).model_dump(mode="json")
-    return TrainerConfig.model_validate({**given, "hyperparameters": {"max_length": max_length}})
+    config = config_with(latent).model_dump(mode="json")
+    return TrainerConfig.model_validate({**config, "hyperparameters": {"max_length": max_length}})
 
 
 def encode(rows: Sequence[SftRow], kind: str, tokenizer: Any = TOKENIZER, max_length: int = 128) -> Any:
@@ -75,7 +75,7 @@ def joining_tokenizer() -> Any:
     """One that has a token for `:4` and for a line break with the letter after it: across both borders."""
     letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     pairs = [(":", "4"), ("Ċ", "1"), ("Ċ", "2")]
-    vocabulary = {**letters, **{a + b: len(letters) + place for place, (a, b) in enumerate(pairs)}}
+    vocabulary = {**letters, **{a + b: len(letters) + index for index, (a, b) in enumerate(pairs)}}
     plain = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     plain.decoder = decoders.ByteLevel()
@@ -89,8 +89,8 @@ def test_borders_that_a_tokenizer_joins_are_kept_apart(kind: str) -> None:
     """The prompt has the ids that it has when the model is served, whatever follows it."""
     tokenizer, row = joining_tokenizer(), row_with_steps("7?", ["4+0", "1+3", "2+2"], "4")
     (example,), _ = encode([row], kind, tokenizer)
-    asked = Renderer(tokenizer).text([{"role": "user", "content": "7?"}], None, ask=True)
-    assert example["prompt_ids"] == Renderer(tokenizer).ids(asked)
+    question = Renderer(tokenizer).text([{"role": "user", "content": "7?"}], None, ask=True)
+    assert example["prompt_ids"] == Renderer(tokenizer).ids(question)
     pieces = [*example["prompt_ids"], *example["step_ids"], *example["answer_ids"]]
     whole = tokenizer.encode(tokenizer.decode(pieces), add_special_tokens=False)
     assert tokenizer.decode(pieces) == "u:7?\na:4+0\n1+3\n2+2\n4<end>"
@@ -121,9 +121,9 @@ def test_published_rows_are_read_as_they_are(shared_data: Path, name: str, count
     lengths = [len(example["step_lengths"]) for example in examples]
     assert 1 <= min(lengths) <= max(lengths) <= most
     for row, example in list(zip(rows, examples, strict=True))[:50]:
-        said, gold = spoken(example), row.messages[-1].content
-        assert final_answer_of(said) == final_answer_of(gold)
-        assert "####" not in said
+        answer, gold = spoken(example), row.messages[-1].content
+        assert final_answer_of(answer) == final_answer_of(gold)
+        assert "####" not in answer
     first = [TOKENIZER.decode(step).strip() for step in steps_of(examples[0])]
     assert len(first) == lengths[0] > 1
     assert TOKENIZER.decode(examples[0]["prompt_ids"]).count("?") >= 1

@@ -36,9 +36,9 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
 
 
 def started(folder: Path, latent: dict[str, Any]) -> tuple[Session, Feed]:
-    given = config_with(latent).model_dump(mode="json")
+    fields = config_with(latent).model_dump(mode="json")
     hyper = {"max_length": 128, "batch_size": 3, "learning_rate": 1e-2, "max_steps": 16, "schedule": "constant"}
-    config = resolve_trainer(TrainerConfig.model_validate({**given, "hyperparameters": hyper}), "model")
+    config = resolve_trainer(TrainerConfig.model_validate({**fields, "hyperparameters": hyper}), "model")
     model, stage = causal_model("llama"), STAGES[config.stage.type].chosen(config)
     attached(model, latent)
     examples = list(stage.encode(ROWS, TOKENIZER, config)[0])
@@ -62,10 +62,10 @@ def test_a_model_that_recomputes_is_taken_where_the_gradients_stay_the_same(name
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_a_plan_counts_the_weights_of_a_technique(name: str) -> None:
     model = causal_model("llama")
-    own = attached(model, TECHNIQUES[name])
+    technique = attached(model, TECHNIQUES[name])
     sizes = model.config
-    counted = own.settings.count_own(sizes.hidden_size, sizes.num_hidden_layers, sizes.num_attention_heads)
-    assert counted == sum(value.numel() for value in own.parameters())
+    counted = technique.settings.count_own(sizes.hidden_size, sizes.num_hidden_layers, sizes.num_attention_heads)
+    assert counted == sum(value.numel() for value in technique.parameters())
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)
@@ -113,19 +113,19 @@ def test_a_prompt_without_thoughts_is_answered_otherwise(tmp_path: Path) -> None
     prompts = [feed.examples[0]["prompt_ids"]]
     sampling = Sampling(max_new_tokens=1, temperature=0)
     with_thoughts = session.generate(prompts, sampling)[0]
-    own: Any = session.engine.model.trainyard_latent
-    own.detach(session.engine.model)
+    technique: Any = session.engine.model.trainyard_latent
+    technique.detach(session.engine.model)
     without = session.generate(prompts, sampling)[0]
     assert with_thoughts.logprobs_at_one != pytest.approx(without.logprobs_at_one, abs=1e-6)
-    assert torch.is_tensor(own.vectors_KD)
+    assert torch.is_tensor(technique.vectors_KD)
 
 
 @pytest.mark.parametrize(("name", "positions"), [("pause", 2), ("coconut", 3), ("hidden_cot", 0), ("codi", 4)])
 def test_thoughts_take_a_part_of_the_context(name: str, positions: int) -> None:
-    own = attached(causal_model("llama"), TECHNIQUES[name])
-    assert own.positions == positions
-    require_room(own, 64 + positions, 64)
-    require_room(own, None, 64)
+    technique = attached(causal_model("llama"), TECHNIQUES[name])
+    assert technique.positions == positions
+    require_room(technique, 64 + positions, 64)
+    require_room(technique, None, 64)
     if positions:
         with pytest.raises(InvalidInput, match=f"at most {64 - positions}"):
-            require_room(own, 64, 64)
+            require_room(technique, 64, 64)

@@ -32,60 +32,64 @@ PROMPTS = [[5, 9, 3, 7], [4, 8, 2, 9, 9, 1, 3]]
 def thinking_model(family: str) -> tuple[object, QuietStar]:
     """A model with thoughts that change what it says."""
     model = causal_model(family)
-    own = attached(model, QUIET)
-    assert isinstance(own, QuietStar)
+    technique = attached(model, QUIET)
+    assert isinstance(technique, QuietStar)
     torch.manual_seed(5)
-    for weight in own.head.mixing.parameters():
+    for weight in technique.head.mixing.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    return model, own
+    return model, technique
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_the_parallel_thoughts(family: str) -> None:
-    model, own = thinking_model(family)
+    model, technique = thinking_model(family)
     sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
     settings = ThoughtSettings(num_tokens=3, num_ahead=1, num_thoughts=1, temperature=0)
     with torch.no_grad():
-        for prompt, one in zip(PROMPTS, sample(model, TOKENIZER, PROMPTS, sampling, reader=own), strict=True):
-            ids = torch.tensor([[*prompt, *one.ids]])
-            thinker = Thinker(model, own.head, settings)
-            found = thinker.think({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, find_positions(ids, 1))
-            mixed = own.head.mix(found.base_BTD[:, :-1], found.ahead_QNAD[:, :, 0])
+        for prompt, completion in zip(
+            PROMPTS, sample(model, TOKENIZER, PROMPTS, sampling, reader=technique), strict=True
+        ):
+            ids = torch.tensor([[*prompt, *completion.ids]])
+            thinker = Thinker(model, technique.head, settings)
+            thoughts = thinker.think({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, find_positions(ids, 1))
+            mixed = technique.head.mix(thoughts.base_BTD[:, :-1], thoughts.ahead_QNAD[:, :, 0])
             logprobs = thinker.output(mixed).log_softmax(-1)[0, len(prompt) - 1 :]
-            assert logprobs.argmax(-1).tolist() == one.ids
-            expected = logprobs.gather(1, torch.tensor(one.ids)[:, None])[:, 0].tolist()
-            assert one.logprobs_at_one == pytest.approx(expected, abs=1e-4)
+            assert logprobs.argmax(-1).tolist() == completion.ids
+            expected = logprobs.gather(1, torch.tensor(completion.ids)[:, None])[:, 0].tolist()
+            assert completion.logprobs_at_one == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_of_a_batch_answers_as_it_does_alone(family: str) -> None:
-    model, own = thinking_model(family)
+    model, technique = thinking_model(family)
     sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
     with torch.no_grad():
-        together = sample(model, TOKENIZER, PROMPTS, sampling, reader=own)
-        alone = [sample(model, TOKENIZER, [prompt], sampling, reader=own)[0] for prompt in PROMPTS]
-    assert [one.ids for one in together] == [one.ids for one in alone]
+        together = sample(model, TOKENIZER, PROMPTS, sampling, reader=technique)
+        alone = [sample(model, TOKENIZER, [prompt], sampling, reader=technique)[0] for prompt in PROMPTS]
+    assert [completion.ids for completion in together] == [completion.ids for completion in alone]
 
 
 def test_a_new_head_answers_as_the_base_and_a_trained_one_does_not() -> None:
     model = causal_model("llama")
-    own = attached(model, QUIET)
+    technique = attached(model, QUIET)
     sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
     other, thinking = thinking_model("llama")
     with torch.no_grad():
         plain = sample(model, TOKENIZER, PROMPTS, sampling, reader=PLAIN)
-        assert sample(model, TOKENIZER, PROMPTS, sampling, reader=own) == plain
+        assert sample(model, TOKENIZER, PROMPTS, sampling, reader=technique) == plain
         thought = sample(other, TOKENIZER, PROMPTS, sampling, reader=thinking)
-    assert [one.logprobs_at_one for one in thought] != [one.logprobs_at_one for one in plain]
+    assert [completion.logprobs_at_one for completion in thought] != [
+        completion.logprobs_at_one for completion in plain
+    ]
 
 
 def test_thoughts_leave_no_columns_in_the_cache() -> None:
-    model, own = thinking_model("llama")
+    model, technique = thinking_model("llama")
     ids = torch.tensor([PROMPTS[0]])
     with torch.no_grad():
-        reading, _ = own.open(model, ids, torch.ones_like(ids))
+        reading, _ = technique.open(model, ids, torch.ones_like(ids))
         assert reading.cache.get_seq_length() == 4
-        reading, _ = own.step(model, reading, torch.tensor([3]))
+        reading, _ = technique.step(model, reading, torch.tensor([3]))
     assert reading.cache.get_seq_length() == 5 == reading.mask_BT.shape[1]
 
 
@@ -104,39 +108,39 @@ def test_the_stage_scores_rows_and_reports_its_terms(family: str) -> None:
 
 
 def test_saved_weights_think_the_same(tmp_path: Path) -> None:
-    model, own = thinking_model("llama")
+    model, technique = thinking_model("llama")
     with table.detached(model):
         assert not any("latent" in name for name in model.state_dict())
-    table.save(own, tmp_path)
+    table.save(technique, tmp_path)
     other = causal_model("llama")
     again = table.load(tmp_path, other, TOKENIZER)
     assert again is not None
     sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
     with torch.no_grad():
-        expected = sample(model, TOKENIZER, PROMPTS, sampling, reader=own)
+        expected = sample(model, TOKENIZER, PROMPTS, sampling, reader=technique)
         assert sample(other, TOKENIZER, PROMPTS, sampling, reader=again) == expected
 
 
 def test_a_thought_beyond_the_last_position_is_refused() -> None:
-    model, own = thinking_model("gpt2")
+    model, technique = thinking_model("gpt2")
     ids = torch.full((1, 252), 5)
     with pytest.raises(InvalidInput, match="takes 5 positions, and the model has 256"), torch.no_grad():
-        own.open(model, ids, torch.ones_like(ids))
+        technique.open(model, ids, torch.ones_like(ids))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     with pytest.raises(InvalidInput, match="after 251 tokens takes 6 positions"):
         stage_with(QUIET).score(model, batch, Head.FULL)
 
 
 def test_without_its_thoughts_the_model_says_something_else() -> None:
-    model, own = thinking_model("llama")
+    model, technique = thinking_model("llama")
     ids = torch.tensor([PROMPTS[1]])
     with torch.no_grad():
-        _, with_thoughts = own.open(model, ids, torch.ones_like(ids))
-        own.head.start_D.zero_()
-        _, with_others = own.open(model, ids, torch.ones_like(ids))
+        _, with_thoughts = technique.open(model, ids, torch.ones_like(ids))
+        technique.head.start_D.zero_()
+        _, with_others = technique.open(model, ids, torch.ones_like(ids))
     assert not torch.allclose(with_thoughts, with_others, atol=1e-4)
 
 
 def test_each_token_of_an_answer_counts_with_its_thought() -> None:
-    _, own = thinking_model("llama")
-    assert (own.positions, own.num_read(4)) == (5, 24)
+    _, technique = thinking_model("llama")
+    assert (technique.positions, technique.num_read(4)) == (5, 24)

@@ -27,10 +27,10 @@ WORDS, SIZE = 11, 16
 GREEDY = ThoughtSettings(num_tokens=4, num_ahead=3, num_thoughts=1, temperature=0)
 
 
-def llama(words: int = WORDS, layers: int = 2, attention: str = "sdpa") -> Any:
+def llama(vocab_size: int = WORDS, layers: int = 2, attention: str = "sdpa") -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=words, hidden_size=SIZE, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=4,
+        vocab_size=vocab_size, hidden_size=SIZE, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3,
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config).eval()
@@ -89,12 +89,12 @@ def test_thoughts_at_once_are_the_thoughts_one_by_one(make: Any) -> None:
     row = [5, 9, 3, 7, 1, 8, 2, 6, 4, 10]
     batch = batch_of(row)
     positions = find_positions(batch["labels"], GREEDY.num_ahead)
-    found = Thinker(model, head, GREEDY).think(batch, positions)
+    thoughts = Thinker(model, head, GREEDY).think(batch, positions)
     assert positions.at_BN[0].tolist() == list(range(9))
     for at in range(len(row) - GREEDY.num_ahead):
         tokens, hidden = think_alone(model, head, row[: at + 1], GREEDY, row[at + 1 :])
-        assert found.tokens_QNJ[0, at].tolist() == tokens
-        assert torch.allclose(found.ahead_QNAD[0, at], hidden, atol=1e-5)
+        assert thoughts.tokens_QNJ[0, at].tolist() == tokens
+        assert torch.allclose(thoughts.ahead_QNAD[0, at], hidden, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])
@@ -119,9 +119,11 @@ def test_padding_changes_no_thought() -> None:
     model, head = llama(), new_head()
     row = [5, 9, 3, 7]
     alone, padded = batch_of(row), batch_of(row, [4, 4, 2, 9, 9, 1, 3])
-    found = [Thinker(model, head, GREEDY).think(batch, find_positions(batch["labels"], 3)) for batch in (alone, padded)]
-    assert torch.equal(found[0].tokens_QNJ[0], found[1].tokens_QNJ[0, :3])
-    assert torch.allclose(found[0].ahead_QNAD[0, :, 0], found[1].ahead_QNAD[0, :3, 0], atol=1e-5)
+    thoughts = [
+        Thinker(model, head, GREEDY).think(batch, find_positions(batch["labels"], 3)) for batch in (alone, padded)
+    ]
+    assert torch.equal(thoughts[0].tokens_QNJ[0], thoughts[1].tokens_QNJ[0, :3])
+    assert torch.allclose(thoughts[0].ahead_QNAD[0, :, 0], thoughts[1].ahead_QNAD[0, :3, 0], atol=1e-5)
 
 
 def test_only_positions_with_labels_ahead_think() -> None:
@@ -139,12 +141,12 @@ def test_a_mixing_weight_of_zero_gives_the_loss_of_the_base(make: Any, ahead: in
     model, settings = make(), ThoughtSettings(num_tokens=2, num_ahead=ahead, policy_weight=5.0)
     batch = batch_of([5, 9, 3, 7, 1], [4, 4, 2, 9, 9, 1, 3], first_label=2)
     expected = -label_logprobs(model, batch).logprobs_N.sum()
-    found = quiet_scores(model, ThoughtHead(SIZE), batch, settings, Head.FULL)
-    assert found["base"].item() == pytest.approx(expected.item(), rel=5e-7)
-    assert found["mixed"].item() == pytest.approx(expected.item(), abs=2e-5)
-    assert found["gain"].item() == pytest.approx(0.0, abs=2e-5)
-    assert quiet_loss(found, settings).item() == pytest.approx(expected.item(), abs=1e-3)
-    assert quiet_loss(found, replace(settings, policy_weight=0.0)).item() == pytest.approx(expected.item(), abs=2e-5)
+    scores = quiet_scores(model, ThoughtHead(SIZE), batch, settings, Head.FULL)
+    assert scores["base"].item() == pytest.approx(expected.item(), rel=5e-7)
+    assert scores["mixed"].item() == pytest.approx(expected.item(), abs=2e-5)
+    assert scores["gain"].item() == pytest.approx(0.0, abs=2e-5)
+    assert quiet_loss(scores, settings).item() == pytest.approx(expected.item(), abs=1e-3)
+    assert quiet_loss(scores, replace(settings, policy_weight=0.0)).item() == pytest.approx(expected.item(), abs=2e-5)
 
 
 def test_each_label_counts_once_with_all_that_predict_it() -> None:
@@ -152,14 +154,14 @@ def test_each_label_counts_once_with_all_that_predict_it() -> None:
     settings = ThoughtSettings(num_tokens=2, num_ahead=2, num_thoughts=2, temperature=0)
     batch = batch_of([5, 9, 3, 7])
     positions = find_positions(batch["labels"], 2)
-    found = talk(
+    talk_scores = talk(
         thinker := Thinker(model, head, settings),
         batch["labels"],
         positions,
         thinker.think(batch, positions),
         Head.FULL,
     )
-    greedy = found.mixed_QNA[0]  # both thoughts are the same
+    greedy = talk_scores.mixed_QNA[0]  # both thoughts are the same
     expected = -(greedy[0, 0] + (greedy[1, 0] + greedy[0, 1]) / 2 + (greedy[2, 0] + greedy[1, 1]) / 2)
     scores = quiet_scores(model, head, batch, settings, Head.FULL)
     assert scores["mixed"].item() == pytest.approx(expected.item(), abs=1e-5)
@@ -210,8 +212,8 @@ def test_reinforce_is_the_exact_gradient_times_the_share_of_the_baseline(num_tho
     settings = ThoughtSettings(num_thoughts=num_thoughts, only_positive=False)
     logprobs = logits.log_softmax(0)
     expected = torch.zeros(3)
-    for drawn in itertools.product(range(3), repeat=num_thoughts):
-        index = torch.tensor(drawn)
+    for sampled in itertools.product(range(3), repeat=num_thoughts):
+        index = torch.tensor(sampled)
         loss = policy_loss(gain[index][:, None], logits.log_softmax(0)[index][:, None, None], settings)
         (slope,) = torch.autograd.grad(loss, logits)
         expected += slope * logprobs.detach()[index].sum().exp()
@@ -221,7 +223,7 @@ def test_reinforce_is_the_exact_gradient_times_the_share_of_the_baseline(num_tho
 
 def test_reinforce_of_a_model_is_within_three_sigma_of_enumeration() -> None:
     """Vocabulary 4, one thought token: sampled gradients against the sum over the four thoughts."""
-    model, head = llama(words=4, layers=1), new_head()
+    model, head = llama(vocab_size=4, layers=1), new_head()
     settings = ThoughtSettings(num_tokens=1, num_ahead=1, num_thoughts=2, policy_temperature=1.0, only_positive=False)
     row = [1, 3, 2]
     direction, exact = enumerate_thoughts(model, head, row, settings)
@@ -232,9 +234,9 @@ def test_reinforce_of_a_model_is_within_three_sigma_of_enumeration() -> None:
         loss = quiet_scores(model, head, rows, settings, Head.FULL)["policy"] / 64
         grads = torch.autograd.grad(loss, list(direction), allow_unused=True)
         slopes.append(inner(grads, list(direction.values())))
-    found = torch.stack(slopes)
-    sigma = found.std() / len(found) ** 0.5
-    assert abs(found.mean() - exact / 2) < 3 * sigma
+    slopes_N = torch.stack(slopes)
+    sigma = slopes_N.std() / len(slopes_N) ** 0.5
+    assert abs(slopes_N.mean() - exact / 2) < 3 * sigma
     assert abs(exact / 2) > 5 * sigma  # so that a gradient of zero or of the wrong sign is found
 
 
@@ -249,24 +251,24 @@ def enumerate_thoughts(
     batch = batch_of(row, first_label=2)
     positions = find_positions(batch["labels"], 1)
     assert positions.at_BN.tolist() == [[1]]
-    one = replace(settings, num_thoughts=1)
-    thinker = Thinker(model, head, one)
+    single_thought = replace(settings, num_thoughts=1)
+    thinker = Thinker(model, head, single_thought)
     weights = [weight for weight in [*model.parameters(), head.start_D] if weight.requires_grad]
     base = thinker._read(batch)[0]
     total = torch.tensor(0.0)
     for token in range(4):
         _, cache = thinker._read(batch)
         columns = Columns(model, batch, positions, 1, cache)
-        begun = columns.run(head.start.expand(1, 1, -1))
-        logprob = thinker.output(begun).log_softmax(-1)[0, 0, token]
+        start_states = columns.run(head.start.expand(1, 1, -1))
+        logprob = thinker.output(start_states).log_softmax(-1)[0, 0, token]
         columns.run(model.get_input_embeddings()(torch.tensor([[token]])))
         mixed = head.mix(base[0, 1], columns.run(head.end.expand(1, 1, -1))[0, 0])
         both = (thinker.output(state[None]).log_softmax(-1)[0, row[2]] for state in (mixed, base[0, 1]))
         gain = next(both) - next(both)
         total = total - logprob.exp() * gain.detach()
     grads = torch.autograd.grad(total, weights, allow_unused=True)
-    found = {weight: grad for weight, grad in zip(weights, grads, strict=True) if grad is not None}
-    return found, inner(found.values(), found.values())
+    gradients = {weight: grad for weight, grad in zip(weights, grads, strict=True) if grad is not None}
+    return gradients, inner(gradients.values(), gradients.values())
 
 
 def test_gains_are_measured_against_the_same_token_without_a_thought() -> None:
@@ -275,9 +277,9 @@ def test_gains_are_measured_against_the_same_token_without_a_thought() -> None:
     batch = batch_of([5, 9, 3, 7, 1])
     positions: Positions = find_positions(batch["labels"], 3)
     thinker = Thinker(model, head, settings)
-    found = talk(thinker, batch["labels"], positions, thinker.think(batch, positions), Head.FULL)
+    talk_scores = talk(thinker, batch["labels"], positions, thinker.think(batch, positions), Head.FULL)
     base = label_logprobs(model, batch).logprobs_N
-    assert torch.allclose(found.base_BT[0, 1:], base, atol=1e-6)
-    gain = gain_of(found, positions, 2)
-    assert gain[0, 1, 2].item() == pytest.approx((found.mixed_QNA[0, 1, 2] - base[3]).item(), abs=1e-6)
+    assert torch.allclose(talk_scores.base_BT[0, 1:], base, atol=1e-6)
+    gain = gain_of(talk_scores, positions, 2)
+    assert gain[0, 1, 2].item() == pytest.approx((talk_scores.mixed_QNA[0, 1, 2] - base[3]).item(), abs=1e-6)
     assert gain[0, 3, 1].item() == 0.0  # beyond the end

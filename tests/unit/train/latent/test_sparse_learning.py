@@ -16,8 +16,8 @@ def test_a_row_of_recall_answers_each_key_with_the_value_of_its_pair() -> None:
     rows = dsa_recall.draw_rows(3, torch.Generator().manual_seed(0))
     for ids, labels in zip(rows["input_ids"].tolist(), rows["labels"].tolist(), strict=True):
         pairs = dict(divmod(token, dsa_recall.VALUES) for token in ids[: dsa_recall.PAIRS])
-        asked = [token - dsa_recall.KEYS * dsa_recall.VALUES for token in ids[dsa_recall.PAIRS : -1]]
-        assert labels[dsa_recall.PAIRS + 1 :] == [pairs[key] for key in asked]
+        keys = [token - dsa_recall.KEYS * dsa_recall.VALUES for token in ids[dsa_recall.PAIRS : -1]]
+        assert labels[dsa_recall.PAIRS + 1 :] == [pairs[key] for key in keys]
         assert set(labels[: dsa_recall.PAIRS + 1]) == {IGNORED}
 
 
@@ -26,26 +26,26 @@ def test_a_row_of_hops_ends_with_two_steps_of_its_walk() -> None:
     rows = quiet_star_hops.draw_rows(3, torch.Generator().manual_seed(0))
     for ids in rows["input_ids"].tolist():
         after = dict(divmod(token, size) for token in ids[:size])
-        *walk, _, asked, answer = (token - first for token in ids[size + 1 :])
+        *walk, _, start, answer = (token - first for token in ids[size + 1 :])
         assert walk[1:] == [after[symbol] for symbol in walk[:-1]]
-        assert answer == after[after[asked]]
+        assert answer == after[after[start]]
 
 
 @pytest.mark.slow
 def test_an_indexer_that_warmed_up_finds_the_token_that_answers() -> None:
-    found = dsa_recall.run_tokens(0)
-    assert found.dense > 0.99
-    assert found.sparse >= 0.95
-    assert max(found.random, found.window) <= 0.4
-    assert found.all_tokens <= 1e-6
-    assert found.divergence_after < found.divergence_before / 2
+    accuracies = dsa_recall.run_tokens(0)
+    assert accuracies.dense > 0.99
+    assert accuracies.sparse >= 0.95
+    assert max(accuracies.random, accuracies.window) <= 0.4
+    assert accuracies.all_tokens <= 1e-6
+    assert accuracies.divergence_after < accuracies.divergence_before / 2
 
 
 @pytest.mark.slow
 def test_thoughts_lower_the_loss_and_change_what_is_said() -> None:
-    found = quiet_star_hops.train_variant(0, "quiet", 250)
-    assert found.last_loss < 0.9 * found.first_loss
-    assert abs(found.thought_nll - found.base_nll) > 1e-3
+    result = quiet_star_hops.train_variant(0, "quiet", 250)
+    assert result.last_loss < 0.9 * result.first_loss
+    assert abs(result.thought_nll - result.base_nll) > 1e-3
 
 
 def test_a_row_of_counts_has_the_number_of_places_that_agree() -> None:
@@ -55,17 +55,17 @@ def test_a_row_of_counts_has_the_number_of_places_that_agree() -> None:
         *letters_of_both, last = row["prompt_ids"]
         first, second = letters_of_both[:length], [token - letters for token in letters_of_both[length:]]
         shift = last - pause_counts.FIRST_SHIFT
-        agreeing = sum(one == second[(place + shift) % length] for place, one in enumerate(first))
+        agreeing = sum(symbol == second[(index + shift) % length] for index, symbol in enumerate(first))
         assert row["answer_ids"] == [pause_counts.FIRST_ANSWER + agreeing]
 
 
 def test_pauses_are_trained_and_left_out_with_a_share_of_the_steps() -> None:
-    found = pause_counts.measure(0, share=2 / pause_counts.STEPS, way="4")
-    assert {"accuracy", "left_out", "loss", "guess"} <= found.keys()
-    assert 0.2 < found["guess"] < 0.5
+    result = pause_counts.measure(0, share=2 / pause_counts.STEPS, way="4")
+    assert {"accuracy", "left_out", "loss", "guess"} <= result.keys()
+    assert 0.2 < result["guess"] < 0.5
 
 
 def test_a_token_after_a_row_is_measured_both_ways() -> None:
-    found = dsa_decode.decode(dsa_decode.Setting(top_k=64, tokens=1), 256)
-    assert min(found.dense_attention, found.sparse_attention, found.dense_layer, found.sparse_layer) > 0
-    assert found.difference <= 1e-6
+    timing = dsa_decode.decode(dsa_decode.Setting(top_k=64, tokens=1), 256)
+    assert min(timing.dense_attention, timing.sparse_attention, timing.dense_layer, timing.sparse_layer) > 0
+    assert timing.difference <= 1e-6

@@ -18,9 +18,9 @@ QUESTIONS = ["What is a node?", "Why?", "Who reads the documents of a chain?", "
 ANSWERS = ["A node reads documents.", "Because.", "The trainer counts every token that it reads.", "b", "It jumps."]
 
 
-def settings(stage: Stage | StageSettings, *, max_length: int = 128, **given: Any) -> TrainerConfig:
+def settings(stage: Stage | StageSettings, *, max_length: int = 128, **fields: Any) -> TrainerConfig:
     """A trainer's config; `preference` and `engine` are given as dictionaries."""
-    return TrainerConfig(stage=stage, hyperparameters={"max_length": max_length}, **given)
+    return TrainerConfig(stage=stage, hyperparameters={"max_length": max_length}, **fields)
 
 
 def model_of(head: str, seed: int = 0) -> LlamaForCausalLM | LlamaForSequenceClassification:

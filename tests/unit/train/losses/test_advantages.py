@@ -21,12 +21,12 @@ def brute_force(
     rewards: list[float], values: list[float], counts: list[bool], gamma: float, lam: float
 ) -> dict[int, float]:
     """Equation 16 of the paper as its double sum, over the tokens that count."""
-    places = [at for at, own in enumerate(counts) if own]
-    following = [*[values[at] for at in places[1:]], 0.0]
-    deltas = [rewards[at] + gamma * after - values[at] for at, after in zip(places, following, strict=True)]
+    positions = [at for at, is_counted in enumerate(counts) if is_counted]
+    following = [*[values[at] for at in positions[1:]], 0.0]
+    deltas = [rewards[at] + gamma * after - values[at] for at, after in zip(positions, following, strict=True)]
     return {
-        place: sum((gamma * lam) ** ahead * delta for ahead, delta in enumerate(deltas[index:]))
-        for index, place in enumerate(places)
+        position: sum((gamma * lam) ** ahead * delta for ahead, delta in enumerate(deltas[index:]))
+        for index, position in enumerate(positions)
     }
 
 
@@ -39,12 +39,12 @@ def test_advantages_are_those_of_brute_force(gamma: float, lam: float) -> None:
     )
     advantages_RT, returns_RT = generalized_advantages(rewards_RT, values_RT, mask_RT, gamma=gamma, lam=lam)
     for row in range(5):
-        counts = [bool(own) for own in mask_RT[row]]
+        counts = [bool(is_counted) for is_counted in mask_RT[row]]
         expected = brute_force(rewards_RT[row].tolist(), values_RT[row].tolist(), counts, gamma, lam)
         for at in range(7):
             assert float(advantages_RT[row, at]) == pytest.approx(expected.get(at, 0.0), abs=1e-12)
-            wanted = expected[at] + float(values_RT[row, at]) if at in expected else 0.0
-            assert float(returns_RT[row, at]) == pytest.approx(wanted, abs=1e-12)
+            expected_return = expected[at] + float(values_RT[row, at]) if at in expected else 0.0
+            assert float(returns_RT[row, at]) == pytest.approx(expected_return, abs=1e-12)
 
 
 def test_without_discount_an_advantage_is_the_rest_of_the_rewards_minus_the_value() -> None:
@@ -57,8 +57,8 @@ def test_without_discount_an_advantage_is_the_rest_of_the_rewards_minus_the_valu
 def test_the_score_is_put_on_the_last_token_that_counts() -> None:
     mask_RT = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     kl_RT = torch.tensor([[1.0, 2.0, 9.0], [1.0, 9.0, 2.0], [4.0, 9.0, 9.0]])
-    found = token_rewards(torch.tensor([10.0, 20.0, 30.0]), kl_RT, mask_RT, 0.5)
-    assert found.tolist() == [[-0.5, 9.0, 0.0], [-0.5, 0.0, 19.0], [28.0, 0.0, 0.0]]
+    token_rewards_RT = token_rewards(torch.tensor([10.0, 20.0, 30.0]), kl_RT, mask_RT, 0.5)
+    assert token_rewards_RT.tolist() == [[-0.5, 9.0, 0.0], [-0.5, 0.0, 19.0], [28.0, 0.0, 0.0]]
 
 
 def test_whitened_values_have_mean_0_and_variance_1_without_the_padding() -> None:

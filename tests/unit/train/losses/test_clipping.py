@@ -30,16 +30,16 @@ def test_policy_loss(ratio: float, advantage: float, expected: float, gradient: 
 
 
 @pytest.mark.parametrize(
-    ("value", "old", "wanted", "expected", "gradient"),
+    ("value", "old", "target", "expected", "gradient"),
     [
         (1.0, 1.0, 3.0, 2.0, -2.0),
         (1.5, 1.0, 3.0, 0.5 * 1.8**2, 0.0),  # moved further towards the return than the clip allows
         (0.0, 1.0, 3.0, 4.5, -3.0),  # moved away: the larger of the two losses counts
     ],
 )
-def test_value_loss(value: float, old: float, wanted: float, expected: float, gradient: float) -> None:
+def test_value_loss(value: float, old: float, target: float, expected: float, gradient: float) -> None:
     values_N = torch.tensor([value], requires_grad=True)
-    loss_N = clipped_value_loss(values_N, torch.tensor([old]), torch.tensor([wanted]), 0.2)
+    loss_N = clipped_value_loss(values_N, torch.tensor([old]), torch.tensor([target]), 0.2)
     loss_N.sum().backward()
     assert loss_N.tolist() == pytest.approx([expected])
     assert values_N.grad is not None

@@ -38,9 +38,9 @@ LATER = [Message("user", "And now?"), Message("assistant", "One.")]
 
 @cache
 def tokenizer(name: str) -> PreTrainedTokenizerBase:
-    found = toy(name).tokenizer
-    found.chat_template = toy(name).template
-    return found
+    model_tokenizer = toy(name).tokenizer
+    model_tokenizer.chat_template = toy(name).template
+    return model_tokenizer
 
 
 def learned(example: Encoded, labels: str = "labels", name: str = "qwen2.5") -> str:
@@ -164,8 +164,8 @@ def test_shared_and_packed_pairs_have_the_labels_of_separate_rows(loss: str) -> 
     for layout, together in layouts.items():
         batch = dpo.complete(together, examples)
         labels_T, sequence_T = batch[name].flatten(), batch["sequence_ids"].flatten()
-        found = [labels_T[(sequence_T == number) & (labels_T != IGNORED)].tolist() for number in range(2)]
-        assert found == expected, layout
+        learned_ids = [labels_T[(sequence_T == number) & (labels_T != IGNORED)].tolist() for number in range(2)]
+        assert learned_ids == expected, layout
     assert sum(map(len, expected)) == ledger.trained
     assert "quarter past" not in tokenizer("qwen2.5").decode(expected[0])
     assert ("What time" in tokenizer("qwen2.5").decode(expected[0])) == (loss == "orpo")
@@ -194,9 +194,9 @@ def test_kto_learns_no_results_and_compares_with_none(shared: bool) -> None:
     else:
         batch = kto.collate(examples, 0)
     decode = tokenizer("qwen2.5").decode
-    own, other = (batch[name][batch[name] != IGNORED] for name in ("labels", "kl_labels"))
-    assert len(own) == ledger.trained == len(other)
-    assert all("quarter past" not in decode(ids) and "noon" in decode(ids) for ids in (own, other))
+    labels, other = (batch[name][batch[name] != IGNORED] for name in ("labels", "kl_labels"))
+    assert len(labels) == ledger.trained == len(other)
+    assert all("quarter past" not in decode(ids) and "noon" in decode(ids) for ids in (labels, other))
 
 
 def test_an_answer_whose_calls_are_hidden_is_no_target() -> None:
@@ -215,8 +215,8 @@ def test_a_call_that_cannot_be_written_costs_its_row_alone() -> None:
     examples, ledger = encode_sft([*rows, wrong], tokenizer("qwen3.5"), 4096)
     assert len(examples) == 19
     assert ledger.rows["dropped_template"] == 1
-    words = "the arguments of the call of 'clock' are not an object: 'all of them' (1, first rows.jsonl:20)"
-    assert f"the chat template refuses 1 of 20 rows: {words}" in ledger.line()
+    reason = "the arguments of the call of 'clock' are not an object: 'all of them' (1, first rows.jsonl:20)"
+    assert f"the chat template refuses 1 of 20 rows: {reason}" in ledger.line()
     require_accepted(ledger, 0.05)
     with pytest.raises(InvalidInput, match=r"E-DATA-BAD-ROWS: The chat template refuses 1 of 20 rows \(5\.0%\)"):
         require_accepted(ledger, 0.01)

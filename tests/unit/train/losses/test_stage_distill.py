@@ -33,8 +33,8 @@ P_V, Q_V = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
 """Teacher and student over three tokens: KL(p || q) = KL(q || p) = 0.25 ln 2."""
 
 
-def with_settings(**given: Any) -> Any:
-    return settings(Stage.DISTILL.settings(teacher="teacher", **given))
+def with_settings(**fields: Any) -> Any:
+    return settings(Stage.DISTILL.settings(teacher="teacher", **fields))
 
 
 @pytest.mark.parametrize(
@@ -47,36 +47,36 @@ def with_settings(**given: Any) -> Any:
     ],
 )
 def test_divergences_are_those_worked_out_by_hand(beta: float, expected: float) -> None:
-    found = distill.divergence(Q_V.log(), P_V.log(), beta=beta)
-    assert found.tolist() == pytest.approx([expected], abs=1e-7)
+    divergence = distill.divergence(Q_V.log(), P_V.log(), beta=beta)
+    assert divergence.tolist() == pytest.approx([expected], abs=1e-7)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 1.0])
 def test_gradients_are_those_of_finite_differences(beta: float) -> None:
     torch.manual_seed(0)
     student, teacher = (torch.randn(3, 7, dtype=torch.float64) for _ in range(2))
-    given = DistillSettings(type=Stage.DISTILL, teacher="t", beta=beta, temperature=1.7)
+    distill_settings = DistillSettings(type=Stage.DISTILL, teacher="t", beta=beta, temperature=1.7)
     assert torch.autograd.gradcheck(
-        lambda logits: distill.by_chunk(logits, teacher, given), (student.requires_grad_(),), atol=1e-6
+        lambda logits: distill.by_chunk(logits, teacher, distill_settings), (student.requires_grad_(),), atol=1e-6
     )
 
 
 def test_chunks_change_nothing() -> None:
     torch.manual_seed(0)
-    student, teacher, given = torch.randn(9, 11), torch.randn(9, 11), with_settings().stage
-    found = []
+    student, teacher, stage = torch.randn(9, 11), torch.randn(9, 11), with_settings().stage
+    results = []
     for size in (1 << 25, 22):
-        own = student.clone().requires_grad_()
-        value = distill.by_chunk(own, teacher, given, chunk_logits=size)
+        logits = student.clone().requires_grad_()
+        value = distill.by_chunk(logits, teacher, stage, chunk_logits=size)
         value.sum().backward()
-        found.append((value.detach(), own.grad))
-    torch.testing.assert_close(found[0], found[1])
+        results.append((value.detach(), logits.grad))
+    torch.testing.assert_close(results[0], results[1])
 
 
 def test_tokens_that_only_one_output_layer_has_are_left_out() -> None:
-    given = with_settings(beta=0.0).stage
+    stage = with_settings(beta=0.0).stage
     wide = torch.cat([P_V.log(), torch.full((1, 2), 3.0)], dim=1)
-    assert distill.by_chunk(Q_V.log(), wide, given).tolist() == pytest.approx([0.25 * math.log(2)], abs=1e-6)
+    assert distill.by_chunk(Q_V.log(), wide, stage).tolist() == pytest.approx([0.25 * math.log(2)], abs=1e-6)
 
 
 def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient() -> None:
@@ -96,15 +96,15 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient() -> None:
 # A teacher behind a server
 
 
-def served(model: Any, top_k: int, url: str = "http://teacher/v1", **given: Any) -> Any:
-    return ServedTeacher(url, "teacher", top_k, TOKENIZER, **given)
+def served(model: Any, top_k: int, url: str = "http://teacher/v1", **options: Any) -> Any:
+    return ServedTeacher(url, "teacher", top_k, TOKENIZER, **options)
 
 
 def logprobs_by(model: Any) -> Any:
     def logprobs(ids: list[int]) -> list[list[float]]:
         with torch.no_grad():
-            found: list[list[float]] = model(torch.tensor([ids])).logits[0].double().log_softmax(-1).tolist()
-        return found
+            logprobs: list[list[float]] = model(torch.tensor([ids])).logits[0].double().log_softmax(-1).tolist()
+        return logprobs
 
     return logprobs
 
@@ -130,43 +130,45 @@ def test_a_served_teacher_is_the_local_one_where_all_tokens_are_asked_for(beta: 
     vocabulary = local["logits_NV"].shape[1]
     with vllm_server("teacher") as server:
         server.logprobs, server.max_logprobs = logprobs_by(teacher), vocabulary
-        asked = stage.score(served(teacher, vocabulary, f"{server.url}/v1"), batch, Head.FULL)
-    found = []
-    for reference in (local, asked):
+        served_scores = stage.score(served(teacher, vocabulary, f"{server.url}/v1"), batch, Head.FULL)
+    results = []
+    for reference in (local, served_scores):
         student.zero_grad()
         total, metrics = stage.loss(batch, stage.score(student, batch, Head.FULL), reference, config)
         total.backward()
         gradients = torch.cat([value.grad.flatten() for value in student.parameters() if value.grad is not None])
-        found.append((total.detach(), gradients, metrics["teacher_agreement"]))
-    assert found[0][0] > 1e-2
-    torch.testing.assert_close(found[0][:2], found[1][:2], rtol=1e-4, atol=1e-6)
-    assert found[0][2] == found[1][2]
+        results.append((total.detach(), gradients, metrics["teacher_agreement"]))
+    assert results[0][0] > 1e-2
+    torch.testing.assert_close(results[0][:2], results[1][:2], rtol=1e-4, atol=1e-6)
+    assert results[0][2] == results[1][2]
 
 
 def test_few_tokens_are_a_lower_bound_that_rises_with_their_number(pair: tuple[Any, Any]) -> None:
     (student, teacher), stage, config = pair, STAGES[Stage.DISTILL], with_settings(beta=0.0)
     batch = stage.collate(stage.encode(conversations(), TOKENIZER, config)[0], PAD)
     with torch.no_grad():
-        scores, local = (stage.score(one, batch, Head.FULL) for one in (student, teacher))
+        scores, local = (stage.score(model, batch, Head.FULL) for model in (student, teacher))
         whole = stage.loss(batch, scores, local, config)[0].item()
-    found = []
+    losses = []
     with vllm_server("teacher") as server:
         server.logprobs = logprobs_by(teacher)
         for top_k in (1, 5, 20):
             reference = stage.score(served(teacher, top_k, f"{server.url}/v1"), batch, Head.FULL)
-            found.append(stage.loss(batch, scores, reference, config)[0].item())
-        assert found == sorted(found)
-        assert 0 < found[0] < found[-1] < whole
+            losses.append(stage.loss(batch, scores, reference, config)[0].item())
+        assert losses == sorted(losses)
+        assert 0 < losses[0] < losses[-1] < whole
         with pytest.raises(Unavailable, match=r"E-SERVER-UNREACHABLE.*max allowed: 20.*--max-logprobs 21"):
             served(teacher, 21, f"{server.url}/v1").scores(batch)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the library's experimental modules
 def test_the_bucket_of_all_others_is_the_one_of_trl() -> None:
-    theirs = import_module("trl.experimental.server_distillation.server_distillation_trainer")._add_tail_bucket
+    add_tail_bucket = import_module("trl.experimental.server_distillation.server_distillation_trainer")._add_tail_bucket
     torch.manual_seed(0)
     log_p = torch.randn(4, 9).log_softmax(-1)[:, :3]
-    torch.testing.assert_close(distill.with_rest(log_p), theirs(log_p, torch.ones_like(log_p, dtype=torch.bool))[0])
+    torch.testing.assert_close(
+        distill.with_rest(log_p), add_tail_bucket(log_p, torch.ones_like(log_p, dtype=torch.bool))[0]
+    )
 
 
 def answering(choices: Any, status: int = 200) -> httpx.MockTransport:
@@ -190,18 +192,20 @@ def test_other_words_for_the_same_ids_are_another_vocabulary() -> None:
     ids = TOKENIZER("chain of nodes", add_special_tokens=False)["input_ids"]
     batch = pad([{"input_ids": ids, "labels": [IGNORED, *ids[1:]]}], PAD)
 
-    def places(words: Callable[[int], str]) -> Any:
-        own = [{str(one): {"logprob": -1.0, "rank": 1, "decoded_token": words(one)}} for one in ids[1:]]
-        return answering([{"index": 0, "prompt_logprobs": [None, *own]}])
+    def answer_with(decode: Callable[[int], str]) -> Any:
+        prompt_logprobs = [
+            {str(token): {"logprob": -1.0, "rank": 1, "decoded_token": decode(token)}} for token in ids[1:]
+        ]
+        return answering([{"index": 0, "prompt_logprobs": [None, *prompt_logprobs]}])
 
-    found = served(None, 1, transport=places(lambda one: TOKENIZER.decode([one]))).scores(batch)
-    assert found["teacher_ids_NK"][:, 0].tolist() == ids[1:]
+    scores = served(None, 1, transport=answer_with(lambda token: TOKENIZER.decode([token]))).scores(batch)
+    assert scores["teacher_ids_NK"][:, 0].tolist() == ids[1:]
     with pytest.raises(InvalidInput, match=r"E-MODEL-INVALID: Teacher and student do not have the same vocabulary"):
-        served(None, 1, transport=places(lambda one: "other")).scores(batch)
+        served(None, 1, transport=answer_with(lambda token: "other")).scores(batch)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"teacher": "t", "endpoint": "e"},
         {"endpoint": "e", "temperature": 2.0},
@@ -209,9 +213,9 @@ def test_other_words_for_the_same_ids_are_another_vocabulary() -> None:
         {"teacher": "t", "top_k": 5},
     ],
 )
-def test_settings_that_a_server_cannot_follow_are_refused(given: dict[str, Any]) -> None:
+def test_settings_that_a_server_cannot_follow_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"server|not both|top_k"):
-        DistillSettings(type=Stage.DISTILL, **given)
+        DistillSettings(type=Stage.DISTILL, **fields)
     assert "top_k" not in DistillSettings(type=Stage.DISTILL, teacher="t").model_dump()
 
 
@@ -220,15 +224,15 @@ def losses_of(config: Any, student: Any, ask: Callable[[Any], Any]) -> list[floa
     stage = STAGES[Stage.DISTILL]
     batch = stage.collate(stage.encode(conversations(), TOKENIZER, config)[0], PAD)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
-    found = []
+    losses = []
     for _ in range(5):
         optimizer.zero_grad()
         total, _ = stage.loss(batch, stage.score(student, batch, Head.FULL), ask(batch), config)
         mean = total / stage.units(batch)
         mean.backward()
         optimizer.step()
-        found.append(mean.item())
-    return found
+        losses.append(mean.item())
+    return losses
 
 
 def test_losses_of_five_steps_are_the_known_ones(pair: tuple[Any, Any]) -> None:
@@ -245,9 +249,9 @@ def test_losses_of_five_steps_are_the_known_ones(pair: tuple[Any, Any]) -> None:
         for name, ask in (("loaded", local), ("served top 20", remote.scores)):
             for beta in (0.0, 0.5, 1.0):
                 config = with_settings(beta=beta, label_weight=0.1)
-                found = losses_of(config, copy.deepcopy(first), ask)
-                assert found[-1] < found[0]
-                lines.append(f"{name}, beta {beta}: {' '.join(f'{one:.5f}' for one in found)}")
+                losses = losses_of(config, copy.deepcopy(first), ask)
+                assert losses[-1] < losses[0]
+                lines.append(f"{name}, beta {beta}: {' '.join(f'{loss:.5f}' for loss in losses)}")
     text = "\n".join(lines) + "\n"
     if os.environ.get("GOLDEN") == "write":
         GOLDEN_LOSSES.write_text(text, encoding="utf-8")
@@ -262,7 +266,7 @@ class Scripted:
 
     def __init__(self, context: int | None = None) -> None:
         self.context = context
-        self.asked: list[tuple[str, int, Sampling]] = []
+        self.requests: list[tuple[str, int, Sampling]] = []
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None) -> list[Generated]:
         return self.write("student", [7, 8], prompts, sampling)
@@ -271,31 +275,33 @@ class Scripted:
         return self.write("teacher", [9], prompts, sampling)
 
     def write(
-        self, who: str, ids: list[int], prompts: Sequence[Sequence[int]], sampling: Sampling | None
+        self, writer_name: str, ids: list[int], prompts: Sequence[Sequence[int]], sampling: Sampling | None
     ) -> list[Generated]:
         assert sampling is not None
-        self.asked.append((who, len(prompts), sampling))
+        self.requests.append((writer_name, len(prompts), sampling))
         return [Generated(ids, "", [], [], StopReason.END) for _ in prompts]
 
 
-def drawn(config: Any, writer: Scripted, place: str = "0:0:0", count: int = 8) -> tuple[Any, Any]:
+def draw_completions(config: Any, writer: Scripted, position: str = "0:0:0", count: int = 8) -> tuple[Any, Any]:
     stage = STAGES[Stage.DISTILL]
     batch = stage.collate(stage.encode(conversations(count), TOKENIZER, config)[0], PAD)
-    return batch, distill.draw(writer, batch, config, PAD, place)
+    return batch, distill.draw(writer, batch, config, PAD, position)
 
 
 def test_nothing_is_drawn_without_a_share() -> None:
     writer = Scripted()
-    before, after = drawn(with_settings(lmbda=0.0), writer)
+    before, after = draw_completions(with_settings(lmbda=0.0), writer)
     assert after is before
-    assert not writer.asked
+    assert not writer.requests
 
 
 def test_the_student_writes_every_row_where_the_share_is_one() -> None:
     writer = Scripted()
-    before, after = drawn(with_settings(lmbda=1.0, max_completion_length=5, sampling_temperature=0.7), writer)
-    ((who, rows, sampling),) = writer.asked
-    assert (who, rows, sampling.max_new_tokens, sampling.temperature) == ("student", 8, 5, 0.7)
+    before, after = draw_completions(
+        with_settings(lmbda=1.0, max_completion_length=5, sampling_temperature=0.7), writer
+    )
+    ((writer_name, rows, sampling),) = writer.requests
+    assert (writer_name, rows, sampling.max_new_tokens, sampling.temperature) == ("student", 8, 5, 0.7)
     assert after[distill.DRAWN].all()
     assert sft.units(after) == 16
     for row, old in zip(distill.rows_of(after), distill.rows_of(before), strict=True):
@@ -306,30 +312,38 @@ def test_the_student_writes_every_row_where_the_share_is_one() -> None:
 
 def test_the_share_is_kept_and_the_teacher_writes_the_rest() -> None:
     writer = Scripted()
-    _, after = drawn(with_settings(lmbda=0.5, seq_kd=True), writer, count=200)
+    _, after = draw_completions(with_settings(lmbda=0.5, seq_kd=True), writer, count=200)
     by_student = int(after[distill.DRAWN].sum())
     assert 70 < by_student < 130
-    assert [(who, rows) for who, rows, _ in writer.asked] == [("student", by_student), ("teacher", 200 - by_student)]
+    assert [(writer_name, rows) for writer_name, rows, _ in writer.requests] == [
+        ("student", by_student),
+        ("teacher", 200 - by_student),
+    ]
 
 
 def test_the_place_in_the_run_decides_what_is_drawn() -> None:
     config = with_settings(lmbda=0.5)
-    first, again, later = (drawn(config, Scripted(), place)[1] for place in ("0:3:0", "0:3:0", "0:3:1"))
+    first, again, later = (
+        draw_completions(config, Scripted(), position)[1] for position in ("0:3:0", "0:3:0", "0:3:1")
+    )
     assert torch.equal(first[distill.DRAWN], again[distill.DRAWN])
     assert not torch.equal(first[distill.DRAWN], later[distill.DRAWN])
 
 
 def test_a_prompt_that_fills_the_context_keeps_its_answer() -> None:
     config = with_settings(lmbda=1.0)
-    lengths = [len(distill.prompt_of(row)) for row in distill.rows_of(drawn(with_settings(lmbda=0.0), Scripted())[0])]
+    lengths = [
+        len(distill.prompt_of(row))
+        for row in distill.rows_of(draw_completions(with_settings(lmbda=0.0), Scripted())[0])
+    ]
     context = min(lengths) + 1
     assert max(lengths) > context
     writer = Scripted(context)
-    before, after = drawn(config, writer)
+    before, after = draw_completions(config, writer)
     assert after[distill.DRAWN].tolist() == [length < context for length in lengths]
-    assert writer.asked[0][2].max_new_tokens == 1
-    kept = [at for at, length in enumerate(lengths) if length >= context]
-    assert [distill.rows_of(after)[at] for at in kept] == [distill.rows_of(before)[at] for at in kept]
+    assert writer.requests[0][2].max_new_tokens == 1
+    full_rows = [at for at, length in enumerate(lengths) if length >= context]
+    assert [distill.rows_of(after)[at] for at in full_rows] == [distill.rows_of(before)[at] for at in full_rows]
 
 
 def test_labels_count_for_rows_that_the_student_did_not_write() -> None:
@@ -373,6 +387,6 @@ def test_a_session_draws_the_same_again_and_training_draws_the_same_with_it(tmp_
 @pytest.mark.slow
 def test_the_student_comes_nearer_to_its_teacher_than_by_imitation_with_the_same_budget() -> None:
     """GKD against SFT: the same first weights, rows, order and steps; KL(teacher || student) in nats per token."""
-    found = compare(seed=0, steps=150)
+    results = compare(seed=0, steps=150)
     for where in ("held_out", "own_text"):
-        assert found["gkd"][where] < 0.8 * found["sft"][where] < found["untrained"][where], found
+        assert results["gkd"][where] < 0.8 * results["sft"][where] < results["untrained"][where], results

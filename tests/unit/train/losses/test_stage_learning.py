@@ -23,10 +23,13 @@ def sentences(seed: int) -> list[tuple[str, str, str]]:
     """Questions with a good and a bad answer of random words: the good one says `reads`, the bad one `jumps`."""
     draw = random.Random(seed)
 
-    def words(count: int) -> str:
+    def vocab_size(count: int) -> str:
         return " ".join(draw.choices(WORDS, k=count))
 
-    return [(words(3), f"{words(2)} reads {words(2)}", f"{words(2)} jumps {words(2)}") for _ in range(ROWS)]
+    return [
+        (vocab_size(3), f"{vocab_size(2)} reads {vocab_size(2)}", f"{vocab_size(2)} jumps {vocab_size(2)}")
+        for _ in range(ROWS)
+    ]
 
 
 def toy_pairs(seed: int) -> list[PreferenceRow]:

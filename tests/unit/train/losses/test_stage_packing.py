@@ -23,7 +23,7 @@ CPT = STAGES[Stage.CPT]
 
 @given(documents=DOCUMENTS, block=st.integers(1, 16))
 def test_nothing_is_lost_and_nothing_doubled(documents: list[list[int]], block: int) -> None:
-    blocks = [one["input_ids"] for one in Blocks(documents, block)]
+    blocks = [block["input_ids"] for block in Blocks(documents, block)]
     assert list(chain.from_iterable(blocks)) == list(chain.from_iterable(documents))
     assert all(len(part) == block for part in blocks[:-1])
     assert not blocks or 0 < len(blocks[-1]) <= block
@@ -74,13 +74,13 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
 @given(documents=DOCUMENTS, block=st.integers(1, 16))
 def test_the_first_token_of_each_block_is_masked(documents: list[list[int]], block: int) -> None:
     stored = Blocks(documents, block)
-    assert [one["labels"] for one in stored[:]] == [[IGNORED, *one["input_ids"][1:]] for one in stored]
+    assert [part["labels"] for part in stored[:]] == [[IGNORED, *part["input_ids"][1:]] for part in stored]
 
 
 def test_a_document_of_many_blocks_is_read_back_whole() -> None:
     tokens = list(range((1 << 21) + 5))
     stored = Blocks([tokens], 4096)
-    assert list(chain.from_iterable(one["input_ids"] for one in stored)) == tokens
+    assert list(chain.from_iterable(part["input_ids"] for part in stored)) == tokens
     assert stored[-1]["input_ids"] == tokens[-5:]
 
 

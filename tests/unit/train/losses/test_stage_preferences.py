@@ -73,8 +73,8 @@ def test_a_policy_that_is_its_reference_has_the_loss_of_no_preference(loss: Pref
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 def test_gamma_is_the_margin_that_simpo_asks_for(gamma: float) -> None:
     """Mean log-probabilities -0.4 and -0.6, so the margin that is there is 0.2 beta."""
-    given = settings(Stage.DPO, preference={"loss": "simpo", "beta": BETA, "simpo_gamma": gamma}).stage
-    value = LOSSES[PreferenceLoss.SIMPO](*one_pair(), given).item()
+    stage = settings(Stage.DPO, preference={"loss": "simpo", "beta": BETA, "simpo_gamma": gamma}).stage
+    value = LOSSES[PreferenceLoss.SIMPO](*one_pair(), stage).item()
     assert value == pytest.approx(math.log1p(math.exp(gamma - 0.2 * BETA)), abs=1e-6)
 
 
@@ -84,7 +84,7 @@ def test_golden_values(loss: PreferenceLoss) -> None:
     config = settings(Stage.DPO, preference={"loss": loss, "beta": BETA})
     value, metrics = DPO.loss({}, policy, reference, config)
     assert value.item() == pytest.approx(GOLDEN[loss], abs=1e-6)
-    assert {name: round(found.item(), 5) for name, found in metrics.items()} == {
+    assert {name: round(metric.item(), 5) for name, metric in metrics.items()} == {
         "reward_accuracy": 1.0,
         "reward_margin": 0.2,
         "reward_chosen": 0.15,
@@ -134,11 +134,11 @@ def test_only_orpo_and_simpo_do_without_a_reference() -> None:
 
 @pytest.mark.parametrize("x", [0.0, -1e-9, -1e-6, -0.1, -math.log(2), -1.0, -20.0, -200.0])
 def test_log1mexp_keeps_its_digits_and_its_gradient(x: float) -> None:
-    given = torch.tensor(x, requires_grad=True)
-    value = log1mexp(given)
+    value_of_x = torch.tensor(x, requires_grad=True)
+    value = log1mexp(value_of_x)
     value.backward()
-    assert given.grad is not None
-    assert torch.isfinite(given.grad)
+    assert value_of_x.grad is not None
+    assert torch.isfinite(value_of_x.grad)
     assert value.item() == pytest.approx(math.log(-math.expm1(min(x, -1e-7))), rel=1e-5, abs=1e-38)
 
 
@@ -146,12 +146,12 @@ def test_orpo_imitates_the_chosen_row_from_its_first_prediction_on() -> None:
     config = settings(Stage.DPO, preference={"loss": "orpo"})
     examples, _ = DPO.encode(pairs(4), TOKENIZER, config)
     batch, model = DPO.collate(examples, PAD), model_of("causal")
-    found = DPO.score(model, batch, Head.FULL)
+    policy = DPO.score(model, batch, Head.FULL)
     plain = DPO.score(model, {name: value for name, value in batch.items() if name != "row_labels"}, Head.FULL)
     for name in plain:
-        torch.testing.assert_close(found[name], plain[name])
+        torch.testing.assert_close(policy[name], plain[name])
     row = torch.tensor([examples[1]["prompt_ids"] + examples[1]["chosen_ids"]])
-    assert found["chosen_nll_P"][1].item() == pytest.approx(model(input_ids=row, labels=row).loss.item(), abs=1e-5)
+    assert policy["chosen_nll_P"][1].item() == pytest.approx(model(input_ids=row, labels=row).loss.item(), abs=1e-5)
 
 
 def test_swapping_a_pair_mirrors_the_rewards() -> None:
@@ -159,7 +159,7 @@ def test_swapping_a_pair_mirrors_the_rewards() -> None:
     config = settings(Stage.REWARD)
     policy = {"rewards_B": torch.tensor([1.0, 0.25])}
     swapped = {"rewards_B": policy["rewards_B"].flip(0)}
-    right, wrong = (REWARD.loss({}, given, None, config)[0].item() for given in (policy, swapped))
+    right, wrong = (REWARD.loss({}, policy_scores, None, config)[0].item() for policy_scores in (policy, swapped))
     assert right == pytest.approx(math.log1p(math.exp(-0.75)), abs=1e-6)
     assert right - wrong == pytest.approx(-0.75, abs=1e-6)
 
@@ -204,7 +204,7 @@ def test_kto_by_hand() -> None:
         return 1 - 1 / (1 + math.exp(-0.5 * gain))
 
     assert total.item() == pytest.approx(value(0.5 - 0.3) + value(0.3 - 0.5), abs=1e-6)
-    assert {name: round(found.item(), 5) for name, found in metrics.items()} == {
+    assert {name: round(metric.item(), 5) for name, metric in metrics.items()} == {
         "reward_accuracy": 1.0,
         "reward_desirable": 0.25,
         "reward_undesirable": 0.25,
@@ -236,9 +236,9 @@ def test_mismatched_rows_have_no_graph_and_keep_to_the_limit() -> None:
     examples, _ = KTO.encode(rows, TOKENIZER, settings(Stage.KTO, max_length=40))
     batch = KTO.collate(examples, PAD)
     assert batch["kl_input_ids"].shape[1] == 40
-    found = KTO.score(model_of("causal"), batch, Head.FULL)
-    assert found["logprobs_B"].requires_grad
-    assert not found["kl_B"].requires_grad
+    policy = KTO.score(model_of("causal"), batch, Head.FULL)
+    assert policy["logprobs_B"].requires_grad
+    assert not policy["kl_B"].requires_grad
 
 
 @pytest.mark.parametrize("label", [True, False])

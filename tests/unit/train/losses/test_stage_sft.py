@@ -19,8 +19,8 @@ ROWS = [
 ]
 
 
-def config_of(**given: object) -> TrainerConfig:
-    return settings(Stage.SFT.settings(**given))
+def config_of(**fields: object) -> TrainerConfig:
+    return settings(Stage.SFT.settings(**fields))
 
 
 def encoded(config: TrainerConfig) -> list[Encoded]:
@@ -34,15 +34,15 @@ def learned(example: Encoded) -> str:
 def test_the_last_turn_alone_is_learned_and_the_account_balances() -> None:
     examples, ledger = STAGES[Stage.SFT].encode(ROWS, TOKENIZER, config_of(turns="last"))
     assert list(map(learned, examples)) == ["The trainer counts every token.<|im_end|>", "Because.<|im_end|>"]
-    assert [example["input_ids"] for example in examples] == [one["input_ids"] for one in encoded(config_of())]
+    assert [example["input_ids"] for example in examples] == [example["input_ids"] for example in encoded(config_of())]
     assert ledger.balanced
     assert ledger.trained == sum(label != IGNORED for example in examples for label in example["labels"])
 
 
 def test_a_turn_without_weight_is_not_the_last_one() -> None:
-    shown = SftRow([*ROWS[0].messages, user("c?"), assistant("shown")])
-    shown.messages[-1].more = '{"weight":0}'
-    (example,), _ = STAGES[Stage.SFT].encode([shown], TOKENIZER, config_of(turns="last"))
+    row = SftRow([*ROWS[0].messages, user("c?"), assistant("shown")])
+    row.messages[-1].more = '{"weight":0}'
+    (example,), _ = STAGES[Stage.SFT].encode([row], TOKENIZER, config_of(turns="last"))
     assert learned(example) == "The trainer counts every token.<|im_end|>"
 
 

@@ -73,17 +73,17 @@ def test_eight_rows_at_once_and_one_by_one_give_the_same_gradient(name: str) -> 
     """The sum over all units, divided once: padding and the cut change nothing but rounding."""
     config, examples = CONFIGS[name], encoded(CONFIGS[name])[:8]
     head = STAGES[config.stage.type].head
-    found = []
+    results = []
     for size in (8, 1):
         model, reference = model_of(head, seed=1), model_of(head, seed=2)
         parts = [summed(model, reference, config, examples[at : at + size]) for at in range(0, len(examples), size)]
         units = sum(count for _, count in parts)
         sum((total / units for total, _ in parts), torch.zeros(())).backward()
-        gradients = [given.grad.flatten() for given in model.parameters() if given.grad is not None]
-        found.append((units, torch.cat(gradients)))
-    assert found[0][0] == found[1][0]
-    assert found[0][1].abs().max() > 1e-4
-    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-6, rtol=1e-4)
+        gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+        results.append((units, torch.cat(gradients)))
+    assert results[0][0] == results[1][0]
+    assert results[0][1].abs().max() > 1e-4
+    torch.testing.assert_close(results[0][1], results[1][1], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

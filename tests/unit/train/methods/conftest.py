@@ -35,9 +35,9 @@ def logits(model: Any) -> torch.Tensor:
     mode = model.training
     model.eval()
     with torch.no_grad():
-        found: torch.Tensor = model(input_ids=IDS_BT).logits.float()
+        logits_BTV: torch.Tensor = model(input_ids=IDS_BT).logits.float()
     model.train(mode)
-    return found
+    return logits_BTV
 
 
 @pytest.fixture(scope="session")
@@ -55,11 +55,11 @@ def request_of(tiny_model: Path) -> Request:
         head: Any = "causal",
         how: str = "continue",
         settings: dict[str, Any] | None = None,
-        **others: Any,
+        **fields: Any,
     ) -> PolicyRequest:
-        known = METHOD_SETTINGS[Method(method)].model_fields
-        own = {name: value for name, value in (settings or {}).items() if name in known}
-        config = TrainerConfig.model_validate({"method": {"type": method, **own}, "adapter": how, **others})
+        field_names = METHOD_SETTINGS[Method(method)].model_fields
+        method_settings = {name: value for name, value in (settings or {}).items() if name in field_names}
+        config = TrainerConfig.model_validate({"method": {"type": method, **method_settings}, "adapter": how, **fields})
         return PolicyRequest(resolve_trainer(config, str(base)), str(base), head, "cpu", adapter=adapter)
 
     return make

@@ -82,9 +82,9 @@ def test_named_layers_of_experts_are_found_in_their_stacked_matrices(request_of:
     base = build_base("olmoe", tmp_path / "base")
     policy = build(request_of("lora", base=base, settings={"profile": "nightly"}), with_reference=False)
     assert {"gate_up_proj", "down_proj"} <= set(policy.facts["target_modules"])
-    one = request_of("lora", base=base, settings={"target_modules": ("q_proj", "gate_proj")})
+    request = request_of("lora", base=base, settings={"target_modules": ("q_proj", "gate_proj")})
     with pytest.raises(InvalidInput, match=r"E-TRAINABLE: The experts have gate_proj and up_proj in one matrix"):
-        build(one, with_reference=False)
+        build(request, with_reference=False)
     block = build(request_of("lora", base=base, settings={"layers": (1,)}), with_reference=False)
     names = {name for name, value in block.model.named_parameters() if value.requires_grad}
     assert any("experts" in name for name in names)

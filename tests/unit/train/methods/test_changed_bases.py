@@ -41,9 +41,9 @@ def test_a_saved_model_has_the_positions_that_it_was_trained_with(
 
 
 def test_an_original_length_is_taken_in_place_of_the_configs(tiny_model: Path) -> None:
-    given = position_options(str(tiny_model), RopeScaling(factor=4, original_length=128))
-    assert given["rope_parameters"]["original_max_position_embeddings"] == 128
-    assert given["max_position_embeddings"] == 512
+    options = position_options(str(tiny_model), RopeScaling(factor=4, original_length=128))
+    assert options["rope_parameters"]["original_max_position_embeddings"] == 128
+    assert options["max_position_embeddings"] == 512
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_added_tokens_begin_at_the_mean_and_are_trained_and_saved(
     request = request_of(method["type"], settings=method, added_tokens=TOKENS)
     policy = build(request, with_reference=False)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    known = len(tokenizer)
+    old_size = len(tokenizer)
     ids = add_tokens(tokenizer, TOKENS)
-    assert ids == [known, known + 1]
+    assert ids == [old_size, old_size + 1]
     assert add_tokens(tokenizer, TOKENS) == []  # they are there now
     for layer in (policy.model.get_input_embeddings(), policy.model.get_output_embeddings()):
-        torch.testing.assert_close(layer.weight[ids], layer.weight[:known].mean(0).expand(2, -1))
+        torch.testing.assert_close(layer.weight[ids], layer.weight[:old_size].mean(0).expand(2, -1))
         assert layer.weight.requires_grad
     plain = build(request_of("full"), with_reference=False)
-    torch.testing.assert_close(logits(policy.model)[..., :known], logits(plain.model)[..., :known])
+    torch.testing.assert_close(logits(policy.model)[..., :old_size], logits(plain.model)[..., :old_size])
     start = policy.model.get_input_embeddings().weight[ids].detach().clone()
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-2)
     rows_BT = torch.tensor([[5, *ids, 6]])
@@ -88,16 +88,16 @@ def test_added_tokens_begin_at_the_mean_and_are_trained_and_saved(
     assert not torch.equal(start, policy.model.get_input_embeddings().weight[ids])
     save(policy, request, tmp_path)
     served = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert served.config.vocab_size == policy.model.config.vocab_size >= known + 2
+    assert served.config.vocab_size == policy.model.config.vocab_size >= old_size + 2
     torch.testing.assert_close(logits(served), logits(policy.model))
 
 
 def test_the_same_tokens_give_the_same_bits(request_of: Request) -> None:
-    one, other = (build(request_of("full", added_tokens=TOKENS), with_reference=False).model for _ in range(2))
-    assert all(torch.equal(value, dict(other.named_parameters())[name]) for name, value in one.named_parameters())
+    first, other = (build(request_of("full", added_tokens=TOKENS), with_reference=False).model for _ in range(2))
+    assert all(torch.equal(value, dict(other.named_parameters())[name]) for name, value in first.named_parameters())
 
 
 def test_neither_is_written_where_it_is_not_used() -> None:
     assert {"rope", "added_tokens"} & TrainerConfig().model_dump(mode="json").keys() == set()
-    given = TrainerConfig.model_validate({"method": "full", "rope": {"factor": 4}, "added_tokens": ["<a>"]})
-    assert {"rope", "added_tokens"} <= given.model_dump(mode="json").keys()
+    config = TrainerConfig.model_validate({"method": "full", "rope": {"factor": 4}, "added_tokens": ["<a>"]})
+    assert {"rope", "added_tokens"} <= config.model_dump(mode="json").keys()

@@ -110,15 +110,15 @@ def test_what_is_saved_works_on_the_base_alone(
 
 def test_a_sum_is_stacked_on_again(request_of: Request, trained: Trained, tmp_path: Path) -> None:
     """sft -> dpo -> dpo, each on top: the third is a sum of three."""
-    place = trained("lora")
+    adapter = trained("lora")
     for at in range(2):
-        request = request_of("lora", how="stack", adapter=place, settings={"rank": 8})
+        request = request_of("lora", how="stack", adapter=adapter, settings={"rank": 8})
         policy = build(request, with_reference=False)
         steps(policy, request)
-        place = tmp_path / str(at)
-        save(policy, request, place)
+        adapter = tmp_path / str(at)
+        save(policy, request, adapter)
     assert policy.facts["saved_rank"] == 24
-    loaded = PeftModel.from_pretrained(METHODS[request.config.method.type].load(request, request.base), str(place))
+    loaded = PeftModel.from_pretrained(METHODS[request.config.method.type].load(request, request.base), str(adapter))
     torch.testing.assert_close(logits(loaded), logits(policy.model), atol=2e-5, rtol=0)
 
 

@@ -21,7 +21,7 @@ RANK = 4
 PISSA = [("lora", "pissa"), ("lora", "pissa_niter_4"), ("lora_plus", "pissa")]
 
 
-def begun(request_of: Request, method: str, init: str, **settings: object) -> tuple[PolicyRequest, Policy]:
+def begin_training(request_of: Request, method: str, init: str, **settings: object) -> tuple[PolicyRequest, Policy]:
     request = request_of(method, settings={"rank": RANK, "init": init, **settings})
     return request, build(request, with_reference=False)
 
@@ -36,7 +36,7 @@ def exact_base(request: PolicyRequest) -> object:
 def test_pissa_starts_as_the_base_and_its_saved_adapter_serves_on_it(
     method: str, init: str, rslora: bool, request_of: Request, tmp_path: Path
 ) -> None:
-    request, policy = begun(request_of, method, init, rslora=rslora)
+    request, policy = begin_training(request_of, method, init, rslora=rslora)
     base = exact_base(request)
     torch.testing.assert_close(logits(policy.model), logits(base), atol=2e-5, rtol=0)
     factors = {name: value.clone() for name, value in policy.model.named_parameters() if "lora_B" in name}
@@ -54,24 +54,24 @@ def test_pissa_starts_as_the_base_and_its_saved_adapter_serves_on_it(
 
 
 def test_an_untrained_adapter_is_saved_as_one_that_changes_nothing(request_of: Request, tmp_path: Path) -> None:
-    request, policy = begun(request_of, "lora", "pissa")
+    request, policy = begin_training(request_of, "lora", "pissa")
     save(policy, request, tmp_path)
     served = PeftModel.from_pretrained(exact_base(request), tmp_path)
     torch.testing.assert_close(logits(served), logits(exact_base(request)), atol=1e-5, rtol=0)
 
 
 def test_a_resumed_training_begins_with_the_same_bits(request_of: Request) -> None:
-    (_, one), (_, other) = (begun(request_of, "lora", "pissa_niter_4") for _ in range(2))
-    assert one.initial is not None
+    (_, first), (_, other) = (begin_training(request_of, "lora", "pissa_niter_4") for _ in range(2))
+    assert first.initial is not None
     assert other.initial is not None
-    assert all(torch.equal(value, other.initial[name]) for name, value in one.initial.items())
+    assert all(torch.equal(value, other.initial[name]) for name, value in first.initial.items())
     weights = dict(other.model.named_parameters())
-    assert all(torch.equal(value, weights[name]) for name, value in one.model.named_parameters())
+    assert all(torch.equal(value, weights[name]) for name, value in first.model.named_parameters())
 
 
 def test_loftq_makes_up_for_the_rounding_of_the_base(request_of: Request, tmp_path: Path) -> None:
-    request, policy = begun(request_of, "qlora", "loftq", rank=16)
-    _, plain = begun(request_of, "qlora", "default", rank=16)
+    request, policy = begin_training(request_of, "qlora", "loftq", rank=16)
+    _, plain = begin_training(request_of, "qlora", "default", rank=16)
     exact = logits(load_base(request_of("lora"), request.base))
     assert (logits(policy.model) - exact).abs().mean() < 0.75 * (logits(plain.model) - exact).abs().mean()
     quantised = {name: value for name, value in plain.model.named_parameters() if "lora_" not in name}
@@ -82,15 +82,15 @@ def test_loftq_makes_up_for_the_rounding_of_the_base(request_of: Request, tmp_pa
 
 
 def test_a_trained_loftq_adapter_keeps_what_it_learned(request_of: Request, tmp_path: Path) -> None:
-    request, policy = begun(request_of, "qlora", "loftq")
+    request, policy = begin_training(request_of, "qlora", "loftq")
     start = logits(policy.model)
     steps(policy, request)
     learned = logits(policy.model) - start
     save(policy, request, tmp_path)
     base = load_base(request_of("lora"), request.base)
     exact = logits(base)
-    found = logits(PeftModel.from_pretrained(base, tmp_path)) - exact
-    assert torch.nn.functional.cosine_similarity(found.flatten(), learned.flatten(), dim=0) > 0.98
+    change = logits(PeftModel.from_pretrained(base, tmp_path)) - exact
+    assert torch.nn.functional.cosine_similarity(change.flatten(), learned.flatten(), dim=0) > 0.98
 
 
 @pytest.mark.parametrize(("method", "init"), [("lora", "pissa"), ("qlora", "loftq")])
@@ -101,7 +101,7 @@ def test_a_rank_that_a_layer_does_not_have_is_refused(method: str, init: str, re
 
 
 def test_the_default_is_not_written_and_leaves_no_trace(request_of: Request, tmp_path: Path) -> None:
-    request, policy = begun(request_of, "lora", "default")
+    request, policy = begin_training(request_of, "lora", "default")
     assert policy.initial is None
     assert "init" not in request.config.method.model_dump(mode="json")
     save(policy, request, tmp_path)

@@ -23,8 +23,8 @@ SEVEN = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_p
 
 def adapted(model: Any) -> set[str]:
     """`block.module` of every module with an adapter."""
-    found = (re.search(r"layers\.(\d+)\.\w+\.(\w+)\.lora_A", name) for name, _ in model.named_parameters())
-    return {f"{match[1]}.{match[2]}" for match in found if match}
+    matches = (re.search(r"layers\.(\d+)\.\w+\.(\w+)\.lora_A", name) for name, _ in model.named_parameters())
+    return {f"{match[1]}.{match[2]}" for match in matches if match}
 
 
 @pytest.mark.parametrize(
@@ -121,16 +121,16 @@ def test_lora_plus_has_pefts_groups(request_of: Request) -> None:
     )
     policy = build(request, with_reference=False)
     make: Callable[..., torch.optim.Optimizer] = create_loraplus_optimizer
-    theirs = make(policy.model, torch.optim.AdamW, lr=1e-4, loraplus_lr_ratio=8.0, loraplus_weight_decay=0.1)
+    reference = make(policy.model, torch.optim.AdamW, lr=1e-4, loraplus_lr_ratio=8.0, loraplus_weight_decay=0.1)
 
     def settings(groups: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
         return {id(value): (group["lr"], group["weight_decay"]) for group in groups for value in group["params"]}
 
-    ours = parameter_groups(policy, request.config)
+    groups = parameter_groups(policy, request.config)
     vectors = {id(value) for value in policy.model.parameters() if value.ndim == 1}
     expected = {
-        key: (rate, 0.0 if key in vectors else decay) for key, (rate, decay) in settings(theirs.param_groups).items()
+        key: (rate, 0.0 if key in vectors else decay) for key, (rate, decay) in settings(reference.param_groups).items()
     }
-    assert settings(ours) == expected  # PEFT decays the norms of models whose norm is no LayerNorm
+    assert settings(groups) == expected  # PEFT decays the norms of models whose norm is no LayerNorm
     assert vectors & expected.keys()
-    assert sorted({group["lr"] for group in ours}) == pytest.approx([1e-6, 1e-4, 8e-4])
+    assert sorted({group["lr"] for group in groups}) == pytest.approx([1e-6, 1e-4, 8e-4])

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:Futu
 
 def digest(model: Any, *, trainable: bool) -> str:
     """SHA-256 over the parameters that move or those that stay, quantised bytes included."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, value in sorted(model.named_parameters()):
         if value.requires_grad is trainable:
-            found.update(name.encode() + value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+            sha256.update(name.encode() + value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def modes(model: Any) -> list[tuple[str, bool]]:
@@ -72,9 +72,9 @@ def test_reference_is_the_start_and_leaves_no_trace(method: Method, request_of: 
     moved = logits(policy.model)
     with policy.reference() as reference:
         assert not any(module.training for module in reference.modules() if type(module).__name__ == "Dropout")
-        found = reference(input_ids=IDS_BT).logits
-        assert not found.requires_grad
-    torch.testing.assert_close(found, start, atol=2e-6, rtol=0)
+        reference_logits = reference(input_ids=IDS_BT).logits
+        assert not reference_logits.requires_grad
+    torch.testing.assert_close(reference_logits, start, atol=2e-6, rtol=0)
     assert (modes(policy.model), trainable(policy.model)) == before
     assert torch.equal(logits(policy.model), moved)
     now = {name: value.grad for name, value in policy.model.named_parameters() if value.grad is not None}
@@ -141,14 +141,14 @@ def test_reward_head_is_trained_and_saved(method: Method, request_of: Request, t
 
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA, Method.QLORA, Method.OFT, Method.FREEZE])
 def test_gradient_checkpointing_changes_no_gradient(method: Method, request_of: Request) -> None:
-    found = []
+    gradients = []
     for checkpointing in (False, True):
         policy = build(
             request_of(method, hyperparameters={"gradient_checkpointing": checkpointing}), with_reference=False
         )
         policy.model(input_ids=IDS_BT, labels=IDS_BT).loss.backward()
-        found.append([value.grad for value in policy.model.parameters() if value.requires_grad])
-    assert all(torch.equal(plain, again) for plain, again in zip(*found, strict=True))
+        gradients.append([value.grad for value in policy.model.parameters() if value.requires_grad])
+    assert all(torch.equal(plain, again) for plain, again in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("method", TRAINED_METHODS)
@@ -193,8 +193,8 @@ def test_freezes_reference_shares_what_does_not_move(request_of: Request) -> Non
     assert policy.reference is not None
     with policy.reference() as reference:
         pairs = list(zip(policy.model.named_parameters(), reference.parameters(), strict=True))
-        assert all((mine is theirs) is not mine.requires_grad for (_, mine), theirs in pairs)
-        assert not any(theirs.requires_grad for _, theirs in pairs)
+        assert all((parameter is twin) is not parameter.requires_grad for (_, parameter), twin in pairs)
+        assert not any(twin.requires_grad for _, twin in pairs)
 
 
 def test_freeze_refuses_more_blocks_than_there_are(request_of: Request) -> None:

@@ -19,8 +19,8 @@ def test_a_vision_tower_gets_no_adapter_and_the_share_says_so() -> None:
     vision = CLIPVisionConfig(**SIZES, image_size=32, patch_size=16)
     text = LlamaConfig(**SIZES, vocab_size=128, num_key_value_heads=2)
     model = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=120))
-    chosen = targets(model, adapter_settings(resolve_trainer(TrainerConfig(), "base").method))
-    names = [name for name, _ in list_adapted(model, chosen.modules)]
+    lora_targets = targets(model, adapter_settings(resolve_trainer(TrainerConfig(), "base").method))
+    names = [name for name, _ in list_adapted(model, lora_targets.modules)]
     assert len(names) == 7 * 2
     assert all(name.startswith("model.language_model.layers.") for name in names)
     with warnings.catch_warnings(action="ignore"):  # PEFT asks transformers for a name that goes

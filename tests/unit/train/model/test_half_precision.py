@@ -42,29 +42,29 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     return (major, minor)
 
 
-@pytest.mark.parametrize(("card", "taken"), CARDS, indirect=["card"])
-def test_emulated_bf16_counts_for_nothing(card: tuple[int, int], taken: str) -> None:
+@pytest.mark.parametrize(("card", "half"), CARDS, indirect=["card"])
+def test_emulated_bf16_counts_for_nothing(card: tuple[int, int], half: str) -> None:
     assert torch.cuda.is_bf16_supported()
     choice = precision.choose_precision(Precision.AUTO, "cuda", native=native_bf16("cuda"))
-    assert choice.precision == taken
-    assert frozen_dtype("cuda", Precision.AUTO) is DTYPES[taken]
-    assert load_config(Quantization.NF4, "cuda").bnb_4bit_compute_dtype is DTYPES[taken]
+    assert choice.precision == half
+    assert frozen_dtype("cuda", Precision.AUTO) is DTYPES[half]
+    assert load_config(Quantization.NF4, "cuda").bnb_4bit_compute_dtype is DTYPES[half]
 
 
-@pytest.mark.parametrize(("card", "taken"), CARDS, indirect=["card"])
-def test_frozen_base_is_kept_in_the_half_of_its_card(card: tuple[int, int], taken: str) -> None:
-    for method, asked, expected in (
-        ("lora", "auto", taken), ("full", "auto", "fp32"), ("lora", "fp32", "fp32"), ("lora", "fp16", "fp16"),
-        ("lora", "bf16", "bf16" if taken == "bf16" else "fp32"),
+@pytest.mark.parametrize(("card", "half"), CARDS, indirect=["card"])
+def test_frozen_base_is_kept_in_the_half_of_its_card(card: tuple[int, int], half: str) -> None:
+    for method, requested, expected in (
+        ("lora", "auto", half), ("full", "auto", "fp32"), ("lora", "fp32", "fp32"), ("lora", "fp16", "fp16"),
+        ("lora", "bf16", "bf16" if half == "bf16" else "fp32"),
     ):  # fmt: skip
-        config = TrainerConfig.model_validate({"method": method, "hyperparameters": {"precision": asked}})
-        assert base_dtype(PolicyRequest(config, "base", "causal", "cuda")) is DTYPES[expected], (method, asked)
+        config = TrainerConfig.model_validate({"method": method, "hyperparameters": {"precision": requested}})
+        assert base_dtype(PolicyRequest(config, "base", "causal", "cuda")) is DTYPES[expected], (method, requested)
         assert base_dtype(PolicyRequest(config, "base", "causal", "cpu")) is torch.float32
 
 
-@pytest.mark.parametrize(("card", "taken"), CARDS, indirect=["card"])
+@pytest.mark.parametrize(("card", "half"), CARDS, indirect=["card"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_programs_of_other_tools_take_the_same(card: tuple[int, int], taken: str, device: str, tmp_path: Path) -> None:
+def test_programs_of_other_tools_take_the_same(card: tuple[int, int], half: str, device: str, tmp_path: Path) -> None:
     """DeepSpeed's and unsloth's programs, which run in interpreters of their own."""
     (tmp_path / "plan").mkdir()
     for name, value in (
@@ -73,14 +73,14 @@ def test_programs_of_other_tools_take_the_same(card: tuple[int, int], taken: str
         ("plan/resume.json", {}),
     ):
         (tmp_path / name).write_text(json.dumps(value))
-    found = WorkerFiles(tmp_path).precision(torch.cuda.is_bf16_supported)
-    assert found["precision"] == (taken if device == "cuda" else "fp32")
-    assert found["precision_why"]
+    decision = WorkerFiles(tmp_path).precision(torch.cuda.is_bf16_supported)
+    assert decision["precision"] == (half if device == "cuda" else "fp32")
+    assert decision["precision_why"]
 
 
-@pytest.mark.parametrize(("capability", "taken"), CARDS)
+@pytest.mark.parametrize(("capability", "half"), CARDS)
 def test_capability_that_nvml_reads_decides_without_torch(
-    capability: tuple[int, int], taken: str, tmp_path: Path
+    capability: tuple[int, int], half: str, tmp_path: Path
 ) -> None:
     nvml = SimpleNamespace(
         nvmlDeviceGetHandleByIndex=lambda index: index,
@@ -93,15 +93,15 @@ def test_capability_that_nvml_reads_decides_without_torch(
         NVMLError_NotSupported=RuntimeError,
     )
     gpu = read_gpu(nvml, 0)
-    assert (gpu.capability, gpu.native_bf16) == (capability, taken == "bf16")
-    assert choose_precision(Precision.AUTO, "cuda", native_bf16=gpu.native_bf16)[0] == taken
+    assert (gpu.capability, gpu.native_bf16) == (capability, half == "bf16")
+    assert choose_precision(Precision.AUTO, "cuda", native_bf16=gpu.native_bf16)[0] == half
     assert not Gpu(0, "unknown", "GPU-1", 1, 0, None, ()).native_bf16
     (look,) = look_at_devices(load_settings(home=tmp_path), lambda: GpuReadings("ok", "1.0", (gpu,)))
-    assert f"a card 16384 MiB {taken}" in look.detail
+    assert f"a card 16384 MiB {half}" in look.detail
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "native", "expected"),
+    ("requested", "device", "native", "expected"),
     [
         ("auto", "cuda", True, (True, False)),
         ("auto", "cuda", False, (False, True)),
@@ -112,9 +112,9 @@ def test_capability_that_nvml_reads_decides_without_torch(
     ],
 )
 def test_axolotl_is_given_a_precision_and_never_its_auto(
-    asked: str, device: str, native: bool, expected: tuple[bool, bool], tmp_path: Path
+    requested: str, device: str, native: bool, expected: tuple[bool, bool], tmp_path: Path
 ) -> None:
-    config = TrainerConfig.model_validate({"backend": "axolotl", "hyperparameters": {"precision": asked}})
+    config = TrainerConfig.model_validate({"backend": "axolotl", "hyperparameters": {"precision": requested}})
     job = TrainingJob.model_construct(config=config, base="base", adapter=None)
     facts = AxolotlFacts(tmp_path, device, 3, 3, tmp_path, ["q_proj"], native_bf16=native)
     written = config_of(job, facts)
@@ -156,5 +156,11 @@ def test_the_9_of_a_gfx_architecture_is_not_hopper(monkeypatch: pytest.MonkeyPat
     assert choose_attention("auto", Device.CUDA, capability=H100).name == "flash_attention_3"
     with pytest.raises(Unavailable, match=r"kernel fa3 was asked for, .*needs a CUDA device"):
         choose_attention("fa3", Device.ROCM, capability=mi300)
-    assert [choose_fp8("auto", Device.ROCM, capability=one).name for one in (mi250, mi300)] == ["", "torchao"]
-    assert [choose_fp8("auto", Device.CUDA, capability=one).name for one in (A100, (8, 9))] == ["", "torchao"]
+    assert [choose_fp8("auto", Device.ROCM, capability=capability).name for capability in (mi250, mi300)] == [
+        "",
+        "torchao",
+    ]
+    assert [choose_fp8("auto", Device.CUDA, capability=capability).name for capability in (A100, (8, 9))] == [
+        "",
+        "torchao",
+    ]

@@ -84,9 +84,9 @@ def own_logprobs(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_logprobs_are_the_models_own(family: str, head: Head) -> None:
     model, batch = model_of_family(family), batch_of_words()
     require_known_logits(model)
-    found = label_logprobs(model, batch, head).logprobs_N
-    torch.testing.assert_close(found, own_logprobs(model, batch), atol=1e-5, rtol=1e-5)
-    assert found.dtype is torch.float32
+    logprobs_N = label_logprobs(model, batch, head).logprobs_N
+    torch.testing.assert_close(logprobs_N, own_logprobs(model, batch), atol=1e-5, rtol=1e-5)
+    assert logprobs_N.dtype is torch.float32
 
 
 def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
@@ -117,26 +117,26 @@ def test_a_broken_model_is_left_to_the_loss_to_be_told() -> None:
 def test_chunks_give_the_same_numbers_and_gradients_and_are_computed_again() -> None:
     layer, hidden_ND, target_N = torch.nn.Linear(16, WORDS), torch.randn(8, 16), torch.randint(0, WORDS, (8,))
     rows: list[int] = []
-    layer.register_forward_hook(lambda _module, given, _found: rows.append(len(given[0])))
-    found = []
+    layer.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
+    gradients = []
     for head in HERE:
         layer.zero_grad()
-        given = hidden_ND.clone().requires_grad_()
-        logprobs_N = token_logprobs(given, target_N, Output(layer), head, chunk_logits=3 * WORDS)
+        states_ND = hidden_ND.clone().requires_grad_()
+        logprobs_N = token_logprobs(states_ND, target_N, Output(layer), head, chunk_logits=3 * WORDS)
         logprobs_N.sum().backward()
-        found.append([logprobs_N.detach(), given.grad, layer.weight.grad.clone(), layer.bias.grad.clone()])
+        gradients.append([logprobs_N.detach(), states_ND.grad, layer.weight.grad.clone(), layer.bias.grad.clone()])
     assert rows[:4] == [8, 3, 3, 2]
     assert sorted(rows[4:]) == [2, 3, 3]
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    for actual, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, other, atol=1e-6, rtol=1e-5)
 
 
 def test_only_labelled_positions_go_through_the_output_layer() -> None:
     model, batch = model_of("causal"), batch_of_words()
     rows: list[int] = []
-    model.lm_head.register_forward_hook(lambda _module, given, _found: rows.append(given[0].shape[0]))
-    found = label_logprobs(model, batch)
-    assert rows == [int((batch["labels"][:, 1:] != IGNORED).sum())] == [len(found.logprobs_N)]
+    model.lm_head.register_forward_hook(lambda _module, inputs, _output: rows.append(inputs[0].shape[0]))
+    logprobs = label_logprobs(model, batch)
+    assert rows == [int((batch["labels"][:, 1:] != IGNORED).sum())] == [len(logprobs.logprobs_N)]
 
 
 def test_the_label_of_the_first_position_takes_no_part() -> None:
@@ -150,16 +150,16 @@ def test_the_label_of_the_first_position_takes_no_part() -> None:
 def test_a_batch_without_labels_gives_nothing_and_a_gradient_of_zero(head: Head) -> None:
     model, batch = model_of("causal"), batch_of_words()
     batch["labels"] = torch.full_like(batch["labels"], IGNORED)
-    found = label_logprobs(model, batch, head)
-    assert found.logprobs_N.shape == (0,)
-    found.logprobs_N.sum().backward()
+    logprobs = label_logprobs(model, batch, head)
+    assert logprobs.logprobs_N.shape == (0,)
+    logprobs.logprobs_N.sum().backward()
     assert model.lm_head.weight.grad is None or not model.lm_head.weight.grad.any()
 
 
 def test_rows_are_summed_and_counted() -> None:
-    found = LabelLogprobs(torch.tensor([-1.0, -2.0, -4.0]), torch.tensor([0, 2, 2]))
-    assert found.sums(3).tolist() == [-1.0, 0.0, -6.0]
-    assert found.counts(3).tolist() == [1.0, 0.0, 2.0]
+    logprobs = LabelLogprobs(torch.tensor([-1.0, -2.0, -4.0]), torch.tensor([0, 2, 2]))
+    assert logprobs.sums(3).tolist() == [-1.0, 0.0, -6.0]
+    assert logprobs.counts(3).tolist() == [1.0, 0.0, 2.0]
 
 
 @pytest.mark.parametrize("extra", [{}, {"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["lm_head"]}])
@@ -176,9 +176,9 @@ def test_an_adapter_is_part_of_it_wherever_it_sits(extra: dict[str, Any], head: 
             if "modules_to_save" in name:
                 parameter.mul_(1.5)
     require_known_logits(model)
-    found = label_logprobs(model, batch, head).logprobs_N
-    torch.testing.assert_close(found, own_logprobs(model, batch), atol=1e-5, rtol=1e-5)
-    found.sum().backward()
+    logprobs_N = label_logprobs(model, batch, head).logprobs_N
+    torch.testing.assert_close(logprobs_N, own_logprobs(model, batch), atol=1e-5, rtol=1e-5)
+    logprobs_N.sum().backward()
     assert all(value.grad is not None for value in model.parameters() if value.requires_grad)
 
 

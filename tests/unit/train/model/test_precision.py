@@ -60,19 +60,19 @@ def test_fp16_on_a_cpu_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "name"),
+    ("requested", "device", "name"),
     [("auto", "cpu", "sdpa"), ("auto", "mps", "sdpa"), ("sdpa", "cuda", "sdpa"), ("eager", "cpu", "eager")],
 )
-def test_attention_kernel_is_chosen_with_its_reason(asked: str, device: str, name: str) -> None:
-    choice = choose_attention(asked, Device(device), capability=(9, 0) if device == "cuda" else None)
+def test_attention_kernel_is_chosen_with_its_reason(requested: str, device: str, name: str) -> None:
+    choice = choose_attention(requested, Device(device), capability=(9, 0) if device == "cuda" else None)
     assert choice.name == name
     assert choice.why
 
 
-@pytest.mark.parametrize("asked", ["fa2", "fa3"])
-def test_a_kernel_asked_for_by_name_is_never_replaced(asked: str) -> None:
-    with pytest.raises(Unavailable, match=rf"E-PACKAGE-MISSING: The attention kernel {asked}.*needs a CUDA device"):
-        choose_attention(asked, Device.CPU)
+@pytest.mark.parametrize("requested", ["fa2", "fa3"])
+def test_a_kernel_asked_for_by_name_is_never_replaced(requested: str) -> None:
+    with pytest.raises(Unavailable, match=rf"E-PACKAGE-MISSING: The attention kernel {requested}.*needs a CUDA device"):
+        choose_attention(requested, Device.CPU)
 
 
 BLOOM = AttentionSupport("BloomForCausalLM", frozenset({"eager"}))
@@ -123,7 +123,7 @@ def test_ligers_head_is_refused_where_it_cannot_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment", "found"),
+    ("flags", "environment", "expected"),
     [
         ("fpu sse avx512_bf16 amx_bf16", {}, "amx_bf16"),
         ("fpu avx512_bf16", {}, "avx512_bf16"),
@@ -134,9 +134,9 @@ def test_ligers_head_is_refused_where_it_cannot_run() -> None:
     ],
 )
 def test_bf16_instructions_are_found(
-    tmp_path: Path, flags: str, environment: dict[str, str], found: str | None
+    tmp_path: Path, flags: str, environment: dict[str, str], expected: str | None
 ) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(f"processor : 0\nflags : {flags}\n")
-    assert cpu_bf16(path, environment) == found
+    assert cpu_bf16(path, environment) == expected
     assert cpu_bf16(tmp_path / "absent", {}) is None

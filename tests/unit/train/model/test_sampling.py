@@ -63,10 +63,10 @@ def test_greedy_is_what_transformers_generates(family: str, session: Session) ->
     settings_ = GenerationConfig(
         do_sample=False, max_new_tokens=NEW, pad_token_id=PAD, eos_token_id=TOKENIZER.eos_token_id
     )
-    wanted = model.generate(ids_BT, attention_mask=mask_BT, generation_config=settings_)[:, ids_BT.shape[1] :]
+    expected = model.generate(ids_BT, attention_mask=mask_BT, generation_config=settings_)[:, ids_BT.shape[1] :]
     stop = (TOKENIZER.eos_token_id,)
-    found = session.generate(PROMPTS, Sampling(max_new_tokens=NEW, temperature=0, stop_ids=stop))
-    for row, reply in zip(wanted.tolist(), found, strict=True):
+    replies = session.generate(PROMPTS, Sampling(max_new_tokens=NEW, temperature=0, stop_ids=stop))
+    for row, reply in zip(expected.tolist(), replies, strict=True):
         assert row[: len(reply.ids)] == reply.ids
         assert set(row[len(reply.ids) :]) <= {PAD}
         assert reply.text == TOKENIZER.decode(reply.ids, skip_special_tokens=True)
@@ -84,8 +84,8 @@ def test_prompts_do_not_influence_each_other(session: Session) -> None:
 def test_logprobs_are_those_of_the_sampling_distribution_and_of_temperature_one(
     temperature: float, session: Session
 ) -> None:
-    found = session.generate(PROMPTS, Sampling(max_new_tokens=NEW, temperature=temperature, seed=3))
-    for prompt, reply in zip(PROMPTS, found, strict=True):
+    replies = session.generate(PROMPTS, Sampling(max_new_tokens=NEW, temperature=temperature, seed=3))
+    for prompt, reply in zip(PROMPTS, replies, strict=True):
         assert reply.logprobs == pytest.approx(logprobs_given(session, prompt, reply, temperature), abs=1e-5)
         assert reply.logprobs_at_one == pytest.approx(logprobs_given(session, prompt, reply), abs=1e-5)
 
@@ -95,7 +95,7 @@ def test_top_p_samples_from_the_nucleus_and_says_its_probabilities(session: Sess
     for prompt, reply in zip(PROMPTS, replies, strict=True):
         plain = logprobs_given(session, prompt, reply)
         assert reply.logprobs_at_one == pytest.approx(plain, abs=1e-5)
-        gains = [own - all_ for own, all_ in zip(reply.logprobs, plain, strict=True)]
+        gains = [logprob - all_ for logprob, all_ in zip(reply.logprobs, plain, strict=True)]
         assert all(-1e-5 <= gain <= math.log(2) + 1e-5 for gain in gains)  # the nucleus holds at least a half
         assert max(gains) > 0.05
 
@@ -104,13 +104,13 @@ def test_top_p_samples_from_the_nucleus_and_says_its_probabilities(session: Sess
 @settings(deadline=None)
 def test_the_nucleus_is_the_smallest_set_of_its_mass(logits: list[float], top_p: float) -> None:
     logits_BV = torch.tensor([logits], dtype=torch.float64)
-    kept = torch.isfinite(nucleus(logits_BV, top_p))[0]
+    nucleus_V = torch.isfinite(nucleus(logits_BV, top_p))[0]
     shares = logits_BV.softmax(-1)[0]
-    assert kept.any()
-    assert float(shares[kept].sum()) >= min(top_p, 1.0) - 1e-9
-    assert shares[kept].min() >= (shares[~kept].max() if (~kept).any() else 0)
-    if int(kept.sum()) > 1:  # without its least likely token it would be too small
-        assert float(shares[kept].sum() - shares[kept].min()) < top_p + 1e-9
+    assert nucleus_V.any()
+    assert float(shares[nucleus_V].sum()) >= min(top_p, 1.0) - 1e-9
+    assert shares[nucleus_V].min() >= (shares[~nucleus_V].max() if (~nucleus_V).any() else 0)
+    if int(nucleus_V.sum()) > 1:  # without its least likely token it would be too small
+        assert float(shares[nucleus_V].sum() - shares[nucleus_V].min()) < top_p + 1e-9
 
 
 def test_tokens_come_as_often_as_their_probabilities_say() -> None:
@@ -118,13 +118,13 @@ def test_tokens_come_as_often_as_their_probabilities_say() -> None:
     with torch.no_grad():
         model.lm_head.weight[4:] = 0  # four tokens to tell apart, the others rare
         model.lm_head.weight.mul_(40)
-        wanted = model(torch.tensor([[40, 41]])).logits[0, -1].div(2.0).softmax(-1)
-        found = Counter(
+        probabilities_V = model(torch.tensor([[40, 41]])).logits[0, -1].div(2.0).softmax(-1)
+        counts = Counter(
             reply.ids[0] for reply in sample(model, TOKENIZER, prompts, Sampling(max_new_tokens=1, temperature=2.0))
         )
     for token in range(4):
-        expected = float(wanted[token])
-        assert abs(found[token] / 2000 - expected) < 4 * math.sqrt(expected * (1 - expected) / 2000) + 1e-4
+        expected = float(probabilities_V[token])
+        assert abs(counts[token] / 2000 - expected) < 4 * math.sqrt(expected * (1 - expected) / 2000) + 1e-4
 
 
 def test_the_seed_alone_decides(session: Session) -> None:
@@ -165,13 +165,13 @@ def test_checkpointed_activations_do_not_change_what_is_sampled(session: Session
 
 def test_logprobs_of_given_tokens_know_no_padding_and_no_dropout(session: Session) -> None:
     rows = [[40, 41, 42, 43], [50], [60, 61]]
-    found = session.logprobs(rows)
-    assert [row[0] for row in found] == [None, None, None]
+    logprobs = session.logprobs(rows)
+    assert [row[0] for row in logprobs] == [None, None, None]
     with torch.no_grad():
-        for row, values in zip(rows, found, strict=True):
+        for row, values in zip(rows, logprobs, strict=True):
             logits_TV = session.engine.model.eval()(torch.tensor([row])).logits[0].log_softmax(-1)
-            wanted = [float(logits_TV[at, token]) for at, token in enumerate(row[1:])]
-            assert values[1:] == pytest.approx(wanted, abs=1e-5)
+            expected = [float(logits_TV[at, token]) for at, token in enumerate(row[1:])]
+            assert values[1:] == pytest.approx(expected, abs=1e-5)
 
 
 def test_sampled_tokens_get_the_same_logprobs_when_they_are_scored(session: Session) -> None:
@@ -208,7 +208,7 @@ def test_a_prompt_that_occurs_several_times_is_read_once_and_answered_as_often(s
     model = session.engine.model.eval()
     read: list[int] = []
     handle = model.register_forward_pre_hook(
-        lambda _module, _args, given: read.append(given["input_ids"].shape[0]), with_kwargs=True
+        lambda _module, _args, inputs: read.append(inputs["input_ids"].shape[0]), with_kwargs=True
     )
     sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
     with torch.no_grad():
@@ -216,7 +216,7 @@ def test_a_prompt_that_occurs_several_times_is_read_once_and_answered_as_often(s
         handle.remove()
         alone = [sample(model, TOKENIZER, [prompt], sampling)[0] for prompt in PROMPTS[:2]]
     assert read == [2, 4, 4, 4]
-    assert [one.ids for one in together] == [alone[0].ids, alone[1].ids, alone[0].ids, alone[0].ids]
+    assert [completion.ids for completion in together] == [alone[0].ids, alone[1].ids, alone[0].ids, alone[0].ids]
     assert together[2].logprobs_at_one == pytest.approx(alone[0].logprobs_at_one, abs=1e-5)
 
 
@@ -226,16 +226,19 @@ def test_rows_that_have_ended_leave_a_large_batch(session: Session) -> None:
     free = Sampling(max_new_tokens=6, temperature=0, stop_ids=())
     with torch.no_grad():
         expected = sample(model, TOKENIZER, prompts, free)
-        stop = Counter(one.ids[0] for one in expected).most_common(1)[0][0]
+        stop = Counter(completion.ids[0] for completion in expected).most_common(1)[0][0]
         read: list[int] = []
         handle = model.register_forward_pre_hook(
-            lambda _module, _args, given: read.append(given["input_ids"].shape[0]), with_kwargs=True
+            lambda _module, _args, inputs: read.append(inputs["input_ids"].shape[0]), with_kwargs=True
         )
-        found = sample(model, TOKENIZER, prompts, Sampling(max_new_tokens=6, temperature=0, stop_ids=(stop,)))
+        completions = sample(model, TOKENIZER, prompts, Sampling(max_new_tokens=6, temperature=0, stop_ids=(stop,)))
         handle.remove()
     assert read[0] == 40
     assert read == sorted(read, reverse=True)
-    cut = [one.ids[: one.ids.index(stop) + 1] if stop in one.ids else one.ids for one in expected]
-    assert [one.ids for one in found] == cut
-    if sum(one.ids[0] == stop for one in expected) >= 10:
+    cut = [
+        completion.ids[: completion.ids.index(stop) + 1] if stop in completion.ids else completion.ids
+        for completion in expected
+    ]
+    assert [completion.ids for completion in completions] == cut
+    if sum(completion.ids[0] == stop for completion in expected) >= 10:
         assert read[1] < 40

@@ -41,7 +41,7 @@ def make_model(family: str, layers: int, method: str, target: str) -> Any:
 
 def count_saved(model: Any) -> tuple[int, int]:
     """Bytes that a forward pass saves: of states, and of copies of the model's matrices."""
-    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    weight_storages = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     shapes = {
         shape for weight in model.parameters() for shape in (weight.shape, weight.shape[::-1]) if weight.ndim == 2
     }
@@ -49,7 +49,7 @@ def count_saved(model: Any) -> tuple[int, int]:
 
     def note(value: torch.Tensor) -> torch.Tensor:
         storage = value.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in weight_storages:
             alive.append(value)
             (copies if value.shape in shapes else states)[storage.data_ptr()] = storage.nbytes()
         return value
@@ -66,13 +66,13 @@ def count_saved(model: Any) -> tuple[int, int]:
     ("method", "target"), [("full", "all-linear"), ("lora", "all-linear"), ("lora", "attention-only")]
 )
 def test_a_block_keeps_what_torch_saves(family: str, method: str, target: str) -> None:
-    (one, own), (two, more) = (count_saved(make_model(family, layers, method, target)) for layers in (1, 2))
-    given = {"type": "lora", "rank": 1, "target_modules": target} if method == "lora" else method
-    config = resolve_trainer(TrainerConfig.model_validate({"method": given}), "base")
+    (states, copies), (two, more) = (count_saved(make_model(family, layers, method, target)) for layers in (1, 2))
+    method_settings = {"type": "lora", "rank": 1, "target_modules": target} if method == "lora" else method
+    config = resolve_trainer(TrainerConfig.model_validate({"method": method_settings}), "base")
     shape = ModelShape.from_config(make_model(family, 1, "full", target).config.to_dict())
     assert shape is not None
     assert shape.head_norms is (family == "qwen3")
-    assert block_bytes(shape, config, on_cuda=True) == pytest.approx((two - one) / TOKENS, rel=SMALL)
+    assert block_bytes(shape, config, on_cuda=True) == pytest.approx((two - states) / TOKENS, rel=SMALL)
     if method == "full":
         deeper = shape.model_copy(update={"layers": shape.layers + 1})
-        assert half_copies(deeper, config) - half_copies(shape, config) == more - own
+        assert half_copies(deeper, config) - half_copies(shape, config) == more - copies

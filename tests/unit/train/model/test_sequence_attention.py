@@ -34,10 +34,10 @@ def seeded() -> Iterator[None]:
         yield
 
 
-def make_model(family: str, **given: Any) -> Any:
+def make_model(family: str, **options: Any) -> Any:
     config = AutoConfig.for_model(
         family, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        vocab_size=64, num_hidden_layers=2, sliding_window=4, **given,
+        vocab_size=64, num_hidden_layers=2, sliding_window=4, **options,
     )  # fmt: skip
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
 
@@ -88,29 +88,29 @@ def with_gradients(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Te
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_sequences_attend_as_with_a_mask(window: int | None, heads: int, scale: float | None) -> None:
     query, key, value = (torch.randn(TOKENS, each, 8, requires_grad=True) for each in (4, heads, heads))
-    given = border_inputs({"input_ids": torch.zeros(1, TOKENS), "position_ids": positions()})
-    found = attend_in_turn((query, key, value), given["cu_seq_lens_q"], given["max_length_q"], scale, window)
+    borders = border_inputs({"input_ids": torch.zeros(1, TOKENS), "position_ids": positions()})
+    output = attend_in_turn((query, key, value), borders["cu_seq_lens_q"], borders["max_length_q"], scale, window)
     states = [each.transpose(0, 1)[None] for each in (query, key, value)]
     masked = functional.scaled_dot_product_attention(
         *states, attn_mask=mask_of_sequences(window), scale=scale, enable_gqa=True
     )[0].transpose(0, 1)
-    assert torch.allclose(found, masked, atol=CLOSE)
-    weights = torch.randn_like(found)
-    for one, other in zip(
-        torch.autograd.grad((found * weights).sum(), (query, key, value)),
+    assert torch.allclose(output, masked, atol=CLOSE)
+    weights = torch.randn_like(output)
+    for actual, other in zip(
+        torch.autograd.grad((output * weights).sum(), (query, key, value)),
         torch.autograd.grad((masked * weights).sum(), (query, key, value)),
         strict=True,
     ):
-        assert torch.allclose(one, other, atol=CLOSE)
+        assert torch.allclose(actual, other, atol=CLOSE)
 
 
 def borders_of(**batch: list[list[int]]) -> list[int]:
     tensors = {name: torch.tensor(values) for name, values in batch.items()}
-    given = border_inputs({"input_ids": torch.zeros_like(next(iter(tensors.values()))), **tensors})
-    borders: list[int] = given["cu_seq_lens_q"].tolist()
-    assert given["cu_seq_lens_k"].tolist() == borders
-    assert given["cu_seq_lens_q"].dtype is torch.int32
-    assert given["max_length_q"] == given["max_length_k"] == max(end - at for at, end in pairwise(borders))
+    inputs = border_inputs({"input_ids": torch.zeros_like(next(iter(tensors.values()))), **tensors})
+    borders: list[int] = inputs["cu_seq_lens_q"].tolist()
+    assert inputs["cu_seq_lens_k"].tolist() == borders
+    assert inputs["cu_seq_lens_q"].dtype is torch.int32
+    assert inputs["max_length_q"] == inputs["max_length_k"] == max(end - at for at, end in pairwise(borders))
     return borders
 
 
@@ -130,7 +130,7 @@ def test_a_model_gives_the_same_numbers_and_gradients(family: str, rows: str) ->
     separate_N, after = with_gradients(model, batch)
     assert torch.allclose(masked_N, separate_N, atol=CLOSE)
     assert len(before) == len(after) > 0
-    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(before, after, strict=True))
+    assert all(torch.allclose(actual, other, atol=1e-4) for actual, other in zip(before, after, strict=True))
 
 
 def test_an_adapter_is_computed_so_in_bf16() -> None:
@@ -141,17 +141,17 @@ def test_an_adapter_is_computed_so_in_bf16() -> None:
 
 def saved_masks(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Size]:
     """Shapes of what the backward pass needs that has a number for each pair of positions."""
-    found: list[torch.Size] = []
+    sizes: list[torch.Size] = []
     positions = batch["input_ids"].shape[1]
 
     def note(value: torch.Tensor) -> torch.Tensor:
         if value.shape[-2:] == (positions, positions):
-            found.append(value.shape)
+            sizes.append(value.shape)
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
         label_logprobs(model, batch)
-    return found
+    return sizes
 
 
 @pytest.mark.parametrize("rows", list(ROWS))
@@ -166,8 +166,8 @@ def test_a_model_that_gives_other_numbers_keeps_its_mask() -> None:
     model, batch = make_model("qwen2"), packed_rows()
     model.model.layers[0].self_attn.sliding_window = 2  # its mask does not know
     before = label_logprobs(model, batch).logprobs_N
-    chosen = choose_row_attention(model, "cpu", torch.float32)
-    assert chosen == "SDPA with a mask: Qwen2ForCausalLM gives other numbers sequence by sequence"
+    attention = choose_row_attention(model, "cpu", torch.float32)
+    assert attention == "SDPA with a mask: Qwen2ForCausalLM gives other numbers sequence by sequence"
     assert model.config._attn_implementation == "sdpa"
     assert torch.equal(before, label_logprobs(model, batch).logprobs_N)
 
@@ -206,7 +206,7 @@ def test_a_reward_model_keeps_its_mask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "device", "dtype", "why"),
+    ("options", "device", "dtype", "why"),
     [
         ({"attn_implementation": "eager"}, "cpu", torch.float32, "the attention kernel is eager"),
         ({"attention_dropout": 0.1}, "cpu", torch.float32, "attention has dropout"),
@@ -214,9 +214,9 @@ def test_a_reward_model_keeps_its_mask() -> None:
         ({}, "mps", torch.bfloat16, "torch's flash kernel computes bf16 and fp16 on CUDA, not torch.bfloat16 on mps"),
     ],
 )
-def test_what_is_against_it_is_named(given: dict[str, Any], device: str, dtype: torch.dtype, why: str) -> None:
-    kernel = given.pop("attn_implementation", "sdpa")
-    model = make_model("llama", **given)
+def test_what_is_against_it_is_named(options: dict[str, Any], device: str, dtype: torch.dtype, why: str) -> None:
+    kernel = options.pop("attn_implementation", "sdpa")
+    model = make_model("llama", **options)
     model.set_attn_implementation(kernel)
     assert choose_row_attention(model, device, dtype) == f"SDPA with a mask: {why}"
     assert model.config._attn_implementation == kernel
@@ -224,5 +224,5 @@ def test_what_is_against_it_is_named(given: dict[str, Any], device: str, dtype: 
 
 def test_attention_without_borders_is_sdpa() -> None:
     states = [torch.randn(1, 4, 6, 8) for _ in range(3)]
-    found, _ = attend(torch.nn.Module(), *states, None, is_causal=True)
-    assert torch.equal(found, functional.scaled_dot_product_attention(*states, is_causal=True).transpose(1, 2))
+    output, _ = attend(torch.nn.Module(), *states, None, is_causal=True)
+    assert torch.equal(output, functional.scaled_dot_product_attention(*states, is_causal=True).transpose(1, 2))

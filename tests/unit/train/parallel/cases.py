@@ -94,8 +94,8 @@ def config_for(team: Team, strategy: str, stage: str = "sft", batch: int = 4, **
     shard = {"shard_size": 2} if strategy == "fsdp_hybrid" else {}
     launch = LaunchSettings(strategy=Strategy(strategy), processes=team.size, **shard)
     preference = {"preference": hyper.pop("preference")} if "preference" in hyper else {}
-    given = {"batch_size": batch // team.size, "warmup_ratio": 0.0, "max_steps": 4, **hyper}
-    config = config_of(Stage(stage), **given)
+    fields = {"batch_size": batch // team.size, "warmup_ratio": 0.0, "max_steps": 4, **hyper}
+    config = config_of(Stage(stage), **fields)
     return TrainerConfig.model_validate({**config.model_dump(), "launch": launch.model_dump(), **preference})
 
 
@@ -127,9 +127,9 @@ def never() -> bool:
     return False
 
 
-def held_after_backward(team: Team, folder: Path, strategy: str, **given: Any) -> Result:
+def held_after_backward(team: Team, folder: Path, strategy: str, **hyper: Any) -> Result:
     """What each process holds between a backward and a step."""
-    config = config_for(team, strategy, **given)
+    config = config_for(team, strategy, **hyper)
     session = session_on(team, folder, config)
     with led(team, session) as leads:
         if leads:
@@ -143,10 +143,10 @@ def unsaved(_session: Session, _progress: SavedProgress) -> None:
 
 
 def whole_run(
-    team: Team, folder: Path, strategy: str, *, rows: int = 8, precision: str = "fp32", scale: float = 0, **given: Any
+    team: Team, folder: Path, strategy: str, *, rows: int = 8, precision: str = "fp32", scale: float = 0, **hyper: Any
 ) -> Result:
     """Four steps of the loop, as the backend runs them. `scale` is fp16's first loss scale."""
-    config = config_for(team, strategy, **given)
+    config = config_for(team, strategy, **hyper)
     session = session_on(team, folder, config, precision=Precision(precision))
     if scale:
         session.scaler.load_state_dict({**session.scaler.state_dict(), "scale": scale})
@@ -167,22 +167,22 @@ def whole_run(
     }
 
 
-def verbs(team: Team, folder: Path, strategy: str, **given: Any) -> Result:
+def verbs(team: Team, folder: Path, strategy: str, **hyper: Any) -> Result:
     """Every verb, in an order that a program of its own may have; saved inside an accumulation and taken back."""
-    config = config_for(team, strategy, **given)
+    config = config_for(team, strategy, **hyper)
     session = session_on(team, folder / f"files-{team.rank}", config, dropout=0.1)
-    found: Result = {}
+    result: Result = {}
     with led(team, session) as leads:
         if leads:
-            found = asked(session, feed_of(config, 8))
-    return {**found, "digest": digest(own_weights(session)), "written": written(folder / f"files-{team.rank}")}
+            result = run_verbs(session, feed_of(config, 8))
+    return {**result, "digest": digest(own_weights(session)), "written": written(folder / f"files-{team.rank}")}
 
 
 def written(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def asked(session: Session, feed: Feed) -> Result:
+def run_verbs(session: Session, feed: Feed) -> Result:
     """What the verbs reply, as plain values."""
     batches = [batch for step in range(2) for batch in feed.step(Cursor(0, step, 0))]
     prompts = [[5, 6, 7], [8, 9]]
@@ -234,14 +234,14 @@ def state_digest(session: Session) -> str:
 
 
 def part_of_run(
-    team: Team, folder: Path, strategy: str, place: str, *, stop_after: int | None = None, resumed: bool = False,
-    dropout: float = 0.1, **given: Any,
+    team: Team, folder: Path, strategy: str, root: str, *, stop_after: int | None = None, resumed: bool = False,
+    dropout: float = 0.1, **hyper: Any,
 ) -> Result:  # fmt: skip
     """The loop with checkpoints as the backend writes them, maybe stopped inside a step, maybe taken up again."""
-    config = config_for(team, strategy, **given)
+    config = config_for(team, strategy, **hyper)
     session, progress = session_on(team, folder, config, dropout=dropout), SavedProgress()
-    count, found = itertools.count(), ""
-    with led(team, session) as leads, CheckpointWriter(Path(place) / f"checkpoints-{team.rank}") as writer:
+    count, state = itertools.count(), ""
+    with led(team, session) as leads, CheckpointWriter(Path(root) / f"checkpoints-{team.rank}") as writer:
         if leads:
             if resumed:
                 tensors, values = load_checkpoint(find_newest(writer.root, None).path)
@@ -258,18 +258,18 @@ def part_of_run(
                 session, feed_of(config, 12), progress, total_steps=4, save=save, save_steps=100,
                 stop=lambda: stop_after is not None and next(count) == stop_after,
             )  # fmt: skip
-            found = state_digest(session)
-    return {"digest": digest(own_weights(session)), "state": found, "losses": progress.losses}
+            state = state_digest(session)
+    return {"digest": digest(own_weights(session)), "state": state, "losses": progress.losses}
 
 
-def taken_up(team: Team, folder: Path, strategy: str, place: str, **given: Any) -> Result:
+def taken_up(team: Team, folder: Path, strategy: str, root: str, **hyper: Any) -> Result:
     """The code with which a saved state of other processes is refused, and whether its weights alone are taken."""
-    config = config_for(team, strategy, **given)
+    config = config_for(team, strategy, **hyper)
     session = session_on(team, folder, config)
     before, refused, weights = digest(own_weights(session)), None, None
     with led(team, session) as leads:
         if leads:
-            session.folder = Path(place)
+            session.folder = Path(root)
             try:
                 session.load("inside")
             except TrainyardError as error:
@@ -282,10 +282,10 @@ def taken_up(team: Team, folder: Path, strategy: str, place: str, **given: Any) 
     return {"digest": digest(own_weights(session))}
 
 
-def program(target: str, place: str) -> Result:
-    """A backend's program on the job in `place`, in this process; what it noted at its end."""
-    folder = Path(place)
+def program(target: str, root: str) -> Result:
+    """A backend's program on the job in `root`, in this process; what it noted at its end."""
+    folder = Path(root)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rank_main(target, place)
+        rank_main(target, root)
     return read_notes(folder)[int(os.environ["RANK"])]

@@ -31,10 +31,10 @@ class Ran:
     @property
     def ranks(self) -> list[dict[str, Any]]:
         """What each process returned."""
-        found = sorted(self.folder.glob("[0-9].json"))
+        paths = sorted(self.folder.glob("[0-9].json"))
         logs = "\n".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("*.log")))
-        assert found, f"no process came to its end:\n{logs}"
-        return [json.loads(path.read_text()) for path in found]
+        assert paths, f"no process came to its end:\n{logs}"
+        return [json.loads(path.read_text()) for path in paths]
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -44,9 +44,9 @@ class Ran:
 Ask = Callable[[dict[str, dict[str, Any]]], dict[str, Ran]]
 
 
-def case(run: str, strategy: str = ONE, processes: int | None = None, **given: Any) -> dict[str, Any]:
+def case(run: str, strategy: str = ONE, processes: int | None = None, **arguments: Any) -> dict[str, Any]:
     """A function of `cases.py` in the processes of a strategy."""
-    return {"run": run, "processes": processes or PROCESSES[strategy], "given": {"strategy": strategy, **given}}
+    return {"run": run, "processes": processes or PROCESSES[strategy], "given": {"strategy": strategy, **arguments}}
 
 
 def carried_out(folder: Path, cases: dict[str, dict[str, Any]]) -> dict[str, Ran]:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def ran(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    place = tmp_path_factory.mktemp("checkpoints")
+    checkpoints = tmp_path_factory.mktemp("checkpoints")
     cases = {f"steps {strategy}": case("whole_run", strategy, **STEPS) for strategy in PROCESSES}
     for strategy, stage in STAGED.items():
         cases[f"stage {strategy}"] = case("whole_run", strategy, stage=stage, batch=8)
@@ -36,19 +36,19 @@ def ran(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     cases |= {f"held {strategy}": case("held_after_backward", strategy) for strategy in STRATEGIES}
     cases |= {f"verbs {strategy}": case("verbs", strategy, engine={"batching": "padded"}) for strategy in (ONE, *ASKED)}
     for strategy in RESUMED:
-        at = {**PART, "place": str(place / strategy)}
-        cases[f"straight {strategy}"] = case("part_of_run", strategy, **{**at, "place": str(place / "straight")})
+        at = {**PART, "root": str(checkpoints / strategy)}
+        cases[f"straight {strategy}"] = case("part_of_run", strategy, **{**at, "root": str(checkpoints / "straight")})
         cases[f"stopped {strategy}"] = case("part_of_run", strategy, **at, stop_after=4)
         cases[f"resumed {strategy}"] = case("part_of_run", strategy, **at, resumed=True)
-    found = ask(cases)
-    saved = str(found["verbs zero2"].folder / "files-0")
-    return found | ask({"other world": case("taken_up", "ddp", place=saved)})
+    runs = ask(cases)
+    saved = str(runs["verbs zero2"].folder / "files-0")
+    return runs | ask({"other world": case("taken_up", "ddp", root=saved)})
 
 
-def close(one: Ran, other: Ran) -> bool:
+def close(run: Ran, other: Ran) -> bool:
     """The same losses, and weights that differ by rounding."""
-    losses = [[point[1] for point in run.ranks[0]["losses"]] for run in (one, other)]
-    weights, expected = one.weights, other.weights
+    losses = [[point[1] for point in run.ranks[0]["losses"]] for run in (run, other)]
+    weights, expected = run.weights, other.weights
     return losses[0] == pytest.approx(losses[1], **ROUNDING) and all(
         float((weights[name] - expected[name]).abs().max()) <= ROUNDING["abs"] for name in expected
     )
@@ -63,8 +63,8 @@ def test_it_trains_as_one_process_with_the_same_rows_does(strategy: str, ran: di
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
 def test_all_processes_end_with_the_same_weights_to_the_bit(strategy: str, ran: dict[str, Ran]) -> None:
-    one, other = ran[f"steps {strategy}"].ranks
-    assert one["digest"] == other["digest"]
+    first, other = ran[f"steps {strategy}"].ranks
+    assert first["digest"] == other["digest"]
 
 
 def test_replicas_end_with_the_same_parts(ran: dict[str, Ran]) -> None:
@@ -126,8 +126,8 @@ def test_every_verb_answers_as_in_one_process(strategy: str, ran: dict[str, Ran]
     assert leader["loss"] == pytest.approx(alone["loss"], rel=0.01)
     assert leader["norm"] == pytest.approx(alone["norm"], rel=0.05)
     assert [len(ids) for ids in leader["generated"]] == [6, 6]
-    assert [[given is None for given in row] for row in leader["logprobs"]] == [[True, False, False], [True, False]]
-    assert all(math.isfinite(given) for row in leader["logprobs"] for given in row if given is not None)
+    assert [[logprob is None for logprob in row] for row in leader["logprobs"]] == [[True, False, False], [True, False]]
+    assert all(math.isfinite(logprob) for row in leader["logprobs"] for logprob in row if logprob is not None)
 
 
 @pytest.mark.parametrize("strategy", [ONE, *ASKED])
@@ -140,9 +140,9 @@ def test_a_state_that_is_saved_inside_an_accumulation_goes_on_to_the_same_bits(
 
 @pytest.mark.parametrize("strategy", ASKED)
 def test_only_the_process_that_leads_writes_files(strategy: str, ran: dict[str, Ran]) -> None:
-    leader, *others = ran[f"verbs {strategy}"].ranks
+    leader, *followers = ran[f"verbs {strategy}"].ranks
     assert leader["written"] == ran[f"verbs {ONE}"].ranks[0]["written"]
-    assert [other["written"] for other in others] == [[]] * len(others)
+    assert [other["written"] for other in followers] == [[]] * len(followers)
 
 
 @pytest.mark.parametrize("strategy", RESUMED)
@@ -155,11 +155,11 @@ def test_a_stop_inside_a_step_and_a_new_start_end_in_the_same_bits(strategy: str
 
 
 def test_a_state_of_other_processes_is_refused_and_its_weights_are_taken(ran: dict[str, Ran]) -> None:
-    found: dict[str, Any] = ran["other world"].ranks[0]
-    assert found["refused"].startswith(
+    refusal: dict[str, Any] = ran["other world"].ranks[0]
+    assert refusal["refused"].startswith(
         "E-CHECKPOINT-MISMATCH: The checkpoint was made by 2 processes (zero2), and this run has 2 processes (ddp)."
     )
-    assert found["unchanged"]
+    assert refusal["unchanged"]
     served = Path(ran["verbs zero2"].ranks[0]["file"])
     assert served.is_dir()
     assert len({rank["digest"] for rank in ran["other world"].ranks}) == 1

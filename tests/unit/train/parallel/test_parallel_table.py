@@ -41,9 +41,9 @@ FOUR = dict.fromkeys(STRATEGIES, 4)
 def table(ask: Ask, rows: dict[str, dict[str, Any]], processes: dict[str, int], batch: int) -> dict[str, Ran]:
     """Each row in one process and in each strategy, at the same rows a step."""
     cases = {}
-    for (name, given), strategy in product(rows.items(), (ONE, *processes)):
+    for (name, arguments), strategy in product(rows.items(), (ONE, *processes)):
         count = processes.get(strategy, 1)
-        cases[f"{name}/{strategy}"] = case("whole_run", strategy, count, **{"batch": batch, **given})
+        cases[f"{name}/{strategy}"] = case("whole_run", strategy, count, **{"batch": batch, **arguments})
     return ask(cases)
 
 
@@ -69,12 +69,12 @@ def test_every_stage_in_four_processes(name: str, strategy: str, stages: dict[st
 
 @pytest.fixture(scope="module")
 def restarted(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    place, cases = tmp_path_factory.mktemp("checkpoints"), {}
+    checkpoints, cases = tmp_path_factory.mktemp("checkpoints"), {}
     for strategy, count in FOUR.items():
-        given = {"batch": 4, "gradient_accumulation": 3, **PADDED}
+        arguments = {"batch": 4, "gradient_accumulation": 3, **PADDED}
         for name, more in (("straight", {}), ("stopped", {"stop_after": 4}), ("resumed", {"resumed": True})):
-            at = str(place / (name if name == "straight" else strategy))
-            cases[f"{name} {strategy}"] = case("part_of_run", strategy, count, **given, place=at, **more)
+            at = str(checkpoints / (name if name == "straight" else strategy))
+            cases[f"{name} {strategy}"] = case("part_of_run", strategy, count, **arguments, root=at, **more)
     return ask(cases)
 
 
@@ -125,8 +125,8 @@ def test_every_optimizer_goes_on_from_a_saved_state(name: str, strategy: str, op
 
 @pytest.fixture(scope="module")
 def halves(ask: Ask) -> dict[str, Ran]:
-    given = {"precision": "fp16", "scale": 2.0**40}
-    return ask({strategy: case("whole_run", strategy, **given) for strategy in PROCESSES})
+    arguments = {"precision": "fp16", "scale": 2.0**40}
+    return ask({strategy: case("whole_run", strategy, **arguments) for strategy in PROCESSES})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -167,21 +167,21 @@ def trained(ask: Ask, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
         size = launch.get("processes", 1)
         hyper = {"batch_size": 8 // size, "max_steps": 4, "epochs": None}
         engine = {"batching": "padded", **config.get("engine", {})}
-        given = {**config, "backend": "native", "hyperparameters": hyper, "engine": engine, "launch": launch}
-        job = jobs(PORTS.get(config.get("stage", ""), Port.SFT), **given)
+        fields = {**config, "backend": "native", "hyperparameters": hyper, "engine": engine, "launch": launch}
+        job = jobs(PORTS.get(config.get("stage", ""), Port.SFT), **fields)
         folder = folders[f"{name}/{strategy}"] = root / name.replace(" ", "-") / strategy
         folder.mkdir(parents=True)
         (folder / "ranks").mkdir()
         (folder / "spec.json").write_text(job.model_dump_json())
         target = "trainyard.backends.native." + ("ranks:train" if launch else "program:train")
         cases[f"{name}/{strategy}"] = {
-            "run": "program", "processes": size, "given": {"target": target, "place": str(folder)},
+            "run": "program", "processes": size, "given": {"target": target, "root": str(folder)},
         }  # fmt: skip
     ran = ask(cases)
-    for name, one in ran.items():
-        assert [rank["status"] for rank in one.ranks] == ["done"] * cases[name]["processes"], name
-    found = {name: next((folder / "result").glob("*/training.json")) for name, folder in folders.items()}
-    return {name: json.loads(path.read_text()) for name, path in found.items()}
+    for name, run in ran.items():
+        assert [rank["status"] for rank in run.ranks] == ["done"] * cases[name]["processes"], name
+    paths = {name: next((folder / "result").glob("*/training.json")) for name, folder in folders.items()}
+    return {name: json.loads(path.read_text()) for name, path in paths.items()}
 
 
 @pytest.mark.parametrize(("name", "strategy"), list(product(METHODS, LAUNCHES)))

@@ -32,11 +32,11 @@ def rank_of_case(case: dict[str, Any], rank: int, folder: Path) -> None:
     try:
         if case["run"] == "program":  # it joins the others by itself, as after a launcher
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case["processes"]))
-            found = cases.program(**case["given"])
+            result = cases.program(**case["given"])
         else:
             with joined(rank, case["processes"], folder / "meeting", "cpu") as team:
-                found = getattr(cases, case["run"])(team, folder, **case["given"])
-        (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+                result = getattr(cases, case["run"])(team, folder, **case["given"])
+        (folder / f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     except BaseException:
         traceback.print_exc()
         raise

@@ -72,11 +72,13 @@ def test_account_is_a_recount_of_the_labels_in_the_batches(
         session = recorded(session_of(Path(folder), config), batches)
         for number, stop in enumerate([*stops, None]):
             calls = itertools.count()
-            kept: list[str] = []
+            snapshots: list[str] = []
 
-            def save(running: Session, at: SavedProgress, number: int = number, kept: list[str] = kept) -> None:
+            def save(
+                running: Session, at: SavedProgress, number: int = number, snapshots: list[str] = snapshots
+            ) -> None:
                 running.save(f"save-{number}")
-                kept.append(json.dumps(at.as_values()))
+                snapshots.append(json.dumps(at.as_values()))
 
             ended = train(
                 session, feed, progress, total_steps=steps, save=save, save_steps=100,
@@ -86,7 +88,7 @@ def test_account_is_a_recount_of_the_labels_in_the_batches(
                 break
             session = recorded(session_of(Path(folder), config, seed=number), batches)
             session.load(f"save-{number}")
-            progress = SavedProgress.from_values(json.loads(kept[-1]))
+            progress = SavedProgress.from_values(json.loads(snapshots[-1]))
     assert ended
     assert progress.counted == recount(batches, stage)
 

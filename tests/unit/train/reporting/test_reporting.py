@@ -104,33 +104,33 @@ def test_numbers_are_what_a_chart_can_show() -> None:
 
 
 def test_every_tracker_gets_every_step_in_order_and_is_closed() -> None:
-    one, other, told = Recorded(), Recorded(), list[dict[str, str]]()
-    feed = TrackerFeed({"one": one, "other": other}, told.append)
+    tracker, other, reports = Recorded(), Recorded(), list[dict[str, str]]()
+    feed = TrackerFeed({"one": tracker, "other": other}, reports.append)
     for step in range(1, 50):
         feed.on_step(record(step))
     feed.close()
     feed.close()
-    assert [step for step, _ in one.logged] == list(range(1, 50))
-    assert one.logged == other.logged
-    assert one.logged[0][1]["train/loss"] == 2.0
-    assert (one.closed, other.closed, told) == (True, True, [])
+    assert [step for step, _ in tracker.logged] == list(range(1, 50))
+    assert tracker.logged == other.logged
+    assert tracker.logged[0][1]["train/loss"] == 2.0
+    assert (tracker.closed, other.closed, reports) == (True, True, [])
 
 
 def test_broken_tracker_is_told_once_and_counted_and_the_others_go_on() -> None:
-    whole, told = Recorded(), list[dict[str, str]]()
-    feed = TrackerFeed({"broken": Broken(), "whole": whole}, told.append)
+    whole, reports = Recorded(), list[dict[str, str]]()
+    feed = TrackerFeed({"broken": Broken(), "whole": whole}, reports.append)
     for step in range(1, 6):
         feed.on_step(record(step))
     feed.close()
     assert len(whole.logged) == 5
-    assert [warning["code"] for warning in told] == ["E-TRACKER"] * 2
-    assert told[0]["text"] == "broken failed: ConnectionError: no route. The training continues."
-    assert told[1]["text"] == "broken did not take 5 records."
+    assert [warning["code"] for warning in reports] == ["E-TRACKER"] * 2
+    assert reports[0]["text"] == "broken failed: ConnectionError: no route. The training continues."
+    assert reports[1]["text"] == "broken did not take 5 records."
 
 
 def test_slow_tracker_holds_nobody_up_and_what_it_missed_is_told() -> None:
-    hanging, told = Hanging(), list[dict[str, str]]()
-    feed = TrackerFeed({"slow": hanging}, told.append, waiting=10)
+    hanging, reports = Hanging(), list[dict[str, str]]()
+    feed = TrackerFeed({"slow": hanging}, reports.append, waiting=10)
     started = time.perf_counter()
     for step in range(1, 101):
         feed.on_step(record(step))
@@ -139,28 +139,28 @@ def test_slow_tracker_holds_nobody_up_and_what_it_missed_is_told() -> None:
     feed.close()
     assert len(hanging.logged) + feed.left_out == 100
     assert feed.left_out >= 89
-    assert told[-1]["text"] == f"The trackers were too slow: {feed.left_out} records were left out."
+    assert reports[-1]["text"] == f"The trackers were too slow: {feed.left_out} records were left out."
 
 
 def test_tracker_that_hangs_at_the_end_does_not_keep_the_run() -> None:
-    hanging, told = Hanging(), list[dict[str, str]]()
-    feed = TrackerFeed({"slow": hanging}, told.append, close_s=0.05)
+    hanging, reports = Hanging(), list[dict[str, str]]()
+    feed = TrackerFeed({"slow": hanging}, reports.append, close_s=0.05)
     for step in (1, 2, 3):
         feed.on_step(record(step))
     feed.close()
-    assert told[0]["text"].startswith("The trackers did not take the last ")
+    assert reports[0]["text"].startswith("The trackers did not take the last ")
     hanging.go.set()
 
 
 def test_bar_only_on_a_terminal(tmp_path: Path) -> None:
-    place = TrackedRun(tmp_path, "project", "run")
+    run = TrackedRun(tmp_path, "project", "run")
     terminal, file = Terminal(), io.StringIO()
-    with reporting(lambda *_, **__: None, place, terminal=terminal) as on_terminal:
+    with reporting(lambda *_, **__: None, run, terminal=terminal) as on_terminal:
         for step in (1, 50, 100):
             on_terminal.on_step(record(step))
-    with reporting(lambda *_, **__: None, place, terminal=file) as in_file:
+    with reporting(lambda *_, **__: None, run, terminal=file) as in_file:
         in_file.on_step(record(1))
-    assert any(isinstance(one, ProgressBar) for one in on_terminal.reporters)
+    assert any(isinstance(reporter, ProgressBar) for reporter in on_terminal.reporters)
     assert "100/100" in terminal.getvalue()
     assert file.getvalue() == ""
     assert summary(record(4)) == "loss 0.5000  lr 1.00e-04  1,234 tokens/s"
@@ -214,10 +214,10 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_real_tracker_keeps_a_run_and_continues_it_without_a_network(tmp_path: Path, name: str) -> None:
     if not is_installed(name):
         pytest.skip(f"{name} is not installed")
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
 
     def emit(event: str, **fields: Any) -> None:
-        told.extend([fields] if event == "warning" else [])
+        reports.extend([fields] if event == "warning" else [])
 
     for first in (1, 3):
         with reporting(
@@ -225,18 +225,18 @@ def test_real_tracker_keeps_a_run_and_continues_it_without_a_network(tmp_path: P
         ) as report:
             for step in range(first, first + 3):
                 report.on_step(record(step))
-    assert told == []
+    assert reports == []
     assert any(path.is_file() for path in (tmp_path / "t").rglob("*"))
     if name == "tensorboard":
         accumulator = load("tensorboard.backend.event_processing.event_accumulator")
-        found = accumulator.EventAccumulator(str(tmp_path / "t" / "tensorboard" / "run-1")).Reload()
-        losses = [(scalar.step, scalar.value) for scalar in found.Scalars("train/loss")]
+        events = accumulator.EventAccumulator(str(tmp_path / "t" / "tensorboard" / "run-1")).Reload()
+        losses = [(scalar.step, scalar.value) for scalar in events.Scalars("train/loss")]
         assert losses == [(step, pytest.approx(2.0 / step)) for step in range(1, 6)]
 
 
 def test_tracker_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: ModuleType, place: TrackedRun) -> Tracker:
-        raise ConnectionError(f"no server for {place.project}")
+    def refuse(_: ModuleType, run: TrackedRun) -> Tracker:
+        raise ConnectionError(f"no server for {run.project}")
 
     monkeypatch.setitem(TRACKERS, "wandb", TrackerRow("json", "json", refuse, lambda _: {}))
     with pytest.raises(Unavailable, match=r"E-TRACKER: .*'run'\. Why: ConnectionError: no server for project"):

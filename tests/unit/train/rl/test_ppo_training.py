@@ -47,7 +47,7 @@ def toy(steps: int = 6, prompts: int = 13, **settings: Any) -> Toy:
 @pytest.mark.parametrize("advantage", ["gae", "group", "gae_group"])
 def test_the_ratio_is_1_before_the_first_step(tmp_path: Path, advantage: str) -> None:
     session, feed = toy(advantage=advantage).open(tmp_path)
-    for batch in feed.drawn(Cursor(), session, session.engine.config, {}):
+    for batch in feed.draw_batches(Cursor(), session, session.engine.config, {}):
         scores = session.engine.stage.score(session.engine.model, batch, session.engine.head)
         assert float((scores["logprobs_N"].detach() - batch["old_N"]).exp().sub(1).abs().max()) < 1e-4
         torch.testing.assert_close(batch["old_N"], batch["reference/logprobs_N"], atol=1e-5, rtol=0)
@@ -56,19 +56,19 @@ def test_the_ratio_is_1_before_the_first_step(tmp_path: Path, advantage: str) ->
 
 def test_a_start_has_no_divergence_and_no_value(tmp_path: Path) -> None:
     session, feed = toy().open(tmp_path)
-    (batch, *_) = feed.drawn(Cursor(), session, session.engine.config, {})
+    (batch, *_) = feed.draw_batches(Cursor(), session, session.engine.config, {})
     assert float(batch["reported/kl"]) == pytest.approx(0.0, abs=1e-5)
     assert float(batch["reported/value"]) == 0.0
 
 
 def test_constant_rewards_teach_nothing_and_are_not_magnified(tmp_path: Path) -> None:
     """With the default advantage and a critic that is wrong everywhere by a little."""
-    given = toy(kl_coef=0.0)
-    assert given.critic is not None
-    torch.nn.init.normal_(given.critic.score.weight, std=0.05)
-    given.panel.scorers["reward_model"] = FunctionScorer(lambda _: 0.5)
-    session, feed = given.open(tmp_path)
-    (batch, *_) = feed.drawn(Cursor(), session, session.engine.config, {})
+    toy_case = toy(kl_coef=0.0)
+    assert toy_case.critic is not None
+    torch.nn.init.normal_(toy_case.critic.score.weight, std=0.05)
+    toy_case.panel.scorers["reward_model"] = FunctionScorer(lambda _: 0.5)
+    session, feed = toy_case.open(tmp_path)
+    (batch, *_) = feed.draw_batches(Cursor(), session, session.engine.config, {})
     assert float(batch["reported/constant_groups"]) == 1
     assert float(batch["reported/value"]) != 0
     assert float(batch["advantages_N"].std()) < 0.5
@@ -84,10 +84,10 @@ def test_constant_rewards_teach_nothing_and_are_not_magnified(tmp_path: Path) ->
 def test_a_distance_that_costs_nothing_is_reported_where_a_reference_is_there(tmp_path: Path) -> None:
     session, feed = toy(kl_coef=0.0).open(tmp_path)
     session.engine.reference = partial(nullcontext, session.engine.model)
-    (batch, *_) = feed.drawn(Cursor(), session, session.engine.config, {})
+    (batch, *_) = feed.draw_batches(Cursor(), session, session.engine.config, {})
     assert float(batch["reported/kl"]) == pytest.approx(0.0, abs=1e-5)
     session.drop_reference()
-    (batch, *_) = feed.drawn(Cursor(epoch=1), session, session.engine.config, {})
+    (batch, *_) = feed.draw_batches(Cursor(epoch=1), session, session.engine.config, {})
     assert "reported/kl" not in batch
 
 
@@ -113,8 +113,8 @@ def test_a_stop_inside_a_rollout_continues_to_the_same_bits(tmp_path: Path) -> N
     assert continued.kept["place"] == "0:0"
     assert losses_of(again, other_feed, continued)
     assert continued.losses == whole.losses
-    for one, other in zip(again.parameters, straight.parameters, strict=True):
-        assert torch.equal(one, other)
+    for actual, other in zip(again.parameters, straight.parameters, strict=True):
+        assert torch.equal(actual, other)
 
 
 def test_the_steps_of_a_rollout_take_each_completion_once_an_epoch(tmp_path: Path) -> None:
@@ -133,13 +133,13 @@ def test_too_few_prompts_for_a_rollout_are_said(tmp_path: Path) -> None:
 
 
 def test_constant_rewards_move_no_policy_without_a_divergence(tmp_path: Path) -> None:
-    given = toy(steps=1, advantage="group", kl_coef=0.0)
+    case = toy(steps=1, advantage="group", kl_coef=0.0)
     constant = RewardPanel((ModelReward(),), {"reward_model": FunctionScorer(lambda _: 1.0)})
-    session, feed = Toy(given.config, given.model, given.tokenizer, given.prompts, constant).open(tmp_path)
+    session, feed = Toy(case.config, case.model, case.tokenizer, case.prompts, constant).open(tmp_path)
     before = [value.clone() for value in session.parameters]
     progress = SavedProgress()
     train(session, feed, progress, total_steps=1, save=lambda *_: None, save_steps=9, stop=lambda: False)
-    assert all(torch.equal(one, other) for one, other in zip(before, session.parameters, strict=True))
+    assert all(torch.equal(parameter, other) for parameter, other in zip(before, session.parameters, strict=True))
     assert progress.kept["reported"]["constant_groups"] == 1.0
 
 
@@ -159,24 +159,24 @@ def test_the_length_that_ends_a_completion_can_cost(tmp_path: Path) -> None:
     rewards = []
     for penalty in (0.0, 2.0):
         session, feed = toy(advantage="gae", missing_end_penalty=penalty).open(tmp_path / str(penalty))
-        kept: dict[str, Any] = {}
-        feed.drawn(Cursor(), session, session.engine.config, kept)
-        rewards.append([row["returns"][-1] for row in kept["rows"]])
-        ended = [row["ids"][-1] == 1 for row in kept["rows"]]
+        state: dict[str, Any] = {}
+        feed.draw_batches(Cursor(), session, session.engine.config, state)
+        rewards.append([row["returns"][-1] for row in state["rows"]])
+        ended = [row["ids"][-1] == 1 for row in state["rows"]]
     differences = [free - paid for free, paid in zip(*rewards, strict=True)]
     assert differences == pytest.approx([0.0 if end else 2.0 for end in ended], abs=1e-4)
 
 
 @pytest.mark.parametrize("advantage", by_default(["gae"], ["gae", "group", "gae_group"]))
 def test_the_toy_reaches_most_of_its_best_reward(advantage: str) -> None:
-    found = train_toy(0, updates=120, advantage=advantage)
-    rewards, kl = found.curve("reward"), found.curve("kl")
+    result = train_toy(0, updates=120, advantage=advantage)
+    rewards, kl = result.curve("reward"), result.curve("kl")
     assert rewards[0] < 0.3
     assert fmean(rewards[-20:]) > 0.8
     assert fmean(kl[-20:]) < LENGTH  # nats a token; ln 8 would be all of it
 
 
 def test_a_large_kl_coef_keeps_the_reward_near_its_start() -> None:
-    found = train_toy(0, updates=120, kl_coef=10.0)
-    assert fmean(found.curve("reward")[-20:]) < 0.3
-    assert abs(fmean(found.curve("kl")[-20:])) < 0.05
+    result = train_toy(0, updates=120, kl_coef=10.0)
+    assert fmean(result.curve("reward")[-20:]) < 0.3
+    assert abs(fmean(result.curve("kl")[-20:])) < 0.05

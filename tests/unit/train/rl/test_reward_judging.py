@@ -16,13 +16,13 @@ ASKED = JudgeReward(endpoint="wise", rubric="It is polite.")
 
 
 def scorer(reply: str) -> tuple[JudgeScorer, list[tuple[str, dict[str, Any]]]]:
-    asked: list[tuple[str, dict[str, Any]]] = []
+    requests: list[tuple[str, dict[str, Any]]] = []
 
     def answer(prompts: Sequence[str], schema: dict[str, Any]) -> list[str]:
-        asked.extend((prompt, schema) for prompt in prompts)
+        requests.extend((prompt, schema) for prompt in prompts)
         return [reply for _ in prompts]
 
-    return JudgeScorer({"wise": answer}), asked
+    return JudgeScorer({"wise": answer}), requests
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_points_become_a_share(reply: str, expected: float) -> None:
 
 
 def test_the_judge_sees_rubric_question_and_answer_and_has_a_form_to_reply_in() -> None:
-    judge, asked = scorer("5")
+    judge, requests = scorer("5")
     judge.score([SampledCompletion("Please.", 2, prompt="May I?"), SampledCompletion("No.", 2, prompt="So?")], ASKED)
-    (first, schema), (second, _) = asked
+    (first, schema), (second, _) = requests
     assert all(part in first for part in ("It is polite.", "May I?", "Please.", '{"points": NUMBER}'))
     assert "So?" in second
     assert schema["required"] == ["points"]

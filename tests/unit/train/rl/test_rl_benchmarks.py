@@ -11,8 +11,8 @@ from benchmarks.rl.__main__ import BARS, SEEDS
 
 
 def measured(task: str, share: float) -> dict[str, Any]:
-    found: dict[str, Any] = importlib.import_module(f"benchmarks.rl.{task}").measure(0, share=share)
-    return found
+    result: dict[str, Any] = importlib.import_module(f"benchmarks.rl.{task}").measure(0, share=share)
+    return result
 
 
 def test_every_task_has_a_bar() -> None:
@@ -34,18 +34,18 @@ def test_every_task_has_a_bar() -> None:
 
 @pytest.mark.slow
 def test_ppo_with_a_reward_model_raises_what_the_model_never_saw() -> None:
-    found = measured("rlhf", 0.5)
-    assert found["accuracy"] > 0.9
-    assert found["kl_0.3_utility"] > found["sft_utility"] + 0.1
-    assert found["kl_0_nats"] > found["kl_0.3_nats"] > 0
-    assert found["kl_0_score"] > found["sft_score"]
+    result = measured("rlhf", 0.5)
+    assert result["accuracy"] > 0.9
+    assert result["kl_0.3_utility"] > result["sft_utility"] + 0.1
+    assert result["kl_0_nats"] > result["kl_0.3_nats"] > 0
+    assert result["kl_0_score"] > result["sft_score"]
 
 
 @pytest.mark.slow
 def test_grpo_with_a_verifier_improves_sums() -> None:
-    found = measured("grpo_addition", 0.15)
-    assert found["sft"] <= 0.3
-    assert found["grpo"] > found["sft"] + 0.15
+    result = measured("grpo_addition", 0.15)
+    assert result["sft"] <= 0.3
+    assert result["grpo"] > result["sft"] + 0.15
 
 
 @pytest.mark.slow

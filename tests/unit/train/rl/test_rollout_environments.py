@@ -34,7 +34,7 @@ from trainyard.train.rl.environments import Environment, calculator, compute, gu
 from trainyard.train.rl.rewards import RewardPanel
 
 
-def said(text: str, **more: Any) -> list[dict[str, Any]]:
+def make_turns(text: str, **more: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "question"}, {"role": "assistant", "content": text, **more}]
 
 
@@ -51,25 +51,29 @@ def test_the_calculator_computes_numbers_and_nothing_else(expression: str, value
 
 
 def test_a_call_is_answered_and_the_final_message_is_compared() -> None:
-    assert calculator(said("calc(12 * 7)"), "84") == ([{"role": "user", "content": "84"}], 0.0, False)
+    assert calculator(make_turns("calc(12 * 7)"), "84") == ([{"role": "user", "content": "84"}], 0.0, False)
     call = [{"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2+2"}}}]
-    answered, reward, done = calculator(said("", tool_calls=call), "4")
+    answered, reward, done = calculator(make_turns("", tool_calls=call), "4")
     assert (answered[0]["role"], answered[0]["content"], reward, done) == ("tool", "4", 0.0, False)
     three = [{"id": f"c{n}", "function": {"name": "calculator", "arguments": {"expression": f"{n}*2"}}} for n in (1, 2)]
-    answered, _, done = calculator(said("", tool_calls=[*three, *call]), "4")
-    assert [(one["content"], one.get("tool_call_id")) for one in answered] == [("2", "c1"), ("4", "c2"), ("4", None)]
+    answered, _, done = calculator(make_turns("", tool_calls=[*three, *call]), "4")
+    assert [(message["content"], message.get("tool_call_id")) for message in answered] == [
+        ("2", "c1"),
+        ("4", "c2"),
+        ("4", None),
+    ]
     assert not done
-    assert calculator(said("It is 84"), "84") == ([], 1.0, True)
-    assert calculator(said("85"), "84") == ([], 0.0, True)
+    assert calculator(make_turns("It is 84"), "84") == ([], 1.0, True)
+    assert calculator(make_turns("85"), "84") == ([], 0.0, True)
 
 
 def test_python_prints_and_the_game_says_higher_or_lower() -> None:
-    assert python(said("```python\nprint(6 * 7)\n```"), "42") == ([{"role": "user", "content": "42"}], 0.0, False)
-    assert python(said("42"), "42") == ([], 1.0, True)
-    assert guessing(said("I guess 5"), "7")[0] == [{"role": "user", "content": "higher"}]
-    assert guessing(said("9"), "7")[0] == [{"role": "user", "content": "lower"}]
-    assert guessing(said("7"), "7") == ([], 1.0, True)
-    assert guessing(said("pass"), "7") == ([], 0.0, True)
+    assert python(make_turns("```python\nprint(6 * 7)\n```"), "42") == ([{"role": "user", "content": "42"}], 0.0, False)
+    assert python(make_turns("42"), "42") == ([], 1.0, True)
+    assert guessing(make_turns("I guess 5"), "7")[0] == [{"role": "user", "content": "higher"}]
+    assert guessing(make_turns("9"), "7")[0] == [{"role": "user", "content": "lower"}]
+    assert guessing(make_turns("7"), "7") == ([], 1.0, True)
+    assert guessing(make_turns("pass"), "7") == ([], 0.0, True)
 
 
 class Scripted:
@@ -83,10 +87,10 @@ class Scripted:
     def generate(self, prompts: Sequence[Sequence[int]], _sampling: Sampling | None = None) -> list[Generated]:
         self.prompts.append([list(prompt) for prompt in prompts])
         texts = self.turns.pop(0)
-        found = [TOKENIZER(text)["input_ids"] for text in texts]
+        id_rows = [TOKENIZER(text)["input_ids"] for text in texts]
         return [
             Generated(ids, TOKENIZER.decode(ids, skip_special_tokens=True), [0.0] * len(ids), [0.0] * len(ids), reason)
-            for ids in found
+            for ids in id_rows
             for reason in [StopReason.END if ids[-1] == 1 else StopReason.LENGTH]
         ]
 
@@ -99,15 +103,15 @@ def test_a_conversation_goes_on_with_the_tokens_that_were_sampled() -> None:
     writer = Scripted(
         ["calc( 3 + 4 ) <|im_end|>", "7 <|im_end|>", "calc( 3 + 4 )", *["5 <|im_end|>"] * 5], ["7 <|im_end|>"]
     )
-    found = complete_prompts(writer, [example_of(3, 4)], config, "0", environment)
-    called, direct, endless, *_ = found
+    conversations = complete_prompts(writer, [example_of(3, 4)], config, "0", environment)
+    called, direct, endless, *_ = conversations
     # The whole conversation is what the renderer would have written, and what the second turn was given.
     ids, labels = demonstration(3, 4)
     assert called.row.prompt + called.row.ids == ids[: len(called.row.prompt + called.row.ids)]
     assert writer.prompts[1] == [called.row.prompt + called.row.ids[:-2]]
     learned = [label for label in labels if label != IGNORED]
-    assert [id for id, own in zip(called.row.ids, called.row.learned, strict=True) if own] == learned
-    assert [one.sampled.given for one in (called, direct, endless)] == [1.0, 1.0, 0.0]
+    assert [id for id, is_learned in zip(called.row.ids, called.row.learned, strict=True) if is_learned] == learned
+    assert [conversation.sampled.given for conversation in (called, direct, endless)] == [1.0, 1.0, 0.0]
     assert direct.row.learned == [True, True]
     assert not endless.ended
 
@@ -118,15 +122,19 @@ def test_the_tokens_of_an_environment_have_no_labels_and_the_ratio_is_1(tmp_path
     prompts = [example_of(3 + at, 4) for at in range(16)]
     toys = Toy(trainer_of(1, 0), model, TOKENIZER, prompts, RewardPanel((EnvironmentReward(),)), None, environment)
     session, feed = toys.open(tmp_path)
-    (batch,) = feed.drawn(Cursor(), session, session.engine.config, {})
+    (batch,) = feed.draw_batches(Cursor(), session, session.engine.config, {})
     scores = session.engine.stage.score(model, batch, session.engine.head)
     assert len(scores["logprobs_N"]) == len(batch["advantages_N"]) == int((batch["labels"] != IGNORED).sum())
     # What is trained is what was sampled: the probabilities of the drawing, and with them the ratio.
     examples = [feed.examples[row] for row in feed.plan.prompts_at(Cursor())]
-    drawn = complete_prompts(session, examples, session.engine.config, feed.plan.place(Cursor()), environment)
+    conversations = complete_prompts(
+        session, examples, session.engine.config, feed.plan.name_rollout(Cursor()), environment
+    )
     (rows,) = feed.plan.at(Cursor())
-    sampled_N = torch.tensor([value for row in rows for value in drawn[row].logprobs])
-    assert sum(sum(not own for own in drawn[row].row.learned) for row in rows) > 0, "an environment has spoken"
+    sampled_N = torch.tensor([value for row in rows for value in conversations[row].logprobs])
+    assert sum(sum(not is_learned for is_learned in conversations[row].row.learned) for row in rows) > 0, (
+        "an environment has spoken"
+    )
     assert float((scores["logprobs_N"].detach() - sampled_N).exp().sub(1).abs().max()) < 1e-4
     assert RENDERER.stop_ids == {1}
 
@@ -142,27 +150,33 @@ def test_a_trajectory_with_calls_of_a_tool_is_trained_on_what_was_sampled() -> N
         ids = [*ids_of(text), stop]
         return Generated(ids, text, [-0.5] * len(ids), [-0.5] * len(ids), StopReason.END)
 
-    asked = [{"role": "user", "content": "Add 1 and 2, and 3 and 4."}]
-    prompt = ids_of(renderer.text(asked, ask=True))
-    drawn = Trajectory({"input_ids": prompt, "messages": asked, "answer": "10", "question": "x"})
+    messages = [{"role": "user", "content": "Add 1 and 2, and 3 and 4."}]
+    prompt = ids_of(renderer.text(messages, ask=True))
+    trajectory = Trajectory({"input_ids": prompt, "messages": messages, "answer": "10", "question": "x"})
     calls = "\n".join(
         f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{sum}"}}}}\n</tool_call>'
         for sum in ("1+2", "3+4")
     )
     first, last = turn(calls), turn("3 + 7 is 10")
-    drawn.take(first, environment)
-    assert [one["role"] for one in drawn.messages] == ["user", "assistant", "tool", "tool"]
-    assert [one["content"] for one in drawn.messages[2:]] == ["3", "7"]
-    spoken = drawn.ids[len(first.ids) :]
+    trajectory.take(first, environment)
+    assert [message["role"] for message in trajectory.messages] == ["user", "assistant", "tool", "tool"]
+    assert [message["content"] for message in trajectory.messages[2:]] == ["3", "7"]
+    spoken = trajectory.ids[len(first.ids) :]
     assert renderer.tokenizer.decode(spoken) == (
         "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n7\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    drawn.take(last, environment)
-    found = drawn.settled()
-    assert found.row.ids == [*first.ids, *spoken, *last.ids]
-    assert [id for id, own in zip(found.row.ids, found.row.learned, strict=True) if own] == [*first.ids, *last.ids]
-    assert (found.sampled.given, found.ended, len(found.logprobs)) == (1.0, True, len(first.ids) + len(last.ids))
+    trajectory.take(last, environment)
+    conversation = trajectory.settled()
+    assert conversation.row.ids == [*first.ids, *spoken, *last.ids]
+    assert [
+        id for id, is_learned in zip(conversation.row.ids, conversation.row.learned, strict=True) if is_learned
+    ] == [*first.ids, *last.ids]
+    assert (conversation.sampled.given, conversation.ended, len(conversation.logprobs)) == (
+        1.0,
+        True,
+        len(first.ids) + len(last.ids),
+    )
 
 
 # An operator's own function
@@ -199,20 +213,22 @@ def house(tmp_path: Path) -> Path:
     return path
 
 
-def own(house: Path, function: str) -> Environment:
+def load_environment(house: Path, function: str) -> Environment:
     settings = EnvironmentSettings(type="function", name="house", max_turns=3)
     return Environment.of(settings, TOKENIZER, f"{house}:{function}")
 
 
 def test_a_function_of_the_operator_answers_and_its_rewards_are_added(house: Path) -> None:
     writer = Scripted(["3 <|im_end|>", *["7 <|im_end|>"] * 7], ["7 <|im_end|>"])
-    first, second, *_ = complete_prompts(writer, [example_of(3, 4)], trainer_of(1, 0), "0", own(house, "step"))
+    first, second, *_ = complete_prompts(
+        writer, [example_of(3, 4)], trainer_of(1, 0), "0", load_environment(house, "step")
+    )
     assert (first.sampled.given, second.sampled.given) == (1.25, 1.0)
     assert TOKENIZER.decode(first.row.ids) == (
         "3 <|im_end|> <|im_start|> user 7 <|im_end|> <|im_start|> assistant 7 <|im_end|>"
     )
     for name in ("knowing", "guessed"):
-        assert own(house, name).step(said("7"), "7") == ([], 1.0, True)
+        assert load_environment(house, name).step(make_turns("7"), "7") == ([], 1.0, True)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +242,7 @@ def test_a_function_of_the_operator_answers_and_its_rewards_are_added(house: Pat
 )  # fmt: skip
 def test_a_function_that_cannot_be_used_says_why(function: str, problem: str, house: Path) -> None:
     with pytest.raises(InvalidInput, match=rf"E-REWARD: The environment 'house' cannot be used.*{problem}"):
-        own(house, function).step(said("5"), "7")
+        load_environment(house, function).step(make_turns("5"), "7")
 
 
 def test_only_a_function_has_a_name_and_the_settings_have_its_place(house: Path) -> None:
@@ -239,7 +255,7 @@ def test_only_a_function_has_a_name_and_the_settings_have_its_place(house: Path)
     settings = load_settings(environments={"house": f"{house}:step"}, home=house.parent)
 
     def key(settings: Settings) -> list[str]:
-        return [one.digest() for one in dependencies(node, settings, "run") if one.name == "step"]
+        return [dependency.digest() for dependency in dependencies(node, settings, "run") if dependency.name == "step"]
 
     before = key(settings)
     house.write_text(f"{FUNCTIONS}# changed")
@@ -259,4 +275,4 @@ def test_a_template_that_cannot_continue_is_refused() -> None:
 
 def test_a_game_without_a_number_to_guess_is_said() -> None:
     with pytest.raises(InvalidInput, match="The game guessing hides a number, and the answer of a row is 'blue'"):
-        guessing(said("I guess 5"), "blue")
+        guessing(make_turns("I guess 5"), "blue")

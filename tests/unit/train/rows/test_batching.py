@@ -73,10 +73,10 @@ def test_no_micro_batch_is_larger_than_its_budget(widths: list[int], cut: Cut, s
 @given(WIDTHS, CUTS)
 @settings(max_examples=60, deadline=None)
 def test_the_plan_depends_on_seed_and_epoch_alone(widths: list[int], cut: Cut) -> None:
-    one, other = BatchPlan(widths, cut, SFT), BatchPlan(list(widths), replace(cut), SFT)
-    first = one.steps(0)
-    assert one.steps(1) == other.steps(1)
-    assert one.steps(0) == first == other.steps(0)
+    first_plan, other = BatchPlan(widths, cut, SFT), BatchPlan(list(widths), replace(cut), SFT)
+    first = first_plan.steps(0)
+    assert first_plan.steps(1) == other.steps(1)
+    assert first_plan.steps(0) == first == other.steps(0)
 
 
 def test_epochs_and_seeds_differ() -> None:
@@ -90,11 +90,11 @@ def test_epochs_and_seeds_differ() -> None:
 @settings(max_examples=60, deadline=None)
 def test_the_cursor_visits_every_micro_batch_of_every_epoch(widths: list[int], cut: Cut) -> None:
     plan = BatchPlan(widths, cut, SFT)
-    cursor, found = Cursor(), []
+    cursor, batches = Cursor(), []
     while cursor.epoch < 2:
-        found.append(plan.at(cursor)[cursor.micro])
+        batches.append(plan.at(cursor)[cursor.micro])
         cursor = plan.after(cursor)
-    assert found == [micro for epoch in (0, 1) for step in plan.steps(epoch) for micro in step]
+    assert batches == [micro for epoch in (0, 1) for step in plan.steps(epoch) for micro in step]
     assert cursor == Cursor(2, 0, 0)
 
 
@@ -169,7 +169,7 @@ CUTS_OF_STAGES = [(stage, mode) for stage in (Stage.SFT, Stage.DPO, Stage.REWARD
 def test_one_row_at_a_time_gives_the_gradient_of_all_at_once(stage: Stage, mode: str, tmp_path: Path) -> None:
     cuts = [{"batch_size": 8}, {"batch_size": 1, "gradient_accumulation": 8}]
     budgets = [8 * 128, 8]  # everything in one micro-batch, and one row in each
-    found = []
+    results = []
     for cut, budget in zip(cuts, budgets, strict=True):
         config = config_of(stage, engine={"batching": mode, "token_budget": budget}, **cut)
         spec, examples = STAGES[stage], examples_of(config, 8)
@@ -180,9 +180,9 @@ def test_one_row_at_a_time_gives_the_gradient_of_all_at_once(stage: Stage, mode:
         session = session_of(tmp_path, config, dropout=0.0)
         units = sum(map(spec.units, batches))
         losses = [accumulate(session, batch, normalizer=units) for batch in batches]
-        found.append((len(batches), units, sum(losses), gradients_of(session)))
-    (one, units, loss, gradients), (eight, same_units, other_loss, other_gradients) = found
-    assert (one, eight) == (1, 8)
+        results.append((len(batches), units, sum(losses), gradients_of(session)))
+    (single, units, loss, gradients), (eight, same_units, other_loss, other_gradients) = results
+    assert (single, eight) == (1, 8)
     assert units == same_units
     assert loss == pytest.approx(other_loss, abs=1e-6)
     for value, other in zip(gradients, other_gradients, strict=True):
@@ -208,10 +208,12 @@ def test_packed_rows_have_the_logprobs_of_rows_by_themselves(attention: str) -> 
 def test_no_packed_row_sees_another() -> None:
     model = model_of("causal")
     first, second = conversation_of(9, seed=1), conversation_of(14, seed=2)
-    others = [conversation_of(9, seed=seed) for seed in (3, 4)]
+    second_rows = [conversation_of(9, seed=seed) for seed in (3, 4)]
     with torch.no_grad():
-        found = [label_logprobs(model, pack([other, second], PAD)).logprobs_N[-7:] for other in (first, *others)]
-    assert all(torch.equal(found[0], values) for values in found[1:])
+        logprobs = [
+            label_logprobs(model, pack([other, second], PAD)).logprobs_N[-7:] for other in (first, *second_rows)
+        ]
+    assert all(torch.equal(logprobs[0], values) for values in logprobs[1:])
 
 
 def test_packed_rows_stay_apart_in_training_with_checkpointed_activations() -> None:
@@ -243,9 +245,9 @@ def test_a_model_that_mixes_packed_rows_gets_buckets_and_the_reason() -> None:
     cut = choose_cut(config, SFT, "cuda")
     assert sound_cut(cut, model_of("causal"), config) is cut
     model = mixing_model().train()
-    found = sound_cut(cut, model, config)
-    assert (found.mode, found.why) == ("buckets", "OPTForCausalLM does not keep packed rows apart")
-    assert found.budget == cut.budget
+    sound = sound_cut(cut, model, config)
+    assert (sound.mode, sound.why) == ("buckets", "OPTForCausalLM does not keep packed rows apart")
+    assert sound.budget == cut.budget
     assert model.training
     buckets = replace(cut, mode="buckets")
     assert sound_cut(buckets, model, config) is buckets
@@ -297,7 +299,7 @@ def test_in_order_gives_every_example_once_whatever_the_seed() -> None:
         Feed(examples, BatchPlan(widths, replace(choose_cut(config, SFT, "cpu"), seed=seed), SFT), SFT, PAD)
         for seed in (1, 2)
     ]
-    one, other = ([rows for rows, _ in feed.in_order(3)] for feed in feeds)
-    assert one == other
-    assert sorted(row for rows in one for row in rows) == list(range(7))
+    order, other = ([rows for rows, _ in feed.in_order(3)] for feed in feeds)
+    assert order == other
+    assert sorted(row for rows in order for row in rows) == list(range(7))
     assert [batch["input_ids"].shape[0] for _, batch in feeds[0].in_order(3)] == [3, 3, 1]

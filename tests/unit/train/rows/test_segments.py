@@ -97,11 +97,11 @@ def batch_in(stage: StageSettings, shared: bool, packed: bool, count: int = 6) -
 def loss_and_gradient(stage: StageSettings, batch: Batch, model: Any, head: Head = Head.FULL) -> tuple[float, Any]:
     config, spec, reference = config_of(stage), STAGES[stage.type], model_of("causal", seed=1)
     with torch.no_grad():
-        known = spec.score(reference, batch, head) if spec.needs_reference(config) else None
+        reference_scores = spec.score(reference, batch, head) if spec.needs_reference(config) else None
     model.zero_grad()
-    total, _ = spec.loss(batch, spec.score(model, batch, head), known, config)
+    total, _ = spec.loss(batch, spec.score(model, batch, head), reference_scores, config)
     total.backward()
-    return total.item(), torch.cat([given.grad.flatten() for given in model.parameters()])
+    return total.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("stage", LOSSES, ids=lambda stage: stage.loss.value)
@@ -111,9 +111,9 @@ def test_a_pair_has_the_loss_and_the_gradient_of_two_rows(stage: StageSettings, 
     model = model_of("causal")
     expected, gradient = loss_and_gradient(stage, apart, model)
     batch = batch_in(stage, shared, packed)
-    found, own = loss_and_gradient(stage, batch, model)
-    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    torch.testing.assert_close(own, gradient, atol=1e-5 * float(gradient.abs().max()), rtol=1e-4)
+    loss, model_gradient = loss_and_gradient(stage, batch, model)
+    assert loss == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    torch.testing.assert_close(model_gradient, gradient, atol=1e-5 * float(gradient.abs().max()), rtol=1e-4)
     spec = STAGES[stage.type]
     assert spec.units(batch) == spec.units(apart) == 6
     assert count_batch(batch, 6) == count_batch(apart, 6)
@@ -129,9 +129,9 @@ def test_kto_has_the_same_loss_with_its_mismatched_answers_behind_the_prompt(cou
     model = model_of("causal")
     expected, gradient = loss_and_gradient(stage, apart, model)
     batch = batch_in(stage, True, False, count)
-    found, own = loss_and_gradient(stage, batch, model)
-    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    torch.testing.assert_close(own, gradient, atol=1e-5 * float(gradient.abs().max()), rtol=1e-4)
+    loss, model_gradient = loss_and_gradient(stage, batch, model)
+    assert loss == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    torch.testing.assert_close(model_gradient, gradient, atol=1e-5 * float(gradient.abs().max()), rtol=1e-4)
     assert len(batch["input_ids"]) == min(count, 5)
     assert count_batch(batch, count) == count_batch(apart, count)
 
@@ -142,6 +142,6 @@ def test_recomputed_activations_and_a_chunked_head_change_nothing(stage: StageSe
     batch, model = batch_in(stage, True, False), model_of("causal").train()
     expected, gradient = loss_and_gradient(stage, batch, model)
     model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    found, own = loss_and_gradient(stage, batch, model, head)
-    assert found == pytest.approx(expected, rel=1e-6)
-    torch.testing.assert_close(own, gradient, atol=1e-6, rtol=1e-4)
+    loss, model_gradient = loss_and_gradient(stage, batch, model, head)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(model_gradient, gradient, atol=1e-6, rtol=1e-4)

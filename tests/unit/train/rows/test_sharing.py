@@ -33,9 +33,9 @@ def pair_of(prompt: int, answer: int, seed: int = 0) -> Encoded:
     return {name: torch.randint(4, 60, (size,), generator=generator).tolist() for name, size in sizes.items()}
 
 
-def decided(examples: list[Encoded], asked: Any = "auto", model: Any = None, **given: Any) -> Cut:
-    config = config_of(Stage.DPO.settings(shared_prompt=asked))
-    config = config.model_copy(update=given)
+def decided(examples: list[Encoded], shared_prompt: Any = "auto", model: Any = None, **fields: Any) -> Cut:
+    config = config_of(Stage.DPO.settings(shared_prompt=shared_prompt))
+    config = config.model_copy(update=fields)
     return share_prompts(choose_cut(config, DPO, "cpu"), config, DPO, model or model_of("causal"), examples)
 
 
@@ -128,8 +128,8 @@ def test_the_layout_of_the_first_start_is_kept(tmp_path: Path) -> None:
 
 def test_a_run_of_an_earlier_release_continues_without(tmp_path: Path) -> None:
     (tmp_path / DECISIONS_FILE).write_text('{"precision": "fp32", "why": "asked for"}')
-    found = keep_layout(tmp_path, Cut("padded", "", 4, 4, 64, 0, shared=True, shared_why="it pays"))
-    assert (found.shared, found.shared_why) == (False, "an earlier release started it without")
+    cut = keep_layout(tmp_path, Cut("padded", "", 4, 4, 64, 0, shared=True, shared_why="it pays"))
+    assert (cut.shared, cut.shared_why) == (False, "an earlier release started it without")
 
 
 def test_precision_and_layout_are_kept_together(tmp_path: Path) -> None:

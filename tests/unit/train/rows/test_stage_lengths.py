@@ -36,8 +36,8 @@ def test_long_rows_are_cut_by_default(stage: Stage) -> None:
 def test_long_rows_are_dropped_on_request(stage: Stage) -> None:
     config = settings(stage, max_length=LIMIT, engine={"too_long": "drop"})
     examples, ledger = STAGES[stage].encode(ROWS[stage], TOKENIZER, config)
-    kept, clean = STAGES[stage].encode(ROWS[stage][:4], TOKENIZER, config)
-    assert examples == kept
+    expected, clean = STAGES[stage].encode(ROWS[stage][:4], TOKENIZER, config)
+    assert examples == expected
     assert (ledger.trained, ledger.masked, ledger.truncated) == (clean.trained, clean.masked, 0)
     assert ledger.dropped == ledger.read - clean.read > 0
     assert dict(ledger.rows) == {"read": 5, "trained": 4, "truncated": 0, "dropped_too_long": 1}

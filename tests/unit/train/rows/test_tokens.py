@@ -147,7 +147,7 @@ def test_ledger_balances_for_any_conversations(conversations: list[list[tuple[st
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=4), st.integers(8, 90))
 def test_ledger_balances_for_any_pairs(pairs: list[tuple[str, str, str]], max_length: int) -> None:
-    rows = [PreferenceRow([user(asked)], [assistant(good)], [assistant(bad)]) for asked, good, bad in pairs]
+    rows = [PreferenceRow([user(question)], [assistant(good)], [assistant(bad)]) for question, good, bad in pairs]
     examples, ledger = encode_preference(rows, TOKENIZER, max_length)
     assert ledger.balanced
     assert ledger.trained == sum(len(example["chosen_ids"]) + len(example["rejected_ids"]) for example in examples)

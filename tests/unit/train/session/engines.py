@@ -36,8 +36,8 @@ def config_of(
 ) -> TrainerConfig:
     """Full training of a stage for six steps at 1e-3, resolved."""
     hyper = {"max_steps": 6, "learning_rate": 1e-3, "max_length": 128, **hyperparameters}
-    given = {"stage": stage, "method": "full", "hyperparameters": hyper, "engine": engine or {}}
-    return resolve_trainer(TrainerConfig.model_validate(given), "model")
+    fields = {"stage": stage, "method": "full", "hyperparameters": hyper, "engine": engine or {}}
+    return resolve_trainer(TrainerConfig.model_validate(fields), "model")
 
 
 def examples_of(config: TrainerConfig, count: int = 8) -> list[Encoded]:
@@ -75,11 +75,11 @@ def session_of(
 
 def frozen(model: Any) -> Any:
     """The model as it is now, as `Policy.reference` gives it."""
-    kept = copy.deepcopy(model).requires_grad_(False).eval()
+    frozen_model = copy.deepcopy(model).requires_grad_(False).eval()
 
     @contextmanager
     def opened() -> Iterator[Any]:
-        yield kept
+        yield frozen_model
 
     def reference() -> AbstractContextManager[Any]:
         return opened()
@@ -116,6 +116,6 @@ def gradients_of(session: Session) -> list[torch.Tensor]:
     return [value.grad.clone() for value in session.parameters if value.grad is not None]
 
 
-def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+def same(tensors: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     """The same tensors to the bit."""
-    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(tensors) == len(other) and all(torch.equal(a, b) for a, b in zip(tensors, other, strict=True))

@@ -58,22 +58,22 @@ def test_another_error_of_a_step_is_not_taken_for_a_refusal() -> None:
 
 
 def test_a_strict_session_gives_the_same_bits(tmp_path: Path) -> None:
-    found = []
+    results = []
     for strict in (True, False):
         session = session_of(tmp_path / str(strict))  # seeds the generators
         session.engine.strict = strict
         losses = [train_step(session, [batch_of()]) for _ in range(2)]
-        found.append((losses, weights_of(session)))
-    assert found[0][0] == found[1][0]
-    assert same(found[0][1], found[1][1])
+        results.append((losses, weights_of(session)))
+    assert results[0][0] == results[1][0]
+    assert same(results[0][1], results[1][1])
 
 
 def test_new_memory_is_not_filled_first_and_the_bits_are_the_same(tmp_path: Path) -> None:
     assert not deterministic.fill_uninitialized_memory
-    found = []
+    results = []
     for fills in (False, True):
         deterministic.fill_uninitialized_memory = fills
         session = session_of(tmp_path / str(fills))
         train_step(session, [batch_of()])
-        found.append(weights_of(session))
-    assert same(*found)
+        results.append(weights_of(session))
+    assert same(*results)

@@ -26,14 +26,14 @@ def noisy(folder: Path, alpha: float | None = ALPHA) -> Session:
     return session_of(folder, config_of(Stage.SFT.settings(neftune_alpha=alpha)), dropout=0.0)
 
 
-def embedded(**given: torch.Tensor) -> torch.Tensor:
+def embedded(**inputs: torch.Tensor) -> torch.Tensor:
     """The noise on the embeddings of a training pass: (B, T, D)."""
     model = model_of("causal")
     EmbeddingNoise(model, ALPHA)
     seen: list[torch.Tensor] = []
     model.get_input_embeddings().register_forward_hook(lambda _module, _args, output: seen.append(output))
-    model.train()(**given, use_cache=False)
-    return (seen[0] - model.get_input_embeddings().weight[given["input_ids"]]).detach()
+    model.train()(**inputs, use_cache=False)
+    return (seen[0] - model.get_input_embeddings().weight[inputs["input_ids"]]).detach()
 
 
 def test_padding_counts_for_nothing() -> None:
@@ -96,7 +96,7 @@ def test_a_restored_session_draws_the_same_noise(tmp_path: Path) -> None:
     again = noisy(tmp_path / "a")
     again.load("here")
     assert train_step(again, batches) == expected
-    assert all(torch.equal(one, other) for one, other in zip(weights_of(first), weights_of(again), strict=True))
+    assert all(torch.equal(weight, other) for weight, other in zip(weights_of(first), weights_of(again), strict=True))
 
 
 def test_without_it_no_random_number_is_drawn(tmp_path: Path) -> None:

@@ -25,15 +25,15 @@ def test_sessions_that_take_turns_end_in_the_bits_of_those_that_run_one_after_an
         session = noisy(tmp_path / str(seed), seed)
         losses = [train_step(session, [batch_of(), batch_of()]) for _ in range(STEPS)]
         alone.append((losses, weights_of(session)))
-    one = noisy(tmp_path / "one", 1)
-    first = train_step(one, [batch_of(), batch_of()])
+    noisy_session = noisy(tmp_path / "one", 1)
+    first = train_step(noisy_session, [batch_of(), batch_of()])
     other = noisy(tmp_path / "other", 2)  # building it draws its weights and seeds the process's generators
     together: list[list[list[float]]] = [[first], []]
     for turn in range(STEPS):
         together[1].append(train_step(other, [batch_of(), batch_of()]))
         if turn < STEPS - 1:
-            together[0].append(train_step(one, [batch_of(), batch_of()]))
-    for session, losses, expected in zip((one, other), together, alone, strict=True):
+            together[0].append(train_step(noisy_session, [batch_of(), batch_of()]))
+    for session, losses, expected in zip((noisy_session, other), together, alone, strict=True):
         assert losses == expected[0]
         assert same(weights_of(session), expected[1])
 
@@ -41,12 +41,12 @@ def test_sessions_that_take_turns_end_in_the_bits_of_those_that_run_one_after_an
 def test_what_else_draws_in_the_process_changes_nothing(tmp_path: Path) -> None:
     quiet, disturbed = noisy(tmp_path / "a", 1), noisy(tmp_path / "b", 1)
     expected = [train_step(quiet, [batch_of()]) for _ in range(STEPS)]
-    found = []
+    losses = []
     for _ in range(STEPS):
         torch.rand(100)
         disturbed.generate([[1, 2]], Sampling(max_new_tokens=2))
-        found.append(train_step(disturbed, [batch_of()]))
-    assert found == expected
+        losses.append(train_step(disturbed, [batch_of()]))
+    assert losses == expected
 
 
 def test_the_generators_of_the_process_are_left_alone(tmp_path: Path) -> None:

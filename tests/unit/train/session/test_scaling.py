@@ -27,8 +27,8 @@ OVERFLOW = 1e38
 """A factor for `backward` at which every gradient is infinite."""
 
 
-def half_session(folder: Path, **given: Any) -> Session:
-    config = config_of(warmup_ratio=0.0, schedule="cosine", **given)
+def half_session(folder: Path, **hyper: Any) -> Session:
+    config = config_of(warmup_ratio=0.0, schedule="cosine", **hyper)
     return session_of(folder, config, precision=Precision.FP16)
 
 
@@ -105,13 +105,13 @@ def test_saved_inside_an_accumulation_it_goes_on_to_the_same_bits(first: Any, tm
     train_step(session, [batch_of()])
     first(session)
     saved = session.save("between")
-    wanted, weights = finish(session), weights_of(session)
+    expected, weights = finish(session), weights_of(session)
 
     other = half_session(tmp_path)
     torch.manual_seed(77)
     assert other.load("between")["sha256"] == saved["sha256"]
     assert other.scaler.get_scale() == FIRST_SCALE / 2
-    assert json.dumps(finish(other)) == json.dumps(wanted)  # as text, because NaN is not itself
+    assert json.dumps(finish(other)) == json.dumps(expected)  # as text, because NaN is not itself
     assert same(weights_of(other), weights)
 
 

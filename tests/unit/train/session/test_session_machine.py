@@ -72,14 +72,14 @@ class Verbs(RuleBasedStateMachine):
 
     @rule()
     def backward(self) -> None:
-        wanted = self.pending or "forward-0"
+        forward_id = self.pending or "forward-0"
         expected = "E-STEP" if self.stale else None if self.pending else "E-STEP"
         if expected:
-            assert refusal(lambda: self.on("one", lambda session: session.backward(wanted))) == expected
+            assert refusal(lambda: self.on("one", lambda session: session.backward(forward_id))) == expected
             return
-        assert self.both(lambda session: session.backward(wanted)).accumulated == self.accumulated + 1
+        assert self.both(lambda session: session.backward(forward_id)).accumulated == self.accumulated + 1
         self.accumulated += 1
-        self.spent.append(wanted)
+        self.spent.append(forward_id)
         self.pending = None
 
     @precondition(lambda self: self.spent and not self.stale)
@@ -146,10 +146,10 @@ class Verbs(RuleBasedStateMachine):
             return
         assert (self.session.accumulated, self.session.stale) == (self.accumulated, self.stale)
         assert self.session.global_step == self.steps
-        for mine, theirs in zip(self.session.parameters, self.twin.parameters, strict=True):
-            assert torch.equal(mine, theirs)
-            assert (mine.grad is None) == (theirs.grad is None)
-            assert mine.grad is None or torch.equal(mine.grad, theirs.grad)
+        for parameter, twin_parameter in zip(self.session.parameters, self.twin.parameters, strict=True):
+            assert torch.equal(parameter, twin_parameter)
+            assert (parameter.grad is None) == (twin_parameter.grad is None)
+            assert parameter.grad is None or torch.equal(parameter.grad, twin_parameter.grad)
         assert torch.equal(self.random["one"], self.random["twin"])
 
     def teardown(self) -> None:

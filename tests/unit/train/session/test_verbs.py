@@ -48,15 +48,17 @@ def test_forward_gives_the_mean_over_its_units_and_backward_the_gradient_of_it(t
     expected = model(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"]
     ).loss  # transformers' own mean over the labelled tokens
-    wanted = torch.autograd.grad(expected, session.parameters)
+    expected_gradients = torch.autograd.grad(expected, session.parameters)
     forward = session.forward(batch)
     assert float(forward.loss) == pytest.approx(expected.item(), abs=1e-6)
     assert not forward.loss.requires_grad
     assert forward.units == int((batch["labels"][:, 1:] != IGNORED).sum())
     backward = session.backward(forward.forward_id)
-    for found, gradient in zip(gradients_of(session), wanted, strict=True):
-        torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-5)
-    norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in wanted])))
+    for actual, gradient in zip(gradients_of(session), expected_gradients, strict=True):
+        torch.testing.assert_close(actual, gradient, atol=1e-6, rtol=1e-5)
+    norm = float(
+        torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in expected_gradients]))
+    )
     assert backward.grad_norm == pytest.approx(norm, rel=1e-5)
     assert (backward.accumulated, backward.overflow) == (1, False)
 
@@ -116,10 +118,10 @@ def test_the_reference_draws_no_random_number_and_gets_no_gradient(tmp_path: Pat
     before = session.generators.states
     assert same(list(scores.values()), list(session.reference_scores(batch).values()))
     assert torch.equal(before.torch, session.generators.states.torch)
-    known = {f"reference/{name}": value for name, value in scores.items()}
+    reference = {f"reference/{name}": value for name, value in scores.items()}
     computed = session.forward(batch)
     session.generators.states = before
-    assert torch.equal(session.forward({**batch, **known}).loss, computed.loss)
+    assert torch.equal(session.forward({**batch, **reference}).loss, computed.loss)
 
 
 # Outputs
@@ -128,25 +130,25 @@ def test_the_reference_draws_no_random_number_and_gets_no_gradient(tmp_path: Pat
 def test_outputs_go_by_file_and_are_those_of_the_pass(session: Session) -> None:
     batch = batch_of()
     reply = session.forward(batch, outputs=("logits", "hidden_states"))
-    found = {name: load_file(entry["file"])[name] for name, entry in reply.outputs.items()}
+    outputs = {name: load_file(entry["file"])[name] for name, entry in reply.outputs.items()}
     for name, entry in reply.outputs.items():
-        assert entry["shape"] == list(found[name].shape)
+        assert entry["shape"] == list(outputs[name].shape)
         assert entry["sha256"] == file_sha256(Path(entry["file"]))
     B, T = batch["input_ids"].shape
-    assert found["hidden_states"].shape[:3] == (session.engine.model.config.num_hidden_layers + 1, B, T)
+    assert outputs["hidden_states"].shape[:3] == (session.engine.model.config.num_hidden_layers + 1, B, T)
     # With dropout, so this holds only if the second pass drew what the first one did.
-    loss = torch.nn.functional.cross_entropy(found["logits"][:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+    loss = torch.nn.functional.cross_entropy(outputs["logits"][:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
     assert float(reply.loss) == pytest.approx(float(loss), abs=1e-6)
 
 
 def test_asking_for_outputs_changes_nothing_else(tmp_path: Path) -> None:
-    batch, found = batch_of(), []
+    batch, results = batch_of(), []
     for outputs in ((), ("logits",)):
         session = session_of(tmp_path)
         reply = session.forward(batch, outputs=outputs, inline=True)
         session.backward(reply.forward_id)
-        found.append([reply.loss, *gradients_of(session), session.forward(batch).loss])
-    assert same(*found)
+        results.append([reply.loss, *gradients_of(session), session.forward(batch).loss])
+    assert same(*results)
     shape = [*batch["input_ids"].shape, session.engine.model.config.vocab_size]
     assert reply.outputs["logits"]["shape"] == shape
     assert len(reply.outputs["logits"]["values"]) == torch.Size(shape).numel()
@@ -167,14 +169,14 @@ def test_outputs_that_cannot_be_given_are_refused_before_anything_happens(sessio
 def test_without_labels_the_reply_has_the_logits_and_a_pending_graph_stays(tmp_path: Path) -> None:
     session, batch = session_of(tmp_path, dropout=0.0), batch_of()
     pending = session.forward(batch)
-    asked = {name: value for name, value in batch.items() if name != "labels"}
-    reply = session.forward(asked)
+    unlabelled = {name: value for name, value in batch.items() if name != "labels"}
+    reply = session.forward(unlabelled)
     assert (reply.forward_id, reply.units, reply.loss.isnan().item()) == ("", 0, True)
     logits = load_file(reply.outputs["logits"]["file"])["logits"]
     with torch.no_grad():
-        expected = session.engine.model(**asked).logits
+        expected = session.engine.model(**unlabelled).logits
     torch.testing.assert_close(logits, expected)
-    again = session.forward(asked, outputs=("hidden_states", "logits")).outputs
+    again = session.forward(unlabelled, outputs=("hidden_states", "logits")).outputs
     assert again.keys() == {"hidden_states", "logits"}
     assert again["logits"]["file"] != reply.outputs["logits"]["file"]
     with pytest.raises(Conflict, match="E-STEP"):
@@ -278,7 +280,7 @@ def test_a_plateau_is_fed_by_the_metric(tmp_path: Path) -> None:
 
 
 def test_a_repeated_number_returns_the_first_reply(tmp_path: Path) -> None:
-    batch, found = batch_of(), []
+    batch, results = batch_of(), []
     for times in (1, 2):
         session = session_of(tmp_path / str(times))
         for _ in range(times):
@@ -294,8 +296,8 @@ def test_a_repeated_number_returns_the_first_reply(tmp_path: Path) -> None:
         for _ in range(times):
             answers = session.generate([[5, 6]], Sampling(max_new_tokens=2), op_seq=5)
         assert (backward.accumulated, stepped.global_step, saved["name"], len(answers)) == (1, 1, "here", 1)
-        found.append([*weights_of(session), session.forward(batch).loss])
-    assert same(*found)
+        results.append([*weights_of(session), session.forward(batch).loss])
+    assert same(*results)
 
 
 def test_a_repeated_number_of_another_verb_is_refused(session: Session) -> None:
@@ -355,10 +357,10 @@ def test_a_look_is_at_the_averaged_weights_of_a_schedule_free_optimizer(tmp_path
     session = session_of(tmp_path, config)
     for _ in range(3):
         train_step(session, [batch_of()])
-    found = session.logprobs([[5, 6, 7, 8]])
+    logprobs = session.logprobs([[5, 6, 7, 8]])
     on_eval(session.engine.optimizer)
     averaged = token_logprobs(session.engine.model.eval(), TOKENIZER, [[5, 6, 7, 8]])
     on_train(session.engine.optimizer)
     trainable = token_logprobs(session.engine.model, TOKENIZER, [[5, 6, 7, 8]])
-    assert found == averaged
-    assert found != trainable
+    assert logprobs == averaged
+    assert logprobs != trainable

@@ -129,13 +129,13 @@ class Selector:
 
     chooser: Chooser
     shared: Selection
-    given: LayerInput | None = None
+    layer_input: LayerInput | None = None
 
     def take(self) -> LayerInput:
         """Return the input of the layer that computes now; good once."""
-        given, self.given = self.given, None
-        assert given is not None, "the layer's hook runs before its attention"
-        return given
+        layer_input, self.layer_input = self.layer_input, None
+        assert layer_input is not None, "the layer's hook runs before its attention"
+        return layer_input
 
 
 @dataclass
@@ -191,11 +191,11 @@ def attend(
     selector: Selector | None = getattr(module, SELECTOR, None)
     if selector is None:
         return call.run()
-    given = selector.take()
+    layer_input = selector.take()
     chooser, shared = selector.chooser, selector.shared
     if isinstance(chooser, HeadRouter):
-        return attend_heads(call, chooser, shared, given)
-    return attend_tokens(call, chooser, shared, given)
+        return attend_heads(call, chooser, shared, layer_input)
+    return attend_tokens(call, chooser, shared, layer_input)
 
 
 def additive_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -209,11 +209,11 @@ def additive_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Ten
 
 
 def attend_tokens(
-    call: Attention, indexer: LightningIndexer, shared: Selection, given: LayerInput
+    call: Attention, indexer: LightningIndexer, shared: Selection, layer_input: LayerInput
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend to the tokens that the indexer selects, or to all while it warms up."""
     positions_BT = query_positions(shared, call)
-    keys_BSI = cached_keys(call.module, indexer.keys(given.hidden_BTD, positions_BT), given.cache)
+    keys_BSI = cached_keys(call.module, indexer.keys(layer_input.hidden_BTD, positions_BT), layer_input.cache)
     if keys_BSI.shape[1] != call.key.shape[2]:
         raise InvalidInput(
             f"The cache has {call.key.shape[2]} keys of attention and {keys_BSI.shape[1]} of the indexer.",
@@ -224,8 +224,8 @@ def attend_tokens(
     if shared.phase is AttentionPhase.DENSE:
         return call.run()
     if shared.only_answers and not call.options.get("output_attentions"):
-        return answer_in_blocks(call, indexer, shared, Queries(given.hidden_BTD, positions_BT, keys_BSI)), None
-    scores_BTS = indexer(given.hidden_BTD, positions_BT, keys_BSI)
+        return answer_in_blocks(call, indexer, shared, Queries(layer_input.hidden_BTD, positions_BT, keys_BSI)), None
+    scores_BTS = indexer(layer_input.hidden_BTD, positions_BT, keys_BSI)
     visible_BTS = call.visible_BTS
     kept_BTS = shared.select(scores_BTS.detach(), visible_BTS, shared.num_tokens)
     allowed_BTS = visible_BTS if shared.phase is AttentionPhase.WARMUP else kept_BTS
@@ -254,7 +254,7 @@ class Queries:
     keys_BSI: torch.Tensor
 
 
-def answer_in_blocks(call: Attention, indexer: LightningIndexer, shared: Selection, asked: Queries) -> torch.Tensor:
+def answer_in_blocks(call: Attention, indexer: LightningIndexer, shared: Selection, queries: Queries) -> torch.Tensor:
     """Return the output of the selection (B, T, H, C), a block of queries at a time.
 
     The tokens of an answer read their selected tokens alone. The queries of a prompt mask the others: 64 of them take
@@ -262,19 +262,19 @@ def answer_in_blocks(call: Attention, indexer: LightningIndexer, shared: Selecti
     """
     kernel, num_queries = kernel_of(call.module, fused=shared.fused, **call.options), call.query.shape[2]
     if shared.gathers and pays(num_queries, call.key.shape[2], shared.num_tokens) and not call.is_biased:
-        return answer_by_gather(call, indexer, shared, asked, kernel)
-    visible_BTS, found = call.visible_BTS, []
+        return answer_by_gather(call, indexer, shared, queries, kernel)
+    visible_BTS, outputs = call.visible_BTS, []
     for start in range(0, num_queries, QUERIES_AT_ONCE):
         block = slice(start, start + QUERIES_AT_ONCE)
-        scores_BTS = indexer(asked.hidden_BTD[:, block], asked.positions_BT[:, block], asked.keys_BSI)
+        scores_BTS = indexer(queries.hidden_BTD[:, block], queries.positions_BT[:, block], queries.keys_BSI)
         kept_BTS = shared.select(scores_BTS, visible_BTS[:, block], shared.num_tokens)
         query_BHTC = call.query[:, :, block]
-        found.append(kernel(call.module, query_BHTC, call.key, call.value, kept_BTS[:, None], **call.options)[0])
-    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        outputs.append(kernel(call.module, query_BHTC, call.key, call.value, kept_BTS[:, None], **call.options)[0])
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def answer_by_gather(
-    call: Attention, indexer: LightningIndexer, shared: Selection, asked: Queries, kernel: Kernel
+    call: Attention, indexer: LightningIndexer, shared: Selection, queries: Queries, kernel: Kernel
 ) -> torch.Tensor:
     """Return the output of the selection for one query of each row, which reads its selected tokens alone (B, 1, H, C).
 
@@ -283,7 +283,7 @@ def answer_by_gather(
     if shared.fewest_seen is None:
         shared.fewest_seen = int(call.visible_BTS.sum(-1).min())
     visible_BTS = None if shared.fewest_seen == call.key.shape[2] else call.visible_BTS
-    scores_BTS = indexer(asked.hidden_BTD, asked.positions_BT, asked.keys_BSI)
+    scores_BTS = indexer(queries.hidden_BTD, queries.positions_BT, queries.keys_BSI)
     places_BTK, filled_BTK = shared.places(scores_BTS, visible_BTS)
     mask_BTK = None if shared.fewest_seen >= shared.num_tokens else filled_BTK
     states = call.query, call.key, call.value
@@ -296,13 +296,13 @@ def pays(num_queries: int, num_keys: int, k: int) -> bool:
 
 
 def attend_heads(
-    call: Attention, router: HeadRouter, shared: Selection, given: LayerInput
+    call: Attention, router: HeadRouter, shared: Selection, layer_input: LayerInput
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend with all heads and weight those that the router keeps."""
     output_BTHC, weights_BHTS = call.run()
     if shared.phase is AttentionPhase.DENSE:
         return output_BTHC, weights_BHTS
-    factors_BTH, kept_BTH, probs_BTH = router(given.hidden_BTD)
+    factors_BTH, kept_BTH, probs_BTH = router(layer_input.hidden_BTD)
     if shared.measures is not None:
         valid_BT = call.valid_BT
         tokens = valid_BT.float().sum()

@@ -22,8 +22,8 @@ class RoomyIndexedLayer(DynamicIndexedLayer):
     """`DynamicIndexedLayer` without copies. With gradients it concatenates: writing in place would change what a
     backward pass reads."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.rooms: dict[str, torch.Tensor] = {}
 
     def update(
@@ -46,33 +46,33 @@ class RoomyIndexedLayer(DynamicIndexedLayer):
             return super().update_indexer(indexer_key_states)
         if not self.is_indexer_initialized:
             self.lazy_initialization_indexer(indexer_key_states)
-        kept: Any = self.indexer_keys
-        self.indexer_keys = self._append("indexer_keys", kept, indexer_key_states, 1)
+        stored_keys: Any = self.indexer_keys
+        self.indexer_keys = self._append("indexer_keys", stored_keys, indexer_key_states, 1)
         return self.indexer_keys
 
     def reset(self) -> None:
         super().reset()
         self.rooms = {}
 
-    def _append(self, name: str, kept: torch.Tensor, added: torch.Tensor, dim: int) -> torch.Tensor:
+    def _append(self, name: str, stored: torch.Tensor, added: torch.Tensor, dim: int) -> torch.Tensor:
         """Return what is kept with what is added behind it, as a view of the room."""
-        before = kept.shape[dim] if kept.numel() else 0
+        before = stored.shape[dim] if stored.numel() else 0
         after = before + added.shape[dim]
         room = self.rooms.get(name)
-        if room is None or not fits(room, kept, after, dim):
+        if room is None or not fits(room, stored, after, dim):
             room = added.new_empty([*added.shape[:dim], after + max(LEAST_ROOM, after // 4), *added.shape[dim + 1 :]])
             if before:
-                room.narrow(dim, 0, before).copy_(kept)
+                room.narrow(dim, 0, before).copy_(stored)
             self.rooms[name] = room
         room.narrow(dim, before, after - before).copy_(added)
         return room.narrow(dim, 0, after)
 
 
-def fits(room: torch.Tensor, kept: torch.Tensor, length: int, dim: int) -> bool:
+def fits(room: torch.Tensor, stored: torch.Tensor, length: int, dim: int) -> bool:
     """Return whether a room has what is kept at its beginning and place for the rest. Rows that were selected, repeated
     or
     moved to another device are tensors of their own."""
-    own = kept.numel() == 0 or kept.data_ptr() == room.data_ptr()
-    alike = kept.numel() == 0 or (kept.dtype == room.dtype and kept.shape[0] == room.shape[0])
+    is_shared = stored.numel() == 0 or stored.data_ptr() == room.data_ptr()
+    alike = stored.numel() == 0 or (stored.dtype == room.dtype and stored.shape[0] == room.shape[0])
     writable = not room.is_inference() or torch.is_inference_mode_enabled()
-    return own and alike and writable and length <= room.shape[dim]
+    return is_shared and alike and writable and length <= room.shape[dim]

@@ -36,10 +36,10 @@ def selected_places(kept_BTS: torch.Tensor, k: int) -> tuple[torch.Tensor, torch
     """
     slots_BTS = kept_BTS.cumsum(-1) - 1
     columns_S = torch.arange(kept_BTS.shape[-1], device=kept_BTS.device)
-    places = torch.zeros(*kept_BTS.shape[:2], k + 1, dtype=torch.long, device=kept_BTS.device)
-    places.scatter_(-1, slots_BTS.masked_fill(~kept_BTS, k), columns_S.expand_as(kept_BTS))
+    columns_BTK = torch.zeros(*kept_BTS.shape[:2], k + 1, dtype=torch.long, device=kept_BTS.device)
+    columns_BTK.scatter_(-1, slots_BTS.masked_fill(~kept_BTS, k), columns_S.expand_as(kept_BTS))
     counts_BT1 = kept_BTS.sum(-1, keepdim=True).clamp(min=1)
-    places_BTK = places[..., :k].masked_fill(~kept_BTS.any(-1, keepdim=True), 0)
+    places_BTK = columns_BTK[..., :k].masked_fill(~kept_BTS.any(-1, keepdim=True), 0)
     return places_BTK, torch.arange(k, device=kept_BTS.device) < counts_BT1
 
 
@@ -49,7 +49,7 @@ def gather_tokens(states: Sequence[torch.Tensor], places_BTK: torch.Tensor) -> l
     One `index_select` over all rows of memory, which is a copy of whole vectors also where the states are a view into
     a larger room; indexing with several tensors takes up to ten times as long on a CPU.
     """
-    found: list[torch.Tensor] = []
+    gathered: list[torch.Tensor] = []
     strides: tuple[int, ...] = ()
     for states_BGSC in map(whole_vectors, states):
         rows, heads, length, size = states_BGSC.shape
@@ -60,8 +60,8 @@ def gather_tokens(states: Sequence[torch.Tensor], places_BTK: torch.Tensor) -> l
             at_M = (at_BTGK + list_offsets(heads, by_head, places_BTK)[:, None]).flatten()
         last = (rows - 1) * by_row + (heads - 1) * by_head + (length - 1) * by_token
         vectors_MC = states_BGSC.as_strided((last + 1, size), (size, 1))
-        found.append(vectors_MC.index_select(0, at_M).view(-1, heads, places_BTK.shape[-1], size))
-    return found
+        gathered.append(vectors_MC.index_select(0, at_M).view(-1, heads, places_BTK.shape[-1], size))
+    return gathered
 
 
 def whole_vectors(states_BGSC: torch.Tensor) -> torch.Tensor:
@@ -91,8 +91,8 @@ def attend_to_places(
     query_NH1C = query_BHTC.transpose(1, 2).flatten(0, 1)[:, :, None]
     mask_N11K = None if filled_BTK is None else filled_BTK.flatten(0, 1)[:, None, None]
     keys_NGKC, values_NGKC = gather_tokens([key_BGSC, value_BGSC], places_BTK)
-    chosen = attend_once if kernel is sdpa_attention_forward else kernel
-    output_N1HC, _ = chosen(module, query_NH1C, keys_NGKC, values_NGKC, mask_N11K, **options)
+    attend = attend_once if kernel is sdpa_attention_forward else kernel
+    output_N1HC, _ = attend(module, query_NH1C, keys_NGKC, values_NGKC, mask_N11K, **options)
     return output_N1HC.view(rows, queries, *output_N1HC.shape[2:])
 
 
@@ -104,10 +104,10 @@ def attend_once(
     on a CPU."""
     rows, heads, size = len(query_NH1C), key_NGKC.shape[1], value_NGKC.shape[-1]
     shared = query_NH1C.view(rows, heads, -1, query_NH1C.shape[-1])
-    found = functional.scaled_dot_product_attention(
+    output = functional.scaled_dot_product_attention(
         shared, key_NGKC, value_NGKC, attn_mask=mask, dropout_p=dropout, scale=scaling
     )
-    return found.reshape(rows, 1, -1, size), None
+    return output.reshape(rows, 1, -1, size), None
 
 
 def kernel_of(module: torch.nn.Module, *, fused: bool, **options: Any) -> Kernel:
@@ -129,8 +129,8 @@ def kernel_of(module: torch.nn.Module, *, fused: bool, **options: Any) -> Kernel
 
 def eager_of(module: torch.nn.Module) -> Kernel:
     """Return the eager attention of the file that a model's layer is defined in."""
-    found: Kernel = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
-    return found
+    eager_kernel: Kernel = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+    return eager_kernel
 
 
 def as_added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

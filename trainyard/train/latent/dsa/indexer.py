@@ -51,11 +51,11 @@ class LightningIndexer(torch.nn.Module):
 
     def keys(self, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor) -> torch.Tensor:
         """Return the key of each token, shared by all index heads: (B, T, I)."""
-        return self._rotate(self.k_norm(self.wk(self._own(hidden_BTD))), positions_BT)
+        return self._rotate(self.k_norm(self.wk(self._detach_input(hidden_BTD))), positions_BT)
 
     def forward(self, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor, keys_BSI: torch.Tensor) -> torch.Tensor:
         """Scores of all keys for each query, in float32: (B, T, S). Nothing is masked."""
-        hidden_BTD = self._own(hidden_BTD)
+        hidden_BTD = self._detach_input(hidden_BTD)
         heads, dim = self.shape.num_heads, self.shape.head_dim
         query_BTHI = self.wq_b(hidden_BTD).unflatten(-1, (heads, dim)).transpose(1, 2)
         query_BHTI = self._rotate(query_BTHI, positions_BT[:, None])
@@ -67,7 +67,7 @@ class LightningIndexer(torch.nn.Module):
             return weights_BTH @ each_BMS
         return torch.einsum("bth,bhts->bts", weights_BTH, each_BMS.unflatten(1, (heads, -1)))
 
-    def _own(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+    def _detach_input(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         return hidden_BTD.detach().to(self.wk.weight.dtype)
 
     def _rotate(self, values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -46,11 +46,11 @@ def find_layers(base: Any) -> list[AttentionLayer]:
     """
     names = {module: name for name, module in base.named_modules()}
     size = base.config.get_text_config().hidden_size
-    found: list[AttentionLayer] = []
+    attention_layers: list[AttentionLayer] = []
 
     def record(module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         if options.get("sliding_window") is None and not hasattr(module, "indexer"):
-            found.append(AttentionLayer(names[module], query.shape[1], size))
+            attention_layers.append(AttentionLayer(names[module], query.shape[1], size))
         return attend(module, query, key, value, mask, **options)
 
     before = use_kernel(base, f"{KERNEL}_probe", record)
@@ -59,14 +59,14 @@ def find_layers(base: Any) -> list[AttentionLayer]:
             base(input_ids=torch.zeros((1, 1), dtype=torch.long, device=base.device), use_cache=False)
     finally:
         base.set_attn_implementation(before)
-    if not found:
+    if not attention_layers:
         raise InvalidInput(
             f"{type(base).__name__} has no layer for sparse attention.",
             why="It needs full attention that goes through transformers' attention interface, without an indexer.",
             do="Use a base such as a Llama, a Qwen or a GPT-2.",
             code="E-MODEL-INVALID",
         )
-    return found
+    return attention_layers
 
 
 @dataclass
@@ -110,18 +110,18 @@ def use_kernel(base: Any, name: str, kernel: Callable[..., Any]) -> str:
     return before
 
 
-def remember_positions(decoder: torch.nn.Module, _args: tuple[Any, ...], given: JsonObject) -> None:
+def remember_positions(decoder: torch.nn.Module, _args: tuple[Any, ...], keywords: JsonObject) -> None:
     """Keep the positions that a model was given for all of its layers."""
     shared: Selection = getattr(decoder, SELECTION)
-    shared.positions_BT, shared.fewest_seen = given.get("position_ids"), None
+    shared.positions_BT, shared.fewest_seen = keywords.get("position_ids"), None
 
 
-def remember_input(module: torch.nn.Module, args: tuple[Any, ...], given: JsonObject) -> None:
+def remember_input(module: torch.nn.Module, args: tuple[Any, ...], keywords: JsonObject) -> None:
     """Keep what an attention layer is called with, and let its cache have room for index keys."""
-    hidden_BTD = args[0] if args else given["hidden_states"]
-    caches = [value for value in (*args, *given.values()) if isinstance(value, Cache)]
+    hidden_BTD = args[0] if args else keywords["hidden_states"]
+    caches = [value for value in (*args, *keywords.values()) if isinstance(value, Cache)]
     selector: Selector = getattr(module, SELECTOR)
-    selector.given = LayerInput(hidden_BTD, caches[0] if caches else None)
+    selector.layer_input = LayerInput(hidden_BTD, caches[0] if caches else None)
     if caches and isinstance(selector.chooser, LightningIndexer):
         number: Any = module.layer_idx
         make_room(caches[0], int(number))
@@ -131,6 +131,6 @@ def make_room(cache: Cache, layer: int) -> None:
     """Replace an empty layer of a cache by one that has room for index keys too."""
     while len(cache.layers) <= layer:
         cache.layers.append(DynamicLayer())
-    own = cache.layers[layer]
-    if type(own) is DynamicLayer and not own.is_initialized:
+    cache_layer = cache.layers[layer]
+    if type(cache_layer) is DynamicLayer and not cache_layer.is_initialized:
         cache.layers[layer] = RoomyIndexedLayer()

@@ -144,12 +144,12 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """`logprobs_N` of the labels, and of the selection its loss and shares per token, as means over the layers."""
-    own: SparseAttention = own_of(model)
+    attention: SparseAttention = own_of(model)
     warming_up = WARMING in batch and bool(batch[WARMING].any())
-    with own.shared.measured(AttentionPhase.WARMUP if warming_up else AttentionPhase.SPARSE) as measures:
+    with attention.shared.measured(AttentionPhase.WARMUP if warming_up else AttentionPhase.SPARSE) as measures:
         logprobs_N = label_logprobs(model, batch, head).logprobs_N
-    found = {"logprobs_N": logprobs_N.detach() if warming_up else logprobs_N}
-    return {**found, WARMING: torch.tensor(warming_up), **mean_measures(measures)}
+    scores = {"logprobs_N": logprobs_N.detach() if warming_up else logprobs_N}
+    return {**scores, WARMING: torch.tensor(warming_up), **mean_measures(measures)}
 
 
 def mean_measures(measures: Sequence[Measures]) -> Scores:
@@ -169,15 +169,15 @@ def join_losses(
     choice = settings_of(config).granularity
     selection = policy["loss"] * units
     warming_up = bool(policy[WARMING])
-    found = {
+    measured = {
         **metrics,
         "answer_loss": total.detach(),
         choice.loss_name: selection.detach(),
         "attended_share": policy["kept"].detach() * units,
     }
     if warming_up:
-        found["attention_recall"] = policy["recall"].detach() * units
-    return choice.loss_weight * selection + (0.0 if warming_up else total), found
+        measured["attention_recall"] = policy["recall"].detach() * units
+    return choice.loss_weight * selection + (0.0 if warming_up else total), measured
 
 
 DSA = LatentSpec(prepare, stage)

@@ -36,18 +36,18 @@ class Talk:
     """The thought's share, detached."""
 
 
-def talk(thinker: Thinker, labels_BT: torch.Tensor, positions: Positions, found: Thoughts, kind: Head) -> Talk:
+def talk(thinker: Thinker, labels_BT: torch.Tensor, positions: Positions, thoughts: Thoughts, kind: Head) -> Talk:
     """Score the labels with the base's hidden states and with the mixed ones."""
     repeats, target_BNA = thinker.settings.num_thoughts, positions.target_BNA
     rows_N, columns_N = (labels_BT[:, 1:] != IGNORED).nonzero(as_tuple=True)
     base_N = token_logprobs(
-        found.base_BTD[rows_N, columns_N], labels_BT[:, 1:][rows_N, columns_N], thinker.output, kind
+        thoughts.base_BTD[rows_N, columns_N], labels_BT[:, 1:][rows_N, columns_N], thinker.output, kind
     )
     base_BT = torch.zeros(labels_BT.shape, device=base_N.device).index_put((rows_N, columns_N + 1), base_N)
     target_QNA = target_BNA.repeat_interleave(repeats, 0)
     q_L, n_L, a_L = (target_QNA != IGNORED).nonzero(as_tuple=True)
     before_L = positions.at_BN[q_L // repeats, n_L] + a_L
-    base_LD, thought_LD = found.base_BTD[q_L // repeats, before_L], found.ahead_QNAD[q_L, n_L, a_L]
+    base_LD, thought_LD = thoughts.base_BTD[q_L // repeats, before_L], thoughts.ahead_QNAD[q_L, n_L, a_L]
     weight_L1 = thinker.head.weight(base_LD, thought_LD)
     mixed_LD = ((1 - weight_L1) * base_LD + weight_L1 * thought_LD).to(base_LD.dtype)
     mixed_L = token_logprobs(mixed_LD, target_QNA[q_L, n_L, a_L], thinker.output, kind)
@@ -59,13 +59,15 @@ def talk(thinker: Thinker, labels_BT: torch.Tensor, positions: Positions, found:
     )
 
 
-def gain_of(found: Talk, positions: Positions, repeats: int) -> torch.Tensor:
+def gain_of(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
     """Return how much likelier a thought made each token ahead, detached: (Q, N, A)."""
-    ahead = torch.arange(1, positions.target_BNA.shape[-1] + 1, device=found.base_BT.device)
-    at_BNA = (positions.at_BN[..., None] + ahead).clamp(max=found.base_BT.shape[1] - 1)
-    base_BNA = found.base_BT.detach().gather(1, at_BNA.flatten(1)).view_as(at_BNA)
+    ahead = torch.arange(1, positions.target_BNA.shape[-1] + 1, device=talk_scores.base_BT.device)
+    at_BNA = (positions.at_BN[..., None] + ahead).clamp(max=talk_scores.base_BT.shape[1] - 1)
+    base_BNA = talk_scores.base_BT.detach().gather(1, at_BNA.flatten(1)).view_as(at_BNA)
     has_BNA = positions.target_BNA != IGNORED
-    return (found.mixed_QNA.detach() - base_BNA.repeat_interleave(repeats, 0)) * has_BNA.repeat_interleave(repeats, 0)
+    return (talk_scores.mixed_QNA.detach() - base_BNA.repeat_interleave(repeats, 0)) * has_BNA.repeat_interleave(
+        repeats, 0
+    )
 
 
 def policy_loss(gain_QN: torch.Tensor, logprobs_QNJ: torch.Tensor, settings: ThoughtSettings) -> torch.Tensor:
@@ -81,14 +83,14 @@ def policy_loss(gain_QN: torch.Tensor, logprobs_QNJ: torch.Tensor, settings: Tho
     return -(reward_BPN * logprob_BPN).sum() / settings.num_thoughts
 
 
-def mixed_loss(found: Talk, positions: Positions, repeats: int) -> torch.Tensor:
+def mixed_loss(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
     """NLL with thoughts, summed over labels: each is the mean over the positions and thoughts that predict it."""
     has_BNA = positions.target_BNA != IGNORED
     ahead = torch.arange(1, has_BNA.shape[-1] + 1, device=has_BNA.device)
-    at_BM = (positions.at_BN[..., None] + ahead).clamp(max=found.base_BT.shape[1] - 1).flatten(1)
-    counts_BT = torch.zeros_like(found.base_BT).scatter_add(1, at_BM, has_BNA.flatten(1).float())
+    at_BM = (positions.at_BN[..., None] + ahead).clamp(max=talk_scores.base_BT.shape[1] - 1).flatten(1)
+    counts_BT = torch.zeros_like(talk_scores.base_BT).scatter_add(1, at_BM, has_BNA.flatten(1).float())
     share_BNA = has_BNA / (counts_BT.gather(1, at_BM).view(has_BNA.shape).clamp(min=1) * repeats)
-    return -(found.mixed_QNA * share_BNA.repeat_interleave(repeats, 0)).sum()
+    return -(talk_scores.mixed_QNA * share_BNA.repeat_interleave(repeats, 0)).sum()
 
 
 def quiet_scores(base: Any, head: ThoughtHead, batch: Batch, settings: ThoughtSettings, kind: Head) -> Batch:
@@ -101,14 +103,14 @@ def quiet_scores(base: Any, head: ThoughtHead, batch: Batch, settings: ThoughtSe
     positions = find_positions(batch["labels"], settings.num_ahead)
     thinker = Thinker(base, head, settings)
     thoughts = thinker.think(batch, positions)
-    found = talk(thinker, batch["labels"], positions, thoughts, kind)
-    gain_QNA = gain_of(found, positions, settings.num_thoughts)
+    talk_scores = talk(thinker, batch["labels"], positions, thoughts, kind)
+    gain_QNA = gain_of(talk_scores, positions, settings.num_thoughts)
     return {
-        "base": -found.base_BT.sum(),
-        "mixed": mixed_loss(found, positions, settings.num_thoughts),
+        "base": -talk_scores.base_BT.sum(),
+        "mixed": mixed_loss(talk_scores, positions, settings.num_thoughts),
         "policy": policy_loss(gain_QNA.sum(dim=-1), thoughts.logprobs_QNJ, settings),
         "gain": gain_QNA[..., 0].sum() / settings.num_thoughts,
-        "weight": found.weight_QNA[..., 0].sum() / settings.num_thoughts,
+        "weight": talk_scores.weight_QNA[..., 0].sum() / settings.num_thoughts,
     }
 
 

@@ -80,10 +80,10 @@ class QuietStar(LatentModule):
         added, mask_BT, embed = self.positions, reading.mask_BT, model.get_input_embeddings()
         require_room(model, int(mask_BT.sum(1).max()), added)
         fed_BD = self.head.start.to(base_BD.dtype).expand_as(base_BD)
-        for place in range(added):
+        for thought_index in range(added):
             mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], dim=1)
             thought_BD = rollout.run(model, fed_BD[:, None], mask_BT, reading.cache)[:, -1]
-            if place < self.settings.thought_tokens:
+            if thought_index < self.settings.thought_tokens:
                 fed_BD = embed(draw_tokens(rollout.logits_of(model, thought_BD)[:, None], 0)[:, 0])
             else:
                 fed_BD = self.head.end.to(base_BD.dtype).expand_as(base_BD)
@@ -115,9 +115,9 @@ def stage(base: StageSpec, _config: TrainerConfig) -> StageSpec:
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """Return the sums of `quiet_scores`."""
-    own: QuietStar = own_of(model)
-    require_room(model, batch["input_ids"].shape[1] - 1, own.settings.thought_tokens + 1 + own.settings.ahead)
-    return quiet_scores(rollout.base_of(model), own.head, batch, thought_settings(own.settings), head)
+    latent: QuietStar = own_of(model)
+    require_room(model, batch["input_ids"].shape[1] - 1, latent.settings.thought_tokens + 1 + latent.settings.ahead)
+    return quiet_scores(rollout.base_of(model), latent.head, batch, thought_settings(latent.settings), head)
 
 
 def require_masks(model: Any, head: ThoughtHead) -> None:
@@ -147,10 +147,8 @@ def require_room(model: Any, length: int, added: int) -> None:
         context = window - 1
     if context is not None and length + added > context:
         raise InvalidInput(
-            f"A thought after {length} tokens takes {added} positions, and the model has {context}"
-            f"{' in the window of its layers' if window is not None and context == window - 1 else ''}.",
-            do=f"Use rows and answers of {context - added} tokens at most (hyperparameters.max_length), or shorter "
-            "thoughts.",
+            f"A thought after {length} tokens takes {added} positions, and the model has {context}{' in the window of its layers' if window is not None and context == window - 1 else ''}.",
+            do=f"Use rows and answers of {context - added} tokens at most (hyperparameters.max_length), or shorter thoughts.",
             code="E-STEP",
         )
 
@@ -162,8 +160,8 @@ def loss(
     assert isinstance(config.stage, SftSettings), config.stage
     assert isinstance(config.stage.latent, QuietStarSettings), config.stage.latent
     names = {"base": "base_loss", "mixed": "thought_loss", "gain": "thought_gain", "weight": "thought_weight"}
-    found = {metric: policy[name].detach() for name, metric in names.items()}
-    return quiet_loss(policy, thought_settings(config.stage.latent)), found
+    metrics = {metric: policy[name].detach() for name, metric in names.items()}
+    return quiet_loss(policy, thought_settings(config.stage.latent)), metrics
 
 
 QUIET_STAR = LatentSpec(prepare, stage)

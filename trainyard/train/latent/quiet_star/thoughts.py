@@ -80,9 +80,9 @@ class ThoughtHead(torch.nn.Module):
 
     def weight(self, base_ND: torch.Tensor, thought_ND: torch.Tensor) -> torch.Tensor:
         """Share of the thought in the hidden state, any number: (..., 1)."""
-        given = torch.cat([base_ND, thought_ND], dim=-1).to(self.start_D.dtype)
-        found: torch.Tensor = self.mixing(given)
-        return found
+        states_ND = torch.cat([base_ND, thought_ND], dim=-1).to(self.start_D.dtype)
+        weight_ND: torch.Tensor = self.mixing(states_ND)
+        return weight_ND
 
     def mix(self, base_ND: torch.Tensor, thought_ND: torch.Tensor) -> torch.Tensor:
         """Return the hidden state that the next token is predicted from."""
@@ -180,10 +180,10 @@ class Thinker:
         )
 
     def _read(self, batch: Batch) -> tuple[torch.Tensor, DynamicCache]:
-        given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+        model_inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
         cache = DynamicCache()
-        found = self.base.base_model(**given, past_key_values=cache, use_cache=True)
-        return found.last_hidden_state, cache
+        output = self.base.base_model(**model_inputs, past_key_values=cache, use_cache=True)
+        return output.last_hidden_state, cache
 
     def _sample(self, hidden_QND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         settings, logits_QNV = self.settings, self.output(hidden_QND)
@@ -220,14 +220,14 @@ class Columns:
     def run(self, inputs_QND: torch.Tensor) -> torch.Tensor:
         """Append one column to every thought; returns its hidden states (Q, N, D)."""
         self.steps += 1
-        found: torch.Tensor = self.base.base_model(
+        hidden_QND: torch.Tensor = self.base.base_model(
             inputs_embeds=inputs_QND,
             attention_mask=kernel_mask(diagonal_mask(self.mask_QT, self.at_QN, self.steps), self.base),
             position_ids=self.first_QN + self.steps - 1,
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        return found
+        return hidden_QND
 
     def true_tokens(self, ahead: int) -> torch.Tensor:
         """Return the row's token that many positions later (the last one where the row ends): (Q, N)."""
