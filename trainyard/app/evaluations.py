@@ -138,40 +138,43 @@ class Evaluation(EvaluationVerdict):
     """Versions of the registry that are this adapter."""
 
 
-def list_evaluations(given: EvaluationsInput, context: Context) -> EvaluationList:
+def list_evaluations(request: EvaluationsInput, context: Context) -> EvaluationList:
     """A page of the evaluations of the newest runs, by their end. Raises what `select_artifacts` raises."""
-    found, cursor = select_artifacts(given, context, Port.REPORT)
-    found.sort(key=lambda one: one.ended, reverse=True)
-    return EvaluationList(evaluations=tuple(EvaluationVerdict(**verdict_words(one)) for one in found), next=cursor)
+    artifacts, cursor = select_artifacts(request, context, Port.REPORT)
+    artifacts.sort(key=lambda artifact: artifact.ended, reverse=True)
+    return EvaluationList(
+        evaluations=tuple(EvaluationVerdict(**verdict_words(artifact)) for artifact in artifacts), next=cursor
+    )
 
 
-def verdict_words(one: FoundArtifact) -> JsonObject:
+def verdict_words(artifact: FoundArtifact) -> JsonObject:
     """What a list shows, by the facts that travel with the report."""
-    facts = one.reference.facts if one.reference else {}
+    facts = artifact.reference.facts if artifact.reference else {}
     primary = str(facts.get("primary") or "")
     line = (facts.get("benchmarks") or {}).get(primary) or {}
     return {
-        "run_id": one.run.id, "run_name": one.run.name, "tenant": one.run.tenant, "node": one.node, "ended": one.ended,
-        "available": one.reference is not None, "better": facts.get("better"), "primary": primary,
+        "run_id": artifact.run.id, "run_name": artifact.run.name, "tenant": artifact.run.tenant,
+        "node": artifact.node, "ended": artifact.ended,
+        "available": artifact.reference is not None, "better": facts.get("better"), "primary": primary,
         "improvement": line.get("improvement"), "reasons": facts.get("reasons") or (),
         "cautions": facts.get("cautions") or (), "few_rows": facts.get("few_rows") or (),
         "adapter_sha256": str(facts.get("adapter_sha256") or ""),
     }  # fmt: skip
 
 
-def show_evaluation(given: EvaluationInput, context: Context) -> Evaluation:
+def show_evaluation(request: EvaluationInput, context: Context) -> Evaluation:
     """Raises what `find_artifact` raises, and `Corrupt` (`E-CORRUPT`) for a report that cannot be read."""
     store = finding.open_store(context)
-    one = find_artifact(find_run(given.run, context), given.node, Port.REPORT, store)
-    path = one.folder(store) / REPORT_JSON
+    artifact = find_artifact(find_run(request.run, context), request.node, Port.REPORT, store)
+    path = artifact.folder(store) / REPORT_JSON
     report = read_report(path)
-    kept = {
+    fields = {
         name: report.get(name)
         for name in ("base_model", "baseline", "live", "confidence", "resamples", "notes", "samples", "facts")
     }
     try:
         return Evaluation(
-            **verdict_words(one), **kept, gate=own_fields(EvaluationGate, report["gate"]),
+            **verdict_words(artifact), **fields, gate=own_fields(EvaluationGate, report["gate"]),
             benchmarks=tuple(own_fields(EvaluatedBenchmark, line) for line in report["benchmarks"]),
             training=report.get("training") or {},
             adapters=tuple(registered(str(report.get("adapter_sha256") or ""), context)),
@@ -180,9 +183,9 @@ def show_evaluation(given: EvaluationInput, context: Context) -> Evaluation:
         raise damaged(path, f"It is not a report of this version: {error}") from error
 
 
-def own_fields(model: type[Response], given: JsonMapping) -> Any:
+def own_fields(model: type[Response], values: JsonMapping) -> Any:
     """A response of the fields that it has; a report has more, such as the score of each row."""
-    return model.model_validate({name: value for name, value in given.items() if name in model.model_fields})
+    return model.model_validate({name: value for name, value in values.items() if name in model.model_fields})
 
 
 def read_report(path: Path) -> JsonObject:
@@ -201,4 +204,4 @@ def registered(sha256: str, context: Context) -> list[str]:
     if not sha256:
         return []
     versions = AdapterRegistry(context.settings.adapters).list(context.caller.tenant or None)
-    return [one.name for one in versions if one.sha256 == sha256]
+    return [version.name for version in versions if version.sha256 == sha256]

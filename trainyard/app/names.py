@@ -105,9 +105,9 @@ def require_single(rows: Sequence[JsonObject], word: str) -> JsonObject:
 
 def ambiguous(word: str, ids: Sequence[str], order: str = "") -> Conflict:
     """Return the error of a word that means several jobs."""
-    shown = ", ".join(ids[:SHOWN_AMBIGUOUS]) + (" …" if len(ids) > SHOWN_AMBIGUOUS else "")
+    text = ", ".join(ids[:SHOWN_AMBIGUOUS]) + (" …" if len(ids) > SHOWN_AMBIGUOUS else "")
     return Conflict(
-        f"{word!r} means several jobs: {shown}.",
+        f"{word!r} means several jobs: {text}.",
         why=f"It is the beginning of several ids, or a name that several runs were given{order}.",
         do="Give the id, or enough of its beginning.",
         code="E-JOB-NOT-FOUND",

@@ -98,10 +98,10 @@ class Guard:
             return Refusal(403, "E-REQUEST-REFUSED", "A page of another site may not load this.")
         has_body = headers.has("transfer-encoding") or headers.only("content-length") not in (None, "0")
         if scope["type"] == "http" and scope["method"] not in READING and has_body:
-            given = (headers.only("content-type") or "").partition(";")[0].strip().lower()
-            if given not in self.types:
-                wanted = " or ".join(self.types)
-                return Refusal(415, "E-REQUEST-REFUSED", f"Send JSON with the header Content-Type: {wanted}.")
+            content_type = (headers.only("content-type") or "").partition(";")[0].strip().lower()
+            if content_type not in self.types:
+                allowed_types = " or ".join(self.types)
+                return Refusal(415, "E-REQUEST-REFUSED", f"Send JSON with the header Content-Type: {allowed_types}.")
         return None
 
     def with_headers(self, send: Send, scope: Scope) -> Send:
@@ -110,10 +110,10 @@ class Guard:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = list(message.get("headers", ()))
-                names = {key.lower() for key, _ in given}
+                headers = list(message.get("headers", ()))
+                names = {key.lower() for key, _ in headers}
                 more = [row for row in rows if row[0] not in names]
-                message = {**message, "headers": [*given, *more]}
+                message = {**message, "headers": [*headers, *more]}
             await send(message)
 
         return sending
@@ -131,8 +131,8 @@ class Headers:
         return name.encode() in self.rows
 
     def only(self, name: str) -> str | None:
-        found = self.rows.get(name.encode())
-        return found.decode("latin-1") if found is not None else None
+        value = self.rows.get(name.encode())
+        return value.decode("latin-1") if value is not None else None
 
 
 def name_of(host: str) -> str:

@@ -49,10 +49,10 @@ class RowPage:
 
 def list_parts(folder: Path) -> dict[str, Path]:
     """Name -> file of the sets of rows in the folder of a port."""
-    found = {ROWS: folder / ROWS_FILE}
-    found |= {path.stem: path for path in sorted((folder / HELD_OUT_FOLDER).glob("*.arrow"))}
-    found[DROPPED] = folder / QUARANTINE_FILE
-    return {name: path for name, path in found.items() if path.is_file()}
+    parts = {ROWS: folder / ROWS_FILE}
+    parts |= {path.stem: path for path in sorted((folder / HELD_OUT_FOLDER).glob("*.arrow"))}
+    parts[DROPPED] = folder / QUARANTINE_FILE
+    return {name: path for name, path in parts.items() if path.is_file()}
 
 
 def count_rows(path: Path) -> int:
@@ -92,11 +92,11 @@ def cut_row(index: int, values: Values, text_chars: int) -> CutRow:
             cut.append(path)
             return value[:text_chars]
         if isinstance(value, dict):
-            return {key: shorten(one, f"{path}.{key}" if path else str(key)) for key, one in value.items()}
+            return {key: shorten(member, f"{path}.{key}" if path else str(key)) for key, member in value.items()}
         if isinstance(value, list):
             if len(value) > LONGEST_LIST:
                 cut.append(path)
-            return [shorten(one, f"{path}.{place}") for place, one in enumerate(value[:LONGEST_LIST])]
+            return [shorten(member, f"{path}.{position}") for position, member in enumerate(value[:LONGEST_LIST])]
         return value
 
     return CutRow(index, shorten(values, ""), cut)
@@ -107,7 +107,7 @@ def length_of(value: object) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(len(key) + length_of(one) for key, one in value.items())
+        return sum(len(key) + length_of(member) for key, member in value.items())
     return sum(map(length_of, value)) if isinstance(value, list) else 8
 
 
@@ -116,7 +116,7 @@ def contains(value: object, text: str) -> bool:
     if isinstance(value, str):
         return text in value.casefold()
     members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(contains(one, text) for one in members)
+    return any(contains(member, text) for member in members)
 
 
 def opened(path: Path) -> ipc.RecordBatchFileReader:
@@ -144,8 +144,8 @@ def read_arrow(path: Path, offset: int, most: int) -> Iterator[Values]:
         for batch in batches(reader, path):
             start = max(0, offset - before)
             before += batch.num_rows
-            for place in range(start, batch.num_rows, step):
-                yield from batch.slice(place, step).to_pylist()
+            for first in range(start, batch.num_rows, step):
+                yield from batch.slice(first, step).to_pylist()
 
 
 def read_lines(path: Path, offset: int) -> Iterator[Values]:

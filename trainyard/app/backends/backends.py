@@ -61,8 +61,8 @@ class BackendTable(Response):
     rows: tuple[BackendRow, ...]
 
 
-def show_backends(given: BackendsInput, context: Context) -> BackendTable:
-    return backend_table(context.settings, imports=given.imports)
+def show_backends(request: BackendsInput, context: Context) -> BackendTable:
+    return backend_table(context.settings, imports=request.imports)
 
 
 def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
@@ -72,22 +72,26 @@ def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
 
 
 def row(name: BackendName, settings: Settings, here: frozenset[Device], *, imports: bool) -> BackendRow:
-    said, found, devices = tested(name, settings, imports=imports), probe(name, settings), name.facts.devices
-    fits, why = bool(here & set(devices)), found.why
-    if found.available and not fits:
+    import_result, availability, devices = (
+        tested(name, settings, imports=imports),
+        probe(name, settings),
+        name.facts.devices,
+    )
+    fits, why = bool(here & set(devices)), availability.why
+    if availability.available and not fits:
         why = f"It computes on {' or '.join(devices)}, and this machine has {' and '.join(sorted(here))}."
     return BackendRow(
         name=name,
-        available=found.available,
-        version=found.version,
-        imports=said,
+        available=availability.available,
+        version=availability.version,
+        imports=import_result,
         devices=devices,
         fits=fits,
         why=why,
-        fix=found.fix,
+        fix=availability.fix,
         installable=name in environments.ENVIRONMENTS and not environments.is_named(name, settings),
         options=options_of(name),
-        installation=read_installation(name, settings, available=found.available),
+        installation=read_installation(name, settings, available=availability.available),
     )
 
 
@@ -115,17 +119,17 @@ def tested(name: BackendName, settings: Settings, *, imports: bool) -> str:
     return f"ok ({health.seconds:.1f} s)" if health.ok else "broken"
 
 
-def install_backends(given: InstallInput, context: Context) -> BackendTable:
+def install_backends(request: InstallInput, context: Context) -> BackendTable:
     """Make environments, one after another. Raises what the first that fails raises; those before it stay."""
-    for name in given.names or environments.ENVIRONMENTS:
-        if given.background:
+    for name in request.names or environments.ENVIRONMENTS:
+        if request.background:
             begin_installation(name, context.settings)
         else:
             installing.install(name, context.settings, context.say)
     return backend_table(context.settings, imports=False)
 
 
-def cancel_install(given: CancelInstallInput, context: Context) -> BackendTable:
+def cancel_install(request: CancelInstallInput, context: Context) -> BackendTable:
     """Stop an installation in the background. Raises `Conflict` (`E-INSTALL`) if none is running."""
-    cancel_installation(given.name, context.settings)
+    cancel_installation(request.name, context.settings)
     return backend_table(context.settings, imports=False)

@@ -35,22 +35,22 @@ class Exported(Response):
     lines: int
 
 
-def query_graph(given: QueryInput, context: Context) -> QueryRows:
-    with graph_in_turn(given.graph, context.settings) as graph:
-        return QueryRows(rows=tuple(graph.query(given.cypher, given.parameters)))
+def query_graph(request: QueryInput, context: Context) -> QueryRows:
+    with graph_in_turn(request.graph, context.settings) as graph:
+        return QueryRows(rows=tuple(graph.query(request.cypher, request.parameters)))
 
 
-def count_graph(given: GraphInput, context: Context) -> GraphCounts:
-    tenant = own_tenant(given.tenant, context)
-    if tenant is None or nothing_written(given.graph, context):
+def count_graph(request: GraphInput, context: Context) -> GraphCounts:
+    tenant = own_tenant(request.tenant, context)
+    if tenant is None or nothing_written(request.graph, context):
         return GraphCounts(**asdict(GraphStats()))
-    with graph_in_turn(given.graph, context.settings) as graph:
+    with graph_in_turn(request.graph, context.settings) as graph:
         return GraphCounts(**asdict(graph.stats(tenant or None)))
 
 
-def export_graph(given: ExportInput, context: Context) -> Exported:
-    with graph_in_turn(given.graph, context.settings) as graph:
-        return Exported(file=str(given.file), lines=graph.export(given.file.absolute(), given.tenant))
+def export_graph(request: ExportInput, context: Context) -> Exported:
+    with graph_in_turn(request.graph, context.settings) as graph:
+        return Exported(file=str(request.file), lines=graph.export(request.file.absolute(), request.tenant))
 
 
 def serve_graph(address: str, host: str, port: int, context: Context) -> str:

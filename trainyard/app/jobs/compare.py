@@ -27,17 +27,17 @@ Nodes = dict[str, Any]
 """Node id -> its complete settings."""
 
 
-def compare(given: requests.CompareInput, context: Context) -> Comparison:
+def compare(request: requests.CompareInput, context: Context) -> Comparison:
     """Compare jobs: two trainings that have ended in everything, any others in their settings.
 
     Raises what `compare_trainings` and `find_job` raise, and `InvalidInput` (`E-PARAMETER`) for jobs that are the same.
     """
-    words = given.job
-    named_trainer = any("/" in word for word in words)
+    jobs = request.job
+    named_trainer = any("/" in word for word in jobs)
     left_out, missing = "Metrics, benchmarks and answers are compared of two jobs.", None
-    if len(words) == PAIR:
+    if len(jobs) == PAIR:
         try:
-            return compare_trainings((words[0], words[1]), context, plot=given.plot)
+            return compare_trainings((jobs[0], jobs[1]), context, plot=request.plot)
         except NotFound as error:
             if named_trainer:
                 raise
@@ -50,25 +50,25 @@ def compare(given: requests.CompareInput, context: Context) -> Comparison:
             "A trainer is named, and more than two jobs.", do="Name two: JOB/TRAINER JOB/TRAINER.", code="E-PARAMETER"
         )
     try:
-        return compare_settings(words, context).model_copy(update={"left_out": left_out})
+        return compare_settings(jobs, context).model_copy(update={"left_out": left_out})
     except Unavailable:
         if missing is None:
             raise
         raise missing from None  # without a server, ended jobs are all there is
 
 
-def compare_settings(words: tuple[str, ...], context: Context) -> Comparison:
+def compare_settings(jobs: tuple[str, ...], context: Context) -> Comparison:
     """Compare all settings of jobs, whatever their states are."""
-    rows = [find_job(one, context).row for one in words]
+    rows = [find_job(job, context).row for job in jobs]
     ids = [row["id"] for row in rows]
     if len(set(ids)) != len(ids):
         raise InvalidInput(
-            f"{', '.join(words)} mean the same job.", do="Name jobs that are not the same.", code="E-PARAMETER"
+            f"{', '.join(jobs)} mean the same job.", do="Name jobs that are not the same.", code="E-PARAMETER"
         )
     nodes = [resolved_settings(row, context) for row in rows]
-    first, *others = nodes
-    names = sorted({name for other in others for name, _, _ in list_node_changes(first, other)})
-    settings = (DifferingSetting(name=name, values=tuple(read_change(one, name) for one in nodes)) for name in names)
+    first, *other_nodes = nodes
+    names = sorted({name for other in other_nodes for name, _, _ in list_node_changes(first, other)})
+    settings = (DifferingSetting(name=name, values=tuple(read_change(node, name) for node in nodes)) for name in names)
     return Comparison(jobs=tuple(ids), settings=tuple(settings))
 
 

@@ -40,7 +40,9 @@ def describe(work: TrainingLogs, curves: Path) -> JsonObject:
 
 def trainings_of(row: Row) -> list[TrainingLogs]:
     """The trainers of a row that has its files' part."""
-    return [TrainingLogs(one["node"], Path(one["folder"]), one["since"]) for one in row["trainings"]]
+    return [
+        TrainingLogs(training["node"], Path(training["folder"]), training["since"]) for training in row["trainings"]
+    ]
 
 
 def curves_folder(settings: Settings) -> Path:

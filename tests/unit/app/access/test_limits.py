@@ -53,7 +53,7 @@ def test_what_is_remembered_has_a_limit() -> None:
     for number in range(MAX_KNOWN + 50):
         buckets.take(f"c{number}")
         wrong.note(f"10.0.{number // 256}.{number % 256}")
-    assert len(buckets.known) == len(wrong.known) == MAX_KNOWN
+    assert len(buckets.buckets) == len(wrong.failures) == MAX_KNOWN
 
 
 def test_an_address_with_ten_wrong_credentials_waits_and_no_other_does() -> None:
