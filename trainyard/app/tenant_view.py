@@ -32,7 +32,7 @@ def reasons_for(caller: Caller, reasons: Sequence[Reason], settings: Settings) -
     """The reasons as a caller may read them."""
     if not is_stranger(caller):
         return list(reasons)
-    return [reason_without_places(one, settings) for one in reasons]
+    return [reason_without_places(reason, settings) for reason in reasons]
 
 
 def reason_without_places(reason: Reason, settings: Settings) -> Reason:
@@ -47,7 +47,7 @@ def error_for(caller: Caller, error: TrainyardError, settings: Settings) -> Trai
     if not is_stranger(caller):
         return error
     reasons = error.reasons if isinstance(error, Refused) else ()
-    if error.code == MISSING or (reasons and all(one.code in (OUTSIDE, MISSING) for one in reasons)):
+    if error.code == MISSING or (reasons and all(reason.code in (OUTSIDE, MISSING) for reason in reasons)):
         return NotFound(WHAT, do=DO, code=MISSING)
     if isinstance(error, Refused):
         return Refused(reasons_for(caller, reasons, settings), what=hide_places(error.what, settings))
@@ -57,15 +57,15 @@ def error_for(caller: Caller, error: TrainyardError, settings: Settings) -> Trai
 
 def hide_places(text: str, settings: Settings) -> str:
     """A text without the folders of this machine that the service knows."""
-    for place in places_of(settings):
-        text = text.replace(place, HIDDEN)
+    for folder in places_of(settings):
+        text = text.replace(folder, HIDDEN)
     return text
 
 
 def hide_places_in_json(body: bytes, settings: Settings) -> bytes:
     """A JSON text without the folders of this machine that the service knows."""
-    for place in names_of(own_folders(settings)):
-        body = body.replace(place.encode(), HIDDEN.encode())
+    for folder in names_of(own_folders(settings)):
+        body = body.replace(folder.encode(), HIDDEN.encode())
     return body
 
 

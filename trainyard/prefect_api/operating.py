@@ -280,9 +280,9 @@ def process_of(run: FlowRun) -> psutil.Process | None:
 
 def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
     """Record in the run's events that its trainers were preempted, and print it."""
-    said = []
+    messages = []
     for work in works:
         message = f"The training stopped at step {work.progress().step}; its checkpoint is kept."
         RunRecord(run_folder).emit(work.node, "stopped", message=message, reason="preempt")
-        said.append(f"{work.node}: {message}")
-    return "; ".join(said)
+        messages.append(f"{work.node}: {message}")
+    return "; ".join(messages)

@@ -76,7 +76,7 @@ class OpenRequests:
     open: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
-    def place(self, caller: str) -> Iterator[None]:
+    def reserve_slot(self, caller: str) -> Iterator[None]:
         """A place for one request until it is answered. Raises `TooMany` (`E-RATE`) if there is none."""
         if self.open[caller] >= self.most_of_one:
             raise TooMany(f"{self.most_of_one} requests and streams of {caller} are open.", OPEN_S)
@@ -118,7 +118,7 @@ HEAVY: dict[int, threading.BoundedSemaphore] = {}
 
 
 @contextmanager
-def heavy_place(most: int) -> Iterator[None]:
+def reserve_heavy_slot(most: int) -> Iterator[None]:
     """One of the places for heavy operations. Raises `TooMany` (`E-RATE`) if all are taken."""
     semaphore = HEAVY.setdefault(most, threading.BoundedSemaphore(most))
     if not semaphore.acquire(blocking=False):

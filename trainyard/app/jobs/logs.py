@@ -181,15 +181,15 @@ class LogReader:
     def __init__(self, source: LogSource, run_id: str, settings: Settings) -> None:
         self.source = source
         self.run_id, self.folder = run_id, settings.runs / run_id
-        self.num_read, self.known = 0, known_secrets(settings)
+        self.num_read, self.secret_values = 0, known_secrets(settings)
         self.tails: dict[str, LineTail] = {}
         self.steps: dict[str, StepLog] = {}
 
     def read(self) -> Iterator[LogLine]:
-        return redact_lines_of(self.new_lines(), self.known)
+        return redact_lines_of(self.new_lines(), self.secret_values)
 
     def rest(self) -> Iterator[LogLine]:
-        return redact_lines_of(self.last_lines(), self.known)
+        return redact_lines_of(self.last_lines(), self.secret_values)
 
     def new_lines(self) -> Iterator[LogLine]:
         """The run's new lines, then each trainer's: its output, which carries no time to sort it by, and its steps."""

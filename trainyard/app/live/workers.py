@@ -37,14 +37,14 @@ class WorkerWatch:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.lock = settings, Lock()
-        self.found, self.looked = WorkerState.UNKNOWN, float("-inf")
+        self.worker_state, self.looked = WorkerState.UNKNOWN, float("-inf")
         self.thread: Thread | None = None
 
     def state(self) -> WorkerState:
         """What was found last; waits a quarter of a second for a look where that is old."""
         if self.age() > FRESH_S:
             self.begin_look().join(WAIT_S)
-        return self.found if self.age() <= KNOWN_S else WorkerState.UNKNOWN
+        return self.worker_state if self.age() <= KNOWN_S else WorkerState.UNKNOWN
 
     def age(self) -> float:
         return time.monotonic() - self.looked
@@ -58,7 +58,7 @@ class WorkerWatch:
             return self.thread
 
     def look(self) -> None:
-        self.found = find_worker(self.settings)
+        self.worker_state = find_worker(self.settings)
         self.looked = time.monotonic()
 
 

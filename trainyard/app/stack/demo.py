@@ -172,7 +172,7 @@ def summarize(ended: RunResult, *, urls: DemoUrls, seconds: float) -> DemoResult
     report = read_json(nodes["evaluator"].outputs[Port.REPORT].path / "report.json")
     losses = {row["set"]: row for row in report["benchmarks"] if row["name"] == PRIMARY}
     quotes = next(row for row in report["benchmarks"] if row["name"] == QUOTES)
-    right = {name: round(quotes["rows"] * quotes[given]) for name, given in MODELS}
+    right = {name: round(quotes["rows"] * quotes[key]) for name, key in MODELS}
     validator = read_json(nodes["validator"].outputs[Port.SFT].path / "report.json")
     sample = report["samples"][0]  # the evaluator draws them from the primary set with the run's seed
     adapter = str(nodes["deployer"].facts["version"])
@@ -201,14 +201,14 @@ def set_result(row: JsonMapping) -> SetResult:
     return SetResult(
         name=row["set"],
         rows=row["rows"],
-        **{name: row[given] for name, given in MODELS},
+        **{name: row[key] for name, key in MODELS},
         base_minus_tuned=interval(row["improvement"]),
         control_minus_tuned=interval(row["vs_control"]),
     )
 
 
-def interval(given: Mapping[str, float]) -> Interval:
-    return Interval(**{name: given[name] for name in Interval.model_fields})
+def interval(values: Mapping[str, float]) -> Interval:
+    return Interval(**{name: values[name] for name in Interval.model_fields})
 
 
 def base_name(model_url: str) -> str:

@@ -68,19 +68,19 @@ class EnvOutput(Response):
     variables: dict[str, str]
 
 
-def up(given: UpInput, context: Context) -> UpOutput:
+def up(request: UpInput, context: Context) -> UpOutput:
     settings = context.settings
-    chosen = exposure_of(given)
+    exposure = exposure_of(request)
     with stack.exclusive(settings, context.say):
-        stack.choose_exposure(settings, chosen)
+        stack.choose_exposure(settings, exposure)
         stack.choose_working_folder(settings, context.say)
-        if chosen is not None and (certificate := require_safe(chosen, everybody=given.no_auth)):
+        if exposure is not None and (certificate := require_safe(exposure, everybody=request.no_auth)):
             warn_of_expiry(certificate, context.say)
-        attached = stack.attached(settings, auth=not given.no_auth)
+        attached = stack.attached(settings, auth=not request.no_auth)
         with models_served(settings, context.say) as serving:
-            url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
-            asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
-            service = start_api(settings, url, context.say, given.port)  # starts while the deployments are written
+            url = attached or stack.start_server(settings, context.say, auth=not request.no_auth).url
+            asks = not attached and stack.admits(settings, url, context.say, auth=not request.no_auth)
+            service = start_api(settings, url, context.say, request.port)  # starts while the deployments are written
             if not stack.bootstrapped(settings, url):
                 bootstrap(settings, url, context.say)
             worker = stack.running_for(settings, "worker", url) or begin_work(settings, url, context.say)
@@ -105,26 +105,26 @@ def up(given: UpInput, context: Context) -> UpOutput:
 
 def exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
     """The addresses beyond loopback of servers with these addresses on it."""
-    chosen = read_exposure(settings)
-    scheme = "https" if chosen is not None and chosen.tls_cert else "http"
-    hosts = addresses_of(chosen.host) if chosen is not None and chosen.beyond_loopback else ()
+    exposure = read_exposure(settings)
+    scheme = "https" if exposure is not None and exposure.tls_cert else "http"
+    hosts = addresses_of(exposure.host) if exposure is not None and exposure.beyond_loopback else ()
     return tuple(f"{scheme}://{in_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)
 
 
-def exposure_of(given: UpInput) -> Exposure | None:
+def exposure_of(request: UpInput) -> Exposure | None:
     """Where the servers listen besides loopback. Raises `InvalidInput` (`E-AUTH`, `E-PARAMETER`)."""
     only = ("host", "tls_cert", "tls_key", "behind_proxy", "allow_host")
-    if not given.expose:
-        if alone := sorted(given.model_fields_set.intersection(only)):
+    if not request.expose:
+        if alone := sorted(request.model_fields_set.intersection(only)):
             raise InvalidInput(
                 f"--{alone[0].replace('_', '-')} belongs to --expose.", do="Add --expose, or leave it out.",
                 code="E-PARAMETER",
             )  # fmt: skip
         return None
-    cert, key = (str(one.expanduser().absolute()) if one else "" for one in (given.tls_cert, given.tls_key))
-    chosen = Exposure(given.host or EVERY_ADDRESS[0], cert, key, given.behind_proxy or "", given.allow_host)
-    names_for(chosen, require_safe(chosen, everybody=given.no_auth))
-    return chosen
+    cert, key = (str(path.expanduser().absolute()) if path else "" for path in (request.tls_cert, request.tls_key))
+    exposure = Exposure(request.host or EVERY_ADDRESS[0], cert, key, request.behind_proxy or "", request.allow_host)
+    names_for(exposure, require_safe(exposure, everybody=request.no_auth))
+    return exposure
 
 
 def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Service:
@@ -227,11 +227,11 @@ class Migration(Response):
     """Files in an earlier form, which are read as they are and get the present one when they are written again."""
 
 
-def migrate(given: MigrateInput, context: Context) -> Migration:
+def migrate(request: MigrateInput, context: Context) -> Migration:
     """Rename the work folders of earlier versions. Raises `Conflict` (`E-DEVICE-BUSY`) while one is worked in."""
     settings = context.settings
-    found = list(work_folders_of_earlier_versions(settings.runs / "training", partial(complete_tenant, settings)))
-    for before, now in () if given.dry_run else found:
+    renames = list(work_folders_of_earlier_versions(settings.runs / "training", partial(complete_tenant, settings)))
+    for before, now in () if request.dry_run else renames:
         rename_work_folder(before, now, settings)
-    folders = tuple(MigratedFolder(before=str(before), now=str(now)) for before, now in found)
-    return Migration(dry_run=given.dry_run, folders=folders, earlier=tuple(earlier_files(settings.home)))
+    folders = tuple(MigratedFolder(before=str(before), now=str(now)) for before, now in renames)
+    return Migration(dry_run=request.dry_run, folders=folders, earlier=tuple(earlier_files(settings.home)))

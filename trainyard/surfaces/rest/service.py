@@ -45,11 +45,11 @@ class AtFirstRequest:
     """An ASGI application that calls `begin` at its first request for the API."""
 
     def __init__(self, app: ASGIApp, begin: Callable[[], None]) -> None:
-        self.app, self.begin, self.begun = app, begin, False
+        self.app, self.begin, self.has_begun = app, begin, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self.begun and scope["type"] == "http" and scope["path"].startswith(API):
-            self.begun = True
+        if not self.has_begun and scope["type"] == "http" and scope["path"].startswith(API):
+            self.has_begun = True
             self.begin()
         await self.app(scope, receive, send)
 
