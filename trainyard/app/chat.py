@@ -97,13 +97,13 @@ class Conversation:
         with self.client.stream("POST", "/v1/chat/completions", json=body, timeout=ANSWER_S) as answer:
             if not answer.is_success:
                 answer.read()
-                raise refused_question(server_message(answer))
+                raise refused_question_error(server_message(answer))
             for line in answer.iter_lines():
                 require_caller()
                 if (chunk := chunk_of(line)) is None:
                     continue
                 if "error" in chunk:
-                    raise refused_question(str(chunk["error"].get("message", chunk["error"])))
+                    raise refused_question_error(str(chunk["error"].get("message", chunk["error"])))
                 text += "".join(str(choice["delta"].get("content") or "") for choice in chunk["choices"])
                 on_text(text)
         self.messages = [*messages, {"role": "assistant", "content": text}]
@@ -119,7 +119,7 @@ def chunk_of(line: str) -> JsonObject | None:
     return chunk
 
 
-def refused_question(why: str) -> TrainyardError:
+def refused_question_error(why: str) -> TrainyardError:
     return TrainyardError(
         f"The model server refused the question: {why}",
         do=f"Ask something shorter, or start again with {RESET}.",
@@ -136,11 +136,11 @@ def chat(request: ChatInput, context: Context) -> ChatOutput:
             both = [Conversation(client, name, request) for name in (base, adapter.name)]
             turns = tuple(converse(both, questions, context))
     except httpx.HTTPError as error:
-        raise unreachable(error) from error
+        raise unreachable_error(error) from error
     return ChatOutput(base=base, adapter=adapter.name, turns=turns)
 
 
-def unreachable(error: httpx.HTTPError) -> Unavailable:
+def unreachable_error(error: httpx.HTTPError) -> Unavailable:
     return Unavailable(
         "The model server does not answer any more.",
         why=f"{type(error).__name__}: {error}",
@@ -205,7 +205,7 @@ def serving(adapter: NamedAdapter, context: Context) -> Iterator[tuple[str, str]
         yield url, base
         return
     source = base_of(adapter, context.settings)
-    with own_server(source, adapter, context) as server_url:
+    with run_own_server(source, adapter, context) as server_url:
         yield server_url, source.name
 
 
@@ -260,7 +260,7 @@ def base_of(adapter: NamedAdapter, settings: Settings) -> ModelSource:
 
 
 @contextmanager
-def own_server(base: ModelSource, adapter: NamedAdapter, context: Context) -> Iterator[str]:
+def run_own_server(base: ModelSource, adapter: NamedAdapter, context: Context) -> Iterator[str]:
     """Yield the address of a model server that ends with the block, and with this process."""
     settings = context.settings
     require_room([base], "float32", settings)
@@ -310,5 +310,5 @@ def ask(request: AskInput, context: Context) -> AskedAnswer:
                     conversation.messages.append({"role": "assistant", "content": getattr(turn, side)})
             turn_asked = ask_both(both, request.question, context)
     except httpx.HTTPError as error:
-        raise unreachable(error) from error
+        raise unreachable_error(error) from error
     return AskedAnswer(**turn_asked.model_dump(), base_model=base, adapter_version=adapter.name)

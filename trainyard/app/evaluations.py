@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from trainyard.app import run_folders as finding
 from trainyard.app.artifacts.artifacts import select_artifacts
-from trainyard.app.artifacts.contents import damaged
+from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.context import Context
 from trainyard.app.names import find_artifact, find_run
 from trainyard.app.responses import Response
@@ -143,11 +143,11 @@ def list_evaluations(request: EvaluationsInput, context: Context) -> EvaluationL
     artifacts, cursor = select_artifacts(request, context, Port.REPORT)
     artifacts.sort(key=lambda artifact: artifact.ended, reverse=True)
     return EvaluationList(
-        evaluations=tuple(EvaluationVerdict(**verdict_words(artifact)) for artifact in artifacts), next=cursor
+        evaluations=tuple(EvaluationVerdict(**verdict_fields(artifact)) for artifact in artifacts), next=cursor
     )
 
 
-def verdict_words(artifact: FoundArtifact) -> JsonObject:
+def verdict_fields(artifact: FoundArtifact) -> JsonObject:
     """What a list shows, by the facts that travel with the report."""
     facts = artifact.reference.facts if artifact.reference else {}
     primary = str(facts.get("primary") or "")
@@ -174,16 +174,16 @@ def show_evaluation(request: EvaluationInput, context: Context) -> Evaluation:
     }
     try:
         return Evaluation(
-            **verdict_words(artifact), **fields, gate=own_fields(EvaluationGate, report["gate"]),
-            benchmarks=tuple(own_fields(EvaluatedBenchmark, line) for line in report["benchmarks"]),
+            **verdict_fields(artifact), **fields, gate=validate_fields(EvaluationGate, report["gate"]),
+            benchmarks=tuple(validate_fields(EvaluatedBenchmark, line) for line in report["benchmarks"]),
             training=report.get("training") or {},
-            adapters=tuple(registered(str(report.get("adapter_sha256") or ""), context)),
+            adapters=tuple(list_registered_versions(str(report.get("adapter_sha256") or ""), context)),
         )  # fmt: skip
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"It is not a report of this version: {error}") from error
+        raise damaged_error(path, f"It is not a report of this version: {error}") from error
 
 
-def own_fields(model: type[Response], values: JsonMapping) -> Any:
+def validate_fields(model: type[Response], values: JsonMapping) -> Any:
     """A response of the fields that it has; a report has more, such as the score of each row."""
     return model.model_validate({name: value for name, value in values.items() if name in model.model_fields})
 
@@ -193,13 +193,13 @@ def read_report(path: Path) -> JsonObject:
     try:
         value = orjson.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_error(path, str(error)) from error
     if not isinstance(value, dict):
-        raise damaged(path, "It is not a JSON object.")
+        raise damaged_error(path, "It is not a JSON object.")
     return value
 
 
-def registered(sha256: str, context: Context) -> list[str]:
+def list_registered_versions(sha256: str, context: Context) -> list[str]:
     """The adapter versions with this digest that the caller may see."""
     if not sha256:
         return []

@@ -130,15 +130,17 @@ def read_certificate(path: Path, key: Path) -> Certificate:
         try:
             file.read_bytes()
         except OSError as error:
-            raise unusable(f"{file} cannot be read: {error.strerror}.", "Correct the path or its rights.") from error
+            raise exposure_error(
+                f"{file} cannot be read: {error.strerror}.", "Correct the path or its rights."
+            ) from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(path, key, password=refuse_password)
     except (ssl.SSLError, ValueError) as error:
         if "MISMATCH" in str(error):
-            raise unusable(f"{key} is not the key of {path}.", "Give the key that belongs to it.") from error
+            raise exposure_error(f"{key} is not the key of {path}.", "Give the key that belongs to it.") from error
         remedy = "Give PEM files: the certificate with those above it, and its key without a password."
-        raise unusable(f"{path} with {key} is not a valid certificate with its key.", remedy) from error
+        raise exposure_error(f"{path} with {key} is not a valid certificate with its key.", remedy) from error
     certificates = load("cryptography.x509:load_pem_x509_certificates")(path.read_bytes())
     return Certificate(str(path), str(key), names_of(certificates[0]), certificates[0].not_valid_after_utc.timestamp())
 
@@ -147,7 +149,7 @@ def refuse_password() -> bytes:
     raise ValueError("the key has a password")
 
 
-def unusable(problem: str, do: str) -> InvalidInput:
+def exposure_error(problem: str, do: str) -> InvalidInput:
     return InvalidInput(problem, do=do, code="E-PARAMETER")
 
 
@@ -163,7 +165,10 @@ def names_of(certificate: object) -> tuple[str, ...]:
     ]
     return (
         *names,
-        *(in_host(str(address)) for address in alternatives.get_values_for_type(load("cryptography.x509:IPAddress"))),
+        *(
+            format_host(str(address))
+            for address in alternatives.get_values_for_type(load("cryptography.x509:IPAddress"))
+        ),
     )
 
 
@@ -186,20 +191,20 @@ def addresses_of(host: str) -> tuple[str, ...]:
         try:
             addresses = [str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
         except OSError as error:
-            raise unusable(f"{host!r} is not an address of this machine: {error}.", "Correct --host.") from error
+            raise exposure_error(f"{host!r} is not an address of this machine: {error}.", "Correct --host.") from error
         addresses = [address for address in addresses if not is_loopback(address)]
     if not addresses and not is_loopback(host):
-        raise unusable(f"This machine has no address besides loopback for {host}.", "Correct --host.")
+        raise exposure_error(f"This machine has no address besides loopback for {host}.", "Correct --host.")
     return tuple(dict.fromkeys(addresses))
 
 
-def in_host(address: str) -> str:
+def format_host(address: str) -> str:
     """An address as the Host header has it."""
     return f"[{address}]" if ":" in address else address
 
 
-def names_for(exposure: Exposure, certificate: Certificate | None) -> tuple[str, ...]:
+def list_host_names(exposure: Exposure, certificate: Certificate | None) -> tuple[str, ...]:
     """What clients may call this server in the Host header, besides loopback. An address cannot be rebound by DNS."""
     addresses = addresses_of(exposure.host) if exposure.beyond_loopback else ()
-    host_names = () if is_loopback(exposure.host) or exposure.host in EVERY_ADDRESS else (in_host(exposure.host),)
-    return (*map(in_host, addresses), *host_names, *(certificate.names if certificate else ()), *exposure.names)
+    host_names = () if is_loopback(exposure.host) or exposure.host in EVERY_ADDRESS else (format_host(exposure.host),)
+    return (*map(format_host, addresses), *host_names, *(certificate.names if certificate else ()), *exposure.names)

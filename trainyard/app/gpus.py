@@ -78,13 +78,13 @@ def list_gpus(reading: MonitorReading, context: Context) -> GpuList:
         gpus=tuple(use_of(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in reading.gpus),
         driver_version=reading.driver_version,
         cuda_version=reading.cuda_version,
-        alerts=tuple(full_memory(reading, context.settings.gpu_memory_alert_percent)),
+        alerts=tuple(describe_full_gpus(reading, context.settings.gpu_memory_alert_percent)),
         devices=tuple(read_devices(context.settings, context.caller.tenant)),
         machine=read_load(owners),
     )
 
 
-def full_memory(reading: MonitorReading, percent: int) -> Iterator[str]:
+def describe_full_gpus(reading: MonitorReading, percent: int) -> Iterator[str]:
     """A sentence for each GPU that uses at least so many percent of its memory; 0: none."""
     for gpu in reading.gpus if percent else ():
         if 100 * gpu.memory_used_mb >= percent * max(1, gpu.memory_total_mb):
@@ -95,10 +95,10 @@ def use_of(gpu: GpuReading, owners: dict[int, str], *, only_jobs: bool) -> GpuUs
     clocks: Clocks = gpu.clocks
     read: dict[str, object] = {name: getattr(gpu, name) for name in GpuUse.model_fields if hasattr(gpu, name)}
     read |= {"clock_graphics_mhz": clocks.graphics_mhz, "clock_memory_mhz": clocks.memory_mhz}
-    return GpuUse(**read | {"processes": tuple(by_job(gpu.processes, owners, only_jobs=only_jobs))})
+    return GpuUse(**read | {"processes": tuple(group_by_job(gpu.processes, owners, only_jobs=only_jobs))})
 
 
-def by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *, only_jobs: bool) -> Iterator[GpuJob]:
+def group_by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *, only_jobs: bool) -> Iterator[GpuJob]:
     """The processes of a GPU by their jobs, the others last."""
     jobs: dict[str | None, list[ProcessMemory]] = {}
     for process in processes:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainyard.app.artifacts.contents import damaged
+from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.app.run_folders import own_tenant
+from trainyard.app.run_folders import resolve_tenant
 from trainyard.errors import NotFound
 from trainyard.night.phases import BEGUN_FILE
 from trainyard.night.report import REPORT_FILE, NightReport, next_steps, read_report
@@ -56,7 +56,7 @@ class NightDetail(NightLine):
 
 def list_night_reports(request: NightsInput, context: Context) -> NightList:
     """The newest nights, of the caller's tenant or of all."""
-    tenant = own_tenant(request.tenant, context)
+    tenant = resolve_tenant(request.tenant, context)
     if tenant is None:
         return NightList(nights=())
     folders = sorted(night_folders(tenant, context), key=lambda path: (path.name, tenant_of(path)), reverse=True)
@@ -78,7 +78,7 @@ def tenant_of(folder: Path) -> str:
 
 def show_night(request: NightNameInput, context: Context) -> NightDetail:
     """One night. Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-NAME`), `Corrupt` (`E-CORRUPT`)."""
-    tenant, night = own_tenant(request.tenant, context), checked_name(request.night, "night")
+    tenant, night = resolve_tenant(request.tenant, context), checked_name(request.night, "night")
     if tenant is not None:
         tenant = checked_name(tenant or context.settings.tenant, "tenant")
         folder = tenant_root(context.settings, tenant) / "nights" / night
@@ -88,7 +88,7 @@ def show_night(request: NightNameInput, context: Context) -> NightDetail:
         )
     detail = read_line(folder)
     if detail.state == UNREADABLE:
-        raise damaged(folder / REPORT_FILE, detail.headline)
+        raise damaged_error(folder / REPORT_FILE, detail.headline)
     return detail
 
 

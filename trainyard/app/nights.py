@@ -121,35 +121,35 @@ def config_of(config: Path | None, preset: str | None, context: Context) -> Nigh
     return read_night({"tenant": settings.tenant, **value.get("config", value)})
 
 
-def at_home(settings: Settings) -> Settings:
+def add_checkout_root(settings: Settings) -> Settings:
     """The same settings, with the checkout as a data root: the shipped sample streams lie there."""
     return settings.model_copy(update={"data_roots": (*settings.data_roots, checkout())})
 
 
-def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
+def list_night_refusals(config: NightConfig, settings: Settings) -> list[Reason]:
     """The reasons why this machine cannot carry out a training of the night, from the function that a run asks."""
     specs = [resolve_chain(night_chain(config, method), settings) for method in config.methods]
     return locate_reasons(reason for spec in specs for reason in list_refusals(spec, settings))
 
 
-def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:
+def describe_night_refusals(config: NightConfig, settings: Settings) -> Callable[[], str]:
     """The same as the note of a night whose markers wait, looked up when the documents are read."""
-    return lambda: "; ".join(reason.line() for reason in unfit_here(config, settings))
+    return lambda: "; ".join(reason.line() for reason in list_night_refusals(config, settings))
 
 
 def run_once(request: requests.RunNightInput, context: Context) -> NightReport:
     """A night; where this machine cannot train with its settings, the markers wait and the report says why."""
-    settings = at_home(context.settings)
+    settings = add_checkout_root(context.settings)
     config = config_of(request.config, request.preset, context)
-    world = make_night_deps(config, settings, say=context.say, unfit=unfit_words(config, settings))
+    world = make_night_deps(config, settings, say=context.say, unfit=describe_night_refusals(config, settings))
     run = request.run or config.window.date_of(world.clock.now())
     with kept_service():
-        report = run_night(config, world, again_name(world, run) if request.again else run)
+        report = run_night(config, world, choose_new_name(world, run) if request.again else run)
     context.say(report.headline)
     return report
 
 
-def again_name(world: NightDeps, run: str) -> str:
+def choose_new_name(world: NightDeps, run: str) -> str:
     """The first of NAME, NAME-2, NAME-3, … that is not done; a night that was killed keeps its name."""
     names = chain([run], (f"{run}-{number}" for number in count(2)))
     return next(name for name in names if not is_done(night_folder(world, name), world.files))
@@ -167,9 +167,9 @@ def simulate_nights(request: requests.SimulateInput, context: Context) -> Simula
 
 def run_worker(request: requests.WorkerInput, context: Context) -> Worked:
     """Raises `Refused` where this machine cannot train with the night's settings: a worker does nothing else."""
-    settings = at_home(context.settings)
+    settings = add_checkout_root(context.settings)
     config = for_worker(config_of(request.config, request.preset, context), settings)
-    if reasons := unfit_here(config, settings):
+    if reasons := list_night_refusals(config, settings):
         raise Refused(reasons, "This machine cannot train for this night.")
     world = make_night_deps(config, settings, say=context.say)
     return Worked(trainings=tuple(work(config, world, on=lambda: not request.once)))
@@ -183,13 +183,13 @@ def show_nights(request: requests.NightInput, context: Context) -> NightStatus:
     lines = tuple(
         report.headline if report else f"Night {name} was begun and has no report." for name, report in reports
     )
-    states = {**LocalMarkers(root / "markers").states(), **published_states(config, context.settings)}
+    states = {**LocalMarkers(root / "markers").states(), **read_published_states(config, context.settings)}
     return NightStatus(
         tenant=config.tenant, nights=lines, markers={name: state.value for name, state in states.items()}
     )
 
 
-def published_states(config: NightConfig, settings: Settings) -> dict[str, MarkerState]:
+def read_published_states(config: NightConfig, settings: Settings) -> dict[str, MarkerState]:
     """The markers in the object store, which every machine sees; empty without one. Raises `Unavailable`."""
     if not settings.weights_store:
         return {}

@@ -95,7 +95,7 @@ class FoundArtifact:
         """Where its files are, inside the store of this home whatever its reference says."""
         reference, root = self.reference, store.folder(self.key)
         if reference is None:
-            raise gone(self)
+            raise missing_result_error(self)
         return root if reference.path.name == self.key else resolve_inside(reference.path.name, (root,), field="port")
 
 
@@ -119,7 +119,7 @@ def run_folders(context: Context) -> list[RunFolder]:
     return sorted(found_runs, key=lambda run: (run.began, run.id), reverse=True)
 
 
-def own_tenant(tenant: str | None, context: Context) -> str | None:
+def resolve_tenant(tenant: str | None, context: Context) -> str | None:
     """Whose records a caller asks for: "" for all, None if they are another tenant's, which are not there."""
     caller_tenant = context.caller.tenant
     return None if caller_tenant and tenant not in (None, caller_tenant) else caller_tenant or tenant or ""
@@ -165,7 +165,7 @@ def read_output(store: ArtifactStore, key: str) -> NodeOutput | None:
         raise unreadable_result(key, str(error)) from error
 
 
-def gone(artifact: FoundArtifact) -> NotFound | Corrupt:
+def missing_result_error(artifact: FoundArtifact) -> NotFound | Corrupt:
     """The error for a result whose files are not there."""
     if artifact.problem:
         return unreadable_result(artifact.key, artifact.problem)

@@ -66,7 +66,7 @@ def find_secrets(text: str) -> list[tuple[int, int]]:
     if detectors.may_have_key(text):
         spans += detectors.find_keys(text)
     spans += detectors.find_private_keys(text)
-    return merge_places(spans)
+    return merge_spans(spans)
 
 
 def redact_text(text: str) -> str:
@@ -92,7 +92,7 @@ def known_secrets(settings: Settings) -> tuple[str, ...]:
     return tuple(sorted(secret_values))
 
 
-def text_before(path: Path, offset: int) -> str:
+def read_text_before(path: Path, offset: int) -> str:
     """What is before a place of a log, if a private key may begin there; else nothing."""
     if not offset:
         return ""
@@ -118,12 +118,12 @@ def redact_lines(lines: Sequence[str], secret_values: Collection[str] = (), befo
         spans += find_secrets(text)
     else:
         starts = [0, *accumulate(len(line) + 1 for line in lines)]
-        for number in dict.fromkeys(bisect_right(starts, position) - 1 for position in suspicious_places(text)):
+        for number in dict.fromkeys(bisect_right(starts, position) - 1 for position in find_suspicious_positions(text)):
             spans += [(starts[number] + start, starts[number] + end) for start, end in find_secrets(lines[number])]
-    return cut_out(lines, merge_places(spans)) if spans else list(lines)
+    return cut_spans(lines, merge_spans(spans)) if spans else list(lines)
 
 
-def suspicious_places(text: str) -> Iterator[int]:
+def find_suspicious_positions(text: str) -> Iterator[int]:
     """Where a key, a token or a login may be: a sixth of the time of looking at every line, and none is missed."""
     from trainyard.data.quality.detectors import LEAST_CHANGES, PREFIXES, changes  # its patterns take time
 
@@ -134,7 +134,7 @@ def suspicious_places(text: str) -> Iterator[int]:
     yield from (match.start() for match in re.finditer("://", text))
 
 
-def cut_out(lines: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[str]:
+def cut_spans(lines: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[str]:
     """Lines without what is at some places of the text that they make; a place may reach over several lines."""
     redacted_lines, start, first = [], 0, 0
     for line in lines:
@@ -149,7 +149,7 @@ def cut_out(lines: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[str]
     return redacted_lines
 
 
-def merge_places(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Places in order and apart from each other."""
     apart: list[tuple[int, int]] = []
     for start, end in sorted(spans):

@@ -177,7 +177,7 @@ def asks_for_auth(api_url: str) -> bool:
     try:
         return get(f"{api_url}/version", 30).status_code == httpx.codes.UNAUTHORIZED
     except httpx.HTTPError as error:
-        raise unreachable(api_url) from error
+        raise unreachable_error(api_url) from error
 
 
 def is_own(settings: Settings, api_url: str) -> bool:
@@ -193,7 +193,7 @@ def external_api_url(settings: Settings) -> str | None:
     return None if not url or exported or is_own(settings, url) else url
 
 
-def attached(settings: Settings, *, auth: bool) -> str | None:
+def find_attached_server(settings: Settings, *, auth: bool) -> str | None:
     """Return the external server that `up` uses; None for one of its own. Raises `Unavailable` if it does not answer.
 
     Raises `InvalidInput` (`E-AUTH`) for `--no-auth`, which belongs to the `up` that starts that server.
@@ -209,11 +209,11 @@ def attached(settings: Settings, *, auth: bool) -> str | None:
             code="E-AUTH",
         )
     if not services.is_healthy(url, timeout_s=10):
-        raise unreachable(url)
+        raise unreachable_error(url)
     return url
 
 
-def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
+def check_login(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
     """Return whether this home's server asks for credentials. It must accept this home's, and match a new server.
 
     Raises `Unavailable` (`E-AUTH`, `E-SERVER-UNREACHABLE`) or `Conflict` (`E-SERVER-RUNS`).
@@ -221,7 +221,7 @@ def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
     asks = asks_for_auth(url)
     refuse_other_access(settings, asks=asks, auth=auth)
     if asks and status_of(settings, url, "version") == httpx.codes.UNAUTHORIZED:
-        raise locked_out(settings, url)
+        raise locked_out_error(settings, url)
     if not asks:
         why = (
             "as it was started; `trainyard down`, then `trainyard up` turns authentication on" if auth else "--no-auth"
@@ -236,7 +236,7 @@ def api_url(settings: Settings) -> str | None:
     return external_api_url(settings) or (server.url if server else None)
 
 
-def needs_api_url(settings: Settings) -> str:
+def require_api_url(settings: Settings) -> str:
     """Like `api_url`, but the server has to answer and to accept the credentials.
 
     Raises `Unavailable` (`E-NO-SERVER`, `E-SERVER-UNREACHABLE`, `E-AUTH`).
@@ -244,9 +244,9 @@ def needs_api_url(settings: Settings) -> str:
     url = known_api_url(settings)
     status = status_of(settings, url, "version" if is_own(settings, url) else "health")
     if status == httpx.codes.UNAUTHORIZED:
-        raise locked_out(settings, url)
+        raise locked_out_error(settings, url)
     if status != httpx.codes.OK:
-        raise unreachable(url)
+        raise unreachable_error(url)
     return url
 
 
@@ -257,7 +257,7 @@ def known_api_url(settings: Settings) -> str:
     raise no_server(settings)
 
 
-def locked_out(settings: Settings, url: str) -> Unavailable:
+def locked_out_error(settings: Settings, url: str) -> Unavailable:
     return Unavailable(
         f"The Prefect server at {url} does not accept the string in {auth_file(settings)}.",
         why="The file was changed or removed while the server was running.",
@@ -294,7 +294,7 @@ def servers_of_other_homes(settings: Settings) -> dict[Path, str]:
     return urls
 
 
-def unreachable(url: str) -> Unavailable:
+def unreachable_error(url: str) -> Unavailable:
     return Unavailable(
         f"The Prefect server at {url} does not answer.",
         do="Start it, or unset PREFECT_API_URL and run `trainyard up` for one on this machine.",
@@ -310,7 +310,7 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         return existing
     settings.prefect_home.mkdir(parents=True, exist_ok=True)
     for _ in range(STARTS):
-        port = port_before(settings) or services.free_port(settings.prefect_port)
+        port = read_previous_port(settings) or services.free_port(settings.prefect_port)
         url = f"http://127.0.0.1:{port}/api"
         say(f"starting the Prefect server on port {port} (the first start prepares its database)")
         argv = [sys.executable, "-P", "-m", GC_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
@@ -323,7 +323,7 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         if not auth:
             open_server_mark(settings).touch()
         wait_until_healthy(service)
-        if answered_by(service, port):
+        if is_answered_by(service, port):
             return service
         say(f"another server took port {port} meanwhile")
         stop(settings, "server")
@@ -372,7 +372,7 @@ def open_server_mark(settings: Settings) -> Path:
     return settings.services / "server.no-auth"
 
 
-def port_before(settings: Settings, name: str = "server") -> int | None:
+def read_previous_port(settings: Settings, name: str = "server") -> int | None:
     """Return the port of a service of this home if that died without being stopped and the port is still free.
 
     The processes of its runs, and the pages that are open in a browser, know only that address.
@@ -382,7 +382,7 @@ def port_before(settings: Settings, name: str = "server") -> int | None:
     return port if port and services.free_port(port) == port else None
 
 
-def answered_by(service: Service, port: int) -> bool:
+def is_answered_by(service: Service, port: int) -> bool:
     """Return whether this process, or a child of it, listens: two homes may have started on the same free port."""
     process = service.process()
     if process is None:
@@ -452,7 +452,7 @@ def worker_name(settings: Settings) -> str:
     return f"{socket.gethostname()}-{hashlib.sha256(str(settings.home).encode()).hexdigest()[:6]}"
 
 
-def running_for(settings: Settings, name: str, url: str) -> Service | None:
+def find_running_for(settings: Settings, name: str, url: str) -> Service | None:
     """The service of this home, if it serves this server; one that serves another server is ended."""
     existing = running(settings, name)
     if existing and existing.url != url:
@@ -487,7 +487,7 @@ def start_worker(settings: Settings, url: str, say: Say) -> Service:
 
 def start_watchdog(settings: Settings, url: str) -> Service:
     """The watchdog of this home, for this server: the running one, or a new one."""
-    if existing := running_for(settings, "watchdog", url):
+    if existing := find_running_for(settings, "watchdog", url):
         return existing
     argv = [sys.executable, "-P", "-m", "trainyard.prefect_api.watchdog"]
     # It starts the server and the worker again when they die, and passes on what the operator set for them.
@@ -500,7 +500,17 @@ def deploy_all(settings: Settings, url: str) -> None:
 
     Most of it is imports, and a part of their time would go into garbage collections.
     """
-    argv = [sys.executable, "-P", "-m", GC_MODULE, "prefect", "--no-prompt", "deploy", "--all", *other_pool(settings)]
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        GC_MODULE,
+        "prefect",
+        "--no-prompt",
+        "deploy",
+        "--all",
+        *write_other_pool(settings),
+    ]
     done = subprocess.run(
         argv,
         cwd=checkout(),
@@ -521,7 +531,7 @@ def deploy_all(settings: Settings, url: str) -> None:
         )
 
 
-def other_pool(settings: Settings) -> list[str]:
+def write_other_pool(settings: Settings) -> list[str]:
     """With a pool of another name: a copy of prefect.yaml that names it (the options of `deploy --all` cannot)."""
     project = yaml.safe_load((checkout() / "prefect.yaml").read_text(encoding="utf-8"))
     pools = [deployment["work_pool"] for deployment in project["deployments"]]
@@ -548,7 +558,7 @@ def bootstrap_digest(settings: Settings, url: str) -> str:
     return hasher.hexdigest()
 
 
-def bootstrapped(settings: Settings, url: str) -> bool:
+def is_bootstrapped(settings: Settings, url: str) -> bool:
     """Return whether this server already has the pool and the deployments in their present form."""
     stamp = settings.services / "bootstrap.json"
     if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) != bootstrap_digest(settings, url):

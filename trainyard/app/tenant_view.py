@@ -28,21 +28,21 @@ def is_stranger(caller: Caller) -> bool:
     return caller.remote and bool(caller.tenant)
 
 
-def reasons_for(caller: Caller, reasons: Sequence[Reason], settings: Settings) -> list[Reason]:
+def hide_reasons(caller: Caller, reasons: Sequence[Reason], settings: Settings) -> list[Reason]:
     """The reasons as a caller may read them."""
     if not is_stranger(caller):
         return list(reasons)
-    return [reason_without_places(reason, settings) for reason in reasons]
+    return [hide_reason(reason, settings) for reason in reasons]
 
 
-def reason_without_places(reason: Reason, settings: Settings) -> Reason:
+def hide_reason(reason: Reason, settings: Settings) -> Reason:
     if reason.code in (OUTSIDE, MISSING):
         return Reason(MISSING, reason.node, reason.field, WHAT, DO)
     because, instead = (hide_places(text, settings) for text in (reason.because, reason.instead))
     return replace(reason, because=because, instead=instead)
 
 
-def error_for(caller: Caller, error: TrainyardError, settings: Settings) -> TrainyardError:
+def hide_error(caller: Caller, error: TrainyardError, settings: Settings) -> TrainyardError:
     """The error as a caller may read it."""
     if not is_stranger(caller):
         return error
@@ -50,7 +50,7 @@ def error_for(caller: Caller, error: TrainyardError, settings: Settings) -> Trai
     if error.code == MISSING or (reasons and all(reason.code in (OUTSIDE, MISSING) for reason in reasons)):
         return NotFound(WHAT, do=DO, code=MISSING)
     if isinstance(error, Refused):
-        return Refused(reasons_for(caller, reasons, settings), what=hide_places(error.what, settings))
+        return Refused(hide_reasons(caller, reasons, settings), what=hide_places(error.what, settings))
     error.what, error.why, error.do = (hide_places(text, settings) for text in (error.what, error.why, error.do))
     return error
 

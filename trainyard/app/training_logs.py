@@ -117,7 +117,7 @@ FRUITLESS = 3
 """After so many preemptions without a further step a run is no longer continued automatically."""
 
 
-def saved_and_left(run_folder: Path) -> list[TrainingLogs]:
+def find_left_trainings(run_folder: Path) -> list[TrainingLogs]:
     """Return the trainers of a run that stopped at a checkpoint after the run's own process was gone."""
     return [work for work in training_logs_of(run_folder) if work.end() == "stopped"]
 

@@ -45,9 +45,11 @@ def server_variables(settings: Settings, url: str, *, auth: bool = True) -> dict
     }
     for name, (fixed_value, instead) in fixed.items():
         if variables.get(name, fixed_value) != fixed_value:
-            raise contradicts(name, f"`trainyard up` starts its server with {fixed_value}.", f"Unset it; {instead}.")
+            raise variable_error(name, f"`trainyard up` starts its server with {fixed_value}.", f"Unset it; {instead}.")
     if not auth and SERVER_VARIABLE in variables:
-        raise contradicts(SERVER_VARIABLE, "--no-auth starts a server without it.", "Unset it, or leave --no-auth out.")
+        raise variable_error(
+            SERVER_VARIABLE, "--no-auth starts a server without it.", "Unset it, or leave --no-auth out."
+        )
     text = keep_auth(settings, variables.get(SERVER_VARIABLE))
     other_variables = {name: value for name, value in variables.items() if name not in ORIGINS_NAMES}
     local_origins = (f"http://127.0.0.1:{address.port}", f"http://localhost:{address.port}")
@@ -67,12 +69,12 @@ def operator_origins(variables: Mapping[str, str]) -> tuple[str, ...]:
                     if origin == "*"
                     else f"{origin!r} is not a valid origin."
                 )
-                raise contradicts(name, why, instead)
+                raise variable_error(name, why, instead)
             origins.append(origin)
     return tuple(origins)
 
 
-def contradicts(name: str, why: str, do: str) -> InvalidInput:
+def variable_error(name: str, why: str, do: str) -> InvalidInput:
     problem = f"{name} cannot be what it is set to" + ("." if name == SERVER_VARIABLE else f": {os.environ[name]!r}.")
     return InvalidInput(problem, why=why, do=do, code="E-PREFECT-VARIABLE")
 

@@ -92,7 +92,7 @@ class Guard:
             )
         if headers.has("origin"):
             origin = headers.only("origin")
-            if origin not in self.origins and origin != f"{secure_or_not(scope)}://{host.lower()}":
+            if origin not in self.origins and origin != f"{read_scheme(scope)}://{host.lower()}":
                 return Refusal(403, "E-REQUEST-REFUSED", "A page of another origin may not speak with this server.")
         elif headers.only("sec-fetch-site") in ("cross-site", "same-site") and not follows_link(scope, headers):
             return Refusal(403, "E-REQUEST-REFUSED", "A page of another site may not load this.")
@@ -106,7 +106,7 @@ class Guard:
 
     def with_headers(self, send: Send, scope: Scope) -> Send:
         """Add our headers to an answer, unless the app has set them itself."""
-        rows = (*self.headers, ONLY_TLS) if secure_or_not(scope) == "https" else self.headers
+        rows = (*self.headers, ONLY_TLS) if read_scheme(scope) == "https" else self.headers
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -141,7 +141,7 @@ def name_of(host: str) -> str:
     return name if colon and port.isdecimal() else host.lower()
 
 
-def secure_or_not(scope: Scope) -> str:
+def read_scheme(scope: Scope) -> str:
     """The scheme of a page of this server: that of the connection, or of the proxy's."""
     return "https" if scope.get("scheme") in ("https", "wss") else "http"
 

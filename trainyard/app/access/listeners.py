@@ -73,9 +73,9 @@ def run_servers(
     """Answer until a signal: `first` on its sockets, and the same application on those that are exposed."""
     tls = {"ssl_certfile": certificate.path, "ssl_keyfile": certificate.key} if certificate else {}
     if not exposed:  # loopback has the certificate where nothing else is there
-        first.config = same_config(first.config, **tls)
+        first.config = copy_config(first.config, **tls)
         return first.run(sockets=sockets)
-    second = SecondServer(same_config(first.config, lifespan="off", **tls))
+    second = SecondServer(copy_config(first.config, lifespan="off", **tls))
     second_sockets = list(exposed)
 
     async def both() -> None:
@@ -90,7 +90,7 @@ def run_servers(
         runner.run(both())
 
 
-def same_config(config: uvicorn.Config, **changed: object) -> uvicorn.Config:
+def copy_config(config: uvicorn.Config, **changed: object) -> uvicorn.Config:
     """A configuration of uvicorn for the same application."""
     names = (
         "app", "host", "port", "http", "ws", "log_level", "access_log", "timeout_keep_alive",

@@ -96,7 +96,7 @@ def convert_adapter(request: ConvertInput, context: Context) -> Converted:
     Raises what `find_version_or_job`, `convert` and `try_adapter_folder` raise.
     """
     source, target, settings = Path(request.source).expanduser().absolute(), request.target.absolute(), context.settings
-    version, origin = unregistered_version(source), f"written from `{source.name}`"
+    version, origin = build_unregistered_version(source), f"written from `{source.name}`"
     if not source.exists():  # what is there under this name comes before a version of the registry
         adapter = find_version_or_job(request.source, context)
         if isinstance(adapter, AdapterVersion):
@@ -118,7 +118,7 @@ def convert_adapter(request: ConvertInput, context: Context) -> Converted:
     return Converted(source=source, target=target, was=was, to=request.to, **runs[0].facts)
 
 
-def unregistered_version(source: Path) -> AdapterVersion:
+def build_unregistered_version(source: Path) -> AdapterVersion:
     """What a card says of an adapter outside the registry: what its own files say."""
     return AdapterVersion(tenant="none", role="adapter", version=0, sha256="", facts=base_facts(source))
 

@@ -14,7 +14,7 @@ from trainyard.app.chains.next_commands import list_ancestors
 from trainyard.app.context import Context
 from trainyard.app.live.manager_jobs import find_recorded
 from trainyard.app.names import find_ended_run, require_single
-from trainyard.app.run_folders import FoundArtifact, RunFolder, artifacts_of, gone, open_store
+from trainyard.app.run_folders import FoundArtifact, RunFolder, artifacts_of, missing_result_error, open_store
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.base_origins import NamedAdapter, find_adapter, full_name
@@ -69,7 +69,7 @@ def find_trained(word: str, context: Context) -> TrainedAdapter:
     """
     name, _, node = word.partition("/")
     if recorded := find_recorded(name, context.settings, context.caller.tenant):
-        return recorded_adapter(name, recorded, context)
+        return read_recorded_adapter(name, recorded, context)
     run, result = find_ended_run(name, context)
     store = open_store(context)
     results = [artifact for artifact in artifacts_of(run, store) if artifact.port in (Port.ADAPTER, Port.MODEL)]
@@ -77,7 +77,7 @@ def find_trained(word: str, context: Context) -> TrainedAdapter:
     adapter = choose_trainer(trained, run, node, name)
     reference = adapter.reference
     if reference is None:
-        raise gone(adapter)
+        raise missing_result_error(adapter)
     reference = reference.model_copy(update={"uri": adapter.folder(store).as_uri()})
     open_reference(reference)
     report = next(
@@ -124,7 +124,7 @@ def is_report_on(artifact: FoundArtifact, sha256: str) -> bool:
     return path.is_file() and f'"{sha256}"' in path.read_text(encoding="utf-8")
 
 
-def recorded_adapter(word: str, rows: list[JsonObject], context: Context) -> TrainedAdapter:
+def read_recorded_adapter(word: str, rows: list[JsonObject], context: Context) -> TrainedAdapter:
     """The result of a job of a `TrainingManager`. Raises as `find_trained`."""
     record = JobStore(context.settings.home / "jobs").get(require_single(rows, word)["run_id"])
     folder = Path(record.result)
@@ -151,7 +151,7 @@ def find_served(word: str, context: Context) -> NamedAdapter:
     except (NotFound, InvalidInput) as error:
         if error.code not in ("E-ADAPTER-NOT-FOUND", "E-NAME"):
             raise
-        return served_job(word, context, error)
+        return find_served_job(word, context, error)
     if tenant and parse_name(adapter.name)[0] != tenant:
         raise NotFound(
             f"There is no adapter {word!r}.", do="List them with `trainyard adapters list`.", code="E-ADAPTER-NOT-FOUND"
@@ -159,7 +159,7 @@ def find_served(word: str, context: Context) -> NamedAdapter:
     return adapter
 
 
-def served_job(word: str, context: Context, error: TrainyardError) -> NamedAdapter:
+def find_served_job(word: str, context: Context, error: TrainyardError) -> NamedAdapter:
     """The adapter of a job as a server loads it. `error` is why no version of the registry has this name."""
     trained = find_named_job(word, context, error)
     require_adapter(trained)

@@ -221,7 +221,7 @@ class Merged(Response):
     """The same of the model as written in its dtype."""
 
 
-def merge_place(request: MergeInput) -> tuple[Path, Format]:
+def resolve_merge_target(request: MergeInput) -> tuple[Path, Format]:
     """The folder and the format of a merge. Raises `InvalidInput` (`E-PARAMETER`).
 
     In an earlier version `--to` named the folder, and `--format` the format.
@@ -241,7 +241,7 @@ def merge_place(request: MergeInput) -> tuple[Path, Format]:
 
 def merge(request: MergeInput, context: Context) -> Merged:
     """Write a version, or the adapter of a job, as one model. Raises what `find_version_or_job` raises."""
-    target, to = merge_place(request)
+    target, to = resolve_merge_target(request)
     settings = context.settings
     adapter = find_version_or_job(request.name, context)
     if isinstance(adapter, AdapterVersion):

@@ -111,14 +111,14 @@ class ArtifactRows(Response):
 def list_artifacts(request: ArtifactsInput, context: Context) -> ArtifactList:
     """A page of results, of the newest run first. Raises what `find_run` and `read_cursor` raise."""
     artifacts, cursor = select_artifacts(request, context, request.port, request.sha256)
-    return ArtifactList(artifacts=tuple(Artifact(**words_of(artifact)) for artifact in artifacts), next=cursor)
+    return ArtifactList(artifacts=tuple(Artifact(**fields_of(artifact)) for artifact in artifacts), next=cursor)
 
 
 def select_artifacts(
     request: ArtifactsInput | EvaluationsInput, context: Context, port: Port | None, sha256: str | None = None
 ) -> tuple[list[FoundArtifact], str | None]:
     """The results of a page, and the cursor of the next one."""
-    tenant = finding.own_tenant(request.tenant, context)
+    tenant = finding.resolve_tenant(request.tenant, context)
     if tenant is None:
         return [], None
     runs = [find_run(request.run, context)] if request.run else finding.run_folders(context)
@@ -155,7 +155,7 @@ def read_place(text: str) -> tuple[str, int]:
     return run, int(number)
 
 
-def words_of(artifact: FoundArtifact) -> dict[str, object]:
+def fields_of(artifact: FoundArtifact) -> dict[str, object]:
     reference = artifact.reference
     return {
         "run_id": artifact.run.id, "run_name": artifact.run.name, "tenant": artifact.run.tenant,
@@ -169,11 +169,11 @@ def words_of(artifact: FoundArtifact) -> dict[str, object]:
 
 def show_artifact(request: ArtifactInput, context: Context) -> ArtifactDetail:
     """Raises what `find_artifact` raises, and `Corrupt` (`E-CORRUPT`) for a file that cannot be read."""
-    artifact, folder = locate(request, context)
+    artifact, folder = locate_artifact(request, context)
     reference = artifact.reference
     parts = contents.list_parts(folder)
     return ArtifactDetail(
-        **words_of(artifact),
+        **fields_of(artifact),
         facts=reference.facts if reference else {},
         parts=tuple(
             ArtifactPart(name=name, rows=contents.count_rows(path), bytes=path.stat().st_size)
@@ -183,7 +183,7 @@ def show_artifact(request: ArtifactInput, context: Context) -> ArtifactDetail:
     )
 
 
-def locate(request: ArtifactInput, context: Context) -> tuple[FoundArtifact, Path]:
+def locate_artifact(request: ArtifactInput, context: Context) -> tuple[FoundArtifact, Path]:
     """A result that is stored, and the folder of its files. Raises `NotFound`, `Corrupt`."""
     store = finding.open_store(context)
     artifact = find_artifact(find_run(request.run, context), request.node, request.port, store)
@@ -201,7 +201,7 @@ def files_of(artifact: FoundArtifact, folder: Path, context: Context) -> Iterato
 
 def read_rows(request: ArtifactRowsInput, context: Context) -> ArtifactRows:
     """A page of the rows of a part. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
-    artifact, folder = locate(request, context)
+    artifact, folder = locate_artifact(request, context)
     parts = contents.list_parts(folder)
     if request.part not in parts:
         raise NotFound(
@@ -212,7 +212,11 @@ def read_rows(request: ArtifactRowsInput, context: Context) -> ArtifactRows:
         )
     path = parts[request.part]
     page = contents.read_page(
-        path, offset=request.offset, limit=request.limit, text_chars=request.text_chars, accepts=acceptance(request)
+        path,
+        offset=request.offset,
+        limit=request.limit,
+        text_chars=request.text_chars,
+        accepts=build_row_filter(request),
     )
     rows = tuple(ArtifactRow(index=row.index, values=row.values, cut=tuple(row.cut)) for row in page.rows)
     facts = artifact.reference.facts if artifact.reference else {}
@@ -225,7 +229,7 @@ def read_rows(request: ArtifactRowsInput, context: Context) -> ArtifactRows:
     )  # fmt: skip
 
 
-def acceptance(request: ArtifactRowsInput) -> Callable[[contents.Values], bool] | None:
+def build_row_filter(request: ArtifactRowsInput) -> Callable[[contents.Values], bool] | None:
     """Which rows a request wants; None for all."""
     if request.reason is None and request.text is None:
         return None

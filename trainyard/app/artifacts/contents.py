@@ -61,7 +61,7 @@ def count_rows(path: Path) -> int:
         with path.open("rb") as stream:
             blocks = while_caller_waits(iter(lambda: stream.read(BLOCK_BYTES), b""))
             return sum(block.count(b"\n") for block in blocks)
-    with opened(path) as reader:
+    with open_rows(path) as reader:
         return sum(batch.num_rows for batch in batches(reader, path))
 
 
@@ -119,12 +119,12 @@ def contains(value: object, text: str) -> bool:
     return any(contains(member, text) for member in members)
 
 
-def opened(path: Path) -> ipc.RecordBatchFileReader:
+def open_rows(path: Path) -> ipc.RecordBatchFileReader:
     """Raises `Corrupt` (`E-CORRUPT`)."""
     try:
         return ipc.open_file(pa.memory_map(str(path)))
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_error(path, str(error)) from error
 
 
 def batches(reader: ipc.RecordBatchFileReader, path: Path) -> Iterator[pa.RecordBatch]:
@@ -133,13 +133,13 @@ def batches(reader: ipc.RecordBatchFileReader, path: Path) -> Iterator[pa.Record
         for number in while_caller_waits(range(reader.num_record_batches)):
             yield reader.get_batch(number)
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_error(path, str(error)) from error
 
 
 def read_arrow(path: Path, offset: int, most: int) -> Iterator[Values]:
     """The rows from an offset on, as Python values, some hundred at a time."""
     step = min(most + 1, 500)
-    with opened(path) as reader:
+    with open_rows(path) as reader:
         before = 0
         for batch in batches(reader, path):
             start = max(0, offset - before)
@@ -155,13 +155,13 @@ def read_lines(path: Path, offset: int) -> Iterator[Values]:
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                raise damaged(path, f"Line {number}: {error}") from error
+                raise damaged_error(path, f"Line {number}: {error}") from error
             if not isinstance(value, dict):
-                raise damaged(path, f"Line {number} is not an object.")
+                raise damaged_error(path, f"Line {number} is not an object.")
             yield value
 
 
-def damaged(path: Path, why: str) -> Corrupt:
+def damaged_error(path: Path, why: str) -> Corrupt:
     return Corrupt(
         f"The stored file {path.name} cannot be read.",
         why=why[:500],

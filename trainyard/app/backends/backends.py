@@ -68,12 +68,12 @@ def show_backends(request: BackendsInput, context: Context) -> BackendTable:
 def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
     """Every backend: version, whether it imports, whether a device fits, why it is not available, what fixes it."""
     here = frozenset(devices_here())
-    return BackendTable(rows=tuple(row(name, settings, here, imports=imports) for name in BackendName))
+    return BackendTable(rows=tuple(build_row(name, settings, here, imports=imports) for name in BackendName))
 
 
-def row(name: BackendName, settings: Settings, here: frozenset[Device], *, imports: bool) -> BackendRow:
+def build_row(name: BackendName, settings: Settings, here: frozenset[Device], *, imports: bool) -> BackendRow:
     import_result, availability, devices = (
-        tested(name, settings, imports=imports),
+        read_import_result(name, settings, imports=imports),
         probe(name, settings),
         name.facts.devices,
     )
@@ -107,7 +107,7 @@ def options_of(name: BackendName) -> BackendOptions:
     )
 
 
-def tested(name: BackendName, settings: Settings, *, imports: bool) -> str:
+def read_import_result(name: BackendName, settings: Settings, *, imports: bool) -> str:
     """What is known of the import of a backend; its test is run if that is wanted and it is installed."""
     if name not in environments.ENVIRONMENTS:
         return "with trainyard"

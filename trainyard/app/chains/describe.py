@@ -67,7 +67,7 @@ def show_templates(request: TemplatesInput, _context: Context) -> TemplateRows:
     """Every template, or one with its parameters. Raises `NotFound` (`E-PARAMETER`)."""
     if request.name is None:
         return TemplateRows(templates=tuple(template_row(name) for name in TEMPLATES))
-    template: Template = known(TEMPLATES, request.name, "template")
+    template: Template = find_named(TEMPLATES, request.name, "template")
     sections = tuple(ModelSchema(template.model, request.name).sections())
     return TemplateRows(templates=(template_row(request.name, sections),))
 
@@ -80,14 +80,14 @@ def template_row(name: str, parameters: tuple[SettingSection, ...] = ()) -> Temp
 def show_schema(request: SchemaInput, _context: Context) -> ShownSchema:
     """The settings of one model, or the names of all. Raises `NotFound` (`E-PARAMETER`)."""
     if request.name is not None:
-        schema = ModelSchema(known(SCHEMAS, request.name, "schema"), request.name)
+        schema = ModelSchema(find_named(SCHEMAS, request.name, "schema"), request.name)
         return ShownSchema(sections=tuple(schema.sections()), document=schema.root)
     texts = {name: (model.__doc__ or "").partition("\n")[0] for name, model in SCHEMAS.items()}
     sections = tuple(SettingSection(name, text, ()) for name, text in texts.items())
     return ShownSchema(sections=sections, document={name: model.model_json_schema() for name, model in SCHEMAS.items()})
 
 
-def known(table: JsonObject, name: str, word: str) -> Any:
+def find_named(table: JsonObject, name: str, word: str) -> Any:
     if name not in table:
         raise NotFound(
             f"There is no {word} {name!r}.", why=f"There are {', '.join(table)}.", do="Correct the name.",

@@ -127,15 +127,15 @@ def expand(request: requests.ExpandInput, context: Context) -> ExpandedChain:
     """
     value = value_of(request, context)
     check = check_file(value, context)
-    body = value if "nodes" in value else spelled_out(value)
+    body = value if "nodes" in value else spell_out_chain(value)
     nodes = read_nodes(body)
     spec = {
         **{name: value for name, value in body.items() if name != "nodes"},
-        "nodes": [as_written(node) for node in nodes],
+        "nodes": [dump_node(node) for node in nodes],
     }
     text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True)
     return ExpandedChain(
-        spec=spec, text=text, nodes=expanded_nodes(nodes, context.settings.default_base_model), check=check
+        spec=spec, text=text, nodes=expand_nodes(nodes, context.settings.default_base_model), check=check
     )
 
 
@@ -158,7 +158,7 @@ def value_of(request: requests.ExpandInput, context: Context) -> JsonObject:
     return dict(value)
 
 
-def spelled_out(value: Mapping[str, object]) -> dict[str, object]:
+def spell_out_chain(value: Mapping[str, object]) -> dict[str, object]:
     """The chain of a template's call or of a job; one without nodes where it is not valid."""
     try:
         spec = parse_request(value).spec
@@ -168,11 +168,11 @@ def spelled_out(value: Mapping[str, object]) -> dict[str, object]:
     return {"name": spec.name, **fields, "nodes": [node.model_dump(mode="json") for node in spec.nodes]}
 
 
-def as_written(node: DraftNode) -> dict[str, object]:
+def dump_node(node: DraftNode) -> dict[str, object]:
     return {"id": node.id, "type": node.type, "needs": list(node.needs), "config": node.config}
 
 
-def expanded_nodes(nodes: list[DraftNode], default_base_model: str) -> tuple[ExpandedNode, ...]:
+def expand_nodes(nodes: list[DraftNode], default_base_model: str) -> tuple[ExpandedNode, ...]:
     draft = wire_draft(nodes)
     rows = []
     for node in nodes:
@@ -193,7 +193,7 @@ def expanded_nodes(nodes: list[DraftNode], default_base_model: str) -> tuple[Exp
 def show_links(request: requests.LinksInput, context: Context) -> LinkAnswers:
     """Where links from a node of a draft may lead. Raises `NotFound` (`E-PARAMETER`) for a node that it lacks."""
     value = value_of(requests.ExpandInput(target=request.target), context)
-    nodes = read_nodes(value if "nodes" in value else spelled_out(value))
+    nodes = read_nodes(value if "nodes" in value else spell_out_chain(value))
     if request.node not in {node.id for node in nodes if node.type in NODE_CONFIGS}:
         raise NotFound(
             f"The draft has no node {request.node!r} of a known type.", do="Name one of its nodes.", code="E-PARAMETER"

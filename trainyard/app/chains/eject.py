@@ -51,7 +51,7 @@ def eject(request: EjectInput, context: Context) -> EjectOutput:
         try:
             job = job_of(node, chain, Finder(chain, result, settings, Path(scratch)))
         except NotFound as error:
-            raise elsewhere(error, Path(request.target), settings) from error
+            raise add_folder_hint(error, Path(request.target), settings) from error
         reasons = SCRIPT.reasons(job)
         if reasons:
             raise Refused(reasons)
@@ -60,7 +60,7 @@ def eject(request: EjectInput, context: Context) -> EjectOutput:
     return EjectOutput(folder=folder, rows=counts["written"], command=line)
 
 
-def elsewhere(error: NotFound, target: Path, settings: Settings) -> NotFound:
+def add_folder_hint(error: NotFound, target: Path, settings: Settings) -> NotFound:
     """The error; one about data with the command that finds them, where paths start at the file's own folder."""
     if error.code != "E-DATA-NOT-FOUND" or not target.is_file() or target.parent.resolve() == settings.working_folder:
         return error

@@ -70,8 +70,8 @@ def import_configs(request: ImportInput, context: Context) -> ImportOutput:
     with keys that a chain cannot carry out, unless a report is wanted, `Conflict` (`E-FILE-EXISTS`).
     """
     if request.source.is_dir():
-        paths = list(configs_in(request.source))
-        files = tuple(import_one_of(path, request, context) for path in paths)
+        paths = list(find_configs(request.source))
+        files = tuple(import_file(path, request, context) for path in paths)
         return ImportOutput(files=files, report=request.report, folder=True)
     config = read_config(request.source, request)
     if not request.report and config.refusals:
@@ -82,7 +82,7 @@ def import_configs(request: ImportInput, context: Context) -> ImportOutput:
     return ImportOutput(files=(file,), report=request.report, folder=False)
 
 
-def configs_in(folder: Path) -> Iterator[Path]:
+def find_configs(folder: Path) -> Iterator[Path]:
     """The configs below a folder. Raises `NotFound` (`E-SPEC-FILE`) if there is none."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in FILE_SUFFIXES and path.is_file())
     if not paths:
@@ -93,7 +93,7 @@ def configs_in(folder: Path) -> Iterator[Path]:
     yield from paths
 
 
-def import_one_of(path: Path, request: ImportInput, context: Context) -> ImportedFile:
+def import_file(path: Path, request: ImportInput, context: Context) -> ImportedFile:
     """One config of a folder, with its problem in place of an exception."""
     try:
         config = read_config(path, request)
@@ -117,7 +117,7 @@ def read_config(path: Path, request: ImportInput) -> Imported:
         )  # fmt: skip
     value = load_value(path)
     tool = find_tool(value, request.tool)
-    listed = listed_data_sets(value, path.parent)
+    listed = read_listed_data_sets(value, path.parent)
     family = family_of_base(tool[1], value, request.settings, path.parent)
     return import_config(
         value, chain_name(path), tool, request.settings, request.without, data_sets=listed, family=family
@@ -140,7 +140,7 @@ def family_of_base(tool: ConfigTool, value: object, overrides: Mapping[str, obje
     return None
 
 
-def listed_data_sets(value: Any, folder: Path) -> Mapping[str, object] | None:
+def read_listed_data_sets(value: Any, folder: Path) -> Mapping[str, object] | None:
     """The data sets of LLaMA-Factory's `dataset_info.json`, in `dataset_dir` below the config or the working folder.
 
     None where there is none. Raises `InvalidInput` (`E-SPEC-FILE`) for one that cannot be read.
@@ -151,11 +151,11 @@ def listed_data_sets(value: Any, folder: Path) -> Mapping[str, object] | None:
     for above in (folder, Path()):
         if (path := above / data_folder / INFO_FILE).is_file():
             content = load_value(path)
-            return with_row_keys(content, path.parent) if isinstance(content, Mapping) else None
+            return add_row_keys(content, path.parent) if isinstance(content, Mapping) else None
     return None
 
 
-def with_row_keys(listed: Mapping[str, object], folder: Path) -> dict[str, object]:
+def add_row_keys(listed: Mapping[str, object], folder: Path) -> dict[str, object]:
     """The list of data sets with the keys of the first row of each file that is here."""
     return {
         name: {**entry, ROW_KEYS: first_keys(folder / str(entry["file_name"]))}
@@ -230,11 +230,11 @@ def chain_text(path: Path, config: Imported) -> str:
     return comments + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=110)
 
 
-def shown_value(result: KeyResult) -> str:
+def format_value(result: KeyResult) -> str:
     return "left out" if result.status is KeyStatus.DEFAULT else describe(result.value)
 
 
-def shown_setting(result: KeyResult) -> str:
+def format_setting(result: KeyResult) -> str:
     """The setting here, with its value where no key of the config gives it."""
     return f"{result.setting}: {describe(result.value)}" if result.status is KeyStatus.DEFAULT else result.setting
 
@@ -242,7 +242,7 @@ def shown_setting(result: KeyResult) -> str:
 def rows_of(keys: Sequence[KeyResult]) -> tuple[KeyRow, ...]:
     return tuple(
         KeyRow(
-            key=result.key, value=shown_value(result), status=result.status, ours=shown_setting(result),
+            key=result.key, value=format_value(result), status=result.status, ours=format_setting(result),
             because=result.because, do=result.do, code=result.code,
         )
         for result in keys

@@ -34,24 +34,28 @@ def run(request: RunInput, context: Context) -> RunResult:
 def start(request: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> RunResult:
     """Start a run, or continue one. `own_tags` are Trainyard's own, which users cannot give."""
     settings, since = context.settings, time.time()
-    started = continued(request, context) if is_run_or_job_id(request.target) else begun(request, context, own_tags)
+    started = (
+        continue_ended_run(request, context)
+        if is_run_or_job_id(request.target)
+        else start_new_run(request, context, own_tags)
+    )
     if JOB_ID.fullmatch(started.id):
         note_started(started, context)
     context.say(f"run {started.name}: {started.url}")
     if not request.watch:
-        return with_next(started, context)
+        return add_next_commands(started, context)
     result = connect_runs(settings).watch_run(started.run_id, on_progress=context.on_progress, since=since)
-    return with_next(result, context)
+    return add_next_commands(result, context)
 
 
-def with_next(result: RunResult, context: Context) -> RunResult:
+def add_next_commands(result: RunResult, context: Context) -> RunResult:
     """The same with the commands for what comes after it."""
     folder = context.settings.runs / result.run_id
     known_as = shortest_name(result.run_id, result.name, context)
     return result.model_copy(update={"next": next_commands(result, folder, known_as)})
 
 
-def begun(request: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:
+def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:
     """A new run, checked here first: a refusal is reported at once and with all its reasons."""
     settings = context.settings
     require_free_tags(request.tags)
@@ -111,7 +115,7 @@ def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
     return tags + ([JOB_TAG, draw_job_id()] if any(node.type == "trainer" for node in chain.nodes) else [])
 
 
-def continued(request: RunInput, context: Context) -> RunResult:
+def continue_ended_run(request: RunInput, context: Context) -> RunResult:
     """An ended run, started again."""
     if request.parameters or request.preset or request.refresh or request.refresh_from or request.tags or request.group:
         raise InvalidInput(

@@ -131,12 +131,12 @@ def list_chains(request: requests.StoredChainsInput, context: Context) -> ChainL
 
 def create_chain(request: requests.StoreChainInput, context: Context) -> ChainDetail:
     """Store a chain. Raises `Refused` with every reason for one that is not valid: it is not stored then."""
-    chain, check = examined(request, context.caller.tenant, context)
+    chain, check = check_chain_body(request, context.caller.tenant, context)
     return detail_of(store_of(context).create(chain), context, check)
 
 
 def show_chain(request: requests.ShowChainInput, context: Context) -> ChainDetail:
-    chain = found_revision(request, context)
+    chain = find_revision(request, context)
     return detail_of(chain, context).model_copy(update={"last_run": find_last_run(chain, context)})
 
 
@@ -181,16 +181,16 @@ def update_chain(request: requests.UpdateChainInput, context: Context) -> ChainD
             why="Without it, what somebody else has written meanwhile would be overwritten.",
             do=f"Read the chain, and send its etag; now it is {newest.etag}.", code="E-PARAMETER",
         )  # fmt: skip
-    chain, check = examined(request, newest.tenant, context)
+    chain, check = check_chain_body(request, newest.tenant, context)
     chain = chain.model_copy(update={"id": newest.id, "revision": newest.revision + 1})
     if request.if_match.removeprefix("W/").strip('"') != newest.etag:
-        raise changed_meanwhile(store, newest, request.if_match, chain)
+        raise edit_conflict_error(store, newest, request.if_match, chain)
     if chain.body == newest.body:
         return detail_of(newest, context, check)
     try:
         return detail_of(store.write(chain), context, check)
     except Conflict as error:
-        raise changed_meanwhile(store, store.find(newest.id, newest.tenant), request.if_match, chain) from error
+        raise edit_conflict_error(store, store.find(newest.id, newest.tenant), request.if_match, chain) from error
 
 
 def delete_chain(request: requests.StoredName, context: Context) -> DeletedChain:
@@ -211,7 +211,7 @@ def delete_chain(request: requests.StoredName, context: Context) -> DeletedChain
 
 def run_chain(request: requests.RunChainInput, context: Context) -> ChainRun:
     """Start a run of a revision. Raises `Refused` where this machine cannot carry it out."""
-    chain = found_revision(request, context)
+    chain = find_revision(request, context)
     options = request.model_dump(include={"parameters", "watch", "refresh", "refresh_from", "tags", "yes", "group"})
     tags = (chain.id, f"revision-{chain.revision}")
     result = start(requests.RunInput(target=chain.body, **options), context, tags)
@@ -233,7 +233,7 @@ def revision_of(tags: Iterable[str]) -> int:
     return next((int(match[1]) for tag in tags if (match := REVISION_TAG.fullmatch(tag))), 0)
 
 
-def found_revision(request: requests.ShowChainInput | requests.RunChainInput, context: Context) -> StoredChain:
+def find_revision(request: requests.ShowChainInput | requests.RunChainInput, context: Context) -> StoredChain:
     store = store_of(context)
     chain = store.find(request.chain, context.caller.tenant)
     return chain if request.revision in (None, chain.revision) else store.show(chain, request.revision or 0)
@@ -255,7 +255,7 @@ def detail_of(chain: StoredChain, context: Context, check: FileCheck | None = No
 # What is stored
 
 
-def examined(
+def check_chain_body(
     request: requests.StoreChainInput | requests.UpdateChainInput, tenant: str, context: Context
 ) -> tuple[StoredChain, FileCheck]:
     """The chain as it is stored, and whether it would run here and now. Raises `Refused` for one that is not valid."""
@@ -311,16 +311,16 @@ def check_of(chain: ResolvedChain, context: Context) -> FileCheck:
     return FileCheck(file=chain.name, ok=not rows, digest=chain.digest, nodes=len(chain.nodes), reasons=rows)
 
 
-def changed_meanwhile(store: ChainStore, newest: StoredChain, if_match: str, update: StoredChain) -> Conflict:
+def edit_conflict_error(store: ChainStore, newest: StoredChain, if_match: str, update: StoredChain) -> Conflict:
     """Two writers of one chain: what the other one has changed since the edited revision, and what this one changes."""
     why, edited = f"It is at revision {newest.revision} now, stored by {newest.author}.", ETAG.fullmatch(if_match)
     base = newest
     if edited and 1 <= int(edited[1]) < newest.revision:
         base = store.show(newest, int(edited[1]))
-        why += f" Changed since revision {base.revision}: {difference(base.body, newest.body)}."
-        why += f" Changed by you: {difference(base.body, update.body)}."
+        why += f" Changed since revision {base.revision}: {describe_difference(base.body, newest.body)}."
+        why += f" Changed by you: {describe_difference(base.body, update.body)}."
     else:
-        why += f" Yours differs from it in: {difference(newest.body, update.body)}."
+        why += f" Yours differs from it in: {describe_difference(newest.body, update.body)}."
     return Conflict(
         f"The chain {newest.name} ({newest.id}) was changed meanwhile: {if_match!r} is not its ETag.", why=why,
         do=f"Read revision {newest.revision}, apply your change to it, and send its etag {newest.etag}.",
@@ -328,15 +328,15 @@ def changed_meanwhile(store: ChainStore, newest: StoredChain, if_match: str, upd
     )  # fmt: skip
 
 
-def difference(before: Mapping[str, object], after: Mapping[str, object]) -> str:
+def describe_difference(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """`nodes.trainer.config.stage: 'sft' -> 'dpo'; …`, and how many more there are."""
     changes = list(list_changes(nodes_by_id(before), nodes_by_id(after)))
-    lines = [f"{name}: {shown(old)} -> {shown(new)}" for name, old, new in changes[:MOST_CHANGES]]
+    lines = [f"{name}: {format_value(old)} -> {format_value(new)}" for name, old, new in changes[:MOST_CHANGES]]
     lines += [f"and {len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
     return "; ".join(lines) or "nothing"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
 

@@ -305,7 +305,7 @@ def read_first(
     result = read_source(config, folder, settings=settings, report=lambda fraction, text: None, judged=False)
     ((port, part),) = result.outputs.items()
     rows_path = folder / part.folder / ROWS_FILE
-    first_rows = tuple(plain(row) for row in islice(read_rows(rows_path, port), request.rows))
+    first_rows = tuple(dump_row(row) for row in islice(read_rows(rows_path, port), request.rows))
     facts = {**part.facts, "bad_rows": first_bad_rows(folder / part.folder, request.rows)}
     raw = RawRows(
         path=request.path, format=facts["format"], port=port, rows=first_rows, ignored_keys=facts["ignored_keys"],
@@ -331,14 +331,14 @@ def place_of(text: str) -> dict[str, str]:
     return {"url": text} if "://" in text else {"path": text}
 
 
-def plain(row: Row) -> JsonObject:
+def dump_row(row: Row) -> JsonObject:
     """A row without what reading adds to it, its origin excepted."""
     added = {"doc_id", "split", "pair", "kind"}
     values = {name: getattr(row, name) for name in row.__struct_fields__ if name not in added}
-    return {name: spoken(value) for name, value in values.items() if value not in (None, "")}
+    return {name: dump_messages(value) for name, value in values.items() if value not in (None, "")}
 
 
-def spoken(value: object) -> object:
+def dump_messages(value: object) -> object:
     if not isinstance(value, list):
         return value
     return [

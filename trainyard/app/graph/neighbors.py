@@ -14,7 +14,7 @@ import orjson
 
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.app.run_folders import own_tenant
+from trainyard.app.run_folders import resolve_tenant
 from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.json_types import JsonMapping
@@ -71,13 +71,13 @@ class Neighbors(Response):
 
 def list_entities(request: EntitiesInput, context: Context) -> EntityList:
     """A page of entities by name. Raises `InvalidInput` (`E-PARAMETER`), and what the graph raises."""
-    tenant = own_tenant(request.tenant, context)
+    tenant = resolve_tenant(request.tenant, context)
     if request.kind and request.kind not in ENTITY_KINDS:
         raise InvalidInput(
             f"There are no entities of kind {request.kind!r}.", why=f"There are {', '.join(ENTITY_KINDS)}.",
             do="Name one of them.", code="E-PARAMETER",
         )  # fmt: skip
-    if tenant is None or nothing_written(request.graph, context):
+    if tenant is None or is_unwritten(request.graph, context):
         return EntityList(entities=())
     cypher = (
         f"MATCH (e:Entity) WHERE {OF_TENANT.format('e')} AND ($kind = '' OR e.kind = $kind) AND ($text = '' OR "
@@ -93,8 +93,8 @@ def list_entities(request: EntitiesInput, context: Context) -> EntityList:
 
 def show_neighbors(request: NeighborsInput, context: Context) -> Neighbors:
     """An entity with its relations and documents. Raises `NotFound` (`E-NOT-FOUND`), and what the graph raises."""
-    tenant = own_tenant(request.tenant, context)
-    if tenant is None or nothing_written(request.graph, context):
+    tenant = resolve_tenant(request.tenant, context)
+    if tenant is None or is_unwritten(request.graph, context):
         raise no_entity(request.key)
     values, most = {"key": request.key, "tenant": tenant}, request.limit + 1
     with graph_in_turn(request.graph, context.settings) as graph:
@@ -123,7 +123,7 @@ def show_neighbors(request: NeighborsInput, context: Context) -> Neighbors:
     )  # fmt: skip
 
 
-def nothing_written(address: str, context: Context) -> bool:
+def is_unwritten(address: str, context: Context) -> bool:
     """Whether this home has no graph: looking for something does not make one."""
     return not address and not graph_file(context.settings).exists()
 

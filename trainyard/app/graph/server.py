@@ -76,7 +76,7 @@ class GraphServer:
         return {"status": "ok"}
 
     def mutate(self, _request: Request, body: bytes) -> JsonObject:
-        mutations = fields(body, "mutations", list)
+        mutations = read_field(body, "mutations", list)
         if len(mutations) > MAX_MUTATIONS:
             raise LimitExceeded(
                 f"One request takes at most {MAX_MUTATIONS:,} mutations.", do="Send several.", code="E-GRAPH-QUERY"
@@ -88,10 +88,12 @@ class GraphServer:
         }
 
     def has(self, _request: Request, body: bytes) -> JsonObject:
-        return {"documents": sorted(self.graph.has([str(document) for document in fields(body, "documents", list)]))}
+        return {
+            "documents": sorted(self.graph.has([str(document) for document in read_field(body, "documents", list)]))
+        }
 
     def query(self, _request: Request, body: bytes) -> JsonObject:
-        cypher, parameters = fields(body, "cypher", str), fields(body, "parameters", dict, {})
+        cypher, parameters = read_field(body, "cypher", str), read_field(body, "parameters", dict, {})
         if not self.queries.acquire(blocking=False):
             raise Unavailable(
                 f"{MAX_QUERIES} queries are running or waiting.", do="Ask again later.", code="E-GRAPH-BUSY"
@@ -108,7 +110,7 @@ class GraphServer:
         return {"lines": list(self.graph.dump(request.query_params.get("tenant")))}
 
 
-def fields(body: bytes, name: str, kind: type, default: Any = None) -> Any:
+def read_field(body: bytes, name: str, kind: type, default: Any = None) -> Any:
     """One field of a JSON object, or the default for none. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
     try:
         content = orjson.loads(body)
@@ -158,7 +160,7 @@ def refusal(_request: Request, error: Exception) -> Response:
     return json({"error": {"kind": type(error).__name__, **error.as_dict()}}, status)
 
 
-def listening(host: str, port: int, token: str | None) -> socket.socket:
+def bind_socket(host: str, port: int, token: str | None) -> socket.socket:
     """A bound socket. Raises `InvalidInput` (`E-AUTH`) or `LimitExceeded` (`E-PORT`)."""
     return bind_guarded(host, port, token, "Off loopback anybody could read and write the graph.")
 

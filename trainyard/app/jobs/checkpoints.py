@@ -99,10 +99,10 @@ def folders_of(row: Row, node: str | None) -> Iterator[tuple[str, Path, int]]:
     """(trainer, folder, step) of each checkpoint of a job, or of one trainer of it."""
     for work in trainings_of(row):
         if node in (None, work.node):
-            yield from ((work.node, path, step) for path, step in checkpoints_below(work.folder))
+            yield from ((work.node, path, step) for path, step in find_checkpoints(work.folder))
 
 
-def checkpoints_below(work: Path) -> list[tuple[Path, int]]:
+def find_checkpoints(work: Path) -> list[tuple[Path, int]]:
     """The checkpoints of a training, the newest first: in its work folder, and those of its mirror that it has not."""
     paths = {step: path for root in checkpoint_roots(work) for path, step in checkpoints(root)}
     return [(paths[step], step) for step in sorted(paths, reverse=True)]

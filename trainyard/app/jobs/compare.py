@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from trainyard.app.artifacts.contents import damaged
+from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.chains.compare import Comparison, DifferingSetting, compare_trainings
 from trainyard.app.context import Context
-from trainyard.app.jobs.retry import asked_by
+from trainyard.app.jobs.retry import read_run_request
 from trainyard.app.names import find_job
 from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.resolve import resolve_chain
@@ -65,14 +65,14 @@ def compare_settings(jobs: tuple[str, ...], context: Context) -> Comparison:
         raise InvalidInput(
             f"{', '.join(jobs)} mean the same job.", do="Name jobs that are not the same.", code="E-PARAMETER"
         )
-    nodes = [resolved_settings(row, context) for row in rows]
+    nodes = [resolve_settings(row, context) for row in rows]
     first, *other_nodes = nodes
     names = sorted({name for other in other_nodes for name, _, _ in list_node_changes(first, other)})
     settings = (DifferingSetting(name=name, values=tuple(read_change(node, name) for node in nodes)) for name in names)
     return Comparison(jobs=tuple(ids), settings=tuple(settings))
 
 
-def resolved_settings(row: Row, context: Context) -> Nodes:
+def resolve_settings(row: Row, context: Context) -> Nodes:
     """The settings of each node as the run has recorded them; of one that has not begun as it would begin here.
 
     Raises `InvalidInput` (`E-PARAMETER`) for one that this version cannot resolve, and `Corrupt` (`E-CORRUPT`).
@@ -82,8 +82,8 @@ def resolved_settings(row: Row, context: Context) -> Nodes:
         try:
             return {node["id"]: dict(node["config"]) for node in orjson.loads(path.read_bytes())["nodes"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise damaged(path, f"It is not a resolved chain: {error}") from error
-    target, parameters = asked_by(row, connect_runs(context.settings))
+            raise damaged_error(path, f"It is not a resolved chain: {error}") from error
+    target, parameters = read_run_request(row, connect_runs(context.settings))
     try:
         chain = resolve_chain(parse_request(target, parameters).spec, context.settings)
     except Refused as error:

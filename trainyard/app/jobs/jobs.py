@@ -14,11 +14,11 @@ from typing import Literal
 from pydantic import Field, TypeAdapter
 
 from trainyard.app.chains.next_commands import next_commands
-from trainyard.app.chains.run import run, with_next
+from trainyard.app.chains.run import add_next_commands, run
 from trainyard.app.context import Context
-from trainyard.app.jobs.logs import gone
-from trainyard.app.jobs.remaining_time import TimeLeft, time_left
-from trainyard.app.live.jobs import list_job_rows, note_change, with_labels
+from trainyard.app.jobs.logs import is_gone
+from trainyard.app.jobs.remaining_time import TimeLeft, estimate_time_left
+from trainyard.app.live.jobs import add_labels, list_job_rows, note_change
 from trainyard.app.live.manager_jobs import refuse_steering
 from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.app.live.waits import DeviceWait
@@ -216,7 +216,8 @@ def show_job(request: requests.JobInput, context: Context) -> JobDetail:
     )
     return JobDetail(
         **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
-        nodes=result.nodes if result else (), gate=result.gate if result else None, left=time_left(row, context),
+        nodes=result.nodes if result else (), gate=result.gate if result else None,
+        left=estimate_time_left(row, context),
         divergence=divergence_of(context.settings.runs / row["run_id"], result if row["state"] in ENDED else None),
         next=list_next(row, result, context),
     )  # fmt: skip
@@ -279,7 +280,7 @@ def note_job(request: requests.NoteInput, context: Context) -> Job:
     """Replace the note of a job; an empty text removes it."""
     row, _ = find_job(request.job, context)
     NoteStore(context.settings.notes).write(row["run_id"], request.text, context.caller.name)
-    return job_of(with_labels(row, context.settings))
+    return job_of(add_labels(row, context.settings))
 
 
 def pause_job(request: requests.StopInput, context: Context) -> Job:
@@ -303,7 +304,7 @@ def resume_job(request: requests.ResumeInput, context: Context) -> Resumed:
     job = job_of(note_change(runs.find_job(row["run_id"]), context))
     if not request.watch:
         return job
-    return with_next(runs.watch_run(job.run_id, on_progress=context.on_progress, since=since), context)
+    return add_next_commands(runs.watch_run(job.run_id, on_progress=context.on_progress, since=since), context)
 
 
 def body(request: requests.CreateInput) -> JsonObject:
@@ -333,9 +334,9 @@ def stop_job(request: requests.StopInput, context: Context, verb: Literal["pause
     run_id = runs.find_job(request.job, context.caller.tenant)["run_id"]
     (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)
     row, deadline = runs.find_job(run_id), time.monotonic() + STOP_WAIT_S
-    if request.wait and not gone(row):
+    if request.wait and not is_gone(row):
         context.say(f"{row['name']}: {verb} asked for; its training saves at the next step")
-    while request.wait and not gone(row) and time.monotonic() < deadline:
+    while request.wait and not is_gone(row) and time.monotonic() < deadline:
         time.sleep(STOP_POLL_S)
         row = runs.find_job(run_id)
     return job_of(note_change(row, context))

@@ -15,7 +15,7 @@ import psutil
 
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow, connect_runs
-from trainyard.app.services import is_own, known_api_url, locked_out, unreachable
+from trainyard.app.services import is_own, known_api_url, locked_out_error, unreachable_error
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.settings import Settings
@@ -96,14 +96,14 @@ class OwnServer:
                     body = {kind: query, "limit": PAGE, "offset": offset, **order}
                     reply = client.post(f"{self.url}/{kind}/filter", json=body)
                     if reply.status_code == httpx.codes.UNAUTHORIZED:
-                        raise locked_out(self.settings, self.url)
+                        raise locked_out_error(self.settings, self.url)
                     page = reply.raise_for_status().json()
                     yield from page
                     offset += PAGE
                     if len(page) < PAGE:
                         return
         except httpx.HTTPError as error:
-            raise unreachable(self.url) from error
+            raise unreachable_error(self.url) from error
 
 
 def row_of_log(run: JsonMapping) -> dict[str, object]:

@@ -15,7 +15,7 @@ from trainyard.app.live.trainings import trainings_of
 from trainyard.app.names import find_job
 from trainyard.app.responses import Response
 from trainyard.app.runs import RunsClient, connect_runs
-from trainyard.app.secrets import known_secrets, redact_lines, text_before
+from trainyard.app.secrets import known_secrets, read_text_before, redact_lines
 from trainyard.app.training_logs import LAST_BYTES, StepLog, training_logs_of
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
@@ -64,7 +64,7 @@ def show_logs(request: LogsInput, context: Context) -> JobLog:
     return read_logs(choose_source(context.settings), request, context)
 
 
-def gone(row: Mapping[str, object]) -> bool:
+def is_gone(row: Mapping[str, object]) -> bool:
     return row["pid"] is None and row["state"] in ENDS
 
 
@@ -88,14 +88,14 @@ def read_part(request: LogsInput, context: Context) -> JobLog:
         )
     path, has_ended = logs[source], row["state"] in ENDS
     if request.before is not None or request.tail is not None:
-        return redacted(read_end(row["id"], source, path, request, has_ended=has_ended), secret_values, path)
+        return redact_part(read_end(row["id"], source, path, request, has_ended=has_ended), secret_values, path)
     size, start = path.stat().st_size if path.is_file() else 0, request.offset or 0
     restarted = start > size
     start = 0 if restarted else start
     read = read_spans(path, start, request.limit_bytes)
     if has_ended and not read:
         read = read_last_span(path, start, request.limit_bytes)
-    return redacted(part_of(row["id"], source, read, start, restarted=restarted), secret_values, path)
+    return redact_part(part_of(row["id"], source, read, start, restarted=restarted), secret_values, path)
 
 
 def read_end(job: str, source: str, path: Path, request: LogsInput, *, has_ended: bool) -> JobLog:
@@ -118,13 +118,13 @@ def part_of(job: str, source: str, read: Sequence[LineSpan], offset: int, *, res
     )  # fmt: skip
 
 
-def redacted(part: JobLog, secret_values: Sequence[str], path: Path) -> JobLog:
+def redact_part(part: JobLog, secret_values: Sequence[str], path: Path) -> JobLog:
     """A part of a log without the secrets that a training or a library has printed."""
     if not part.lines:
         return part
     (first,) = part.first_offset.values()
     return part.model_copy(
-        update={"lines": tuple(redact_lines_of(part.lines, secret_values, text_before(path, first)))}
+        update={"lines": tuple(redact_lines_of(part.lines, secret_values, read_text_before(path, first)))}
     )
 
 
@@ -167,7 +167,7 @@ def follow(reader: LogReader, lines: list[LogLine], report: Callable[[LogLine], 
     while True:
         for line in lines:
             report(line)
-        if gone(reader.source.find_job(reader.run_id)):
+        if is_gone(reader.source.find_job(reader.run_id)):
             break
         time.sleep(FOLLOW_EVERY_S)
         lines = list(reader.read())

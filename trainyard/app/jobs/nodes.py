@@ -97,7 +97,9 @@ def list_nodes(request: requests.JobInput, context: Context) -> RunNodes:
     progress = follow_events(read_events(folder))
     ends = ends_of(folder, row)
     store = ArtifactStore(context.settings.artifacts)
-    nodes = [node_now(node, progress.get(node.id, []), ends.get(node.id), row, store) for node in in_order(chain)]
+    nodes = [
+        build_run_node(node, progress.get(node.id, []), ends.get(node.id), row, store) for node in order_nodes(chain)
+    ]
     left = {node.id: frozenset(node.outputs) for node in nodes if node.outputs}
     linked = (node.model_copy(update={"inputs": read_inputs(node.inputs, left)}) for node in nodes)
     return RunNodes(**fields, chain=chain.name, digest=chain.digest, nodes=tuple(linked))
@@ -136,7 +138,7 @@ def show_node(request: requests.NodeInput, context: Context) -> NodeDetail:
         )  # fmt: skip
     node, end = chain.node(request.node), ends_of(folder, row).get(request.node)
     events = follow_events(read_events(folder)).get(request.node, [])
-    now = node_now(node, events, end, row, ArtifactStore(context.settings.artifacts))
+    now = build_run_node(node, events, end, row, ArtifactStore(context.settings.artifacts))
     facts = end.facts if end else next((event["facts"] for event in reversed(events) if event.get("facts")), {})
     return NodeDetail(
         **dict(now), config=node.config.model_dump(mode="json"), facts=facts,
@@ -144,7 +146,7 @@ def show_node(request: requests.NodeInput, context: Context) -> NodeDetail:
     )  # fmt: skip
 
 
-def in_order(chain: ResolvedChain) -> list[ResolvedNode]:
+def order_nodes(chain: ResolvedChain) -> list[ResolvedNode]:
     return [chain.node(node_id) for node_id in chain.order]
 
 
@@ -162,11 +164,11 @@ def ends_of(folder: Path, row: Mapping[str, object]) -> dict[str, NodeResult]:
     return {node.id: node for node in result.nodes} if result else {}
 
 
-def node_now(
+def build_run_node(
     node: ResolvedNode, events: list[Event], end: NodeResult | None, row: JsonMapping, store: ArtifactStore
 ) -> RunNode:
     stated = [event for event in events if event["event"] in STATES]
-    state = state_now(STATES[stated[-1]["event"]] if stated else NodeState.PENDING, row["state"])
+    state = choose_state(STATES[stated[-1]["event"]] if stated else NodeState.PENDING, row["state"])
     last = events[-1] if events else {}
     fields: dict[str, object] = {
         "state": state, "message": str(last.get("message") or last.get("text") or ""),
@@ -182,7 +184,7 @@ def node_now(
     )  # fmt: skip
 
 
-def state_now(state: NodeState, run: JobState) -> NodeState:
+def choose_state(state: NodeState, run: JobState) -> NodeState:
     """Return the state of a node whose last event said `state`, in a run that is in state `run` by now.
 
     In a paused run, a node that runs or was stopped is paused; one that was stopped waits once its run continues.

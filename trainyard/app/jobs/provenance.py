@@ -13,7 +13,7 @@ import orjson
 from pydantic import Field
 
 from trainyard.app import run_folders as finding
-from trainyard.app.artifacts.contents import damaged
+from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.context import Context
 from trainyard.app.jobs.samples import read_lines_with
 from trainyard.app.live.trainings import trainings_of
@@ -123,17 +123,17 @@ def show_provenance(request: requests.JobInput, context: Context) -> Provenance:
     run, store = find_run(row["run_id"], context), finding.open_store(context)
     artifacts = list(finding.artifacts_of(run, store))
     try:
-        data = tuple(ReadSource(**plain(source)) for source in data_sources(path, context.settings.artifacts))
-        trainings = tuple(trainings_from(artifacts, trainings_of(row), context))
+        data = tuple(ReadSource(**drop_none(source)) for source in data_sources(path, context.settings.artifacts))
+        trainings = tuple(list_trainings(artifacts, trainings_of(row), context))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"What the run has recorded is not of this version: {error}") from error
+        raise damaged_error(path, f"What the run has recorded is not of this version: {error}") from error
     return Provenance(
         id=row["id"], run_id=run.id, chain=run.name, digest=str(run.chain.get("digest") or ""), tenant=run.tenant,
         data=data, results=tuple(result_of(artifact, run) for artifact in artifacts), trainings=trainings,
     )  # fmt: skip
 
 
-def trainings_from(
+def list_trainings(
     artifacts: Sequence[FoundArtifact], works: Sequence[TrainingLogs], context: Context
 ) -> Iterator[TrainingOrigin]:
     """Each trainer that has begun or has left a result."""
@@ -151,7 +151,7 @@ def trainings_from(
         yield origin_of(node, read_record(artifact, store) if artifact else {}, works_by_node.get(node), names)
 
 
-def plain(fields: JsonMapping) -> JsonObject:
+def drop_none(fields: JsonMapping) -> JsonObject:
     """The fields that are known."""
     return {name: value for name, value in fields.items() if value is not None}
 

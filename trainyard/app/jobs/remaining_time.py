@@ -38,7 +38,7 @@ class TimeLeft(Response):
     seconds_per_step: float | None = None
 
 
-def time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
+def estimate_time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
     """One entry for each training of a running or waiting job, in the chain's order; none of a sweep's trials.
 
     Before the run has begun there is none either.
@@ -52,14 +52,17 @@ def time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
         return ()  # the trials of a sweep pause at their rungs
     ended = {event["node"]: event["key"] for event in read_events(folder) if event["event"] in ENDED}
     waiting = [node_id for node_id in chain.order if chain.node(node_id).type == "trainer" and node_id not in ended]
-    estimates = {node_id: by_steps(works[node_id], settings) for node_id in waiting if node_id in works}
-    planned = by_plan(chain, ended, settings) if any(estimates.get(node_id) is None for node_id in waiting) else {}
+    estimates = {node_id: estimate_by_steps(works[node_id], settings) for node_id in waiting if node_id in works}
+    planned = (
+        estimate_by_plan(chain, ended, settings) if any(estimates.get(node_id) is None for node_id in waiting) else {}
+    )
     return tuple(
-        estimates.get(node_id) or by_estimate(node_id, planned.get(node_id), works.get(node_id)) for node_id in waiting
+        estimates.get(node_id) or subtract_elapsed(node_id, planned.get(node_id), works.get(node_id))
+        for node_id in waiting
     )
 
 
-def by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
+def estimate_by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
     """What is left at the pace of the newest steps; None before the second step, or where no one says how many."""
     store = read_new_steps(work, curves_folder(settings))
     total, pace = store.progress().total_steps, store.pace()
@@ -71,7 +74,7 @@ def by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
     )  # fmt: skip
 
 
-def by_estimate(node: str, seconds: float | None, work: TrainingLogs | None) -> TimeLeft:
+def subtract_elapsed(node: str, seconds: float | None, work: TrainingLogs | None) -> TimeLeft:
     """What is left of an estimate, since the training was started."""
     if seconds is None:
         return TimeLeft(node=node)
@@ -79,10 +82,10 @@ def by_estimate(node: str, seconds: float | None, work: TrainingLogs | None) -> 
     return TimeLeft(node=node, seconds=max(0.0, seconds - worked), basis="plan")
 
 
-def by_plan(chain: ResolvedChain, ended: JsonObject, settings: Settings) -> dict[str, float]:
+def estimate_by_plan(chain: ResolvedChain, ended: JsonObject, settings: Settings) -> dict[str, float]:
     """Trainer's id -> seconds that `plan` estimates, with the rows that the nodes before it have left by now."""
     settings, here = settings.for_tenant(chain.tenant), devices_here()[0]
-    outputs = dict(finished_outputs(ended, settings))
+    outputs = dict(read_finished_outputs(ended, settings))
     finished = FinishedNodes(chain, {node_id: outputs.get(node_id) for node_id in chain.order}, ended)
     inputs = Known(
         rows={node_id: counted for node_id, output in outputs.items() if (counted := rows_of(output))},
@@ -96,7 +99,7 @@ def by_plan(chain: ResolvedChain, ended: JsonObject, settings: Settings) -> dict
     }
 
 
-def finished_outputs(ended: Mapping[str, object], settings: Settings) -> Iterator[tuple[str, NodeOutput]]:
+def read_finished_outputs(ended: Mapping[str, object], settings: Settings) -> Iterator[tuple[str, NodeOutput]]:
     """(node, what it left) as the manifests say; one that cannot be read is left out, as if it were not finished."""
     store = ArtifactStore(settings.artifacts)
     for node, key in ended.items():

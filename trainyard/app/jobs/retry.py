@@ -24,7 +24,7 @@ def retry_job(request: requests.RetryInput, context: Context) -> RunResult:
     """
     runs = connect_runs(context.settings)
     row = runs.find_job(request.job, context.caller.tenant)
-    target, parameters = asked_by(row, runs)
+    target, parameters = read_run_request(row, runs)
     tags = tuple(
         tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
     )
@@ -34,7 +34,7 @@ def retry_job(request: requests.RetryInput, context: Context) -> RunResult:
     return start(again, context, own_tags=(*chain, *work))
 
 
-def asked_by(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObject, JsonObject]:
+def read_run_request(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObject, JsonObject]:
     """The target and the parameters that a job was started with."""
     parameters = row["parameters"]
     if "job" in parameters:

@@ -119,6 +119,6 @@ class TailHub:
 HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, TailHub] = WeakKeyDictionary()
 
 
-def hub() -> TailHub:
+def find_hub() -> TailHub:
     """The hub of the running event loop."""
     return HUBS.setdefault(asyncio.get_running_loop(), TailHub())

@@ -18,15 +18,15 @@ SHOWN = ("node", "step", "total_steps", "loss")
 """Of the last trainer, in lists."""
 
 
-def with_files(row: Row, settings: Settings) -> Row:
+def add_files(row: Row, settings: Settings) -> Row:
     """The row of a job with the facts of its resolved chain and the progress of its trainers."""
     folder = settings.runs / row["run_id"]
     trainings = [describe(work, curves_folder(settings)) for work in training_logs_of(folder)]
     progress = {name: trainings[-1][name] for name in SHOWN} if trainings else {}
-    return {**with_chain_facts(row, folder), **progress, "trainings": trainings}
+    return {**add_chain_facts(row, folder), **progress, "trainings": trainings}
 
 
-def with_chain_facts(row: Row, folder: Path) -> Row:
+def add_chain_facts(row: Row, folder: Path) -> Row:
     """The row with the words of its resolved chain, which has every default. Whose it is, its tags say."""
     facts = read_chain_facts(folder)
     return row if facts is None else {**row, **{name: facts[name] for name in WORDS}}

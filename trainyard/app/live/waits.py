@@ -127,16 +127,16 @@ def read_waits(settings: Settings, tenant: str = "") -> dict[str, DeviceWait]:
     return {waiter.run: describe_wait(find_wait(waiter, waiters), settings, tenant) for waiter in waiters if waiter.run}
 
 
-def with_waits(rows: Iterable[Row], settings: Settings, tenant: str = "") -> list[Row]:
+def add_waits(rows: Iterable[Row], settings: Settings, tenant: str = "") -> list[Row]:
     """Return rows of jobs; one that waits has `waiting`, and one that runs says in its detail what it does."""
     listed = list(rows)
     if not any(row["state"] in OPEN for row in listed):
         return listed
     waits = read_waits(settings, tenant)
-    return [with_wait(row, waits.get(row["run_id"]), settings) for row in listed]
+    return [add_wait(row, waits.get(row["run_id"]), settings) for row in listed]
 
 
-def with_wait(row: Row, wait: DeviceWait | None, settings: Settings) -> Row:
+def add_wait(row: Row, wait: DeviceWait | None, settings: Settings) -> Row:
     if row["state"] not in OPEN or row.get("detail") in STOPPING:
         return row
     if wait is None:

@@ -13,7 +13,7 @@ from trainyard.app.plan.resolve import resolve_with_decisions
 from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
-from trainyard.app.tenant_view import error_for, reasons_for
+from trainyard.app.tenant_view import hide_error, hide_reasons
 from trainyard.errors import InvalidInput, Reason, Refused, reason_of
 from trainyard.json_types import JsonObject
 from trainyard.operations.chains import ChainText, CheckInput
@@ -65,17 +65,17 @@ def check_file(target: Path | ChainText, context: Context) -> FileCheck:
         if examined.reasons:
             raise Refused(examined.reasons)
     except Refused as refused:
-        reasons = reasons_for(context.caller, refused.reasons, settings)
+        reasons = hide_reasons(context.caller, refused.reasons, settings)
         return FileCheck(file=str(path), ok=False, reasons=rows_of(reasons))
     except InvalidInput as error:
-        visible_error = error_for(context.caller, error, settings)
+        visible_error = hide_error(context.caller, error, settings)
         row = {**reason_of(visible_error, None, "").as_dict(), "line": str(visible_error)}
         return FileCheck(file=str(path), ok=False, reasons=(row,))
     notes = [f"{decision.node}: {decision.lines()[0]}; the machine that runs it decides" for decision in decisions]
     notes += [f"{node.id}: {text}" for node in chain.nodes for text in list_advice(node.config, settings)]
     notes += list_confinement_notes(chain)
     notes += [f"{text}: a run may still refuse what follows" for text in examined.unread]
-    questions = rows_of(reasons_for(context.caller, examined.shortages, settings))
+    questions = rows_of(hide_reasons(context.caller, examined.shortages, settings))
     return FileCheck(
         file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes), questions=questions
     )

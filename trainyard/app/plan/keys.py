@@ -139,7 +139,7 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
         yield Dependency("run", "", lambda: run_id)
 
 
-def needed_models(node: ResolvedNode, settings: Settings) -> list[str]:
+def list_needed_models(node: ResolvedNode, settings: Settings) -> list[str]:
     """The models that a node loads, as folders or Hub names."""
     config, default = node.config, settings.default_base_model
     match config:

@@ -83,7 +83,7 @@ def probe_data(nodes: FinishedNodes, node: ResolvedNode, scratch: Path, settings
             reference = output.outputs[source.port]
             return ProbeData(source.port, open_reference(reference), reference.sha256, "the rows of the node before it")
     for source in sources:
-        if (data := read_before(nodes, source, scratch, settings)) is not None:
+        if (data := read_reader_rows(nodes, source, scratch, settings)) is not None:
             return data
     config = node.config
     assert isinstance(config, TrainerConfig)
@@ -91,18 +91,18 @@ def probe_data(nodes: FinishedNodes, node: ResolvedNode, scratch: Path, settings
     count = max(LEAST_ROWS, STEPS * rows_per_step(config) * config.launch.processes)
     folder = scratch / "rows"
     folder.mkdir()
-    shapes.write_rows(folder / shapes.ROWS_FILE, port, made_up_rows(port, count, config))
+    shapes.write_rows(folder / shapes.ROWS_FILE, port, make_rows(port, count, config))
     text = f"{count:,} made-up rows of {config.hyperparameters.max_length:,} tokens, as its own are not here yet"
     return ProbeData(port, folder, "", text)
 
 
-def read_before(nodes: FinishedNodes, source: Source, scratch: Path, settings: Settings) -> ProbeData | None:
+def read_reader_rows(nodes: FinishedNodes, source: Source, scratch: Path, settings: Settings) -> ProbeData | None:
     """What the data source before a trainer reads; None where rows are made by another node."""
-    reader = reader_before(nodes.chain, source.node_id)
+    reader = find_reader(nodes.chain, source.node_id)
     if reader is None:
         return None
     assert isinstance(reader.config, DataSourceConfig)
-    result = read_source(limited(reader.config), scratch, settings=settings, report=lambda fraction, text: None)
+    result = read_source(limit_rows(reader.config), scratch, settings=settings, report=lambda fraction, text: None)
     part = result.outputs.get(source.port)
     if part is None:
         return None
@@ -113,23 +113,23 @@ def read_before(nodes: FinishedNodes, source: Source, scratch: Path, settings: S
     )
 
 
-def reader_before(chain: ResolvedChain, node_id: str) -> ResolvedNode | None:
+def find_reader(chain: ResolvedChain, node_id: str) -> ResolvedNode | None:
     """The data source whose rows a node hands on: itself, or through validators."""
     node = chain.node(node_id)
     if isinstance(node.config, DataSourceConfig):
         return node
     if isinstance(node.config, ValidatorConfig):
         before = [source.node_id for port in DATA_PORTS for source in node.inputs.get(port, ())]
-        return reader_before(chain, before[0]) if before else None
+        return find_reader(chain, before[0]) if before else None
     return None
 
 
-def limited(config: DataSourceConfig) -> DataSourceConfig:
+def limit_rows(config: DataSourceConfig) -> DataSourceConfig:
     """The source, read to `MOST_ROWS` rows."""
     return config.model_copy(update={"max_rows": min(config.max_rows or MOST_ROWS, MOST_ROWS)})
 
 
-def made_up_rows(port: Port, count: int, config: TrainerConfig) -> list[Row]:
+def make_rows(port: Port, count: int, config: TrainerConfig) -> list[Row]:
     """Rows of the greatest length; each has at least as many words as it may have tokens."""
     length = config.hyperparameters.max_length
 

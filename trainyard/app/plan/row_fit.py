@@ -80,7 +80,7 @@ def fit_rows(
 
     With `decides` the rows are all that there are. Raises `InvalidInput` as a training on them would.
     """
-    rows = until(deadline, shapes.read_rows(path, port))
+    rows = read_until(deadline, shapes.read_rows(path, port))
     if port in config.stage.facts.instead:
         rows = map(shapes.chosen_side, rows)
     stage = config.stage
@@ -115,7 +115,7 @@ def fit_rows(
     )
 
 
-def until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:
+def read_until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:
     """The first rows, of which at least one is taken."""
     for number, row in enumerate(rows):
         if number and (number >= MOST_ROWS or time.monotonic() > deadline):

@@ -19,35 +19,35 @@ def keep_to_tenant(request: ChainRequest, caller: Caller) -> ChainRequest:
     """What was asked for, as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another tenant."""
     if not caller.tenant:
         return request
-    for named in named_tenants(request):
+    for named in list_named_tenants(request):
         if named != caller.tenant:
             raise Denied(
                 f"The token of {caller.name} is for the tenant {caller.tenant}, and this is for {named}.",
                 do="Leave the tenant out, or use a token that is for it.",
                 code="E-SCOPE",
             )
-    return of_tenant(request, caller.tenant)
+    return set_tenant(request, caller.tenant)
 
 
-def named_tenants(request: ChainRequest) -> Iterator[str]:
+def list_named_tenants(request: ChainRequest) -> Iterator[str]:
     """The tenants that are written in what was asked for; a default is not written."""
     name = request.deployment.partition("/")[0]
     if name == JOB:
-        yield from written(request.parameters["job"])
+        yield from list_written_tenants(request.parameters["job"])
     elif name == WHOLE_CHAIN:
         yield from [request.spec.tenant] if "tenant" in request.spec.model_fields_set else []
         configs = [node.config for node in request.spec.nodes if isinstance(node.config, DeployerConfig)]
         yield from (config.tenant for config in configs if config.tenant is not None)
     else:
-        yield from written(request.parameters.get("publish") or {})
+        yield from list_written_tenants(request.parameters.get("publish") or {})
 
 
-def written(parameters: JsonObject) -> Iterator[str]:
+def list_written_tenants(parameters: JsonObject) -> Iterator[str]:
     if parameters.get("tenant") is not None:
         yield str(parameters["tenant"])
 
 
-def of_tenant(request: ChainRequest, tenant: str) -> ChainRequest:
+def set_tenant(request: ChainRequest, tenant: str) -> ChainRequest:
     """The same with that tenant, in the chain and in what its deployment is given."""
     name, parameters = request.deployment.partition("/")[0], request.parameters
     if name == WHOLE_CHAIN:

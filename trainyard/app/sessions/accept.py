@@ -35,8 +35,8 @@ def accept_session(
     """The record of a new session. Raises `Refused` with every reason, `Denied` (`E-SCOPE`) for another tenant."""
     spec = keep_own_tenant(read_spec(settings_given), settings_given, caller)
     config = trainer_of_session(spec)
-    resolved = resolve_session(located(config, settings), settings.default_base_model)
-    reasons = reasons_against(spec, config, resolved, settings)
+    resolved = resolve_session(locate_base(config, settings), settings.default_base_model)
+    reasons = list_reasons(spec, config, resolved, settings)
     if reasons:
         raise Refused(reasons, what=f"The session was refused for {len(reasons)} reason{'s'[: len(reasons) > 1]}.")
     return SessionRecord(
@@ -68,16 +68,14 @@ def keep_own_tenant(spec: SessionSpec, fields: Mapping[str, object], caller: Cal
     return spec.model_copy(update={"tenant": caller.tenant})
 
 
-def located(config: TrainerConfig, settings: Settings) -> TrainerConfig:
+def locate_base(config: TrainerConfig, settings: Settings) -> TrainerConfig:
     """The config with the whole path of its base: a worker has another working folder than its caller."""
     if config.base_model is None:
         return config
     return config.model_copy(update={"base_model": locate_model(config.base_model, settings)})
 
 
-def reasons_against(
-    spec: SessionSpec, config: TrainerConfig, resolved: TrainerConfig, settings: Settings
-) -> list[Reason]:
+def list_reasons(spec: SessionSpec, config: TrainerConfig, resolved: TrainerConfig, settings: Settings) -> list[Reason]:
     """What the rows of a trainer, those of a session, and this machine say."""
     chain = ChainSpec(name=spec.name, tenant=spec.tenant, nodes=(TrainerNode(type=TRAINER, config=config),))
     reasons = [reason for reason in check(chain) if reason.code != WITHOUT_ROWS]

@@ -40,7 +40,7 @@ def ask_session(context: Context, session: str, header: JsonObject, body: bytes 
     folder = require_session(context, session)
     address = socket_of(folder)
     if address is None:
-        raise not_open(session, read_status(context.settings, session))
+        raise not_open_error(session, read_status(context.settings, session))
     return ask(address, header, body, timeout_s=header.get("wait_s", 0.0) + MARGIN_S)
 
 
@@ -88,7 +88,7 @@ def ask_status(folder: Path) -> dict[str, object] | None:
         return None
 
 
-def not_open(session: str, status: SessionStatus) -> Conflict:
+def not_open_error(session: str, status: SessionStatus) -> Conflict:
     waits = status.state.value == "pending"
     detail = f" ({status.detail})" if status.detail else ""
     return Conflict(

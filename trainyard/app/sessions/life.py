@@ -101,7 +101,7 @@ def create_session(request: requests.CreateSessionInput, context: Context) -> Se
     elif not read_status(context.settings, earlier.id).run:  # its service was killed before it was started
         start(earlier, context, key=key_of(context))
     record = earlier or record
-    return opened(record, context) if request.wait else info_of(record, context.settings)
+    return wait_until_open(record, context) if request.wait else info_of(record, context.settings)
 
 
 def find_earlier(record: SessionRecord, context: Context) -> SessionRecord | None:
@@ -173,7 +173,7 @@ def resume_session(request: requests.ResumeSessionInput, context: Context) -> Se
         f"continues after operation {checkpoint.step}" if checkpoint.path else "has no checkpoint: it begins again"
     )
     start(record, context, checkpoint.step, key=key_of(context, "resume"))
-    return opened(record, context) if request.wait else info_of(record, settings)
+    return wait_until_open(record, context) if request.wait else info_of(record, settings)
 
 
 # Its process
@@ -195,7 +195,7 @@ def start(record: SessionRecord, context: Context, saved: int | None = None, key
         write_status(folder, SessionState.PENDING, NOT_STARTED, run.run_id, started=False, last=last)
 
 
-def opened(record: SessionRecord, context: Context) -> SessionInfo:
+def wait_until_open(record: SessionRecord, context: Context) -> SessionInfo:
     """Wait until a session takes calls. Raises `Unavailable` (`E-SESSION-STATE`) if it ends instead, or takes long."""
     deadline = time.monotonic() + OPEN_WAIT_S
     while time.monotonic() < deadline:
@@ -259,7 +259,7 @@ def info_of(record: SessionRecord, settings: Settings, *, ask_server: bool = Fal
     folder, status = folder_of_session(settings, record.id), read_status(settings, record.id)
     report = ask_status(folder) if status.state is SessionState.OPEN else None
     if ask_server and status.state is SessionState.PENDING and not is_running(settings, record.id):
-        status = checked_at_server(status, settings)
+        status = check_at_server(status, settings)
     counters_now = report or status.last
     counters = {name: counters_now.get(name) for name in SessionCounters.model_fields}
     config = record.config
@@ -270,7 +270,7 @@ def info_of(record: SessionRecord, settings: Settings, *, ask_server: bool = Fal
     )  # fmt: skip
 
 
-def checked_at_server(status: SessionStatus, settings: Settings) -> SessionStatus:
+def check_at_server(status: SessionStatus, settings: Settings) -> SessionStatus:
     """The status of a session that no process has: ended, if its flow run has ended before it began."""
     try:
         state = connect_runs(settings).state_of_run(status.run)

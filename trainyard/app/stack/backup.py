@@ -329,12 +329,12 @@ def restore(request: RestoreInput, context: Context) -> Restored:
             temporary.mkdir(mode=0o700)
             manifest = unpack(request.file, temporary)
             faultpoint("restore.unpacked")
-            require_place(manifest, home)
+            require_same_home(manifest, home)
             tokens = len(TokenFile(temporary).list())
             mark_restored(temporary, request.file)
             flush_tree(DISK, temporary)
             faultpoint("restore.verified")
-            take_place(temporary, target)
+            rename_to_home(temporary, target)
             DISK.fsync_folder(target.parent)
     except BaseException:
         with suppress(OSError):  # the error that is raised says more
@@ -347,7 +347,7 @@ def restore(request: RestoreInput, context: Context) -> Restored:
     )  # fmt: skip
 
 
-def take_place(temporary: Path, home: Path) -> None:
+def rename_to_home(temporary: Path, home: Path) -> None:
     """Rename the folder to the home: an empty one is replaced, any other is refused by the kernel."""
     try:
         temporary.rename(home)
@@ -370,7 +370,7 @@ def require_empty(home: Path) -> None:
         )  # fmt: skip
 
 
-def require_place(manifest: BackupManifest, home: Path) -> None:
+def require_same_home(manifest: BackupManifest, home: Path) -> None:
     if manifest.home != str(home):
         raise InvalidInput(
             f"The backup is of the home {manifest.home}, and this one is {home}.",

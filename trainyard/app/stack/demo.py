@@ -139,7 +139,7 @@ class DemoResult(Response):
 
 
 def run_demo(_: Nothing, context: Context) -> DemoResult:
-    context = at_checkout(context)
+    context = move_to_checkout(context)
     stack_is = up(UpInput(), context)
     if stack_is.auth_file:
         context.say(f"log in at {stack_is.ui_url} with the text in {stack_is.auth_file}")
@@ -154,7 +154,7 @@ def run_demo(_: Nothing, context: Context) -> DemoResult:
     return summarize(result, urls=urls, seconds=seconds)
 
 
-def at_checkout(context: Context) -> Context:
+def move_to_checkout(context: Context) -> Context:
     """The context with relative paths that start at the checkout, where the handbook is."""
     return replace(context, settings=context.settings.model_copy(update={"working_folder": checkout()}))
 

@@ -183,7 +183,7 @@ class Collection:
         """Runs that have ended: as the server says, or by their own result, which says that they completed."""
         assert self.ended is not None
         run_names = self.ended([path.name for path in self.run_folders])
-        return run_names | {path.name for path in self.run_folders if completed(path)}
+        return run_names | {path.name for path in self.run_folders if is_completed(path)}
 
     @cached_property
     def old_runs(self) -> list[Path]:
@@ -197,7 +197,7 @@ class Collection:
     def named_by_runs(self) -> set[str]:
         """Digests that the runs which stay name, and the jobs that have not ended."""
         going = set(self.old_runs)
-        digests = digests_in(file for run in self.run_folders if run not in going for file in records_below(run))
+        digests = find_digests(file for run in self.run_folders if run not in going for file in find_records(run))
         jobs = JobStore(self.settings.home / "jobs")
         live = [Path(job.work).name for job in jobs.records() if job.state in LIVE_JOBS or job.updated >= self.before]
         return digests | set(live)
@@ -212,7 +212,7 @@ class Collection:
         """Work folders without a user. A training names the one in which it continues (`oom.py`): both stay."""
         staying = {work for work in self.trainings if not self.is_old(work) or work.name in self.named_by_runs}
         while True:
-            named = digests_in(file for work in staying for file in work.glob("*.json"))
+            named = find_digests(file for work in staying for file in work.glob("*.json"))
             more = {work for work in self.trainings if work.name in named or not self.may_go(work)} - staying
             if not more:
                 return [work for work in self.trainings if work not in staying]
@@ -240,11 +240,11 @@ class Collection:
         records = [file for work in self.trainings if work not in going for file in work.glob("*.json")]
         records += [*self.settings.adapters.glob(f"*/*/*/{MANIFEST}"), *self.settings.services.glob("*.json")]
         records += [*self.settings.home.glob("tenants/**/*.json"), *self.settings.home.glob("jobs/*.json")]
-        named = self.named_by_runs | digests_in(records)
+        named = self.named_by_runs | find_digests(records)
         staying = {key for key, path in every.items() if key in named or path.stat().st_mtime >= self.before}
         fresh = staying
         while fresh:
-            below = digests_in(every[key] / MANIFEST for key in fresh if (every[key] / MANIFEST).is_file())
+            below = find_digests(every[key] / MANIFEST for key in fresh if (every[key] / MANIFEST).is_file())
             fresh = {key for key in below & every.keys() if key not in staying}
             staying |= fresh
         return [path for key, path in every.items() if key not in staying]
@@ -281,7 +281,9 @@ class Collection:
             return True
         if leftover.kind is LeftoverKind.RUN:
             assert self.ended is not None
-            again = self.is_old(leftover.path) and (completed(leftover.path) or bool(self.ended([leftover.path.name])))
+            again = self.is_old(leftover.path) and (
+                is_completed(leftover.path) or bool(self.ended([leftover.path.name]))
+            )
             return again and discard(leftover.path, self.settings.runs)
         if leftover.kind is LeftoverKind.ARTIFACT:
             store = ArtifactStore(self.settings.artifacts)
@@ -340,7 +342,7 @@ def server_answer(settings: Settings) -> Callable[[Iterable[str]], set[str]]:
         return lambda _ids: set()
 
 
-def completed(run: Path) -> bool:
+def is_completed(run: Path) -> bool:
     """Whether the run's own record says that it completed: nothing can continue it."""
     try:
         result = read_result(run)
@@ -366,11 +368,11 @@ def size_of(path: Path) -> int:
     return sum(status.st_size for status in stats_of(path) if stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
 
 
-def records_below(run: Path) -> list[Path]:
+def find_records(run: Path) -> list[Path]:
     return [path for pattern in RECORDS for path in run.rglob(pattern)]
 
 
-def digests_in(files: Iterable[Path]) -> set[str]:
+def find_digests(files: Iterable[Path]) -> set[str]:
     """Every digest that these files name."""
     digests: set[str] = set()
     for path in files:

@@ -16,8 +16,8 @@ from trainyard.app.exposure import (
     EVERY_ADDRESS,
     Exposure,
     addresses_of,
-    in_host,
-    names_for,
+    format_host,
+    list_host_names,
     read_exposure,
     require_safe,
     warn_of_expiry,
@@ -76,14 +76,14 @@ def up(request: UpInput, context: Context) -> UpOutput:
         stack.choose_working_folder(settings, context.say)
         if exposure is not None and (certificate := require_safe(exposure, everybody=request.no_auth)):
             warn_of_expiry(certificate, context.say)
-        attached = stack.attached(settings, auth=not request.no_auth)
-        with models_served(settings, context.say) as serving:
+        attached = stack.find_attached_server(settings, auth=not request.no_auth)
+        with serve_models(settings, context.say) as serving:
             url = attached or stack.start_server(settings, context.say, auth=not request.no_auth).url
-            asks = not attached and stack.admits(settings, url, context.say, auth=not request.no_auth)
+            asks = not attached and stack.check_login(settings, url, context.say, auth=not request.no_auth)
             service = start_api(settings, url, context.say, request.port)  # starts while the deployments are written
-            if not stack.bootstrapped(settings, url):
+            if not stack.is_bootstrapped(settings, url):
                 bootstrap(settings, url, context.say)
-            worker = stack.running_for(settings, "worker", url) or begin_work(settings, url, context.say)
+            worker = stack.find_running_for(settings, "worker", url) or begin_work(settings, url, context.say)
             watchdog = stack.start_watchdog(settings, url)
             embedded_url = serving.result()
         for line in local.restore_servers(settings):
@@ -99,16 +99,16 @@ def up(request: UpInput, context: Context) -> UpOutput:
         service_url=service.url,
         embedded_url=embedded_url,
         home=str(settings.home),
-        exposed_urls=exposed_urls(settings, service.url, *([] if attached else [url.removesuffix("/api")])),
+        exposed_urls=list_exposed_urls(settings, service.url, *([] if attached else [url.removesuffix("/api")])),
     )
 
 
-def exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
+def list_exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
     """The addresses beyond loopback of servers with these addresses on it."""
     exposure = read_exposure(settings)
     scheme = "https" if exposure is not None and exposure.tls_cert else "http"
     hosts = addresses_of(exposure.host) if exposure is not None and exposure.beyond_loopback else ()
-    return tuple(f"{scheme}://{in_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)
+    return tuple(f"{scheme}://{format_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)
 
 
 def exposure_of(request: UpInput) -> Exposure | None:
@@ -123,7 +123,7 @@ def exposure_of(request: UpInput) -> Exposure | None:
         return None
     cert, key = (str(path.expanduser().absolute()) if path else "" for path in (request.tls_cert, request.tls_key))
     exposure = Exposure(request.host or EVERY_ADDRESS[0], cert, key, request.behind_proxy or "", request.allow_host)
-    names_for(exposure, require_safe(exposure, everybody=request.no_auth))
+    list_host_names(exposure, require_safe(exposure, everybody=request.no_auth))
     return exposure
 
 
@@ -152,7 +152,7 @@ def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def models_served(settings: Settings, say: Callable[[str], None]) -> Iterator[Future[str | None]]:
+def serve_models(settings: Settings, say: Callable[[str], None]) -> Iterator[Future[str | None]]:
     """Start the embedded model server meanwhile, which needs no Prefect; without Prefect it is ended again."""
     was_running = embedded.instance(settings) is not None
     with ThreadPoolExecutor(1) as aside:

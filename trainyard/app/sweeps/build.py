@@ -47,7 +47,7 @@ def build_sweep(request: SweepInput, context: Context) -> SweepSpec:
     trainer, ids = find_trainer(chain, request.trainer), tuple(node.id for node in chain.nodes)
     ranges, fixed = read_parameters(request, ids, written)
     require_one_length(request, ids, written, trainer, ranges)
-    written = with_evaluation(apply_values(written, ids, fixed), ids, trainer, request, context)
+    written = add_evaluation(apply_values(written, ids, fixed), ids, trainer, request, context)
     config = trainer_of(resolve_chain(written, settings), trainer)
     metric = request.asked_metric or (config.eval or EvalSettings()).metric
     rungs = rungs_of(request, config)
@@ -60,7 +60,7 @@ def build_sweep(request: SweepInput, context: Context) -> SweepSpec:
         **request.model_dump(include={"scheduler", "sampler", "seed", "reduction", "parallel"}),
     }  # fmt: skip
     spec = sweep_of(body, request.name, chain.name)
-    check_parameters(spec.chain, ids, ranges, lambda config: pausable(config, spec, settings))
+    check_parameters(spec.chain, ids, ranges, lambda config: resolve_pausable_chain(config, spec, settings))
     refuse_or_wait(resolve_chain(spec.chain, settings), settings, is_job=False, allows=bool)
     return spec
 
@@ -115,7 +115,7 @@ def require_one_length(
             )
 
 
-def with_evaluation(
+def add_evaluation(
     written: ChainSpec, ids: tuple[str, ...], trainer: str, request: SweepInput, context: Context
 ) -> ChainSpec:
     """The chain whose trainer measures the metric at every rung."""
@@ -174,7 +174,7 @@ def rungs_of(request: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
     return rung_steps(steps, request.reduction, math.ceil(first / every) * every)
 
 
-def pausable(written: ChainSpec, spec: SweepSpec, settings: Settings) -> ResolvedChain:
+def resolve_pausable_chain(written: ChainSpec, spec: SweepSpec, settings: Settings) -> ResolvedChain:
     """The resolved chain of a trial. Raises `Refused`, also for a backend that cannot stop at a rung."""
     chain = resolve_chain(written, settings)
     backend = trainer_of(chain, spec.trainer).backend

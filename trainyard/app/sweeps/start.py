@@ -23,15 +23,15 @@ def sweep(request: SweepInput, context: Context) -> SweepReport:
     Raises what `build_sweep` raises, `Conflict` (`E-PARAMETER`) for a name that is taken, `NotFound` (`E-NOT-FOUND`).
     """
     since = time.time()
-    record = find_asked(request, context)
-    run_id, progress = carry_on(record, context.settings)
+    record = find_or_build_record(request, context)
+    run_id, progress = continue_or_start(record, context.settings)
     context.say(f"sweep {record.spec.name}: {progress}, run {run_id}")
     if request.watch:
         connect_runs(context.settings).watch_run(run_id, on_progress=context.on_progress, since=since)
     return show_sweep(ShowSweepInput(name=record.spec.name), context)
 
 
-def find_asked(request: SweepInput, context: Context) -> SweepRecord:
+def find_or_build_record(request: SweepInput, context: Context) -> SweepRecord:
     """The sweep that is there already, or a new record. Raises `InvalidInput` (`E-PARAMETER`)."""
     named = [source for source in (request.file, request.chain, request.continued) if source is not None]
     if len(named) != 1 or (request.continued and request.parameters):
@@ -51,7 +51,7 @@ def find_asked(request: SweepInput, context: Context) -> SweepRecord:
     return SweepRecord(spec=spec, created=time.time())
 
 
-def carry_on(record: SweepRecord, settings: Settings) -> tuple[str, str]:
+def continue_or_start(record: SweepRecord, settings: Settings) -> tuple[str, str]:
     """(run, what it is doing): the run of the sweep continued, or a new one where there is none any more."""
     if record.run_id:
         try:
