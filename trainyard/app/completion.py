@@ -52,7 +52,7 @@ RUN_ID_LENGTH = 36
 
 
 def known_names(kind: str, arguments: Sequence[str]) -> list[str]:
-    """What there is of a kind; `given` has the words of the command before the one that is completed."""
+    """What there is of a kind; `arguments` has the words of the command before the one that is completed."""
     return list(dict.fromkeys(KNOWN[kind](arguments)))
 
 

@@ -106,7 +106,7 @@ def read_text_before(path: Path, offset: int) -> str:
 
 
 def redact_lines(lines: Sequence[str], secret_values: Collection[str] = (), before: str = "") -> list[str]:
-    """Lines of a log with their secrets replaced, as many as were given. `known` are values whatever they look like.
+    """Return the lines of a log with their secrets replaced; `secret_values` are replaced whatever they look like.
 
     A private key that begins in the text `before` the lines is replaced in them, too.
     """
