@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.harness import Row, Sample, finish, size
 from tests.api_process import keep_in_step
-from trainyard.app.live.trainings import with_files
+from trainyard.app.live.trainings import add_files
 from trainyard.app.run_records import RunRecord
 from trainyard.compute.services import free_port, is_healthy
 from trainyard.settings import Settings, load_settings
@@ -77,7 +77,7 @@ def fill(settings: Settings) -> JobIndex:
     record.begin({})
     record.emit("trainer", "job", folder=str(training))
     write_step(training, 0)
-    rows[0] = with_files(rows[0], settings)
+    rows[0] = add_files(rows[0], settings)
     index = JobIndex(settings.home / "live" / "jobs.sqlite3")
     index.put(rows, time.time())
     return index

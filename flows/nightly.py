@@ -16,7 +16,7 @@ from prefect.states import Completed, Failed
 
 from flows.notes import MAX_REPORT_CHARS
 from tasks import corpus, inference_server, knowledge_graph, publish
-from trainyard.app.nights import at_home, unfit_words
+from trainyard.app.nights import add_checkout_root, describe_night_refusals
 from trainyard.data.limited.service import kept_service
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
@@ -41,7 +41,7 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
         config: Streams, budgets, buckets, and which model reads.
     """
     keep_files_private()
-    tenant_settings = at_home(settings().model_copy(update={"tenant": config.tenant}))
+    tenant_settings = add_checkout_root(settings().model_copy(update={"tenant": config.tenant}))
     run = config.window.date_of(flow_run.scheduled_start_time.timestamp())
     try:
         require_trainable(config)  # a form makes the config without `read_night`
@@ -51,7 +51,7 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
                 tenant_settings,
                 say=get_run_logger().info,
                 locked=True,
-                unfit=unfit_words(config, tenant_settings),
+                unfit=describe_night_refusals(config, tenant_settings),
             )
             night = begin(config, world, run, since)
             with kept_service():

@@ -29,7 +29,9 @@ def evaluator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[Nod
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:
     first, run = device_numbers()[:1], context.run.run_id
-    return device_slots(context.settings, run=run, among=first, wanted=context.desired_state, on_wait=context.note_wait)
+    return device_slots(
+        context.settings, run=run, among=first, read_state=context.desired_state, on_wait=context.note_wait
+    )
 
 
 def prepare(context: NodeContext) -> Make:

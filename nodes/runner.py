@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from nodes.summaries import rows_of, summary
 from trainyard.app.live.waits import describe_wait
-from trainyard.app.plan.keys import content_key, needed_models
+from trainyard.app.plan.keys import content_key, list_needed_models
 from trainyard.app.run_records import RunRecord, is_closed_gate, read_events
 from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
@@ -310,7 +310,7 @@ def fetch_models(context: NodeContext) -> None:
     """Download the Hub models that the node loads and that are not on this machine."""
     if context.first(Port.MODEL):  # it trains what the node before it has made
         return
-    for name in needed_models(context.node, context.settings):
+    for name in list_needed_models(context.node, context.settings):
         if resolve_model(name, context.settings).path is None:
             context.say(f"downloading {name} from the Hub")
             download_model(name, context.settings)

@@ -42,7 +42,7 @@ def slot(context: NodeContext) -> Iterator[None]:
     count = context.config(TrainerConfig).launch.processes
     turn = turn_lock(turn_folder(job_of(context), settings))
     with device_slots(
-        settings, count, run=run, turn=turn, wanted=context.desired_state, on_wait=context.note_wait
+        settings, count, run=run, turn=turn, read_state=context.desired_state, on_wait=context.note_wait
     ) as devices:
         context.devices.extend(devices)
         yield

@@ -32,8 +32,8 @@ __all__ = list(EXPORTS)
 def __getattr__(name: str) -> object:
     if name not in EXPORTS:
         raise AttributeError(f"module 'trainyard' has no attribute {name!r}", name=name)
-    place = EXPORTS[name]
-    return pkgutil.resolve_name(place if ":" in place else f"{place}:{name}")
+    target = EXPORTS[name]
+    return pkgutil.resolve_name(target if ":" in target else f"{target}:{name}")
 
 
 def __dir__() -> list[str]:

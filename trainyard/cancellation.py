@@ -124,12 +124,12 @@ def run_process(argv: Sequence[str], *, timeout_s: float, environment: Mapping[s
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, env=environment, **pipes) as process, ended_on_leaving(process.kill):
         try:
-            printed, said = process.communicate(timeout=timeout_s)
+            printed, errors = process.communicate(timeout=timeout_s)
         except BaseException:
             process.kill()
             raise
         if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, argv, printed, said)
+            raise subprocess.CalledProcessError(process.returncode, argv, printed, errors)
     return printed
 
 

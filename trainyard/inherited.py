@@ -36,8 +36,8 @@ class Passed:
 
     def passes(self, name: str) -> bool:
         """Return whether this row passes a variable on; a name that the row lists may look like a secret."""
-        words, plain = self.names.split(), name.removesuffix("__API_KEY_ENV")  # its value is a name, not a key
-        return name in words or (SECRET.search(plain) is None and any(fnmatchcase(name, word) for word in words))
+        patterns, plain = self.names.split(), name.removesuffix("__API_KEY_ENV")  # its value is a name, not a key
+        return name in patterns or (SECRET.search(plain) is None and any(fnmatchcase(name, word) for word in patterns))
 
 
 PASSED = (
@@ -93,12 +93,12 @@ CLOUD = Passed("GOOGLE_APPLICATION_CREDENTIALS GOOGLE_CLOUD_PROJECT CLOUDSDK_*",
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The whole environment of a child that trains, generates, evaluates, reads or serves; `more` is set on top."""
-    return {**chosen(os.environ, PASSED, frozenset(settings().child_variables)), **(more or {})}
+    return {**select_variables(os.environ, PASSED, frozenset(settings().child_variables)), **(more or {})}
 
 
 def cloud_variables() -> dict[str, str]:
     """Return the credentials of the operator's object store; for a child that copies its checkpoints there."""
-    return chosen(os.environ, (CLOUD,), frozenset())
+    return select_variables(os.environ, (CLOUD,), frozenset())
 
 
 def server_environment(*, speaks_with_prefect: bool = False) -> dict[str, str]:
@@ -107,7 +107,7 @@ def server_environment(*, speaks_with_prefect: bool = False) -> dict[str, str]:
     The REST API also gets what it needs to speak with Prefect.
     """
     rows = (*PASSED, SERVER, *([SERVICES] if speaks_with_prefect else []))
-    return chosen(os.environ, rows, frozenset(settings().child_variables))
+    return select_variables(os.environ, rows, frozenset(settings().child_variables))
 
 
 def keep_files_private() -> None:
@@ -117,22 +117,22 @@ def keep_files_private() -> None:
 
 def installer_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment of pip and compilers for a backend's installation: with pip's package indexes."""
-    return {**chosen(os.environ, (*PASSED, INSTALLED), frozenset(settings().child_variables)), **(more or {})}
+    return {**select_variables(os.environ, (*PASSED, INSTALLED), frozenset(settings().child_variables)), **(more or {})}
 
 
-def service_environment(name: str, given: Settings, keys: Iterable[str] = ()) -> dict[str, str]:
+def service_environment(name: str, settings: Settings, keys: Iterable[str] = ()) -> dict[str, str]:
     """Return the environment of a service of `trainyard up`: with Prefect's variables; for the worker also the keys."""
-    listed = frozenset(given.child_variables)
+    listed = frozenset(settings.child_variables)
     if name not in KEY_HOLDERS:
-        return chosen(os.environ, (*PASSED, SERVICES), listed)
-    listed |= {*given.worker_variables, *key_variables(given), *keys}
-    return chosen(os.environ, (*PASSED, SERVICES, WORKER, CLOUD), listed)
+        return select_variables(os.environ, (*PASSED, SERVICES), listed)
+    listed |= {*settings.worker_variables, *key_variables(settings), *keys}
+    return select_variables(os.environ, (*PASSED, SERVICES, WORKER, CLOUD), listed)
 
 
-def key_variables(given: Settings) -> frozenset[str]:
+def key_variables(settings: Settings) -> frozenset[str]:
     """The variables with the keys of the endpoints, and with that of checkpoints."""
-    found = frozenset(one.api_key_env for one in given.endpoints.values() if one.api_key_env)
-    return found | ({name} if (name := key_variable(given.checkpoint_key)) else set())
+    names = frozenset(endpoint.api_key_env for endpoint in settings.endpoints.values() if endpoint.api_key_env)
+    return names | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
 
 
 def key_variable(key: str) -> str:
@@ -145,10 +145,12 @@ def operator_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in PREFECT_KEYS}
 
 
-def chosen(given: Mapping[str, str], rows: Iterable[Passed], listed: AbstractSet[str]) -> dict[str, str]:
+def select_variables(variables: Mapping[str, str], rows: Iterable[Passed], listed: AbstractSet[str]) -> dict[str, str]:
     """The variables that a row passes on, or that are listed by name."""
     table = tuple(rows)
-    passed = {name: value for name, value in given.items() if name in listed or any(row.passes(name) for row in table)}
+    passed = {
+        name: value for name, value in variables.items() if name in listed or any(row.passes(name) for row in table)
+    }
     for name in TERMINALS_OWN - listed:
         passed.pop(name, None)
     exempt_loopback(passed)

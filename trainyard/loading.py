@@ -13,8 +13,8 @@ def load(path: str) -> Any:
     """Return the module, or the object at `module:name`. Raises `ImportError` or `AttributeError` if it is missing."""
     module, name = parse_path(path)
     __import__(module)  # a service asks ten times for each request; the statement's own way is the shortest
-    found = sys.modules[module]
-    return name(found) if name else found
+    target = sys.modules[module]
+    return name(target) if name else target
 
 
 @cache

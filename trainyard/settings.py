@@ -212,7 +212,7 @@ class Settings(MachineSettings):
     @property
     def private_hosts(self) -> tuple[str, ...]:
         """Names of servers that may lead to an address inside this network, as the operator has named them here."""
-        endpoints = (urlsplit(one.base_url).hostname for one in self.endpoints.values())
+        endpoints = (urlsplit(endpoint.base_url).hostname for endpoint in self.endpoints.values())
         return tuple(sorted({"localhost", *self.allow_private_urls, *filter(None, endpoints)}))
 
     @property
@@ -296,7 +296,7 @@ class Settings(MachineSettings):
 
 def is_below(address: str, listed: tuple[str, ...]) -> bool:
     """Whether an address is one of those that are listed, or below one, part for part."""
-    return any(f"{address}/".startswith(f"{one.rstrip('/')}/") for one in listed)
+    return any(f"{address}/".startswith(f"{prefix.rstrip('/')}/") for prefix in listed)
 
 
 @cache

@@ -27,8 +27,8 @@ CURRENT: ContextVar[str] = ContextVar("traceparent", default="")
 
 def current_traceparent() -> str:
     """That of the span that is open here, or that this process was started with; "" without one."""
-    given = CURRENT.get() or os.environ.get(VARIABLE, "")
-    return given if is_traceparent(given) else ""
+    traceparent = CURRENT.get() or os.environ.get(VARIABLE, "")
+    return traceparent if is_traceparent(traceparent) else ""
 
 
 def is_traceparent(text: str) -> bool:
@@ -41,9 +41,9 @@ def trace_id(traceparent: str) -> str:
 
     Cached: each request asks several times about one.
     """
-    found = SHAPE.fullmatch(traceparent)
-    is_valid = found is not None and set(found[1]) != {"0"} and set(found[2]) != {"0"}
-    return found[1] if found is not None and is_valid else ""
+    match = SHAPE.fullmatch(traceparent)
+    is_valid = match is not None and set(match[1]) != {"0"} and set(match[2]) != {"0"}
+    return match[1] if match is not None and is_valid else ""
 
 
 def new_traceparent(parent: str = "") -> str:
@@ -83,8 +83,8 @@ def open_tracer() -> Any:
 
         return make_tracer(EXPORT_TIMEOUT_S)
     except ImportError as error:
-        wanted = next(name for name in ENDPOINTS if os.environ.get(name))
-        print(f"{wanted} is set, and spans are not sent: {error}. pip install 'trainyard[otel]'", file=sys.stderr)
+        variable = next(name for name in ENDPOINTS if os.environ.get(name))
+        print(f"{variable} is set, and spans are not sent: {error}. pip install 'trainyard[otel]'", file=sys.stderr)
         return None
 
 

@@ -177,7 +177,7 @@ def test_a_synchroniser_says_once_that_prefect_is_away_and_is_back(
     messages: list[str] = []
     synchronizer = Synchronizer(here.settings, messages.append)
     with monkeypatch.context() as patch:
-        patch.setattr("trainyard.prefect_api.synchronizing.needs_api_url", lambda _: "http://127.0.0.1:9/api")
+        patch.setattr("trainyard.prefect_api.synchronizing.require_api_url", lambda _: "http://127.0.0.1:9/api")
         assert [synchronizer.attempt() for _ in range(3)] == [False] * 3
     assert synchronizer.attempt()
     assert [line.partition(":")[0] for line in messages] == [

@@ -288,7 +288,7 @@ def test_waiting_for_the_device_ends_with_a_pause(deployed: Settings) -> None:
     run_id = started(deployed, Suspended())
     waited = pytest.raises(TrainingStopped, match="while it waited for the device")
     with slots.device_slots(settings(), among=(0,)), waited as error:
-        slots.device_slots(settings(), among=(0,), wanted=control.wanted_by(run_id)).__enter__()
+        slots.device_slots(settings(), among=(0,), read_state=control.wanted_by(run_id)).__enter__()
     assert error.value.reason == "pause"
 
 

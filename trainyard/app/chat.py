@@ -75,34 +75,38 @@ class Conversation:
 
     client: httpx.Client
     model: str
-    given: ChatInput
+    settings: ChatInput
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def reset(self) -> None:
-        self.messages = [{"role": "system", "content": self.given.system}] if self.given.system else []
+        self.messages = [{"role": "system", "content": self.settings.system}] if self.settings.system else []
 
     def ask(self, question: str, on_text: Callable[[str], None] = ignore) -> str:
         """Return the answer; `on_text` gets as much of it as there is, again and again, while it is written.
 
         Raises `TrainyardError` (`E-SERVER-REFUSED`) when the server refuses the question, or fails while it answers.
         """
-        asked = [*self.messages, {"role": "user", "content": question}]
-        options = {"max_tokens": self.given.max_tokens, "temperature": self.given.temperature, "seed": self.given.seed}
-        body = {"model": self.model, "messages": asked, "stream": True, **options}
+        messages = [*self.messages, {"role": "user", "content": question}]
+        options = {
+            "max_tokens": self.settings.max_tokens,
+            "temperature": self.settings.temperature,
+            "seed": self.settings.seed,
+        }
+        body = {"model": self.model, "messages": messages, "stream": True, **options}
         text = ""
         with self.client.stream("POST", "/v1/chat/completions", json=body, timeout=ANSWER_S) as answer:
             if not answer.is_success:
                 answer.read()
-                raise refused_question(server_message(answer))
+                raise refused_question_error(server_message(answer))
             for line in answer.iter_lines():
                 require_caller()
                 if (chunk := chunk_of(line)) is None:
                     continue
                 if "error" in chunk:
-                    raise refused_question(str(chunk["error"].get("message", chunk["error"])))
-                text += "".join(str(one["delta"].get("content") or "") for one in chunk["choices"])
+                    raise refused_question_error(str(chunk["error"].get("message", chunk["error"])))
+                text += "".join(str(choice["delta"].get("content") or "") for choice in chunk["choices"])
                 on_text(text)
-        self.messages = [*asked, {"role": "assistant", "content": text}]
+        self.messages = [*messages, {"role": "assistant", "content": text}]
         return text
 
 
@@ -111,11 +115,11 @@ def chunk_of(line: str) -> JsonObject | None:
     data = line.removeprefix("data:").strip()
     if not line.startswith("data:") or data == "[DONE]":
         return None
-    found: dict[str, object] = json.loads(data)
-    return found
+    chunk: dict[str, object] = json.loads(data)
+    return chunk
 
 
-def refused_question(why: str) -> TrainyardError:
+def refused_question_error(why: str) -> TrainyardError:
     return TrainyardError(
         f"The model server refused the question: {why}",
         do=f"Ask something shorter, or start again with {RESET}.",
@@ -123,20 +127,20 @@ def refused_question(why: str) -> TrainyardError:
     )
 
 
-def chat(given: ChatInput, context: Context) -> ChatOutput:
+def chat(request: ChatInput, context: Context) -> ChatOutput:
     """Answer each question twice. Raises what `find_served` and `serving` raise."""
-    adapter = find_served(given.adapter, context)
-    questions = questions_of(given, context)
+    adapter = find_served(request.adapter, context)
+    questions = questions_of(request, context)
     try:
         with serving(adapter, context) as (url, base), model_client(url) as client:
-            both = [Conversation(client, name, given) for name in (base, adapter.name)]
+            both = [Conversation(client, name, request) for name in (base, adapter.name)]
             turns = tuple(converse(both, questions, context))
     except httpx.HTTPError as error:
-        raise unreachable(error) from error
+        raise unreachable_error(error) from error
     return ChatOutput(base=base, adapter=adapter.name, turns=turns)
 
 
-def unreachable(error: httpx.HTTPError) -> Unavailable:
+def unreachable_error(error: httpx.HTTPError) -> Unavailable:
     return Unavailable(
         "The model server does not answer any more.",
         why=f"{type(error).__name__}: {error}",
@@ -145,12 +149,12 @@ def unreachable(error: httpx.HTTPError) -> Unavailable:
     )
 
 
-def questions_of(given: ChatInput, context: Context) -> Iterator[str]:
+def questions_of(request: ChatInput, context: Context) -> Iterator[str]:
     """Return the questions of the request, else those of the user. Raises `InvalidInput` (`E-PARAMETER`) without
     any.
     """
-    if given.questions:
-        return iter(given.questions)
+    if request.questions:
+        return iter(request.questions)
     if context.next_input is None:
         raise InvalidInput("There are no questions.", do="Give `questions`.", code="E-PARAMETER")
     return iter(context.next_input, None)
@@ -183,7 +187,10 @@ def ask_both(both: list[Conversation], question: str, context: Context) -> ChatT
         return lambda text: context.on_progress({"event": "answer", "node": node, "text": text})
 
     try:
-        base, adapter = (one.ask(question, report(node)) for one, node in zip(both, ("base", "adapter"), strict=True))
+        base, adapter = (
+            conversation.ask(question, report(node))
+            for conversation, node in zip(both, ("base", "adapter"), strict=True)
+        )
     except TrainyardError as error:
         for conversation, messages in zip(both, before, strict=True):
             conversation.messages = messages
@@ -202,8 +209,8 @@ def serving(adapter: NamedAdapter, context: Context) -> Iterator[tuple[str, str]
         yield url, base
         return
     source = base_of(adapter, context.settings)
-    with own_server(source, adapter, context) as own:
-        yield own, source.name
+    with run_own_server(source, adapter, context) as server_url:
+        yield server_url, source.name
 
 
 def model_client(url: str) -> httpx.Client:
@@ -213,12 +220,12 @@ def model_client(url: str) -> httpx.Client:
 
 def load_adapter(url: str, adapter: NamedAdapter) -> str | None:
     """Load the adapter into a running server, unless it is there; returns its base, None if that is not served."""
-    name, wanted = adapter.name, read_origin(adapter.folder).get("base_sha256")
+    name, sha256 = adapter.name, read_origin(adapter.folder).get("base_sha256")
     with model_client(url) as client:
-        cards: dict[str, dict[str, object]] = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
+        cards: dict[str, dict[str, object]] = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
         if name in cards:
             return str(cards[name]["parent"])
-        base = next((one["id"] for one in cards.values() if wanted and one.get("sha256") == wanted), None)
+        base = next((card["id"] for card in cards.values() if sha256 and card.get("sha256") == sha256), None)
         if base is None:
             return None
         loaded = client.post(LOAD_PATH, json=load_request(name, adapter.folder))
@@ -239,8 +246,8 @@ def base_of(adapter: NamedAdapter, settings: Settings) -> ModelSource:
     """
     origin = read_origin(adapter.folder)
     config = read_json(adapter.folder / "adapter_config.json", "E-ADAPTER-INVALID")
-    given = (origin.get("base_model"), origin.get("base_path"), config.get("base_model_name_or_path"))
-    names = [str(name) for name in dict.fromkeys(given) if name]
+    candidates = (origin.get("base_model"), origin.get("base_path"), config.get("base_model_name_or_path"))
+    names = [str(name) for name in dict.fromkeys(candidates) if name]
     failure: TrainyardError | None = None
     for name in names:
         try:
@@ -257,7 +264,7 @@ def base_of(adapter: NamedAdapter, settings: Settings) -> ModelSource:
 
 
 @contextmanager
-def own_server(base: ModelSource, adapter: NamedAdapter, context: Context) -> Iterator[str]:
+def run_own_server(base: ModelSource, adapter: NamedAdapter, context: Context) -> Iterator[str]:
     """Yield the address of a model server that ends with the block, and with this process."""
     settings = context.settings
     require_room([base], "float32", settings)
@@ -293,19 +300,19 @@ class AskedAnswer(Response):
     adapter_version: str
 
 
-def ask(given: AskInput, context: Context) -> AskedAnswer:
+def ask(request: AskInput, context: Context) -> AskedAnswer:
     """Ask both. Raises what `find_served` and `serving` raise, and `Unavailable` (`E-SERVER-UNREACHABLE`)."""
-    adapter = find_served(given.adapter, context)
-    options = given.model_dump(include={"adapter", "system", "max_tokens", "temperature", "seed"})
+    adapter = find_served(request.adapter, context)
+    options = request.model_dump(include={"adapter", "system", "max_tokens", "temperature", "seed"})
     try:
         with serving(adapter, context) as (url, base), model_client(url) as client:
             both = [Conversation(client, name, ChatInput(**options)) for name in (base, adapter.name)]
-            for one, side in zip(both, ("base", "adapter"), strict=True):
-                one.reset()
-                for turn in given.turns:
-                    one.messages.append({"role": "user", "content": turn.question})
-                    one.messages.append({"role": "assistant", "content": getattr(turn, side)})
-            turn_asked = ask_both(both, given.question, context)
+            for conversation, side in zip(both, ("base", "adapter"), strict=True):
+                conversation.reset()
+                for turn in request.turns:
+                    conversation.messages.append({"role": "user", "content": turn.question})
+                    conversation.messages.append({"role": "assistant", "content": getattr(turn, side)})
+            turn_asked = ask_both(both, request.question, context)
     except httpx.HTTPError as error:
-        raise unreachable(error) from error
+        raise unreachable_error(error) from error
     return AskedAnswer(**turn_asked.model_dump(), base_model=base, adapter_version=adapter.name)

@@ -35,15 +35,15 @@ def install(program: str, shell: str, script: str) -> Path:
     if shell not in PLACES:
         do = f"Put the text of `{program} --show-completion` where {shell} finds it."
         raise InvalidInput(f"Completion cannot be installed for {shell}.", do=do, code="E-PARAMETER")
-    place, start, line = (part.format(program=program, path="{path}") for part in PLACES[shell])
-    path = Path.home() / place
+    location, start, line = (part.format(program=program, path="{path}") for part in PLACES[shell])
+    path = Path.home() / location
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(script, encoding="utf-8")
     if start:
-        read, wanted = Path.home() / start, line.format(path=path)
+        read, source_line = Path.home() / start, line.format(path=path)
         text = read.read_text(encoding="utf-8") if read.is_file() else ""
-        if wanted not in text.splitlines():
-            read.write_text(f"{text.rstrip()}\n{wanted}\n".lstrip(), encoding="utf-8")
+        if source_line not in text.splitlines():
+            read.write_text(f"{text.rstrip()}\n{source_line}\n".lstrip(), encoding="utf-8")
     return path
 
 
@@ -51,21 +51,21 @@ MOST_RUNS = 50
 RUN_ID_LENGTH = 36
 
 
-def known_names(kind: str, given: Sequence[str]) -> list[str]:
-    """Return what there is of a kind; `given` has the words of the command before the one that is completed."""
-    return list(dict.fromkeys(KNOWN[kind](given)))
+def known_names(kind: str, arguments: Sequence[str]) -> list[str]:
+    """Return what there is of a kind; `arguments` has the words of the command before the one that is completed."""
+    return list(dict.fromkeys(KNOWN[kind](arguments)))
 
 
-def recent_runs(_given: Sequence[str]) -> Iterator[str]:
+def recent_runs(_arguments: Sequence[str]) -> Iterator[str]:
     """Ids of runs, the newest first."""
     folder = home_from_environment() / "runs"
-    found = [one for one in folder.glob("*") if len(one.name) == RUN_ID_LENGTH]
-    yield from (one.name for one in sorted(found, key=lambda one: -one.stat().st_mtime)[:MOST_RUNS])
+    paths = [path for path in folder.glob("*") if len(path.name) == RUN_ID_LENGTH]
+    yield from (path.name for path in sorted(paths, key=lambda path: -path.stat().st_mtime)[:MOST_RUNS])
 
 
-def run_names(given: Sequence[str]) -> Iterator[str]:
+def run_names(arguments: Sequence[str]) -> Iterator[str]:
     """Ids of runs, the newest first, then the names that they were given."""
-    ids = list(recent_runs(given))
+    ids = list(recent_runs(arguments))
     yield from ids
     for run_id in ids:
         try:
@@ -76,7 +76,7 @@ def run_names(given: Sequence[str]) -> Iterator[str]:
             yield chain["name"]
 
 
-def chain_names(_given: Sequence[str]) -> Iterator[str]:
+def chain_names(_arguments: Sequence[str]) -> Iterator[str]:
     from trainyard.stores.chain_revisions import ChainStore  # a completion of other words does not need it
 
     store = ChainStore(home_from_environment() / "chains")
@@ -84,69 +84,69 @@ def chain_names(_given: Sequence[str]) -> Iterator[str]:
         yield from (chain.name, chain.id)
 
 
-def night_names(_given: Sequence[str]) -> Iterator[str]:
-    yield from sorted({one.name for one in home_from_environment().glob("tenants/*/nights/*")}, reverse=True)
+def night_names(_arguments: Sequence[str]) -> Iterator[str]:
+    yield from sorted({path.name for path in home_from_environment().glob("tenants/*/nights/*")}, reverse=True)
 
 
-def adapter_names(_given: Sequence[str]) -> Iterator[str]:
+def adapter_names(_arguments: Sequence[str]) -> Iterator[str]:
     """TENANT/ROLE, then each of its versions."""
     root = home_from_environment() / "adapters"
     for role in sorted(root.glob("*/*")):
-        versions = sorted(role.glob("v*/manifest.json"), key=lambda one: (len(one.parent.name), one.parent.name))
+        versions = sorted(role.glob("v*/manifest.json"), key=lambda path: (len(path.parent.name), path.parent.name))
         name = role.relative_to(root).as_posix()
-        yield from ((name, *(f"{name}/{one.parent.name}" for one in versions)) if versions else ())
+        yield from ((name, *(f"{name}/{path.parent.name}" for path in versions)) if versions else ())
 
 
-def tenant_names(_given: Sequence[str]) -> Iterator[str]:
+def tenant_names(_arguments: Sequence[str]) -> Iterator[str]:
     home = home_from_environment()
-    yield from sorted(one.name for folder in ("adapters", "tenants") for one in home.glob(f"{folder}/*"))
+    yield from sorted(path.name for folder in ("adapters", "tenants") for path in home.glob(f"{folder}/*"))
 
 
-def sweep_names(_given: Sequence[str]) -> Iterator[str]:
-    yield from sorted(one.parent.name for one in home_from_environment().glob("sweeps/*/sweep.json"))
+def sweep_names(_arguments: Sequence[str]) -> Iterator[str]:
+    yield from sorted(path.parent.name for path in home_from_environment().glob("sweeps/*/sweep.json"))
 
 
-def session_ids(_given: Sequence[str]) -> Iterator[str]:
-    yield from sorted(one.parent.name for one in home_from_environment().glob("sessions/*/session.json"))
+def session_ids(_arguments: Sequence[str]) -> Iterator[str]:
+    yield from sorted(path.parent.name for path in home_from_environment().glob("sessions/*/session.json"))
 
 
-def template_presets(given: Sequence[str]) -> Iterator[str]:
+def template_presets(arguments: Sequence[str]) -> Iterator[str]:
     """Presets of the template that was given, or of all: deployments/presets/TEMPLATE.PRESET.yaml."""
-    pairs = [one.split(".", 1) for one in sorted(presets()) if "." in one]
+    pairs = [name.split(".", 1) for name in sorted(presets()) if "." in name]
     from trainyard.spec.templates import TEMPLATES  # a completion of other words does not need it
 
-    wanted = [word for word in given if word in TEMPLATES]
-    yield from (preset for template, preset in pairs if not wanted or template in wanted)
+    template_names = [word for word in arguments if word in TEMPLATES]
+    yield from (preset for template, preset in pairs if not template_names or template in template_names)
 
 
-def night_presets(_given: Sequence[str]) -> Iterator[str]:
-    yield from (one for one in sorted(presets()) if "." not in one)
+def night_presets(_arguments: Sequence[str]) -> Iterator[str]:
+    yield from (name for name in sorted(presets()) if "." not in name)
 
 
 def presets() -> list[str]:
-    return [one.stem for one in (project_folder() / "deployments" / "presets").glob("*.yaml")]
+    return [path.stem for path in (project_folder() / "deployments" / "presets").glob("*.yaml")]
 
 
-def templates(_given: Sequence[str]) -> Iterator[str]:
+def templates(_arguments: Sequence[str]) -> Iterator[str]:
     from trainyard.spec.templates import TEMPLATES  # a completion of other words does not need it
 
     yield from TEMPLATES
 
 
-def templates_and_runs(given: Sequence[str]) -> Iterator[str]:
-    yield from templates(given)
-    yield from run_names(given)
+def templates_and_runs(arguments: Sequence[str]) -> Iterator[str]:
+    yield from templates(arguments)
+    yield from run_names(arguments)
 
 
-def schemas(_given: Sequence[str]) -> Iterator[str]:
+def schemas(_arguments: Sequence[str]) -> Iterator[str]:
     from trainyard.app.chains.describe import SCHEMAS  # a completion of other words does not need it
 
     yield from SCHEMAS
 
 
-def upload_names(_given: Sequence[str]) -> Iterator[str]:
-    found = home_from_environment().glob("tenants/*/uploads/*")
-    yield from sorted(entry.name for entry in found if not entry.name.startswith("."))
+def upload_names(_arguments: Sequence[str]) -> Iterator[str]:
+    paths = home_from_environment().glob("tenants/*/uploads/*")
+    yield from sorted(entry.name for entry in paths if not entry.name.startswith("."))
 
 
 KNOWN: dict[str, Callable[[Sequence[str]], Iterator[str]]] = {

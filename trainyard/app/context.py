@@ -76,8 +76,8 @@ def key_of(context: Context, purpose: str = "") -> str:
     """
     if not context.idempotency_key:
         return ""
-    words = (context.caller.tenant, context.caller.token_id, context.idempotency_key, *([purpose] if purpose else []))
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+    parts = (context.caller.tenant, context.caller.token_id, context.idempotency_key, *([purpose] if purpose else []))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def settings_of(context: Context) -> Settings:

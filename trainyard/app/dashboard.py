@@ -22,7 +22,7 @@ class DashboardLink(Response):
     """Seconds of the epoch."""
 
 
-def show_dashboard(_given: Nothing, context: Context) -> DashboardLink:
+def show_dashboard(_request: Nothing, context: Context) -> DashboardLink:
     """Make a link. Raises `Unavailable` (`E-SERVER-UNREACHABLE`) while the REST service is not running."""
     service = stack.running(context.settings, "api")
     if service is None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from trainyard.app import run_folders as finding
 from trainyard.app.artifacts.artifacts import select_artifacts
-from trainyard.app.artifacts.contents import damaged
+from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.context import Context
 from trainyard.app.names import find_artifact, find_run
 from trainyard.app.responses import Response
@@ -138,51 +138,54 @@ class Evaluation(EvaluationVerdict):
     """Versions of the registry that are this adapter."""
 
 
-def list_evaluations(given: EvaluationsInput, context: Context) -> EvaluationList:
+def list_evaluations(request: EvaluationsInput, context: Context) -> EvaluationList:
     """Return a page of the evaluations of the newest runs, by their end. Raises what `select_artifacts` raises."""
-    found, cursor = select_artifacts(given, context, Port.REPORT)
-    found.sort(key=lambda one: one.ended, reverse=True)
-    return EvaluationList(evaluations=tuple(EvaluationVerdict(**verdict_words(one)) for one in found), next=cursor)
+    artifacts, cursor = select_artifacts(request, context, Port.REPORT)
+    artifacts.sort(key=lambda artifact: artifact.ended, reverse=True)
+    return EvaluationList(
+        evaluations=tuple(EvaluationVerdict(**verdict_fields(artifact)) for artifact in artifacts), next=cursor
+    )
 
 
-def verdict_words(one: FoundArtifact) -> JsonObject:
+def verdict_fields(artifact: FoundArtifact) -> JsonObject:
     """Return what a list shows, by the facts that travel with the report."""
-    facts = one.reference.facts if one.reference else {}
+    facts = artifact.reference.facts if artifact.reference else {}
     primary = str(facts.get("primary") or "")
     line = (facts.get("benchmarks") or {}).get(primary) or {}
     return {
-        "run_id": one.run.id, "run_name": one.run.name, "tenant": one.run.tenant, "node": one.node, "ended": one.ended,
-        "available": one.reference is not None, "better": facts.get("better"), "primary": primary,
+        "run_id": artifact.run.id, "run_name": artifact.run.name, "tenant": artifact.run.tenant,
+        "node": artifact.node, "ended": artifact.ended,
+        "available": artifact.reference is not None, "better": facts.get("better"), "primary": primary,
         "improvement": line.get("improvement"), "reasons": facts.get("reasons") or (),
         "cautions": facts.get("cautions") or (), "few_rows": facts.get("few_rows") or (),
         "adapter_sha256": str(facts.get("adapter_sha256") or ""),
     }  # fmt: skip
 
 
-def show_evaluation(given: EvaluationInput, context: Context) -> Evaluation:
+def show_evaluation(request: EvaluationInput, context: Context) -> Evaluation:
     """Raises what `find_artifact` raises, and `Corrupt` (`E-CORRUPT`) for a report that cannot be read."""
     store = finding.open_store(context)
-    one = find_artifact(find_run(given.run, context), given.node, Port.REPORT, store)
-    path = one.folder(store) / REPORT_JSON
+    artifact = find_artifact(find_run(request.run, context), request.node, Port.REPORT, store)
+    path = artifact.folder(store) / REPORT_JSON
     report = read_report(path)
-    kept = {
+    fields = {
         name: report.get(name)
         for name in ("base_model", "baseline", "live", "confidence", "resamples", "notes", "samples", "facts")
     }
     try:
         return Evaluation(
-            **verdict_words(one), **kept, gate=own_fields(EvaluationGate, report["gate"]),
-            benchmarks=tuple(own_fields(EvaluatedBenchmark, line) for line in report["benchmarks"]),
+            **verdict_fields(artifact), **fields, gate=validate_fields(EvaluationGate, report["gate"]),
+            benchmarks=tuple(validate_fields(EvaluatedBenchmark, line) for line in report["benchmarks"]),
             training=report.get("training") or {},
-            adapters=tuple(registered(str(report.get("adapter_sha256") or ""), context)),
+            adapters=tuple(list_registered_versions(str(report.get("adapter_sha256") or ""), context)),
         )  # fmt: skip
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"It is not a report of this version: {error}") from error
+        raise damaged_error(path, f"It is not a report of this version: {error}") from error
 
 
-def own_fields(model: type[Response], given: JsonMapping) -> Any:
+def validate_fields(model: type[Response], values: JsonMapping) -> Any:
     """Return a response of the fields that it has; a report has more, such as the score of each row."""
-    return model.model_validate({name: value for name, value in given.items() if name in model.model_fields})
+    return model.model_validate({name: value for name, value in values.items() if name in model.model_fields})
 
 
 def read_report(path: Path) -> JsonObject:
@@ -190,15 +193,15 @@ def read_report(path: Path) -> JsonObject:
     try:
         value = orjson.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_error(path, str(error)) from error
     if not isinstance(value, dict):
-        raise damaged(path, "It is not a JSON object.")
+        raise damaged_error(path, "It is not a JSON object.")
     return value
 
 
-def registered(sha256: str, context: Context) -> list[str]:
+def list_registered_versions(sha256: str, context: Context) -> list[str]:
     """Return the adapter versions with this digest that the caller may see."""
     if not sha256:
         return []
     versions = AdapterRegistry(context.settings.adapters).list(context.caller.tenant or None)
-    return [one.name for one in versions if one.sha256 == sha256]
+    return [version.name for version in versions if version.sha256 == sha256]

@@ -48,9 +48,9 @@ class Exposure:
 
     def arguments(self) -> list[str]:
         """As options of a command."""
-        given = {"tls-cert": self.tls_cert, "tls-key": self.tls_key, "behind-proxy": self.behind_proxy}
-        words = [word for name, value in given.items() if value for word in (f"--{name}", value)]
-        return ["--host", self.host, *words, *(word for name in self.names for word in ("--allow-host", name))]
+        options = {"tls-cert": self.tls_cert, "tls-key": self.tls_key, "behind-proxy": self.behind_proxy}
+        parts = [word for name, value in options.items() if value for word in (f"--{name}", value)]
+        return ["--host", self.host, *parts, *(word for name in self.names for word in ("--allow-host", name))]
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ def exposure_file(settings: Settings) -> Path:
     return settings.services / "exposure.json"
 
 
-def keep_exposure(settings: Settings, chosen: Exposure | None) -> None:
+def keep_exposure(settings: Settings, exposure: Exposure | None) -> None:
     """Write down what `up --expose` chose; None removes it."""
     path = exposure_file(settings)
-    if chosen is None:
+    if exposure is None:
         path.unlink(missing_ok=True)
     else:
-        write_json_durably(path, versioned("exposure", asdict(chosen)))
+        write_json_durably(path, versioned("exposure", asdict(exposure)))
 
 
 def read_exposure(settings: Settings) -> Exposure | None:
@@ -82,36 +82,36 @@ def read_exposure(settings: Settings) -> Exposure | None:
     path = exposure_file(settings)
     if not path.is_file():
         return None
-    found = read_versioned("exposure", path.read_bytes(), path)
-    return Exposure(**{**found, "names": tuple(found["names"])})
+    fields = read_versioned("exposure", path.read_bytes(), path)
+    return Exposure(**{**fields, "names": tuple(fields["names"])})
 
 
-def require_safe(chosen: Exposure, *, everybody: bool) -> Certificate | None:
+def require_safe(exposure: Exposure, *, everybody: bool) -> Certificate | None:
     """Refuse what would let others in, or show them what is sent. Return the certificate, if there is one.
 
     Raises `InvalidInput` (`E-AUTH`, `E-PARAMETER`).
     """
-    if chosen.beyond_loopback and everybody:
+    if exposure.beyond_loopback and everybody:
         raise InvalidInput(
-            f"The server does not listen on {chosen.host} with --no-auth.",
+            f"The server does not listen on {exposure.host} with --no-auth.",
             why="Everybody who reaches it could start runs on this machine.",
             do="Leave --no-auth out, or use --host 127.0.0.1.", code="E-AUTH",
         )  # fmt: skip
-    if bool(chosen.tls_cert) != bool(chosen.tls_key):
+    if bool(exposure.tls_cert) != bool(exposure.tls_key):
         raise InvalidInput(
             "--tls-cert and --tls-key belong together.", do="Give both: a certificate and its key, as PEM files.",
             code="E-PARAMETER",
         )  # fmt: skip
-    if chosen.behind_proxy:
-        require_address(chosen.behind_proxy)
-    if chosen.beyond_loopback and not chosen.tls_cert and not chosen.behind_proxy:
+    if exposure.behind_proxy:
+        require_address(exposure.behind_proxy)
+    if exposure.beyond_loopback and not exposure.tls_cert and not exposure.behind_proxy:
         raise InvalidInput(
-            f"The server does not listen on {chosen.host} without TLS.",
+            f"The server does not listen on {exposure.host} without TLS.",
             why="Tokens, data and answers could be read on the way.",
             do="Give --tls-cert and --tls-key, or --behind-proxy ADDRESS where a proxy has the TLS.",
             code="E-PARAMETER",
         )  # fmt: skip
-    return read_certificate(Path(chosen.tls_cert), Path(chosen.tls_key)) if chosen.tls_cert else None
+    return read_certificate(Path(exposure.tls_cert), Path(exposure.tls_key)) if exposure.tls_cert else None
 
 
 def require_address(text: str) -> None:
@@ -126,19 +126,21 @@ def require_address(text: str) -> None:
 
 def read_certificate(path: Path, key: Path) -> Certificate:
     """Read a certificate and try it with its key. Raises `InvalidInput` (`E-PARAMETER`)."""
-    for one in (path, key):
+    for file in (path, key):
         try:
-            one.read_bytes()
+            file.read_bytes()
         except OSError as error:
-            raise unusable(f"{one} cannot be read: {error.strerror}.", "Correct the path or its rights.") from error
+            raise exposure_error(
+                f"{file} cannot be read: {error.strerror}.", "Correct the path or its rights."
+            ) from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(path, key, password=refuse_password)
     except (ssl.SSLError, ValueError) as error:
         if "MISMATCH" in str(error):
-            raise unusable(f"{key} is not the key of {path}.", "Give the key that belongs to it.") from error
-        wanted = "Give PEM files: the certificate with those above it, and its key without a password."
-        raise unusable(f"{path} with {key} is not a valid certificate with its key.", wanted) from error
+            raise exposure_error(f"{key} is not the key of {path}.", "Give the key that belongs to it.") from error
+        remedy = "Give PEM files: the certificate with those above it, and its key without a password."
+        raise exposure_error(f"{path} with {key} is not a valid certificate with its key.", remedy) from error
     certificates = load("cryptography.x509:load_pem_x509_certificates")(path.read_bytes())
     return Certificate(str(path), str(key), names_of(certificates[0]), certificates[0].not_valid_after_utc.timestamp())
 
@@ -147,19 +149,27 @@ def refuse_password() -> bytes:
     raise ValueError("the key has a password")
 
 
-def unusable(what: str, do: str) -> InvalidInput:
-    return InvalidInput(what, do=do, code="E-PARAMETER")
+def exposure_error(problem: str, do: str) -> InvalidInput:
+    return InvalidInput(problem, do=do, code="E-PARAMETER")
 
 
 def names_of(certificate: object) -> tuple[str, ...]:
     """Return the names and addresses in a certificate; one with `*` is the name of no host."""
     extension = load("cryptography.x509:SubjectAlternativeName")
     try:
-        found = certificate.extensions.get_extension_for_class(extension).value  # type: ignore[attr-defined]
+        alternatives = certificate.extensions.get_extension_for_class(extension).value  # type: ignore[attr-defined]
     except load("cryptography.x509:ExtensionNotFound"):
         return ()
-    names = [str(name) for name in found.get_values_for_type(load("cryptography.x509:DNSName")) if "*" not in name]
-    return (*names, *(in_host(str(one)) for one in found.get_values_for_type(load("cryptography.x509:IPAddress"))))
+    names = [
+        str(name) for name in alternatives.get_values_for_type(load("cryptography.x509:DNSName")) if "*" not in name
+    ]
+    return (
+        *names,
+        *(
+            format_host(str(address))
+            for address in alternatives.get_values_for_type(load("cryptography.x509:IPAddress"))
+        ),
+    )
 
 
 def warn_of_expiry(certificate: Certificate, say: Callable[[str], None]) -> None:
@@ -177,28 +187,28 @@ def addresses_of(host: str) -> tuple[str, ...]:
     """
     if host in EVERY_ADDRESS:
         kinds = (socket.AF_INET,) if host == EVERY_ADDRESS[0] else (socket.AF_INET, socket.AF_INET6)
-        rows = [one for each in psutil.net_if_addrs().values() for one in each if one.family in kinds]
-        found = [row.address for row in rows if "%" not in row.address and not is_loopback(row.address)]
+        rows = [row for each in psutil.net_if_addrs().values() for row in each if row.family in kinds]
+        addresses = [row.address for row in rows if "%" not in row.address and not is_loopback(row.address)]
     else:
         try:
-            found = [str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+            addresses = [str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
         except OSError as error:
-            raise unusable(f"{host!r} is not an address of this machine: {error}.", "Correct --host.") from error
-        found = [one for one in found if not is_loopback(one)]
-    if not found and not is_loopback(host):
-        raise unusable(f"This machine has no address besides loopback for {host}.", "Correct --host.")
-    return tuple(dict.fromkeys(found))
+            raise exposure_error(f"{host!r} is not an address of this machine: {error}.", "Correct --host.") from error
+        addresses = [address for address in addresses if not is_loopback(address)]
+    if not addresses and not is_loopback(host):
+        raise exposure_error(f"This machine has no address besides loopback for {host}.", "Correct --host.")
+    return tuple(dict.fromkeys(addresses))
 
 
-def in_host(address: str) -> str:
+def format_host(address: str) -> str:
     """Return an address as the Host header has it."""
     return f"[{address}]" if ":" in address else address
 
 
-def names_for(chosen: Exposure, certificate: Certificate | None) -> tuple[str, ...]:
+def list_host_names(exposure: Exposure, certificate: Certificate | None) -> tuple[str, ...]:
     """Return what clients may call this server in the Host header, besides loopback. An address cannot be rebound by
     DNS.
     """
-    addresses = addresses_of(chosen.host) if chosen.beyond_loopback else ()
-    own = () if is_loopback(chosen.host) or chosen.host in EVERY_ADDRESS else (in_host(chosen.host),)
-    return (*map(in_host, addresses), *own, *(certificate.names if certificate else ()), *chosen.names)
+    addresses = addresses_of(exposure.host) if exposure.beyond_loopback else ()
+    host_names = () if is_loopback(exposure.host) or exposure.host in EVERY_ADDRESS else (format_host(exposure.host),)
+    return (*map(format_host, addresses), *host_names, *(certificate.names if certificate else ()), *exposure.names)

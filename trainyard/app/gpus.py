@@ -65,28 +65,28 @@ class GpuList(Response):
     """Processors and memory, and what each running job uses of them."""
 
 
-def show_gpus(given: Nothing, context: Context) -> GpuList:
+def show_gpus(request: Nothing, context: Context) -> GpuList:
     """Return every GPU as it was at most two seconds ago. A caller of one tenant sees the processes of its own jobs."""
     return list_gpus(MONITOR.read(), context)
 
 
-def list_gpus(found: MonitorReading, context: Context) -> GpuList:
+def list_gpus(reading: MonitorReading, context: Context) -> GpuList:
     """Return a reading with the jobs that its processes belong to."""
     owners = owners_of(running_jobs(context))
     return GpuList(
-        state=found.state,
-        gpus=tuple(use_of(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in found.gpus),
-        driver_version=found.driver_version,
-        cuda_version=found.cuda_version,
-        alerts=tuple(full_memory(found, context.settings.gpu_memory_alert_percent)),
+        state=reading.state,
+        gpus=tuple(use_of(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in reading.gpus),
+        driver_version=reading.driver_version,
+        cuda_version=reading.cuda_version,
+        alerts=tuple(describe_full_gpus(reading, context.settings.gpu_memory_alert_percent)),
         devices=tuple(read_devices(context.settings, context.caller.tenant)),
         machine=read_load(owners),
     )
 
 
-def full_memory(found: MonitorReading, percent: int) -> Iterator[str]:
+def describe_full_gpus(reading: MonitorReading, percent: int) -> Iterator[str]:
     """Yield a sentence for each GPU that uses at least so many percent of its memory; 0: none."""
-    for gpu in found.gpus if percent else ():
+    for gpu in reading.gpus if percent else ():
         if 100 * gpu.memory_used_mb >= percent * max(1, gpu.memory_total_mb):
             yield f"GPU {gpu.index} ({gpu.name}) uses {gpu.memory_used_mb:,} of {gpu.memory_total_mb:,} MiB."
 
@@ -95,10 +95,10 @@ def use_of(gpu: GpuReading, owners: dict[int, str], *, only_jobs: bool) -> GpuUs
     clocks: Clocks = gpu.clocks
     read: dict[str, object] = {name: getattr(gpu, name) for name in GpuUse.model_fields if hasattr(gpu, name)}
     read |= {"clock_graphics_mhz": clocks.graphics_mhz, "clock_memory_mhz": clocks.memory_mhz}
-    return GpuUse(**read | {"processes": tuple(by_job(gpu.processes, owners, only_jobs=only_jobs))})
+    return GpuUse(**read | {"processes": tuple(group_by_job(gpu.processes, owners, only_jobs=only_jobs))})
 
 
-def by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *, only_jobs: bool) -> Iterator[GpuJob]:
+def group_by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *, only_jobs: bool) -> Iterator[GpuJob]:
     """Yield the processes of a GPU by their jobs, the others last."""
     jobs: dict[str | None, list[ProcessMemory]] = {}
     for process in processes:
@@ -106,9 +106,9 @@ def by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *, only
     for job in sorted(jobs, key=lambda job: (job is None, job or "")):
         if job is None and only_jobs:
             continue
-        known = [one.memory_mb for one in jobs[job] if one.memory_mb is not None]
-        pids = tuple(sorted(one.pid for one in jobs[job]))
-        yield GpuJob(job=job, memory_mb=sum(known) if len(known) == len(jobs[job]) else None, pids=pids)
+        sizes = [process.memory_mb for process in jobs[job] if process.memory_mb is not None]
+        pids = tuple(sorted(process.pid for process in jobs[job]))
+        yield GpuJob(job=job, memory_mb=sum(sizes) if len(sizes) == len(jobs[job]) else None, pids=pids)
 
 
 def running_jobs(context: Context) -> list[Row]:

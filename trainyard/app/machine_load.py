@@ -35,11 +35,11 @@ class MachineLoad(Response):
 def read_load(owners: dict[int, str]) -> MachineLoad:
     """Return the load now. `owners` has the job of each process."""
     memory = psutil.virtual_memory()
-    one, five, _ = psutil.getloadavg()
+    load_1, load_5, _ = psutil.getloadavg()
     return MachineLoad(
         processors=os.cpu_count() or 1,
-        load_1=round(one, 2),
-        load_5=round(five, 2),
+        load_1=round(load_1, 2),
+        load_5=round(load_5, 2),
         memory_total_mb=memory.total // MIB,
         memory_used_mb=(memory.total - memory.available) // MIB,
         jobs=tuple(use_of_jobs(owners)),
@@ -55,4 +55,4 @@ def use_of_jobs(owners: dict[int, str]) -> list[CpuJob]:
         except psutil.Error:
             continue  # it has ended meanwhile
     jobs = [CpuJob(job=job, memory_mb=sum(sizes) // MIB, processes=len(sizes)) for job, sizes in used.items()]
-    return sorted(jobs, key=lambda one: -one.memory_mb)
+    return sorted(jobs, key=lambda job: -job.memory_mb)

@@ -37,7 +37,7 @@ class MachineSettingList(Response):
     settings: tuple[MachineSetting, ...]
 
 
-def show_settings(given: Nothing, context: Context) -> MachineSettingList:
+def show_settings(request: Nothing, context: Context) -> MachineSettingList:
     """Return every setting. An environment variable wins over the file, and the file over the default."""
     settings, file = context.settings, settings_file()
     in_file = set(tomllib.loads(file.read_text(encoding="utf-8"))) if file.is_file() else set[str]()
@@ -62,14 +62,14 @@ def show_settings(given: Nothing, context: Context) -> MachineSettingList:
 def default_values() -> dict[str, object]:
     """Return what each setting is where nobody gives it; None for a folder that depends on the machine."""
     fields = Settings.model_fields.items()
-    made = {name: None if field.default_factory else field.default for name, field in fields}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in made.items()}
+    defaults = {name: None if field.default_factory else field.default for name, field in fields}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
 
 
 def source_of(name: str, settings: Settings, in_file: set[str]) -> Source:
     """Return where a value comes from."""
     variable = PREFIX + name.upper()
-    if any(one.upper() == variable or one.upper().startswith(variable + NESTED) for one in os.environ):
+    if any(key.upper() == variable or key.upper().startswith(variable + NESTED) for key in os.environ):
         return "environment"
     if name in in_file:
         return "file"

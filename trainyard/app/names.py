@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainyard.app.context import Context
-from trainyard.app.live.jobs import open_index, with_labels
+from trainyard.app.live.jobs import add_labels, open_index
 from trainyard.app.live.manager_jobs import find_recorded
-from trainyard.app.live.trainings import with_files
-from trainyard.app.live.waits import with_waits
+from trainyard.app.live.trainings import add_files
+from trainyard.app.live.waits import add_waits
 from trainyard.app.run_folders import CHAIN_FILE, FoundArtifact, RunFolder, artifacts_of, run_folders
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.app.runs import connect_runs
@@ -54,8 +54,8 @@ def find_job(word: str, context: Context) -> FoundJob:
     Raises as `look_up_job`.
     """
     row, as_of = look_up_job(word, context)
-    (row,) = with_waits([row], context.settings, context.caller.tenant)
-    return FoundJob(with_labels(row, context.settings), as_of)
+    (row,) = add_waits([row], context.settings, context.caller.tenant)
+    return FoundJob(add_labels(row, context.settings), as_of)
 
 
 def look_up_job(word: str, context: Context) -> FoundJob:
@@ -78,7 +78,7 @@ def look_up_job(word: str, context: Context) -> FoundJob:
         if not rows:
             raise
         return FoundJob(require_single(rows, word), fresh.as_of(now))
-    return FoundJob(with_files(row, settings), None)
+    return FoundJob(add_files(row, settings), None)
 
 
 def shortest_name(run_id: str, name: str, context: Context) -> str:
@@ -99,15 +99,15 @@ def require_single(rows: Sequence[JsonObject], word: str) -> JsonObject:
     if not rows:
         raise NotFound(f"There is no job {word!r}.", do="List them by `trainyard jobs list`.", code="E-JOB-NOT-FOUND")
     if len(rows) > 1:
-        raise ambiguous(word, [row["id"] for row in rows])
+        raise ambiguous_error(word, [row["id"] for row in rows])
     return rows[0]
 
 
-def ambiguous(word: str, ids: Sequence[str], order: str = "") -> Conflict:
+def ambiguous_error(word: str, ids: Sequence[str], order: str = "") -> Conflict:
     """Return the error of a word that means several jobs."""
-    shown = ", ".join(ids[:SHOWN_AMBIGUOUS]) + (" …" if len(ids) > SHOWN_AMBIGUOUS else "")
+    text = ", ".join(ids[:SHOWN_AMBIGUOUS]) + (" …" if len(ids) > SHOWN_AMBIGUOUS else "")
     return Conflict(
-        f"{word!r} means several jobs: {shown}.",
+        f"{word!r} means several jobs: {text}.",
         why=f"It is the beginning of several ids, or a name that several runs were given{order}.",
         do="Give the id, or enough of its beginning.",
         code="E-JOB-NOT-FOUND",
@@ -155,7 +155,7 @@ def find_ended_run(word: str, context: Context) -> tuple[RunFolder, RunResult]:
         elif word and (run.id.startswith(lower) or result.id.startswith(lower) or is_named(word, result.name)):
             candidates.append((run, result))
     if len(candidates) > 1:
-        raise ambiguous(word, [result.id or run.id for run, result in candidates], "; the newest is the first")
+        raise ambiguous_error(word, [result.id or run.id for run, result in candidates], "; the newest is the first")
     if not candidates:
         raise NotFound(
             f"There is no ended job {word!r}.",

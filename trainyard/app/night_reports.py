@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainyard.app.artifacts.contents import damaged
+from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.app.run_folders import own_tenant
+from trainyard.app.run_folders import resolve_tenant
 from trainyard.errors import NotFound
 from trainyard.night.phases import BEGUN_FILE
 from trainyard.night.report import REPORT_FILE, NightReport, next_steps, read_report
@@ -54,15 +54,15 @@ class NightDetail(NightLine):
     report: NightReport | None = None
 
 
-def list_night_reports(given: NightsInput, context: Context) -> NightList:
+def list_night_reports(request: NightsInput, context: Context) -> NightList:
     """Return the newest nights, of the caller's tenant or of all."""
-    own = own_tenant(given.tenant, context)
-    if own is None:
+    tenant = resolve_tenant(request.tenant, context)
+    if tenant is None:
         return NightList(nights=())
-    folders = sorted(night_folders(own, context), key=lambda path: (path.name, tenant_of(path)), reverse=True)
+    folders = sorted(night_folders(tenant, context), key=lambda path: (path.name, tenant_of(path)), reverse=True)
     lines = tuple(NightLine(**read_line(path).model_dump(include=set(NightLine.model_fields))) for path in
-                  folders[: given.limit])  # fmt: skip
-    return NightList(nights=lines, more=len(folders) > given.limit)
+                  folders[: request.limit])  # fmt: skip
+    return NightList(nights=lines, more=len(folders) > request.limit)
 
 
 def night_folders(tenant: str, context: Context) -> Iterator[Path]:
@@ -76,20 +76,20 @@ def tenant_of(folder: Path) -> str:
     return folder.parent.parent.name
 
 
-def show_night(given: NightNameInput, context: Context) -> NightDetail:
+def show_night(request: NightNameInput, context: Context) -> NightDetail:
     """Return one night. Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-NAME`), `Corrupt` (`E-CORRUPT`)."""
-    tenant, night = own_tenant(given.tenant, context), checked_name(given.night, "night")
+    tenant, night = resolve_tenant(request.tenant, context), checked_name(request.night, "night")
     if tenant is not None:
         tenant = checked_name(tenant or context.settings.tenant, "tenant")
         folder = tenant_root(context.settings, tenant) / "nights" / night
     if tenant is None or not folder.is_dir():
         raise NotFound(
-            f"There is no night {given.night!r}.", do="List them with `trainyard nightly list`.", code="E-NOT-FOUND"
+            f"There is no night {request.night!r}.", do="List them with `trainyard nightly list`.", code="E-NOT-FOUND"
         )
-    found = read_line(folder)
-    if found.state == UNREADABLE:
-        raise damaged(folder / REPORT_FILE, found.headline)
-    return found
+    detail = read_line(folder)
+    if detail.state == UNREADABLE:
+        raise damaged_error(folder / REPORT_FILE, detail.headline)
+    return detail
 
 
 def read_line(folder: Path) -> NightDetail:
@@ -105,7 +105,7 @@ def read_line(folder: Path) -> NightDetail:
     return NightDetail(
         **named, state=report.state, headline=report.headline, started=report.started or None, seconds=report.seconds,
         window_s=report.window_s, next_steps=tuple(next_steps(report.failures)), report=report,
-        published=tuple(one.version for one in report.phase2.trainings if one.outcome == "published"),
+        published=tuple(training.version for training in report.phase2.trainings if training.outcome == "published"),
     )  # fmt: skip
 
 

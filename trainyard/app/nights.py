@@ -121,12 +121,12 @@ def config_of(config: Path | None, preset: str | None, context: Context) -> Nigh
     return read_night({"tenant": settings.tenant, **value.get("config", value)})
 
 
-def at_home(settings: Settings) -> Settings:
+def add_checkout_root(settings: Settings) -> Settings:
     """Return the same settings, with the checkout as a data root: the shipped sample streams lie there."""
     return settings.model_copy(update={"data_roots": (*settings.data_roots, checkout())})
 
 
-def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
+def list_night_refusals(config: NightConfig, settings: Settings) -> list[Reason]:
     """Return the reasons why this machine cannot carry out a training of the night, from the function that a run
     asks.
     """
@@ -134,60 +134,64 @@ def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
     return locate_reasons(reason for spec in specs for reason in list_refusals(spec, settings))
 
 
-def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:
+def describe_night_refusals(config: NightConfig, settings: Settings) -> Callable[[], str]:
     """Return the same as the note of a night whose markers wait, looked up when the documents are read."""
-    return lambda: "; ".join(reason.line() for reason in unfit_here(config, settings))
+    return lambda: "; ".join(reason.line() for reason in list_night_refusals(config, settings))
 
 
-def run_once(given: requests.RunNightInput, context: Context) -> NightReport:
+def run_once(request: requests.RunNightInput, context: Context) -> NightReport:
     """Return a night; where this machine cannot train with its settings, the markers wait and the report says why."""
-    settings = at_home(context.settings)
-    config = config_of(given.config, given.preset, context)
-    world = make_night_deps(config, settings, say=context.say, unfit=unfit_words(config, settings))
-    run = given.run or config.window.date_of(world.clock.now())
+    settings = add_checkout_root(context.settings)
+    config = config_of(request.config, request.preset, context)
+    world = make_night_deps(config, settings, say=context.say, unfit=describe_night_refusals(config, settings))
+    run = request.run or config.window.date_of(world.clock.now())
     with kept_service():
-        report = run_night(config, world, again_name(world, run) if given.again else run)
+        report = run_night(config, world, choose_new_name(world, run) if request.again else run)
     context.say(report.headline)
     return report
 
 
-def again_name(world: NightDeps, run: str) -> str:
+def choose_new_name(world: NightDeps, run: str) -> str:
     """Return the first of NAME, NAME-2, NAME-3, … that is not done; a night that was killed keeps its name."""
     names = chain([run], (f"{run}-{number}" for number in count(2)))
     return next(name for name in names if not is_done(night_folder(world, name), world.files))
 
 
-def simulate_nights(given: requests.SimulateInput, context: Context) -> Simulated:
-    context.say(f"seed {given.seed}" if given.campaign is None else f"campaign {given.campaign}")
+def simulate_nights(request: requests.SimulateInput, context: Context) -> Simulated:
+    context.say(f"seed {request.seed}" if request.campaign is None else f"campaign {request.campaign}")
 
     def progress(done: int) -> None:
-        fraction = min(1.0, done / given.nights)
+        fraction = min(1.0, done / request.nights)
         context.on_progress({"node": "nights", "event": "progress", "fraction": fraction, "text": f"{done:,}"})
 
-    return Simulated.model_validate(simulate(**vars(given), on_progress=progress), from_attributes=True)
+    return Simulated.model_validate(simulate(**vars(request), on_progress=progress), from_attributes=True)
 
 
-def run_worker(given: requests.WorkerInput, context: Context) -> Worked:
+def run_worker(request: requests.WorkerInput, context: Context) -> Worked:
     """Raises `Refused` where this machine cannot train with the night's settings: a worker does nothing else."""
-    settings = at_home(context.settings)
-    config = for_worker(config_of(given.config, given.preset, context), settings)
-    if reasons := unfit_here(config, settings):
+    settings = add_checkout_root(context.settings)
+    config = for_worker(config_of(request.config, request.preset, context), settings)
+    if reasons := list_night_refusals(config, settings):
         raise Refused(reasons, "This machine cannot train for this night.")
     world = make_night_deps(config, settings, say=context.say)
-    return Worked(trainings=tuple(work(config, world, on=lambda: not given.once)))
+    return Worked(trainings=tuple(work(config, world, on=lambda: not request.once)))
 
 
-def show_nights(given: requests.NightInput, context: Context) -> NightStatus:
-    config = config_of(given.config, given.preset, context)
+def show_nights(request: requests.NightInput, context: Context) -> NightStatus:
+    config = config_of(request.config, request.preset, context)
     root = tenant_root(context.settings, config.tenant)
     nights = sorted((path for path in (root / "nights").glob("*") if path.is_dir()), reverse=True)[:NIGHTS_SHOWN]
     reports = [(path.name, read_report(path, RealFiles())) for path in nights]
-    lines = tuple(one.headline if one else f"Night {name} was begun and has no report." for name, one in reports)
-    states = {**LocalMarkers(root / "markers").states(), **published_states(config, context.settings)}
-    return NightStatus(tenant=config.tenant, nights=lines, markers={name: one.value for name, one in states.items()})
+    lines = tuple(
+        report.headline if report else f"Night {name} was begun and has no report." for name, report in reports
+    )
+    states = {**LocalMarkers(root / "markers").states(), **read_published_states(config, context.settings)}
+    return NightStatus(
+        tenant=config.tenant, nights=lines, markers={name: state.value for name, state in states.items()}
+    )
 
 
-def published_states(config: NightConfig, settings: Settings) -> dict[str, MarkerState]:
+def read_published_states(config: NightConfig, settings: Settings) -> dict[str, MarkerState]:
     """Return the markers in the object store, which every machine sees; empty without one. Raises `Unavailable`."""
     if not settings.weights_store:
         return {}
@@ -203,28 +207,28 @@ def corpora_of(config: NightConfig, settings: Settings) -> Corpora:
 
 def bucket_of(config: NightConfig, name: str | None, method: str) -> BucketSpec:
     """Return the bucket of that name, or the first one of the method. Raises `NotFound` (`E-CORPUS`)."""
-    fitting = [one for one in config.buckets if one.method == method and name in (None, one.name)]
+    fitting = [bucket for bucket in config.buckets if bucket.method == method and name in (None, bucket.name)]
     if not fitting:
-        known = ", ".join(f"{one.name} ({one.method})" for one in config.buckets)
+        text = ", ".join(f"{bucket.name} ({bucket.method})" for bucket in config.buckets)
         raise NotFound(
-            f"There is no {method} bucket {name or ''}.".replace(" .", "."), why=f"There are {known}.",
+            f"There is no {method} bucket {name or ''}.".replace(" .", "."), why=f"There are {text}.",
             do="Name one of them, or add it to the night's config.", code="E-CORPUS",
         )  # fmt: skip
     return fitting[0]
 
 
-def add_commits(given: requests.EngineeringInput, context: Context) -> Added:
+def add_commits(request: requests.EngineeringInput, context: Context) -> Added:
     settings = context.settings
-    config = config_of(given.config, None, context)
-    bucket = bucket_of(config, given.bucket, "sft")
-    place = given.repo.absolute()  # who types the command may read it
+    config = config_of(request.config, None, context)
+    bucket = bucket_of(config, request.bucket, "sft")
+    repository = request.repo.absolute()  # who types the command may read it
     roots = (
-        place.resolve(),
+        repository.resolve(),
         *(root.absolute() for root in data_roots(settings.model_copy(update={"tenant": config.tenant}))),
     )
-    briefs = json.loads(given.briefs.read_text(encoding="utf-8")) if given.briefs is not None else {}
+    briefs = json.loads(request.briefs.read_text(encoding="utf-8")) if request.briefs is not None else {}
     with reading_service() as service:
-        read = service.read_commits(CommitsRequest(place, roots, briefs))
+        read = service.read_commits(CommitsRequest(repository, roots, briefs))
     added = add(config, settings, bucket, lambda corpora: corpora.add(bucket.name, bucket.method, read.values))
     commits, skipped = read.commits, dict(sorted(read.skipped.items()))
     unread = commits - added.added - added.there - sum(skipped.values())
@@ -233,15 +237,17 @@ def add_commits(given: requests.EngineeringInput, context: Context) -> Added:
     return added.model_copy(update={"commits": commits, "skipped": skipped})
 
 
-def add_corrections(given: requests.AddInput, context: Context) -> Added:
-    config = config_of(given.config, None, context)
-    bucket = bucket_of(config, given.bucket, "dpo")
-    if given.file is None:
-        value = {"prompt": given.prompt, "shadow": given.shadow, "verdict": given.verdict}
+def add_corrections(request: requests.AddInput, context: Context) -> Added:
+    config = config_of(request.config, None, context)
+    bucket = bucket_of(config, request.bucket, "dpo")
+    if request.file is None:
+        value = {"prompt": request.prompt, "shadow": request.shadow, "verdict": request.verdict}
         return add(config, context.settings, bucket, lambda corpora: corpora.add(bucket.name, bucket.method, [value]))
-    if not given.file.is_file():
-        raise NotFound(f"The file {str(given.file)!r} does not exist.", do="Correct the path.", code="E-DATA-NOT-FOUND")
-    data = given.file.read_bytes()
+    if not request.file.is_file():
+        raise NotFound(
+            f"The file {str(request.file)!r} does not exist.", do="Correct the path.", code="E-DATA-NOT-FOUND"
+        )
+    data = request.file.read_bytes()
     return add(config, context.settings, bucket, lambda corpora: corpora.add_lines(bucket.name, bucket.method, data))
 
 
@@ -255,8 +261,8 @@ def add(
     return Added(bucket=bucket.name, added=added, there=there, file=str(corpora.file(bucket.name)))
 
 
-def show_corpora(given: requests.NightInput, context: Context) -> CorpusStatus:
-    config = config_of(given.config, given.preset, context)
+def show_corpora(request: requests.NightInput, context: Context) -> CorpusStatus:
+    config = config_of(request.config, request.preset, context)
     corpora = corpora_of(config, context.settings)
     written = any(corpora.file(bucket.name).exists() for bucket in config.buckets)
     with kept_service() if written else nullcontext():  # its process takes a second to start

@@ -23,7 +23,7 @@ REPORT = "report.md"
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown; what would end a cell is escaped."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell(one) for one in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines)
 
 
 def cell(value: object) -> str:
@@ -34,13 +34,13 @@ def plan_markdown(plan: Any) -> str:
     """Return a plan: each node with what is known of it, then why this machine would refuse it."""
     rows = []
     for node in plan.nodes:
-        known = node.estimate
-        memory = "" if known.memory_bytes is None else f"{known.memory_bytes / GIB:.2f} GiB"
-        seconds = "" if known.seconds is None else f"{known.seconds:,.0f} s"
+        estimate = node.estimate
+        memory = "" if estimate.memory_bytes is None else f"{estimate.memory_bytes / GIB:.2f} GiB"
+        seconds = "" if estimate.seconds is None else f"{estimate.seconds:,.0f} s"
         state = "reused" if node.reused else node.problem or "to make"
-        rows.append((node.id, node.type, state, known.rows or "", known.steps or "", memory, seconds))
+        rows.append((node.id, node.type, state, estimate.rows or "", estimate.steps or "", memory, seconds))
     header = ("node", "type", "result", "rows", "steps", "memory", "time")
-    refused = [f"- {one['line']}" for one in plan.refusals]
+    refused = [f"- {refusal['line']}" for refusal in plan.refusals]
     return "\n\n".join(
         part for part in (f"**{plan.chain}** `{plan.digest[:12]}`", table(header, rows), "\n".join(refused)) if part
     )
@@ -49,24 +49,24 @@ def plan_markdown(plan: Any) -> str:
 def check_markdown(check: Any) -> str:
     """Return whether chains would run, with every reason."""
     lines = []
-    for one in check.files:
-        lines += [f"- **{one.file}**: " + (f"ok, {one.nodes} nodes, `{one.digest[:12]}`" if one.ok else "refused")]
-        lines += [f"  - {row['line']}" for row in (*one.questions, *one.reasons)]
+    for file in check.files:
+        lines += [f"- **{file.file}**: " + (f"ok, {file.nodes} nodes, `{file.digest[:12]}`" if file.ok else "refused")]
+        lines += [f"  - {row['line']}" for row in (*file.questions, *file.reasons)]
     return "\n".join(lines)
 
 
 def metrics_svg(metrics: Any) -> str:
     """Return the loss of a job's trainers, of the points that the metrics contain."""
     curves: dict[str, dict[str, object]] = {}
-    for one in metrics.trainings:
-        curves[one.node] = {"losses": [(point.step, point.loss, 0.0) for point in one.points]}
-        curves[f"{one.node} eval"] = {"losses": [(point.step, point.eval_loss, 0.0) for point in one.points]}
+    for training in metrics.trainings:
+        curves[training.node] = {"losses": [(point.step, point.loss, 0.0) for point in training.points]}
+        curves[f"{training.node} eval"] = {"losses": [(point.step, point.eval_loss, 0.0) for point in training.points]}
     return loss_curves(curves)
 
 
 def run_markdown(run: Any) -> str:
     """Return a run: its state, its nodes, its curve and the reports of its evaluators."""
-    rows = [(one.id, one.state.value, f"{one.seconds:.1f}", one.message) for one in run.nodes]
+    rows = [(node.id, node.state.value, f"{node.seconds:.1f}", node.message) for node in run.nodes]
     picture = run_svg(run.run_id)
     parts = [
         f"**{run.name}**: {run.state_text}. {run.message}",
@@ -79,5 +79,5 @@ def run_markdown(run: Any) -> str:
 
 def reports_of(outputs: dict[Port, Reference]) -> list[str]:
     """Return the report of an evaluator, if it is on this machine."""
-    folders = [Path(one.path) for port, one in outputs.items() if port is Port.REPORT]
+    folders = [Path(reference.path) for port, reference in outputs.items() if port is Port.REPORT]
     return [(folder / REPORT).read_text(encoding="utf-8") for folder in folders if (folder / REPORT).is_file()]

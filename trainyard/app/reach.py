@@ -35,34 +35,34 @@ def require_reachable(texts: Iterable[tuple[str, str]], settings: Settings, tena
 
     Raises `Refused` (`R-PATH-ROOT`, `R-URL`).
     """
-    for place, text in texts:
-        if place.rpartition(".")[2] in MODEL_FIELDS:
-            require_model(place, text, settings, tenant)
-        elif is_server_field(place):
-            require_server(place, text, settings)
-        elif is_path_field(place):
-            require_path(place, text, settings, tenant)
+    for field, text in texts:
+        if field.rpartition(".")[2] in MODEL_FIELDS:
+            require_model(field, text, settings, tenant)
+        elif is_server_field(field):
+            require_server(field, text, settings)
+        elif is_path_field(field):
+            require_path(field, text, settings, tenant)
 
 
-def is_path_field(place: str) -> bool:
+def is_path_field(field: str) -> bool:
     """Return whether a field names a file or a folder of this machine from which rows, documents or a template are
     read.
     """
-    parts = place.split(".")
+    parts = field.split(".")
     return parts[-1] in PATH_FIELDS or (len(parts) > 1 and parts[-2] == "files")
 
 
-def require_path(place: str, text: str, settings: Settings, tenant: str) -> None:
+def require_path(field: str, text: str, settings: Settings, tenant: str) -> None:
     """Refuse a hidden file, and for a tenant what its own roots do not contain. Raises `Refused` (`R-PATH-ROOT`)."""
-    if ":" in text.partition("/")[0] or (place.endswith("template") and not text.endswith(".jinja")):
+    if ":" in text.partition("/")[0] or (field.endswith("template") and not text.endswith(".jinja")):
         return  # an address, a set of the Hub, or the name of a renderer
-    own = tenant_roots(settings, tenant) if tenant else data_roots(settings)
+    roots = tenant_roots(settings, tenant) if tenant else data_roots(settings)
     if any(part.startswith(".") and part not in (".", "..") for part in Path(text).parts):
-        raise refuse_path(text, own, place, "has a hidden file or folder in it (its name begins with a dot)")
+        raise refuse_path(text, roots, field, "has a hidden file or folder in it (its name begins with a dot)")
     if not tenant:
         return
     try:
-        resolve_inside(text, own, field=place)
+        resolve_inside(text, roots, field=field)
     except NotFound:
         if tenant == settings.tenant:  # whose runs find relative paths in the operator's working folder, too
             raise
@@ -73,18 +73,20 @@ def tenant_roots(settings: Settings, tenant: str) -> tuple[Path, ...]:
     return (settings.tenant_folder(tenant), *settings.data_roots)
 
 
-def is_server_field(place: str) -> bool:
+def is_server_field(field: str) -> bool:
     """Return whether a field is the address of a server to which a run sends requests."""
-    parts = place.split(".")
+    parts = field.split(".")
     return parts[-1] == "base_url" or (parts[-1] == "url" and "targets" in parts)
 
 
-def require_server(place: str, text: str, settings: Settings) -> None:
+def require_server(field: str, text: str, settings: Settings) -> None:
     """Refuse an address that is neither public nor of a model server of the operator's. Raises `Refused` (`R-URL`)."""
     embedded = find_service(record_path(settings, EMBEDDED))
-    known = [one.base_url for one in settings.endpoints.values()] + ([embedded.url] if embedded is not None else [])
-    if origin_of(text) not in {origin_of(one) for one in known} - {None}:
-        require_public(text, place, allowed=settings.allow_private_urls)
+    urls = [endpoint.base_url for endpoint in settings.endpoints.values()] + (
+        [embedded.url] if embedded is not None else []
+    )
+    if origin_of(text) not in {origin_of(url) for url in urls} - {None}:
+        require_public(text, field, allowed=settings.allow_private_urls)
 
 
 def origin_of(address: str) -> tuple[str, str, int | None] | None:
@@ -98,7 +100,7 @@ def origin_of(address: str) -> tuple[str, str, int | None] | None:
     return (parts.scheme, parts.hostname or "", port) if plain else None
 
 
-def require_model(place: str, text: str, settings: Settings, tenant: str) -> None:
+def require_model(field: str, text: str, settings: Settings, tenant: str) -> None:
     roots = (*(tenant_roots(settings, tenant) if tenant else data_roots(settings)), settings.models)
     looks_like_path = text.startswith(("/", "~", ".")) or ".." in Path(text).parts or "\\" in text
     folder = model_folder(text, settings.for_tenant(tenant)) if len(text) <= 4096 else None
@@ -107,7 +109,7 @@ def require_model(place: str, text: str, settings: Settings, tenant: str) -> Non
     if folder is not None and folder == model_folder(settings.default_base_model, settings):
         return  # what a chain without a base model takes
     if folder is None or not is_inside(folder, roots):
-        raise refuse_path(text, roots, place, "is not a model's folder in the data roots")
+        raise refuse_path(text, roots, field, "is not a model's folder in the data roots")
 
 
 def require_template(target: str | JsonMapping, templates: tuple[str, ...]) -> None:
@@ -120,8 +122,8 @@ def require_template(target: str | JsonMapping, templates: tuple[str, ...]) -> N
     do = "Give the chain itself, or store it by `chains create` and run it by its id."
     why = f"Templates are {', '.join(templates)}." if templates else ""
     if set(target) & set("./\\~"):
-        what = f"{target[:100]!r} is a file, which can only be named on the machine itself."
-        raise Denied(what, why=why, do=do, code="E-LOCAL")
+        problem = f"{target[:100]!r} is a file, which can only be named on the machine itself."
+        raise Denied(problem, why=why, do=do, code="E-LOCAL")
     raise NotFound(f"There is no template {target[:100]!r}.", why=why, do=do, code="E-PARAMETER")
 
 

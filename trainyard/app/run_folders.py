@@ -59,12 +59,12 @@ class RunFolder:
 
     def makes(self, port: Port | None) -> bool:
         """Return whether a node of the chain fills a port."""
-        nodes = [one for one in self.chain.get("nodes") or () if isinstance(one, dict)]
-        return port is None or any(port in (one.get("produces") or ()) for one in nodes)
+        nodes = [node for node in self.chain.get("nodes") or () if isinstance(node, dict)]
+        return port is None or any(port in (node.get("produces") or ()) for node in nodes)
 
     def node_type(self, node: str) -> str:
         nodes = self.chain.get("nodes") or ()
-        return next((str(one["type"]) for one in nodes if isinstance(one, dict) and one.get("id") == node), "")
+        return next((str(entry["type"]) for entry in nodes if isinstance(entry, dict) and entry.get("id") == node), "")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class FoundArtifact:
         """Return where its files are, inside the store of this home whatever its reference says."""
         reference, root = self.reference, store.folder(self.key)
         if reference is None:
-            raise gone(self)
+            raise missing_result_error(self)
         return root if reference.path.name == self.key else resolve_inside(reference.path.name, (root,), field="port")
 
 
@@ -119,10 +119,10 @@ def run_folders(context: Context) -> list[RunFolder]:
     return sorted(found_runs, key=lambda run: (run.began, run.id), reverse=True)
 
 
-def own_tenant(given: str | None, context: Context) -> str | None:
+def resolve_tenant(tenant: str | None, context: Context) -> str | None:
     """Whose records a caller asks for: "" for all, None if they are another tenant's, which are not there."""
-    own = context.caller.tenant
-    return None if own and given not in (None, own) else own or given or ""
+    caller_tenant = context.caller.tenant
+    return None if caller_tenant and tenant not in (None, caller_tenant) else caller_tenant or tenant or ""
 
 
 def artifacts_of(run: RunFolder, store: ArtifactStore) -> Iterator[FoundArtifact]:
@@ -139,7 +139,7 @@ def artifacts_of(run: RunFolder, store: ArtifactStore) -> Iterator[FoundArtifact
         except (Corrupt, Conflict) as error:
             problem = str(error)
         counted = event.get("rows") or {}
-        ports = output.outputs if output else [Port(one) for one in counted if one in set(Port)]
+        ports = output.outputs if output else [Port(port) for port in counted if port in set(Port)]
         for port in ports:
             yield FoundArtifact(
                 run, node, Port(port), event["key"], float(event.get("time") or 0.0), event["event"] == "reused",
@@ -165,12 +165,12 @@ def read_output(store: ArtifactStore, key: str) -> NodeOutput | None:
         raise unreadable_result(key, str(error)) from error
 
 
-def gone(one: FoundArtifact) -> NotFound | Corrupt:
+def missing_result_error(artifact: FoundArtifact) -> NotFound | Corrupt:
     """Return the error for a result whose files are not there."""
-    if one.problem:
-        return unreadable_result(one.key, one.problem)
+    if artifact.problem:
+        return unreadable_result(artifact.key, artifact.problem)
     return NotFound(
-        f"The {one.port.value} of {one.node} is no longer stored.",
+        f"The {artifact.port.value} of {artifact.node} is no longer stored.",
         why="It was removed: by `trainyard gc`, or by hand.",
         do="Run the chain again with --refresh.",
         code="E-NOT-FOUND",

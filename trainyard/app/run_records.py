@@ -249,8 +249,8 @@ def stored_sha256(artifacts: Path, key: str, port: str) -> str:
     manifest = ArtifactStore(artifacts).folder(key) / MANIFEST
     if not manifest.is_file():
         return ""
-    found = read_versioned("artifact", manifest.read_bytes(), manifest)
-    return str(found["output"]["outputs"].get(port, {}).get("sha256") or "")
+    manifest_fields = read_versioned("artifact", manifest.read_bytes(), manifest)
+    return str(manifest_fields["output"]["outputs"].get(port, {}).get("sha256") or "")
 
 
 def read_chain(folder: Path) -> ResolvedChain | None:
@@ -271,9 +271,9 @@ def read_result(folder: Path) -> RunResult | None:
 
 def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
     """Record in the run's events that its trainers were preempted, and print it."""
-    said = []
+    messages = []
     for work in works:
         message = f"The training stopped at step {work.progress().step}; its checkpoint is kept."
         RunRecord(run_folder).emit(work.node, "stopped", message=message, reason="preempt")
-        said.append(f"{work.node}: {message}")
-    return "; ".join(said)
+        messages.append(f"{work.node}: {message}")
+    return "; ".join(messages)

@@ -14,7 +14,7 @@ from threading import Event
 from typing import Protocol, TypedDict
 
 from trainyard.app.run_records import RunResult
-from trainyard.app.services import few_certificates, needs_api_url, prefect_environment
+from trainyard.app.services import few_certificates, prefect_environment, require_api_url
 from trainyard.callbacks import ignore
 from trainyard.compute.events import Event as ProgressEvent
 from trainyard.loading import load
@@ -128,9 +128,9 @@ IMPORTING = threading.RLock()
 def connect_runs(settings: Settings) -> RunsClient:
     """Return the client of the settings' Prefect server.
 
-    Raises what `needs_api_url` raises, before Prefect is imported. Prefect reads its variables when it is imported.
+    Raises what `require_api_url` raises, before Prefect is imported. Prefect reads its variables when it is imported.
     """
-    url = needs_api_url(settings)
+    url = require_api_url(settings)
     os.environ.update(few_certificates(settings, url) | prefect_environment(settings, url))
     with IMPORTING:
         connect: Callable[[Settings], RunsClient] = load(CLIENT)

@@ -71,7 +71,7 @@ class ScriptDraft(Response):
     spec: JsonObject
 
 
-def list_scripts(given: Nothing, context: Context) -> TrainingScriptList:
+def list_scripts(request: Nothing, context: Context) -> TrainingScriptList:
     settings, folder = context.settings, context.settings.home / TEMPLATES_FOLDER
     paths = [path for path in sorted(folder.glob("*.py")) if path.stem != BUILT_IN_NAME]
     return TrainingScriptList(
@@ -92,13 +92,13 @@ def path_of(name: str, settings: Settings) -> Path:
     return template_path(None if name == BUILT_IN_NAME else name, settings)
 
 
-def show_script(given: ScriptNameInput, context: Context) -> TrainingScriptText:
+def show_script(request: ScriptNameInput, context: Context) -> TrainingScriptText:
     """Return a script. Raises `NotFound`, `InvalidInput` (`E-SCRIPT`), also for one that is too large to be shown."""
-    path = path_of(given.name, context.settings)
+    path = path_of(request.name, context.settings)
     require_size(path.stat().st_size)
-    found = facts_of(given.name, path)
+    facts = facts_of(request.name, path)
     text = path.read_text(encoding="utf-8", errors="replace")
-    return TrainingScriptText(**found.model_dump(), text=text, etag=found.sha256[:16])
+    return TrainingScriptText(**facts.model_dump(), text=text, etag=facts.sha256[:16])
 
 
 def require_size(size: int) -> None:
@@ -109,7 +109,7 @@ def require_size(size: int) -> None:
         )  # fmt: skip
 
 
-def save_script(given: SaveScriptInput, context: Context) -> TrainingScriptText:
+def save_script(request: SaveScriptInput, context: Context) -> TrainingScriptText:
     """Write a script, whole. Raises `Denied` (`E-SCRIPT`), `InvalidInput` (`E-SCRIPT`), `Conflict` (`E-SCRIPT`)."""
     settings = context.settings
     if context.caller.remote and not settings.api_edit_scripts:
@@ -118,22 +118,22 @@ def save_script(given: SaveScriptInput, context: Context) -> TrainingScriptText:
             do="Let the operator set `api_edit_scripts = true` in trainyard.toml, or write the file there.",
             code="E-SCRIPT",
         )  # fmt: skip
-    text = given.text if given.file is None else given.file.read_text(encoding="utf-8")
+    text = request.text if request.file is None else request.file.read_text(encoding="utf-8")
     require_size(len(text.encode()))
     require_python(text)
-    if given.name == BUILT_IN_NAME:
+    if request.name == BUILT_IN_NAME:
         raise Conflict("The built-in script is not changed.", do="Save it under another name.", code="E-SCRIPT")
-    path = settings.home / TEMPLATES_FOLDER / f"{given.name}.py"
-    before = facts_of(given.name, path).sha256[:16] if path.is_file() else ""
-    if before != given.if_match.strip('"') and (context.caller.remote or given.if_match):
+    path = settings.home / TEMPLATES_FOLDER / f"{request.name}.py"
+    before = facts_of(request.name, path).sha256[:16] if path.is_file() else ""
+    if before != request.if_match.strip('"') and (context.caller.remote or request.if_match):
         changed = "was written meanwhile" if before else "is not there any more"
         raise Conflict(
-            f"The script {given.name} {changed}.", why="It is not the one that was read.",
+            f"The script {request.name} {changed}.", why="It is not the one that was read.",
             do="Read it again, then save.", code="E-SCRIPT",
         )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(DISK, path, text.encode())
-    return show_script(ScriptNameInput(name=given.name), context)
+    return show_script(ScriptNameInput(name=request.name), context)
 
 
 def require_python(text: str) -> None:
@@ -148,25 +148,25 @@ def require_python(text: str) -> None:
         ) from error  # fmt: skip
 
 
-def draft_script(given: DraftScriptInput, context: Context) -> ScriptDraft:
+def draft_script(request: DraftScriptInput, context: Context) -> ScriptDraft:
     """Return the script of a trainer and its spec; the rows are read when it runs.
 
     Raises `NotFound` (`E-NODE`), `Refused` (the built-in script does not carry out this training); over a network also
     `Denied` (`E-LOCAL`) for a file, which is not looked for.
     """
     if context.caller.remote:
-        require_template(given.target, NAMES)
-    chain = resolve_chain(parse_request(given.target, given.parameters).spec, context.settings)
-    node = trainer_of(chain, given.node)
+        require_template(request.target, NAMES)
+    chain = resolve_chain(parse_request(request.target, request.parameters).spec, context.settings)
+    node = trainer_of(chain, request.node)
     config = node.config
     assert isinstance(config, TrainerConfig), "found by its type"
-    own = config.launch.script if config.backend is BackendName.SCRIPT else None
+    script = config.launch.script if config.backend is BackendName.SCRIPT else None
     config = config.model_copy(
-        update={"backend": BackendName.SCRIPT, "launch": config.launch.model_copy(update={"script": own})}
+        update={"backend": BackendName.SCRIPT, "launch": config.launch.model_copy(update={"script": script})}
     )
     base = str(config.base_model or context.settings.default_base_model)
     job = job_for(config, base, context.settings, data={}, run=chain.digest[:12], node=node.id)
     if reasons := SCRIPT.reasons(job):
         raise Refused(reasons)
-    text = path_of(own or BUILT_IN_NAME, context.settings).read_text(encoding="utf-8", errors="replace")
-    return ScriptDraft(node=node.id, script=own or BUILT_IN_NAME, text=text, spec=files.plain_spec(job))
+    text = path_of(script or BUILT_IN_NAME, context.settings).read_text(encoding="utf-8", errors="replace")
+    return ScriptDraft(node=node.id, script=script or BUILT_IN_NAME, text=text, spec=files.plain_spec(job))

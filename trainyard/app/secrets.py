@@ -62,11 +62,11 @@ def find_secrets(text: str) -> list[tuple[int, int]]:
         return []
     from trainyard.data.quality import detectors  # most texts do not come this far, and its patterns take time
 
-    places = [found.span() for found in USER_INFO.finditer(text)] if "://" in text else []
+    spans = [match.span() for match in USER_INFO.finditer(text)] if "://" in text else []
     if detectors.may_have_key(text):
-        places += detectors.find_keys(text)
-    places += detectors.find_private_keys(text)
-    return merge_places(places)
+        spans += detectors.find_keys(text)
+    spans += detectors.find_private_keys(text)
+    return merge_spans(spans)
 
 
 def redact_text(text: str) -> str:
@@ -82,15 +82,17 @@ def known_secrets(settings: Settings) -> tuple[str, ...]:
     Those of the settings (`api_key_env` of endpoints, `databases`) are among them whatever their names.
     """
     endpoints = settings.endpoints.values()
-    own = {one.api_key_env for one in endpoints if one.api_key_env} | set(settings.databases.values())
+    setting_names = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env} | set(
+        settings.databases.values()
+    )
     named = {name for name in os.environ if NAMED_SECRET.search(name)} - {"PWD"}  # the shell's working folder
-    values = [os.environ[name] for name in own | named if name in os.environ]
+    values = [os.environ[name] for name in setting_names | named if name in os.environ]
     text = read_auth(settings) or ""
-    found = {one for one in (*values, text, text.partition(":")[2]) if len(one) >= KNOWN_CHARS}
-    return tuple(sorted(found))
+    secret_values = {value for value in (*values, text, text.partition(":")[2]) if len(value) >= KNOWN_CHARS}
+    return tuple(sorted(secret_values))
 
 
-def text_before(path: Path, offset: int) -> str:
+def read_text_before(path: Path, offset: int) -> str:
     """Return what is before a place of a log, if a private key may begin there; else nothing."""
     if not offset:
         return ""
@@ -103,56 +105,56 @@ def text_before(path: Path, offset: int) -> str:
     return data.decode("utf-8", "replace") if b"PRIVATE KEY" in data else ""
 
 
-def redact_lines(lines: Sequence[str], known: Collection[str] = (), before: str = "") -> list[str]:
-    """Lines of a log with their secrets replaced, as many as were given. `known` are values whatever they look like.
+def redact_lines(lines: Sequence[str], secret_values: Collection[str] = (), before: str = "") -> list[str]:
+    """Return the lines of a log with their secrets replaced; `secret_values` are replaced whatever they look like.
 
     A private key that begins in the text `before` the lines is replaced in them, too.
     """
     if before and lines:
-        return redact_lines([*before.split("\n"), *lines], known)[-len(lines) :]
+        return redact_lines([*before.split("\n"), *lines], secret_values)[-len(lines) :]
     text = "\n".join(lines)
-    places = [found.span() for value in known if value in text for found in re.finditer(re.escape(value), text)]
+    spans = [match.span() for value in secret_values if value in text for match in re.finditer(re.escape(value), text)]
     if BLOCK_MARK.search(text):
-        places += find_secrets(text)
+        spans += find_secrets(text)
     else:
         starts = [0, *accumulate(len(line) + 1 for line in lines)]
-        for number in dict.fromkeys(bisect_right(starts, place) - 1 for place in suspicious_places(text)):
-            places += [(starts[number] + one, starts[number] + end) for one, end in find_secrets(lines[number])]
-    return cut_out(lines, merge_places(places)) if places else list(lines)
+        for number in dict.fromkeys(bisect_right(starts, position) - 1 for position in find_suspicious_positions(text)):
+            spans += [(starts[number] + start, starts[number] + end) for start, end in find_secrets(lines[number])]
+    return cut_spans(lines, merge_spans(spans)) if spans else list(lines)
 
 
-def suspicious_places(text: str) -> Iterator[int]:
+def find_suspicious_positions(text: str) -> Iterator[int]:
     """Yield where a key, a token or a login may be: a sixth of the time of looking at every line, and none is
     missed.
     """
     from trainyard.data.quality.detectors import LEAST_CHANGES, PREFIXES, changes  # its patterns take time
 
     prefixes = re.compile("|".join(map(re.escape, PREFIXES)))
-    for found in LONG_RUN.finditer(text):
-        if changes(found[0]) >= LEAST_CHANGES or prefixes.search(found[0]):
-            yield found.start()
-    yield from (found.start() for found in re.finditer("://", text))
+    for run in LONG_RUN.finditer(text):
+        if changes(run[0]) >= LEAST_CHANGES or prefixes.search(run[0]):
+            yield run.start()
+    yield from (match.start() for match in re.finditer("://", text))
 
 
-def cut_out(lines: Sequence[str], places: Sequence[tuple[int, int]]) -> list[str]:
+def cut_spans(lines: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[str]:
     """Lines without what is at some places of the text that they make; a place may reach over several lines."""
-    kept, start, first = [], 0, 0
+    redacted_lines, start, first = [], 0, 0
     for line in lines:
         stop, parts, at = start + len(line), [], start
-        while first < len(places) and places[first][1] <= start:
+        while first < len(spans) and spans[first][1] <= start:
             first += 1
-        for one, end in takewhile(lambda place: place[0] < stop, islice(places, first, None)):  # noqa: B023 - used at once
-            parts += [line[at - start : max(0, one - start)], REDACTED]
+        for begin, end in takewhile(lambda span: span[0] < stop, islice(spans, first, None)):  # noqa: B023 - used at once
+            parts += [line[at - start : max(0, begin - start)], REDACTED]
             at = min(end, stop)
-        kept.append("".join([*parts, line[at - start :]]))
+        redacted_lines.append("".join([*parts, line[at - start :]]))
         start = stop + 1
-    return kept
+    return redacted_lines
 
 
-def merge_places(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Places in order and apart from each other."""
     apart: list[tuple[int, int]] = []
-    for start, end in sorted(places):
+    for start, end in sorted(spans):
         if apart and start < apart[-1][1]:
             apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
         else:
@@ -164,7 +166,7 @@ def merge_places(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 class RedactedRecords:
     """A filter of `logging` that replaces the secrets of messages and tracebacks."""
 
-    known: tuple[str, ...]
+    secret_values: tuple[str, ...]
 
     def filter(self, record: logging.LogRecord) -> bool:
         if (text := self.redact(written := record.getMessage())) != written:
@@ -177,7 +179,7 @@ class RedactedRecords:
         return True
 
     def redact(self, text: str) -> str:
-        return "\n".join(redact_lines(text.split("\n"), self.known))
+        return "\n".join(redact_lines(text.split("\n"), self.secret_values))
 
 
 def redact_logs(settings: Settings) -> None:
@@ -208,11 +210,11 @@ def redact_items(value: Any, name: str, depth: int) -> Any:
     if is_numbers(value):
         return first_numbers(value)
     items = list(value.items() if isinstance(value, Mapping) else value)
-    kept, left = items[:MAX_ITEMS], len(items) - MAX_ITEMS
+    first_items, left = items[:MAX_ITEMS], len(items) - MAX_ITEMS
     if isinstance(value, Mapping):
-        shown = {cut(str(key)): redact_value(one, str(key), depth + 1) for key, one in kept}
-        return shown | ({"…": f"{left:,} more"} if left > 0 else {})
-    rows = [first_numbers(one) if is_numbers(one) else redact_value(one, name, depth + 1) for one in kept]
+        members = {cut(str(key)): redact_value(item, str(key), depth + 1) for key, item in first_items}
+        return members | ({"…": f"{left:,} more"} if left > 0 else {})
+    rows = [first_numbers(item) if is_numbers(item) else redact_value(item, name, depth + 1) for item in first_items]
     return [*rows, f"… {left:,} more"] if left > 0 else rows
 
 
@@ -236,10 +238,10 @@ def cut(text: str) -> str:
 
 def refuse_secrets(texts: Iterable[tuple[str, str]]) -> None:
     """Refuse texts with a secret, given with their places. Raises `InvalidInput` (`E-PARAMETER`) without the secret."""
-    for place, text in texts:
+    for field, text in texts:
         if any(map(find_secrets, pieces_of(text))):
             raise InvalidInput(
-                f"{place} contains what looks like a key, a token or a password.",
+                f"{field} contains what looks like a key, a token or a password.",
                 why="What a request contains is written to records, logs and Prefect's database.",
                 do="Put it into an environment variable of the service or into an endpoint of trainyard.toml, "
                 "and give the name.",
@@ -258,23 +260,23 @@ def texts_of_request(request: BaseModel) -> list[tuple[str, str]]:
     return list(texts_of({name: getattr(request, name) for name in request.model_fields_set}))
 
 
-def texts_of(value: object, place: str = "") -> Iterator[tuple[str, str]]:
+def texts_of(value: object, path: str = "") -> Iterator[tuple[str, str]]:
     """(place, text) of every text below a value, names of keys included. Does not call itself: values may be deep."""
-    waiting = [(place, value)]
+    waiting = [(path, value)]
     while waiting:
-        where, one = waiting.pop()
-        if isinstance(one, str):
-            yield where or "the request", one
-        elif type(one) in NUMBERS:
+        where, item = waiting.pop()
+        if isinstance(item, str):
+            yield where or "the request", item
+        elif type(item) in NUMBERS:
             continue
-        elif isinstance(one, (list, tuple)):
-            waiting += [(where, each) for each in one if type(each) not in NUMBERS and not is_numbers(each)]
-        elif isinstance(one, PurePath):
-            yield where, str(one)
-        elif isinstance(one, BaseModel):
-            waiting += [(f"{where}.{key}".strip("."), getattr(one, key)) for key in one.model_fields_set]
-        elif isinstance(one, Mapping):
-            waiting += [(f"{where}.{cut(str(key))}".strip("."), each) for key, each in one.items()]
-            waiting += [(f"a key of {where}", key) for key in one if isinstance(key, str)]
-        elif isinstance(one, set | frozenset):
-            waiting += [(where, each) for each in one]
+        elif isinstance(item, (list, tuple)):
+            waiting += [(where, each) for each in item if type(each) not in NUMBERS and not is_numbers(each)]
+        elif isinstance(item, PurePath):
+            yield where, str(item)
+        elif isinstance(item, BaseModel):
+            waiting += [(f"{where}.{key}".strip("."), getattr(item, key)) for key in item.model_fields_set]
+        elif isinstance(item, Mapping):
+            waiting += [(f"{where}.{cut(str(key))}".strip("."), each) for key, each in item.items()]
+            waiting += [(f"a key of {where}", key) for key in item if isinstance(key, str)]
+        elif isinstance(item, set | frozenset):
+            waiting += [(where, each) for each in item]

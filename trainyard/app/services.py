@@ -128,23 +128,23 @@ def few_certificates(settings: Settings, api_url: str) -> dict[str, str]:
 
 def profile_variables(settings: Settings) -> list[str]:
     """Return the variables with the keys of the model servers of nights, as the operator's profiles name them."""
-    found = []
+    names = []
     for path in (settings.home / "profiles").glob("*.yaml"):
         try:
-            given = yaml.safe_load(path.read_text(encoding="utf-8"))
+            profile = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
             continue  # a night that wants this profile says what is wrong with it
-        if isinstance(given, dict) and isinstance(given.get("api_key_env"), str):
-            found.append(given["api_key_env"])
-    return found
+        if isinstance(profile, dict) and isinstance(profile.get("api_key_env"), str):
+            names.append(profile["api_key_env"])
+    return names
 
 
 def service_environment(settings: Settings, api_url: str, name: str = "server") -> dict[str, str]:
     """Return a service's environment: Trainyard's variables over the caller's, with the caller's server settings."""
     keys = profile_variables(settings) if name in inherited.KEY_HOLDERS else ()
-    given = inherited.service_environment(name, settings, keys)
+    variables = inherited.service_environment(name, settings, keys)
     return {
-        **{key: value for key, value in given.items() if not key.startswith(PREFIX)},
+        **{key: value for key, value in variables.items() if not key.startswith(PREFIX)},
         **few_certificates(settings, api_url),
         **prefect_environment(settings, api_url),
         **({CONSOLE_FORMATTER: "json"} if settings.log_format == "json" else {}),
@@ -177,7 +177,7 @@ def asks_for_auth(api_url: str) -> bool:
     try:
         return get(f"{api_url}/version", 30).status_code == httpx.codes.UNAUTHORIZED
     except httpx.HTTPError as error:
-        raise unreachable(api_url) from error
+        raise unreachable_error(api_url) from error
 
 
 def is_own(settings: Settings, api_url: str) -> bool:
@@ -188,12 +188,12 @@ def is_own(settings: Settings, api_url: str) -> bool:
 
 def external_api_url(settings: Settings) -> str | None:
     """Return the caller's PREFECT_API_URL, unless it is what `trainyard env` exported for the server of this home."""
-    given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    url = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     exported = os.environ.get("PREFECT_HOME") == str(settings.prefect_home)
-    return None if not given or exported or is_own(settings, given) else given
+    return None if not url or exported or is_own(settings, url) else url
 
 
-def attached(settings: Settings, *, auth: bool) -> str | None:
+def find_attached_server(settings: Settings, *, auth: bool) -> str | None:
     """Return the external server that `up` uses; None for one of its own. Raises `Unavailable` if it does not answer.
 
     Raises `InvalidInput` (`E-AUTH`) for `--no-auth`, which belongs to the `up` that starts that server.
@@ -209,11 +209,11 @@ def attached(settings: Settings, *, auth: bool) -> str | None:
             code="E-AUTH",
         )
     if not services.is_healthy(url, timeout_s=10):
-        raise unreachable(url)
+        raise unreachable_error(url)
     return url
 
 
-def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
+def check_login(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
     """Return whether this home's server asks for credentials. It must accept this home's, and match a new server.
 
     Raises `Unavailable` (`E-AUTH`, `E-SERVER-UNREACHABLE`) or `Conflict` (`E-SERVER-RUNS`).
@@ -221,7 +221,7 @@ def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
     asks = asks_for_auth(url)
     refuse_other_access(settings, asks=asks, auth=auth)
     if asks and status_of(settings, url, "version") == httpx.codes.UNAUTHORIZED:
-        raise locked_out(settings, url)
+        raise locked_out_error(settings, url)
     if not asks:
         why = (
             "as it was started; `trainyard down`, then `trainyard up` turns authentication on" if auth else "--no-auth"
@@ -232,11 +232,11 @@ def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
 
 def api_url(settings: Settings) -> str | None:
     """Return where the Prefect server of this home is: the caller's PREFECT_API_URL, else the one that we started."""
-    own = running(settings, "server")
-    return external_api_url(settings) or (own.url if own else None)
+    server = running(settings, "server")
+    return external_api_url(settings) or (server.url if server else None)
 
 
-def needs_api_url(settings: Settings) -> str:
+def require_api_url(settings: Settings) -> str:
     """Like `api_url`, but the server has to answer and to accept the credentials.
 
     Raises `Unavailable` (`E-NO-SERVER`, `E-SERVER-UNREACHABLE`, `E-AUTH`).
@@ -244,9 +244,9 @@ def needs_api_url(settings: Settings) -> str:
     url = known_api_url(settings)
     status = status_of(settings, url, "version" if is_own(settings, url) else "health")
     if status == httpx.codes.UNAUTHORIZED:
-        raise locked_out(settings, url)
+        raise locked_out_error(settings, url)
     if status != httpx.codes.OK:
-        raise unreachable(url)
+        raise unreachable_error(url)
     return url
 
 
@@ -257,7 +257,7 @@ def known_api_url(settings: Settings) -> str:
     raise no_server(settings)
 
 
-def locked_out(settings: Settings, url: str) -> Unavailable:
+def locked_out_error(settings: Settings, url: str) -> Unavailable:
     return Unavailable(
         f"The Prefect server at {url} does not accept the string in {auth_file(settings)}.",
         why="The file was changed or removed while the server was running.",
@@ -268,11 +268,11 @@ def locked_out(settings: Settings, url: str) -> Unavailable:
 
 def no_server(settings: Settings) -> Unavailable:
     """`E-NO-SERVER`, with the servers of other homes that are running."""
-    others = servers_of_other_homes(settings)
-    instead = "".join(f", or use the other with `export TRAINYARD_HOME={home}`" for home in others)
+    other_servers = servers_of_other_homes(settings)
+    instead = "".join(f", or use the other with `export TRAINYARD_HOME={home}`" for home in other_servers)
     return Unavailable(
         f"No Prefect server of the home {settings.home} is running.",
-        why=" ".join(f"One of the home {home} answers at {url}." for home, url in others.items()),
+        why=" ".join(f"One of the home {home} answers at {url}." for home, url in other_servers.items()),
         do=f"Run `trainyard up`{instead}.",
         code="E-NO-SERVER",
     )
@@ -280,7 +280,7 @@ def no_server(settings: Settings) -> Unavailable:
 
 def servers_of_other_homes(settings: Settings) -> dict[Path, str]:
     """Home -> address of the Prefect servers that `trainyard up` started for other homes of this user."""
-    found = {}
+    urls = {}
     for process in psutil.process_iter(["cmdline"]):
         if GUARD_MODULE not in (process.info["cmdline"] or ()):
             continue
@@ -290,11 +290,11 @@ def servers_of_other_homes(settings: Settings) -> dict[Path, str]:
             continue
         record = services.read_record(home / "services" / "server.json")
         if home != settings.home and record is not None:
-            found[home] = record.url
-    return found
+            urls[home] = record.url
+    return urls
 
 
-def unreachable(url: str) -> Unavailable:
+def unreachable_error(url: str) -> Unavailable:
     return Unavailable(
         f"The Prefect server at {url} does not answer.",
         do="Start it, or unset PREFECT_API_URL and run `trainyard up` for one on this machine.",
@@ -310,7 +310,7 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         return existing
     settings.prefect_home.mkdir(parents=True, exist_ok=True)
     for _ in range(STARTS):
-        port = port_before(settings) or services.free_port(settings.prefect_port)
+        port = read_previous_port(settings) or services.free_port(settings.prefect_port)
         url = f"http://127.0.0.1:{port}/api"
         say(f"starting the Prefect server on port {port} (the first start prepares its database)")
         argv = [sys.executable, "-P", "-m", GC_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
@@ -323,21 +323,21 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         if not auth:
             open_server_mark(settings).touch()
         wait_until_healthy(service)
-        if answered_by(service, port):
+        if is_answered_by(service, port):
             return service
         say(f"another server took port {port} meanwhile")
         stop(settings, "server")
     raise cannot_start(service, f"another server took its port, {STARTS} times")
 
 
-def choose_exposure(settings: Settings, chosen: Exposure | None) -> None:
+def choose_exposure(settings: Settings, exposure: Exposure | None) -> None:
     """Keep what `up --expose` asks for; without it nothing is exposed, unless the servers are running.
 
     Raises `Conflict` (`E-SERVER-RUNS`) for a server that is running and listens elsewhere.
     """
     if running(settings, "server") is None and running(settings, "api") is None:
-        keep_exposure(settings, chosen)
-    elif chosen is not None and chosen != read_exposure(settings):
+        keep_exposure(settings, exposure)
+    elif exposure is not None and exposure != read_exposure(settings):
         raise Conflict(
             "--expose has no effect on servers that are running.", why="They were started with other addresses.",
             do="Run `trainyard down`, then `trainyard up --expose` again.", code="E-SERVER-RUNS",
@@ -372,7 +372,7 @@ def open_server_mark(settings: Settings) -> Path:
     return settings.services / "server.no-auth"
 
 
-def port_before(settings: Settings, name: str = "server") -> int | None:
+def read_previous_port(settings: Settings, name: str = "server") -> int | None:
     """Return the port of a service of this home if that died without being stopped and the port is still free.
 
     The processes of its runs, and the pages that are open in a browser, know only that address.
@@ -382,18 +382,22 @@ def port_before(settings: Settings, name: str = "server") -> int | None:
     return port if port and services.free_port(port) == port else None
 
 
-def answered_by(service: Service, port: int) -> bool:
+def is_answered_by(service: Service, port: int) -> bool:
     """Return whether this process, or a child of it, listens: two homes may have started on the same free port."""
     process = service.process()
     if process is None:
         return False
     try:
-        sockets = [one for each in (process, *process.children(recursive=True)) for one in each.net_connections("tcp")]
+        sockets = [
+            connection
+            for each in (process, *process.children(recursive=True))
+            for connection in each.net_connections("tcp")
+        ]
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:  # as macOS does even for own processes; then the port's answer has to do
         return True
-    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in sockets)
+    return any(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port for connection in sockets)
 
 
 def wait_until_healthy(service: Service) -> None:
@@ -438,8 +442,8 @@ def cannot_start(service: Service, how: str) -> TrainyardError:
     """Return the error for a service that does not start: a known cause from its log, else the log's last lines."""
     text = log_of(service)
     last = " | ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "its log is empty"
-    known = ((f"{meaning} ({last})", do) for marker, meaning, do in CAUSES if marker.lower() in text.lower())
-    why, do = next(known, (last, f"Read {service.log}."))
+    causes = ((f"{meaning} ({last})", do) for marker, meaning, do in CAUSES if marker.lower() in text.lower())
+    why, do = next(causes, (last, f"Read {service.log}."))
     return Unavailable(f"The Prefect {service.name} cannot start: {how}.", why=why, do=do, code="E-SERVER-START")
 
 
@@ -448,7 +452,7 @@ def worker_name(settings: Settings) -> str:
     return f"{socket.gethostname()}-{hashlib.sha256(str(settings.home).encode()).hexdigest()[:6]}"
 
 
-def running_for(settings: Settings, name: str, url: str) -> Service | None:
+def find_running_for(settings: Settings, name: str, url: str) -> Service | None:
     """Return the service of this home, if it serves this server; one that serves another server is ended."""
     existing = running(settings, name)
     if existing and existing.url != url:
@@ -483,7 +487,7 @@ def start_worker(settings: Settings, url: str, say: Say) -> Service:
 
 def start_watchdog(settings: Settings, url: str) -> Service:
     """Return the watchdog of this home, for this server: the running one, or a new one."""
-    if existing := running_for(settings, "watchdog", url):
+    if existing := find_running_for(settings, "watchdog", url):
         return existing
     argv = [sys.executable, "-P", "-m", "trainyard.prefect_api.watchdog"]
     # It starts the server and the worker again when they die, and passes on what the operator set for them.
@@ -496,7 +500,17 @@ def deploy_all(settings: Settings, url: str) -> None:
 
     Most of it is imports, and a part of their time would go into garbage collections.
     """
-    argv = [sys.executable, "-P", "-m", GC_MODULE, "prefect", "--no-prompt", "deploy", "--all", *other_pool(settings)]
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        GC_MODULE,
+        "prefect",
+        "--no-prompt",
+        "deploy",
+        "--all",
+        *write_other_pool(settings),
+    ]
     done = subprocess.run(
         argv,
         cwd=checkout(),
@@ -517,16 +531,16 @@ def deploy_all(settings: Settings, url: str) -> None:
         )
 
 
-def other_pool(settings: Settings) -> list[str]:
+def write_other_pool(settings: Settings) -> list[str]:
     """With a pool of another name: a copy of prefect.yaml that names it (the options of `deploy --all` cannot)."""
-    given = yaml.safe_load((checkout() / "prefect.yaml").read_text(encoding="utf-8"))
-    pools = [deployment["work_pool"] for deployment in given["deployments"]]
+    project = yaml.safe_load((checkout() / "prefect.yaml").read_text(encoding="utf-8"))
+    pools = [deployment["work_pool"] for deployment in project["deployments"]]
     if all(pool["name"] == settings.work_pool for pool in pools):
         return []
     for pool in pools:
         pool["name"] = settings.work_pool
     path = settings.services / "prefect.yaml"
-    path.write_text(yaml.safe_dump(given), encoding="utf-8")
+    path.write_text(yaml.safe_dump(project), encoding="utf-8")
     return ["--prefect-file", str(path)]
 
 
@@ -537,14 +551,14 @@ def bootstrap_digest(settings: Settings, url: str) -> str:
     files = [root / "prefect.yaml", runs / "server.py", runs / "alerts" / "blocks.py"]
     for folder in (root / "deployments", root / "flows", PACKAGE / "spec"):
         files += sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
-    own = (root, url, settings.work_pool, version("prefect"), settings.prefect_home, settings.alerts)
-    hasher = hashlib.sha256("|".join(map(str, own)).encode())
+    parts = (root, url, settings.work_pool, version("prefect"), settings.prefect_home, settings.alerts)
+    hasher = hashlib.sha256("|".join(map(str, parts)).encode())
     for path in files:
         hasher.update(path.read_bytes())
     return hasher.hexdigest()
 
 
-def bootstrapped(settings: Settings, url: str) -> bool:
+def is_bootstrapped(settings: Settings, url: str) -> bool:
     """Return whether this server already has the pool and the deployments in their present form."""
     stamp = settings.services / "bootstrap.json"
     if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) != bootstrap_digest(settings, url):

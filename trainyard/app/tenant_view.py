@@ -28,44 +28,44 @@ def is_stranger(caller: Caller) -> bool:
     return caller.remote and bool(caller.tenant)
 
 
-def reasons_for(caller: Caller, reasons: Sequence[Reason], settings: Settings) -> list[Reason]:
+def hide_reasons(caller: Caller, reasons: Sequence[Reason], settings: Settings) -> list[Reason]:
     """Return the reasons as a caller may read them."""
     if not is_stranger(caller):
         return list(reasons)
-    return [reason_without_places(one, settings) for one in reasons]
+    return [hide_reason(reason, settings) for reason in reasons]
 
 
-def reason_without_places(reason: Reason, settings: Settings) -> Reason:
+def hide_reason(reason: Reason, settings: Settings) -> Reason:
     if reason.code in (OUTSIDE, MISSING):
         return Reason(MISSING, reason.node, reason.field, WHAT, DO)
     because, instead = (hide_places(text, settings) for text in (reason.because, reason.instead))
     return replace(reason, because=because, instead=instead)
 
 
-def error_for(caller: Caller, error: TrainyardError, settings: Settings) -> TrainyardError:
+def hide_error(caller: Caller, error: TrainyardError, settings: Settings) -> TrainyardError:
     """Return the error as a caller may read it."""
     if not is_stranger(caller):
         return error
     reasons = error.reasons if isinstance(error, Refused) else ()
-    if error.code == MISSING or (reasons and all(one.code in (OUTSIDE, MISSING) for one in reasons)):
+    if error.code == MISSING or (reasons and all(reason.code in (OUTSIDE, MISSING) for reason in reasons)):
         return NotFound(WHAT, do=DO, code=MISSING)
     if isinstance(error, Refused):
-        return Refused(reasons_for(caller, reasons, settings), what=hide_places(error.what, settings))
+        return Refused(hide_reasons(caller, reasons, settings), what=hide_places(error.what, settings))
     error.what, error.why, error.do = (hide_places(text, settings) for text in (error.what, error.why, error.do))
     return error
 
 
 def hide_places(text: str, settings: Settings) -> str:
     """Return a text without the folders of this machine that the service knows."""
-    for place in places_of(settings):
-        text = text.replace(place, HIDDEN)
+    for folder in places_of(settings):
+        text = text.replace(folder, HIDDEN)
     return text
 
 
 def hide_places_in_json(body: bytes, settings: Settings) -> bytes:
     """Return a JSON text without the folders of this machine that the service knows."""
-    for place in names_of(own_folders(settings)):
-        body = body.replace(place.encode(), HIDDEN.encode())
+    for folder in names_of(own_folders(settings)):
+        body = body.replace(folder.encode(), HIDDEN.encode())
     return body
 
 

@@ -77,8 +77,10 @@ def draw_run(run_folder: Path) -> str:
         points = log.curve()
         curves[log.node] = {"losses": [(point.step, point.loss) for point in points]}
         curves[f"{log.node} eval"] = {"losses": [(point.step, point.eval_loss) for point in points]}
-    drawn = {name: own for name, own in curves.items() if any(loss is not None for _, loss in own["losses"])}
-    return loss_curves(drawn) if drawn else ""
+    shown_curves = {
+        name: curve for name, curve in curves.items() if any(loss is not None for _, loss in curve["losses"])
+    }
+    return loss_curves(shown_curves) if shown_curves else ""
 
 
 STEP_EVERY_S = 5.0
@@ -92,22 +94,22 @@ class StepLog:
     events: EventTail
     since: float = 0.0
     pace: metrics.TrainingPace = field(default_factory=metrics.TrainingPace)
-    shown: float = 0.0
+    line_time: float = 0.0
 
     def read(self) -> Iterator[tuple[float, str]]:
         """(time, text) of the steps since the last call."""
         while events := self.events.read():
             for event in metrics.select_since(iter(events), self.since):
                 if event["event"] == "begin":
-                    self.pace, self.shown = metrics.TrainingPace(), 0.0
+                    self.pace, self.line_time = metrics.TrainingPace(), 0.0
                 elif event["event"] == "progress" and metrics.number(event.get("step")) is not None:
                     yield from self.line(event)
 
     def line(self, event: JsonObject) -> Iterator[tuple[float, str]]:
         text, time = self.pace.line(event), metrics.number(event.get("time")) or 0.0
         evaluated = metrics.number(event.get("eval_loss")) is not None
-        if evaluated or time - self.shown >= STEP_EVERY_S or event["step"] == event.get("total_steps"):
-            self.shown = time
+        if evaluated or time - self.line_time >= STEP_EVERY_S or event["step"] == event.get("total_steps"):
+            self.line_time = time
             yield time, text
 
 
@@ -115,20 +117,20 @@ FRUITLESS = 3
 """After so many preemptions without a further step a run is no longer continued automatically."""
 
 
-def saved_and_left(run_folder: Path) -> list[TrainingLogs]:
+def find_left_trainings(run_folder: Path) -> list[TrainingLogs]:
     """Return the trainers of a run that stopped at a checkpoint after the run's own process was gone."""
     return [work for work in training_logs_of(run_folder) if work.end() == "stopped"]
 
 
 def made_no_progress(run_folder: Path) -> bool:
     """Return whether no training made a step between the last preemptions of a run."""
-    said: list[str] = []
+    messages: list[str] = []
     for event in events_of(run_folder / EVENTS_FILE):
         if event["event"] == "stopped" and event.get("reason") == "preempt":
-            said.append(str(event.get("message")))
+            messages.append(str(event.get("message")))
         elif event["event"] == "finished":
-            said.clear()
-    return len(said) >= FRUITLESS and len(set(said[-FRUITLESS:])) == 1
+            messages.clear()
+    return len(messages) >= FRUITLESS and len(set(messages[-FRUITLESS:])) == 1
 
 
 def run_svg(run_id: str) -> str | None:

@@ -38,7 +38,7 @@ def wanted_by(run_id: str, *, first_after_s: float = 0.0) -> Callable[[], Desire
     asked_at, answer = time.monotonic() - WANTED_EVERY_S + first_after_s, DesiredState.RUN
     asked_after_interrupt = False
 
-    def wanted() -> DesiredState:
+    def read_desired_state() -> DesiredState:
         nonlocal asked_at, answer, asked_after_interrupt
         interrupted = INTERRUPTED.is_set() and not asked_after_interrupt
         if interrupted or time.monotonic() - asked_at >= WANTED_EVERY_S:
@@ -47,7 +47,7 @@ def wanted_by(run_id: str, *, first_after_s: float = 0.0) -> Callable[[], Desire
             answer = answer if state is None else WANTED.get(state.type, DesiredState.RUN)
         return DesiredState.PREEMPT if answer is DesiredState.RUN and INTERRUPTED.is_set() else answer
 
-    return wanted
+    return read_desired_state
 
 
 def state_now(run_id: str) -> State | None:

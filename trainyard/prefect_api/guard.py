@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainyard.app.access.guard import JSON_TYPE, POLICY_VIOLATION, Guard, Refusal, RefusalBody, send_answer
 from trainyard.app.access.limits import TooMany, WrongCredentials
 from trainyard.app.access.listeners import BehindProxy, bind_exposed, run_servers
-from trainyard.app.exposure import Exposure, names_for, require_safe
+from trainyard.app.exposure import Exposure, list_host_names, require_safe
 from trainyard.app.services import NO_AUTH
 from trainyard.serve.listening import BoundedProtocol, is_loopback
 from trainyard.settings import settings
@@ -166,7 +166,7 @@ def main() -> None:
     secret = server.api.auth_string
     prefect = GuardedDocument(create_app(final=True), secret.get_secret_value() if secret is not None else None)
     counted = CountedCredentials(prefect, WrongCredentials(settings().api_failed_logins))
-    app: ASGIApp = Guard(counted, origins, as_prefect_answers, names=names_for(exposure, certificate))
+    app: ASGIApp = Guard(counted, origins, as_prefect_answers, names=list_host_names(exposure, certificate))
     config = uvicorn.Config(
         BehindProxy(app, exposure.behind_proxy) if exposure.behind_proxy else app,
         host=HOST,

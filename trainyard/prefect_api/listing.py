@@ -16,7 +16,7 @@ from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.exceptions import ObjectNotFound
 
 from trainyard.app.jobs.log_source import PLANNED, text_of
-from trainyard.app.live.trainings import with_chain_facts
+from trainyard.app.live.trainings import add_chain_facts
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow
 from trainyard.json_types import JsonObject
@@ -73,7 +73,7 @@ def select_jobs(query: JobQuery, runs: Path) -> JobPage:
             if len(rows) > query.limit and due is not None and due < (rows[-1]["created"] or 0.0) - SLACK_S:
                 break
             row = row_of(run, str(prefect.api_url))
-            row = row if row["backend"] else with_chain_facts(row, runs / row["run_id"])
+            row = row if row["backend"] else add_chain_facts(row, runs / row["run_id"])
             if query.accepts(row):
                 rows = sorted([*rows, row], key=place_of, reverse=True)[: query.limit + 1]
     return page_of(rows, query.limit)

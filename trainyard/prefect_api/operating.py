@@ -21,7 +21,7 @@ from prefect.states import Cancelled, Cancelling, Crashed, Scheduled, Suspended
 
 from trainyard.app.jobs.log_source import WORKER_LABEL, live_process
 from trainyard.app.run_records import RunRecord, read_result
-from trainyard.app.training_logs import TrainingLogs, made_no_progress, saved_and_left
+from trainyard.app.training_logs import TrainingLogs, find_left_trainings, made_no_progress
 from trainyard.errors import Conflict, NotFound
 from trainyard.prefect_api.server import client
 from trainyard.prefect_api.states import completed, in_words, preempted, run_state, waits_for_trainer
@@ -259,7 +259,7 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
     trainers saved before they ended was preempted: it is scheduled again.
     """
     folder = settings.runs / str(run.id)
-    left, result = saved_and_left(folder), read_result(folder)
+    left, result = find_left_trainings(folder), read_result(folder)
     state: State[object]
     if result is not None and result.succeeded:
         state = completed(result)
@@ -280,9 +280,9 @@ def process_of(run: FlowRun) -> psutil.Process | None:
 
 def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
     """Record in the run's events that its trainers were preempted, and print it."""
-    said = []
+    messages = []
     for work in works:
         message = f"The training stopped at step {work.progress().step}; its checkpoint is kept."
         RunRecord(run_folder).emit(work.node, "stopped", message=message, reason="preempt")
-        said.append(f"{work.node}: {message}")
-    return "; ".join(said)
+        messages.append(f"{work.node}: {message}")
+    return "; ".join(messages)

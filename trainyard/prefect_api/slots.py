@@ -39,7 +39,7 @@ def device_slots(
     run: str = "",
     among: Sequence[int] | None = None,
     turn: Path | None = None,
-    wanted: Callable[[], DesiredState] = always_run,
+    read_state: Callable[[], DesiredState] = always_run,
     on_wait: OnWait = ignore,
 ) -> AbstractContextManager[tuple[int, ...]]:
     """`claim_devices` with the limit of the server, for a run that may be paused or canceled while it waits.
@@ -48,9 +48,9 @@ def device_slots(
     """
     claim = claim_devices(
         settings, count, run=run, among=among, turn=turn, limit=partial(device_limit, settings),
-        patience=Patience(give_up=lambda: wanted() is not DesiredState.RUN, on_wait=on_wait),
+        patience=Patience(give_up=lambda: read_state() is not DesiredState.RUN, on_wait=on_wait),
     )  # fmt: skip
-    return unless_stopped(claim, wanted, "The run was stopped while it waited for the device.")
+    return unless_stopped(claim, read_state, "The run was stopped while it waited for the device.")
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from prefect.client.schemas.objects import FlowRun
 from pydantic import TypeAdapter, ValidationError
 
 from trainyard.app.live.jobs import open_index
-from trainyard.app.live.trainings import with_files
-from trainyard.app.services import needs_api_url
+from trainyard.app.live.trainings import add_files
+from trainyard.app.services import require_api_url
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.prefect_api.control import asker
@@ -63,7 +63,7 @@ class Synchronizer:
         """Synchronise once; return whether Prefect answered and the index was written."""
         try:
             self.index.note_try(self.now())
-            self.api_url = self.api_url or needs_api_url(self.settings)
+            self.api_url = self.api_url or require_api_url(self.settings)
             self.step()
         except (TrainyardError, httpx.HTTPError, ValidationError, JSONDecodeError, sqlite3.Error) as error:
             if not self.was_away:
@@ -143,4 +143,4 @@ class Synchronizer:
         is_settled = before is not None and row["state"] in ENDED and before["state"] == row["state"]
         if before is not None and is_settled and before["attempts"] == row["attempts"] and "trainings" in before:
             return {**row, **{name: before[name] for name in KEPT if name in before}}
-        return with_files(row, self.settings)
+        return add_files(row, self.settings)

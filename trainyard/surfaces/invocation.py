@@ -84,9 +84,9 @@ def work_within_limits(name: str, request: object, context: Context) -> object:
         return context.confined.carry_out(name, request, context)
     if not (context.caller.remote and OPERATIONS[name].heavy):
         return find_or_suggest(name, request, context)
-    from trainyard.app.access.limits import heavy_place  # only services limit heavy calls
+    from trainyard.app.access.limits import reserve_heavy_slot  # only services limit heavy calls
 
-    with heavy_place(context.settings.api_heavy_calls):
+    with reserve_heavy_slot(context.settings.api_heavy_calls):
         return find_or_suggest(name, request, context)
 
 

@@ -94,7 +94,7 @@ async def received_body(
     if length and expected > most_bytes:
         raise body_too_long(most_bytes)
     is_large = min(expected, most_bytes) > LARGE_BYTES
-    with slots.place(caller) if is_large else nullcontext(), Body(folder) as body:
+    with slots.reserve_slot(caller) if is_large else nullcontext(), Body(folder) as body:
         try:
             async for part in request.stream():
                 body.memory += part

@@ -13,14 +13,14 @@ from trainyard.app.exposure import (
     addresses_of,
     exposure_file,
     keep_exposure,
-    names_for,
+    list_host_names,
     read_certificate,
     read_exposure,
     require_safe,
     warn_of_expiry,
 )
 from trainyard.app.services import choose_exposure
-from trainyard.app.stack.stack import exposed_urls, exposure_of
+from trainyard.app.stack.stack import exposure_of, list_exposed_urls
 from trainyard.errors import InvalidInput
 from trainyard.operations.serving import ServeInput
 from trainyard.operations.stack import UpInput
@@ -97,8 +97,8 @@ def test_every_address_means_those_of_this_machine_besides_loopback() -> None:
 def test_names_are_those_of_certificate_address_and_option(tmp_path: Path) -> None:
     certificate = read_certificate(*make_certificate(tmp_path, "lab.example.org"))
     exposure = Exposure("192.0.2.7", names=("proxy.example.org",))
-    assert names_for(exposure, certificate) == ("192.0.2.7", "192.0.2.7", "lab.example.org", "proxy.example.org")
-    assert names_for(Exposure(names=("a",)), None) == ("a",)
+    assert list_host_names(exposure, certificate) == ("192.0.2.7", "192.0.2.7", "lab.example.org", "proxy.example.org")
+    assert list_host_names(Exposure(names=("a",)), None) == ("a",)
 
 
 def test_what_up_chose_is_kept_for_a_restart(home: Path) -> None:
@@ -111,11 +111,11 @@ def test_what_up_chose_is_kept_for_a_restart(home: Path) -> None:
     assert exposure.arguments() == [
         "--host", "192.0.2.7", "--behind-proxy", "192.0.2.9", "--allow-host", "lab.example.org",
     ]  # fmt: skip
-    assert exposed_urls(settings(), "http://127.0.0.1:8898") == ("http://192.0.2.7:8898",)
+    assert list_exposed_urls(settings(), "http://127.0.0.1:8898") == ("http://192.0.2.7:8898",)
     choose_exposure(settings(), None)
     assert not exposure_file(settings()).exists()
     keep_exposure(settings(), None)
-    assert exposed_urls(settings(), "http://127.0.0.1:8898") == ()
+    assert list_exposed_urls(settings(), "http://127.0.0.1:8898") == ()
 
 
 @pytest.mark.parametrize("field", [{"host": "192.0.2.7"}, {"tls_cert": "a"}, {"allow_host": ("a",)}])

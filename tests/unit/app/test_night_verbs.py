@@ -11,11 +11,11 @@ from trainyard.app.context import Context
 from trainyard.app.nights import (
     add_corrections,
     config_of,
+    describe_night_refusals,
+    list_night_refusals,
     run_once,
     run_worker,
     show_corpora,
-    unfit_here,
-    unfit_words,
 )
 from trainyard.errors import InvalidInput, Refused
 from trainyard.night.training import LocalTrainer
@@ -37,7 +37,7 @@ def night(**training: Any) -> NightConfig:
 
 
 def list_unfit(config: NightConfig, here: Settings) -> list[str]:
-    return [f"{reason.code} {reason.field}" for reason in unfit_here(config, here)]
+    return [f"{reason.code} {reason.field}" for reason in list_night_refusals(config, here)]
 
 
 @NO_CUDA
@@ -58,9 +58,9 @@ def test_a_machine_is_asked_the_rows_of_a_run(training: dict[str, Any], expected
 @NO_CUDA
 def test_the_markers_of_a_night_that_does_not_fit_wait_with_the_reason(here: Settings) -> None:
     config = night(hyperparameters={"precision": "fp16"})
-    trainer = LocalTrainer(config, here, unfit=unfit_words(config, here))
+    trainer = LocalTrainer(config, here, unfit=describe_night_refusals(config, here))
     assert trainer.missing().startswith("R-DEVICE phase2.training.hyperparameters.precision: This machine computes")
-    assert LocalTrainer(night(), here, unfit=unfit_words(night(), here)).missing() == ""
+    assert LocalTrainer(night(), here, unfit=describe_night_refusals(night(), here)).missing() == ""
 
 
 @NO_CUDA

@@ -34,43 +34,52 @@ def server_variables(settings: Settings, url: str, *, auth: bool = True) -> dict
     Raises `InvalidInput` (`E-PREFECT-VARIABLE`) for a variable that contradicts how `up` starts the server, and
     `E-AUTH` for a string that cannot be used.
     """
-    given = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
-    place = urlsplit(url)
+    variables = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    address = urlsplit(url)
     fixed = {
-        "PREFECT_SERVER_API_HOST": (str(place.hostname), "forward its port, or let a proxy on this machine reach it"),
-        "PREFECT_SERVER_API_PORT": (str(place.port), f"set TRAINYARD_PREFECT_PORT={given.get(f'{PREFIX}API_PORT')}"),
-        "PREFECT_SERVER_API_BASE_PATH": (place.path, "let a proxy on this machine rename it"),
+        "PREFECT_SERVER_API_HOST": (str(address.hostname), "forward its port, or let a proxy on this machine reach it"),
+        "PREFECT_SERVER_API_PORT": (
+            str(address.port),
+            f"set TRAINYARD_PREFECT_PORT={variables.get(f'{PREFIX}API_PORT')}",
+        ),
+        "PREFECT_SERVER_API_BASE_PATH": (address.path, "let a proxy on this machine rename it"),
     }
-    for name, (ours, instead) in fixed.items():
-        if given.get(name, ours) != ours:
-            raise contradicts(name, f"`trainyard up` starts its server with {ours}.", f"Unset it; {instead}.")
-    if not auth and SERVER_VARIABLE in given:
-        raise contradicts(SERVER_VARIABLE, "--no-auth starts a server without it.", "Unset it, or leave --no-auth out.")
-    text = keep_auth(settings, given.get(SERVER_VARIABLE))
-    kept = {name: value for name, value in given.items() if name not in ORIGINS_NAMES}
-    own = (f"http://127.0.0.1:{place.port}", f"http://localhost:{place.port}")
-    origins = ",".join((*own, *operator_origins(given)))
-    return {**DEFAULTS, **kept, ORIGINS_VARIABLE: origins, **({SERVER_VARIABLE: text} if auth else {})}
+    for name, (fixed_value, instead) in fixed.items():
+        if variables.get(name, fixed_value) != fixed_value:
+            raise variable_error(name, f"`trainyard up` starts its server with {fixed_value}.", f"Unset it; {instead}.")
+    if not auth and SERVER_VARIABLE in variables:
+        raise variable_error(
+            SERVER_VARIABLE, "--no-auth starts a server without it.", "Unset it, or leave --no-auth out."
+        )
+    text = keep_auth(settings, variables.get(SERVER_VARIABLE))
+    other_variables = {name: value for name, value in variables.items() if name not in ORIGINS_NAMES}
+    local_origins = (f"http://127.0.0.1:{address.port}", f"http://localhost:{address.port}")
+    origins = ",".join((*local_origins, *operator_origins(variables)))
+    return {**DEFAULTS, **other_variables, ORIGINS_VARIABLE: origins, **({SERVER_VARIABLE: text} if auth else {})}
 
 
-def operator_origins(given: Mapping[str, str]) -> tuple[str, ...]:
+def operator_origins(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the origins that the operator added, such as that of a proxy. Raises `E-PREFECT-VARIABLE` for what is
     none.
     """
-    found = []
+    origins = []
     for name in ORIGINS_NAMES:
-        for one in filter(None, (word.strip() for word in given.get(name, "").split(","))):
-            if not ORIGIN.fullmatch(one):
+        for origin in filter(None, (word.strip() for word in variables.get(name, "").split(","))):
+            if not ORIGIN.fullmatch(origin):
                 instead = "Write whole origins with commas between them, such as https://prefect.example.com."
-                why = "Every page that you open could start runs." if one == "*" else f"{one!r} is not a valid origin."
-                raise contradicts(name, why, instead)
-            found.append(one)
-    return tuple(found)
+                why = (
+                    "Every page that you open could start runs."
+                    if origin == "*"
+                    else f"{origin!r} is not a valid origin."
+                )
+                raise variable_error(name, why, instead)
+            origins.append(origin)
+    return tuple(origins)
 
 
-def contradicts(name: str, why: str, do: str) -> InvalidInput:
-    what = f"{name} cannot be what it is set to" + ("." if name == SERVER_VARIABLE else f": {os.environ[name]!r}.")
-    return InvalidInput(what, why=why, do=do, code="E-PREFECT-VARIABLE")
+def variable_error(name: str, why: str, do: str) -> InvalidInput:
+    problem = f"{name} cannot be what it is set to" + ("." if name == SERVER_VARIABLE else f": {os.environ[name]!r}.")
+    return InvalidInput(problem, why=why, do=do, code="E-PREFECT-VARIABLE")
 
 
 def refuse_other_access(settings: Settings, *, asks: bool, auth: bool) -> None:
@@ -78,15 +87,15 @@ def refuse_other_access(settings: Settings, *, asks: bool, auth: bool) -> None:
 
     `asks` says whether it asks for credentials, `auth` whether a new one would.
     """
-    given = os.environ.get(SERVER_VARIABLE)
+    variable = os.environ.get(SERVER_VARIABLE)
     if asks and not auth:
-        what = "--no-auth has no effect on the Prefect server that runs: it asks for the string."
-    elif asks and given is not None and given != read_auth(settings):
-        what = f"{SERVER_VARIABLE} has no effect on the Prefect server that runs: it asks for another string."
+        problem = "--no-auth has no effect on the Prefect server that runs: it asks for the string."
+    elif asks and variable is not None and variable != read_auth(settings):
+        problem = f"{SERVER_VARIABLE} has no effect on the Prefect server that runs: it asks for another string."
     else:
         return
     raise Conflict(
-        what,
+        problem,
         why=f"It was started with the string in {auth_file(settings)}.",
         do="Run `trainyard down`, then `trainyard up` again.",
         code="E-SERVER-RUNS",

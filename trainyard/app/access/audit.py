@@ -58,15 +58,20 @@ class AuditCheck(Response):
         return Corrupt.exit_code if self.problems else 0
 
 
-def list_audit(given: AuditInput, context: Context) -> AuditRows:
-    since = time.time() - given.hours * 3600 if given.hours is not None else 0.0
-    wanted = {"caller": given.caller, "operation": given.operation, "tenant": given.tenant, "outcome": given.outcome}
-    asked = {name: value for name, value in wanted.items() if value is not None}
-    found = (
+def list_audit(request: AuditInput, context: Context) -> AuditRows:
+    since = time.time() - request.hours * 3600 if request.hours is not None else 0.0
+    fields = {
+        "caller": request.caller,
+        "operation": request.operation,
+        "tenant": request.tenant,
+        "outcome": request.outcome,
+    }
+    filters = {name: value for name, value in fields.items() if value is not None}
+    entries = (
         AuditRow.model_validate(row) for row in rows_of(log_of(context.settings.home).lines(newest_first=True))
-        if row["time"] >= since and all(row[name] == value for name, value in asked.items())
+        if row["time"] >= since and all(row[name] == value for name, value in filters.items())
     )  # fmt: skip
-    return AuditRows(entries=tuple(islice(found, given.limit)))
+    return AuditRows(entries=tuple(islice(entries, request.limit)))
 
 
 def rows_of(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
@@ -83,8 +88,8 @@ def rows_of(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
         yield {"outcome": "unfinished", **{name: line[name] for name in AuditRow.model_fields if name in line}}
 
 
-def verify_audit(given: Nothing, context: Context) -> AuditCheck:
-    found = verify_log(context.settings.home / "audit")
+def verify_audit(request: Nothing, context: Context) -> AuditCheck:
+    check = verify_log(context.settings.home / "audit")
     return AuditCheck(
-        files=found.files, lines=found.lines, first=found.first, last=found.last, problems=found.problems[:100]
+        files=check.files, lines=check.lines, first=check.first, last=check.last, problems=check.problems[:100]
     )

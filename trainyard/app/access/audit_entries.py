@@ -48,16 +48,16 @@ class AuditEntry:
     request: BaseModel
     context: Context
     id: str = field(default_factory=lambda: secrets.token_hex(8))
-    begun: float = field(default_factory=time.time)
+    start_time: float = field(default_factory=time.time)
 
     @cached_property
     def same(self) -> dict[str, object]:
         """Return what both lines have: who asked for it, through what, and the request as it may be written down."""
-        caller, shown = self.context.caller, redact_value(self.request)
-        text = canonical(shown)
+        caller, fields = self.context.caller, redact_value(self.request)
+        text = canonical(fields)
         return {
             "id": self.id,
-            "time": round(self.begun, 3),
+            "time": round(self.start_time, 3),
             "caller": caller.name,
             "tenant": caller.tenant,
             "surface": self.context.surface,
@@ -88,7 +88,7 @@ class AuditEntry:
         more = {
             "outcome": outcome,
             "code": error.code if isinstance(error, TrainyardError) else type(error).__name__ if error else "",
-            "seconds": round((time.time() if ended is None else ended) - self.begun, 3),
+            "seconds": round((time.time() if ended is None else ended) - self.start_time, 3),
             "targets": targets_of(self.request, REQUEST_TARGETS) | targets_of(response, RESPONSE_TARGETS),
         }
         try:
@@ -122,8 +122,8 @@ def has_content(home: Path) -> bool:
 
 def targets_of(value: object, names: tuple[str, ...]) -> dict[str, str]:
     kind: object = type(value)
-    found = {name: getattr(value, name, None) for name in attributes_in(kind, names)}
-    return {name: cut(str(one)) for name, one in found.items() if isinstance(one, str | Path) and one != ""}
+    targets = {name: getattr(value, name, None) for name in attributes_in(kind, names)}
+    return {name: cut(str(value)) for name, value in targets.items() if isinstance(value, str | Path) and value != ""}
 
 
 @cache

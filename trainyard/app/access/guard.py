@@ -92,28 +92,28 @@ class Guard:
             )
         if headers.has("origin"):
             origin = headers.only("origin")
-            if origin not in self.origins and origin != f"{secure_or_not(scope)}://{host.lower()}":
+            if origin not in self.origins and origin != f"{read_scheme(scope)}://{host.lower()}":
                 return Refusal(403, "E-REQUEST-REFUSED", "A page of another origin may not speak with this server.")
         elif headers.only("sec-fetch-site") in ("cross-site", "same-site") and not follows_link(scope, headers):
             return Refusal(403, "E-REQUEST-REFUSED", "A page of another site may not load this.")
         has_body = headers.has("transfer-encoding") or headers.only("content-length") not in (None, "0")
         if scope["type"] == "http" and scope["method"] not in READING and has_body:
-            given = (headers.only("content-type") or "").partition(";")[0].strip().lower()
-            if given not in self.types:
-                wanted = " or ".join(self.types)
-                return Refusal(415, "E-REQUEST-REFUSED", f"Send JSON with the header Content-Type: {wanted}.")
+            content_type = (headers.only("content-type") or "").partition(";")[0].strip().lower()
+            if content_type not in self.types:
+                allowed_types = " or ".join(self.types)
+                return Refusal(415, "E-REQUEST-REFUSED", f"Send JSON with the header Content-Type: {allowed_types}.")
         return None
 
     def with_headers(self, send: Send, scope: Scope) -> Send:
         """Add our headers to an answer, unless the app has set them itself."""
-        rows = (*self.headers, ONLY_TLS) if secure_or_not(scope) == "https" else self.headers
+        rows = (*self.headers, ONLY_TLS) if read_scheme(scope) == "https" else self.headers
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = list(message.get("headers", ()))
-                names = {key.lower() for key, _ in given}
+                headers = list(message.get("headers", ()))
+                names = {key.lower() for key, _ in headers}
                 more = [row for row in rows if row[0] not in names]
-                message = {**message, "headers": [*given, *more]}
+                message = {**message, "headers": [*headers, *more]}
             await send(message)
 
         return sending
@@ -131,8 +131,8 @@ class Headers:
         return name.encode() in self.rows
 
     def only(self, name: str) -> str | None:
-        found = self.rows.get(name.encode())
-        return found.decode("latin-1") if found is not None else None
+        value = self.rows.get(name.encode())
+        return value.decode("latin-1") if value is not None else None
 
 
 def name_of(host: str) -> str:
@@ -141,7 +141,7 @@ def name_of(host: str) -> str:
     return name if colon and port.isdecimal() else host.lower()
 
 
-def secure_or_not(scope: Scope) -> str:
+def read_scheme(scope: Scope) -> str:
     """Return the scheme of a page of this server: that of the connection, or of the proxy's."""
     return "https" if scope.get("scheme") in ("https", "wss") else "http"
 

@@ -41,9 +41,9 @@ WRONG_S = 60.0
 class TooMany(LimitExceeded):
     """Too many requests; ask again after `retry_after_s` seconds."""
 
-    def __init__(self, what: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float) -> None:
         self.retry_after_s = max(1, math.ceil(retry_after_s))
-        super().__init__(what, do=f"Ask again in {self.retry_after_s} s.", code="E-RATE")
+        super().__init__(message, do=f"Ask again in {self.retry_after_s} s.", code="E-RATE")
 
 
 @dataclass
@@ -52,17 +52,17 @@ class CallerRates:
 
     per_s: float
     now: Callable[[], float] = time.monotonic
-    known: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+    buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
     """Caller -> (requests left, when that was)."""
 
     def take(self, caller: str) -> None:
         """Count one request. Raises `TooMany` (`E-RATE`)."""
         now, most = self.now(), max(1.0, self.per_s * BURST_S)
-        left, since = self.known.pop(caller, (most, now))
+        left, since = self.buckets.pop(caller, (most, now))
         left = min(most, left + (now - since) * self.per_s)
-        self.known[caller] = (left - 1 if left >= 1 else left, now)
-        if len(self.known) > MAX_KNOWN:
-            self.known.popitem(last=False)
+        self.buckets[caller] = (left - 1 if left >= 1 else left, now)
+        if len(self.buckets) > MAX_KNOWN:
+            self.buckets.popitem(last=False)
         if left < 1:
             raise TooMany(f"{caller} sent more than {self.per_s:g} requests a second.", (1 - left) / self.per_s)
 
@@ -76,7 +76,7 @@ class OpenRequests:
     open: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
-    def place(self, caller: str) -> Iterator[None]:
+    def reserve_slot(self, caller: str) -> Iterator[None]:
         """A place for one request until it is answered. Raises `TooMany` (`E-RATE`) if there is none."""
         if self.open[caller] >= self.most_of_one:
             raise TooMany(f"{self.most_of_one} requests and streams of {caller} are open.", OPEN_S)
@@ -97,18 +97,18 @@ class WrongCredentials:
 
     most: int = 10
     now: Callable[[], float] = time.monotonic
-    known: OrderedDict[str, deque[float]] = field(default_factory=OrderedDict)
+    failures: OrderedDict[str, deque[float]] = field(default_factory=OrderedDict)
 
     def note(self, address: str) -> None:
-        times = self.known.pop(network_of(address), deque(maxlen=self.most))
+        times = self.failures.pop(network_of(address), deque(maxlen=self.most))
         times.append(self.now())
-        self.known[network_of(address)] = times
-        if len(self.known) > MAX_KNOWN:
-            self.known.popitem(last=False)
+        self.failures[network_of(address)] = times
+        if len(self.failures) > MAX_KNOWN:
+            self.failures.popitem(last=False)
 
     def require_patience(self, address: str) -> None:
         """Raises `TooMany` (`E-RATE`) for an address that sent too many of late."""
-        times = list(self.known.get(network_of(address), ()))
+        times = list(self.failures.get(network_of(address), ()))
         if len(times) == self.most and (left := times[0] + WRONG_S - self.now()) > 0:
             raise TooMany(f"{self.most} wrong credentials came from this address within {WRONG_S:g} s.", left)
 
@@ -118,21 +118,21 @@ HEAVY: dict[int, threading.BoundedSemaphore] = {}
 
 
 @contextmanager
-def heavy_place(most: int) -> Iterator[None]:
+def reserve_heavy_slot(most: int) -> Iterator[None]:
     """One of the places for heavy operations. Raises `TooMany` (`E-RATE`) if all are taken."""
-    places = HEAVY.setdefault(most, threading.BoundedSemaphore(most))
-    if not places.acquire(blocking=False):
+    semaphore = HEAVY.setdefault(most, threading.BoundedSemaphore(most))
+    if not semaphore.acquire(blocking=False):
         raise TooMany(f"{most} operations that take long are running for callers over a network.", HEAVY_S)
     try:
         yield
     finally:
-        places.release()
+        semaphore.release()
 
 
 def network_of(address: str) -> str:
     """Return the address itself; of IPv6 the first 64 bits, of which one customer has all others."""
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return address
-    return str(ipaddress.ip_network(f"{found}/64", strict=False)) if found.version == 6 else address
+    return str(ipaddress.ip_network(f"{ip}/64", strict=False)) if ip.version == 6 else address

@@ -51,15 +51,15 @@ class BehindProxy:
         await send_answer(send, 403, NOT_THE_PROXY)
 
 
-def bind_exposed(chosen: Exposure, port: int) -> list[socket.socket]:
+def bind_exposed(exposure: Exposure, port: int) -> list[socket.socket]:
     """Sockets beyond loopback, on the port of the loopback one. Raises what `bind` raises, and leaves none open."""
     bound: list[socket.socket] = []
     try:
-        for address in addresses_of(chosen.host) if chosen.beyond_loopback else ():
+        for address in addresses_of(exposure.host) if exposure.beyond_loopback else ():
             bound.append(bind(address, port))
     except BaseException:
-        for one in bound:
-            one.close()
+        for listener in bound:
+            listener.close()
         raise
     return bound
 
@@ -73,9 +73,9 @@ def run_servers(
     """Answer until a signal: `first` on its sockets, and the same application on those that are exposed."""
     tls = {"ssl_certfile": certificate.path, "ssl_keyfile": certificate.key} if certificate else {}
     if not exposed:  # loopback has the certificate where nothing else is there
-        first.config = same_config(first.config, **tls)
+        first.config = copy_config(first.config, **tls)
         return first.run(sockets=sockets)
-    second = SecondServer(same_config(first.config, lifespan="off", **tls))
+    second = SecondServer(copy_config(first.config, lifespan="off", **tls))
     second_sockets = list(exposed)
 
     async def both() -> None:
@@ -90,10 +90,10 @@ def run_servers(
         runner.run(both())
 
 
-def same_config(config: uvicorn.Config, **changed: object) -> uvicorn.Config:
+def copy_config(config: uvicorn.Config, **changed: object) -> uvicorn.Config:
     """Return a configuration of uvicorn for the same application."""
-    kept = (
+    names = (
         "app", "host", "port", "http", "ws", "log_level", "access_log", "timeout_keep_alive",
         "timeout_graceful_shutdown", "ws_ping_interval", "ws_ping_timeout", "proxy_headers",
     )  # fmt: skip
-    return uvicorn.Config(**{**{name: getattr(config, name) for name in kept}, **changed})
+    return uvicorn.Config(**{**{name: getattr(config, name) for name in names}, **changed})

@@ -46,26 +46,26 @@ def facts_of(record: TokenRecord) -> dict[str, object]:
     }
 
 
-def create_token(given: CreateTokenInput, context: Context) -> NewToken:
+def create_token(request: CreateTokenInput, context: Context) -> NewToken:
     """Make a token. Raises `Conflict` for a name that is taken."""
     tokens = TokenFile(context.settings.home)
-    token = tokens.create(given.name, given.scope, given.tenant or "", given.days)
-    found = tokens.find(token)
-    assert found is not None
-    return NewToken.model_validate({**facts_of(found), "token": token})
+    token = tokens.create(request.name, request.scope, request.tenant or "", request.days)
+    entry = tokens.find(token)
+    assert entry is not None
+    return NewToken.model_validate({**facts_of(entry), "token": token})
 
 
-def list_tokens(given: Nothing, context: Context) -> TokenList:
-    found = TokenFile(context.settings.home).list()
-    return TokenList(tokens=tuple(Token.model_validate(facts_of(one)) for one in found))
+def list_tokens(request: Nothing, context: Context) -> TokenList:
+    entries = TokenFile(context.settings.home).list()
+    return TokenList(tokens=tuple(Token.model_validate(facts_of(entry)) for entry in entries))
 
 
-def revoke_token(given: RevokeTokenInput, context: Context) -> Token:
+def revoke_token(request: RevokeTokenInput, context: Context) -> Token:
     """Revoke a token, at once, also in a running service. Raises `NotFound`, and `Conflict` for the caller's own."""
-    if context.caller.remote and context.caller.name == given.name:
+    if context.caller.remote and context.caller.name == request.name:
         raise Conflict(
-            f"This request came with the token {given.name!r} itself.",
+            f"This request came with the token {request.name!r} itself.",
             do="Revoke it with another token, or on the machine.", code="E-CONFLICT",
         )  # fmt: skip
-    found = TokenFile(context.settings.home).revoke(given.name)
-    return Token.model_validate({**facts_of(found), "valid": False})
+    entry = TokenFile(context.settings.home).revoke(request.name)
+    return Token.model_validate({**facts_of(entry), "valid": False})

@@ -11,15 +11,7 @@ from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.adapters import RegisterInput
-from trainyard.serve.deploy import (
-    DeployRequest,
-    check_files,
-    describe,
-    find_base,
-    refuse,
-    register,
-    summarize,
-)
+from trainyard.serve.deploy import DeployRequest, check_files, describe, find_base, refuse, register, summarize
 from trainyard.serve.embedded import find_running
 from trainyard.serve.versions.promotion import parse_target, roll_out_version
 from trainyard.settings import Settings
@@ -49,27 +41,27 @@ class Registered(Response):
     """Commands that use it."""
 
 
-def register_job(given: RegisterInput, context: Context) -> Registered:
+def register_job(request: RegisterInput, context: Context) -> Registered:
     """Register the adapter of a job; the same job and role twice is one version.
 
     Raises `InvalidInput` (`E-PARAMETER`, `E-NAME`) for targets without `promote`, and what `find_trained`,
     `check_files`, `register` and `roll_out_version` raise.
     """
-    if given.targets and not given.promote:
+    if request.targets and not request.promote:
         raise InvalidInput("--target belongs to --promote.", do="Give --promote, too.", code="E-PARAMETER")
-    settings, trained, role = context.settings, find_trained(given.job, context), checked(given.role)
+    settings, trained, role = context.settings, find_trained(request.job, context), checked(request.role)
     verdict = verdict_of(trained)
-    targets = targets_of(given.targets, settings)
+    targets = targets_of(request.targets, settings)
     config = DeployerConfig(tenant=trained.tenant, role=role, targets=targets, unevaluated=not verdict)
     adapter = trained.reference.model_copy(update={"facts": {"sources": list(trained.sources)}})
     key = f"job:{trained.job}:{adapter.sha256}"
-    request = DeployRequest(config, trained.folder, adapter, verdict, trained.tenant, key, summarize(trained.report))
-    registry, candidate = AdapterRegistry(settings.adapters), find_base(describe(request), settings)
+    deployment = DeployRequest(config, trained.folder, adapter, verdict, trained.tenant, key, summarize(trained.report))
+    registry, candidate = AdapterRegistry(settings.adapters), find_base(describe(deployment), settings)
     with registry.deploying(trained.tenant, role):
-        refuse(check_files(request, candidate, settings))
-        version = register(request, registry, candidate, settings)
+        refuse(check_files(deployment, candidate, settings))
+        version = register(deployment, registry, candidate, settings)
         facts: JsonMapping = {}
-        if given.promote:
+        if request.promote:
             facts = roll_out_version(version, registry, settings, action="promote", targets=targets)
         live = registry.live(version.tenant, version.role).version == version.version
     return Registered(
@@ -90,9 +82,9 @@ def verdict_of(trained: TrainedAdapter) -> Mapping[str, object]:
     return verdict
 
 
-def targets_of(words: Sequence[str], settings: Settings) -> tuple[Target, ...]:
+def targets_of(names: Sequence[str], settings: Settings) -> tuple[Target, ...]:
     """Return where an adapter becomes live: as written, else the model server of `up` if it runs, and the registry."""
-    if words:
-        return tuple(parse_target(word, settings) for word in words)
+    if names:
+        return tuple(parse_target(word, settings) for word in names)
     embedded = (Target(type=TargetType.EMBEDDED),) if find_running(settings) is not None else ()
     return (*embedded, Target(type=TargetType.REGISTRY))

@@ -43,11 +43,13 @@ class Converted(Response):
     """Why it was not."""
 
 
-def list_adapters(given: AdaptersInput, context: Context) -> AdapterRows:
-    registry, own = AdapterRegistry(context.settings.adapters), context.caller.tenant
-    if own and given.tenant not in (None, own):
+def list_adapters(request: AdaptersInput, context: Context) -> AdapterRows:
+    registry, tenant = AdapterRegistry(context.settings.adapters), context.caller.tenant
+    if tenant and request.tenant not in (None, tenant):
         return AdapterRows(rows=())  # what another tenant has is not there
-    return AdapterRows(rows=tuple(adapter_row(registry, version) for version in registry.list(own or given.tenant)))
+    return AdapterRows(
+        rows=tuple(adapter_row(registry, version) for version in registry.list(tenant or request.tenant))
+    )
 
 
 def registry_of(context: Context, name: str) -> AdapterRegistry:
@@ -78,43 +80,47 @@ def run_word(version: AdapterVersion) -> str:
     return "not recorded" if RUN not in version.facts else "yes" if version.facts[RUN] else "no"
 
 
-def show_adapter(given: AdapterName, context: Context) -> Record:
-    registry = registry_of(context, given.name)
-    version = registry.show(given.name)
+def show_adapter(request: AdapterName, context: Context) -> Record:
+    registry = registry_of(context, request.name)
+    version = registry.show(request.name)
     live = registry.live(version.tenant, version.role)
-    own = {"path": str(registry.path(version)), "live": live.version == version.version, "history": list(live.history)}
-    return Record(record={**version.model_dump(mode="json"), **own})
+    state = {
+        "path": str(registry.path(version)),
+        "live": live.version == version.version,
+        "history": list(live.history),
+    }
+    return Record(record={**version.model_dump(mode="json"), **state})
 
 
-def convert_adapter(given: ConvertInput, context: Context) -> Converted:
+def convert_adapter(request: ConvertInput, context: Context) -> Converted:
     """Write an adapter in another layout: of a folder, else of the registry, else of a job; it is run once before.
 
     Raises what `find_version_or_job`, `convert` and `try_adapter_folder` raise.
     """
-    source, target, settings = Path(given.source).expanduser().absolute(), given.target.absolute(), context.settings
-    version, origin = unregistered_version(source), f"written from `{source.name}`"
+    source, target, settings = Path(request.source).expanduser().absolute(), request.target.absolute(), context.settings
+    version, origin = build_unregistered_version(source), f"written from `{source.name}`"
     if not source.exists():  # what is there under this name comes before a version of the registry
-        found = find_version_or_job(given.source, context)
-        if isinstance(found, AdapterVersion):
-            source, version, origin = AdapterRegistry(settings.adapters).path(found), found, ""
+        adapter = find_version_or_job(request.source, context)
+        if isinstance(adapter, AdapterVersion):
+            source, version, origin = AdapterRegistry(settings.adapters).path(adapter), adapter, ""
         else:
-            source, version, origin = found.folder, found.as_version(), f"trained by the job `{found.name}`"
-    base, runs = base_of(given, source, settings), []
+            source, version, origin = adapter.folder, adapter.as_version(), f"trained by the job `{adapter.name}`"
+    base, runs = base_of(request, source, settings), []
 
     def try_run(folder: Path) -> None:
         runs.append(try_adapter_folder(folder, settings, base))
 
     def complete(folder: Path) -> None:
-        if given.to is Layout.PEFT:
+        if request.to is Layout.PEFT:
             complete_folder(folder, source, base)
             card = write_card(version, folder, repository=str(target), base=str(base or ""), origin=origin)
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
 
-    was = convert(source, target, given.to, base, try_run=try_run, complete=complete)
-    return Converted(source=source, target=target, was=was, to=given.to, **runs[0].facts)
+    was = convert(source, target, request.to, base, try_run=try_run, complete=complete)
+    return Converted(source=source, target=target, was=was, to=request.to, **runs[0].facts)
 
 
-def unregistered_version(source: Path) -> AdapterVersion:
+def build_unregistered_version(source: Path) -> AdapterVersion:
     """Return what a card says of an adapter outside the registry: what its own files say."""
     return AdapterVersion(tenant="none", role="adapter", version=0, sha256="", facts=base_facts(source))
 
@@ -131,10 +137,10 @@ def complete_folder(folder: Path, source: Path, base: Path | None) -> None:
                 shutil.copyfile(base / name, tokenizer / name)
 
 
-def base_of(given: ConvertInput, source: Path, settings: Settings) -> Path | None:
+def base_of(request: ConvertInput, source: Path, settings: Settings) -> Path | None:
     """Return the folder of the base, where one is named and on this machine."""
-    if given.base is not None:
-        return resolve_model(given.base, settings).path
+    if request.base is not None:
+        return resolve_model(request.base, settings).path
     if layout_of(source) is not Layout.PEFT:
         return None
     named = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")

@@ -14,7 +14,7 @@ from trainyard.app.chains.next_commands import list_ancestors
 from trainyard.app.context import Context
 from trainyard.app.live.manager_jobs import find_recorded
 from trainyard.app.names import find_ended_run, require_single
-from trainyard.app.run_folders import FoundArtifact, RunFolder, artifacts_of, gone, open_store
+from trainyard.app.run_folders import FoundArtifact, RunFolder, artifacts_of, missing_result_error, open_store
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.base_origins import NamedAdapter, find_adapter, full_name
@@ -69,21 +69,23 @@ def find_trained(word: str, context: Context) -> TrainedAdapter:
     """
     name, _, node = word.partition("/")
     if recorded := find_recorded(name, context.settings, context.caller.tenant):
-        return recorded_adapter(name, recorded, context)
+        return read_recorded_adapter(name, recorded, context)
     run, result = find_ended_run(name, context)
     store = open_store(context)
-    made = [one for one in artifacts_of(run, store) if one.port in (Port.ADAPTER, Port.MODEL)]
-    trained = [one for one in made if run.node_type(one.node) == "trainer"]
-    chosen = choose_trainer(trained, run, node, name)
-    reference = chosen.reference
+    results = [artifact for artifact in artifacts_of(run, store) if artifact.port in (Port.ADAPTER, Port.MODEL)]
+    trained = [artifact for artifact in results if run.node_type(artifact.node) == "trainer"]
+    adapter = choose_trainer(trained, run, node, name)
+    reference = adapter.reference
     if reference is None:
-        raise gone(chosen)
-    reference = reference.model_copy(update={"uri": chosen.folder(store).as_uri()})
+        raise missing_result_error(adapter)
+    reference = reference.model_copy(update={"uri": adapter.folder(store).as_uri()})
     open_reference(reference)
-    report = next((one.reference for one in artifacts_of(run, store) if is_report_on(one, reference.sha256)), None)
+    report = next(
+        (artifact.reference for artifact in artifacts_of(run, store) if is_report_on(artifact, reference.sha256)), None
+    )
     return TrainedAdapter(
         job=result.id or run.id, name=result.name or run.name, tenant=run.tenant or context.settings.tenant,
-        node=chosen.node, reference=reference, report=report,
+        node=adapter.node, reference=reference, report=report,
         sources=tuple(reference.facts.get("sources") or ()),
     )  # fmt: skip
 
@@ -95,15 +97,15 @@ def choose_trainer(trained: list[FoundArtifact], run: RunFolder, node: str, word
     Raises `NotFound` (`E-NODE`) where there is none, `InvalidInput` (`E-NODE`) where several are left.
     """
     nodes: dict[str, JsonMapping] = {
-        str(one["id"]): one for one in run.chain.get("nodes") or () if isinstance(one, dict)
+        str(entry["id"]): entry for entry in run.chain.get("nodes") or () if isinstance(entry, dict)
     }
     if node:
-        left = [one for one in trained if one.node == node]
+        left = [artifact for artifact in trained if artifact.node == node]
     else:
-        own = [one for one in trained if not (nodes[one.node].get("config") or {}).get("control")]
-        continued = {before for one in own for before in list_ancestors(one.node, nodes)}
-        left = [one for one in own if one.node not in continued]
-    names = ", ".join(f"{word}/{one.node}" for one in trained)
+        candidates = [artifact for artifact in trained if not (nodes[artifact.node].get("config") or {}).get("control")]
+        continued = {before for artifact in candidates for before in list_ancestors(artifact.node, nodes)}
+        left = [artifact for artifact in candidates if artifact.node not in continued]
+    names = ", ".join(f"{word}/{artifact.node}" for artifact in trained)
     if len(left) == 1:
         return left[0]
     if not left:
@@ -115,15 +117,15 @@ def choose_trainer(trained: list[FoundArtifact], run: RunFolder, node: str, word
     raise InvalidInput(f"The job {word} has {len(left)} adapters.", do=f"Name one of {names}.", code="E-NODE")
 
 
-def is_report_on(one: FoundArtifact, sha256: str) -> bool:
+def is_report_on(artifact: FoundArtifact, sha256: str) -> bool:
     """Return whether a result is an evaluation of the adapter with this digest."""
-    if one.port is not Port.REPORT or one.reference is None or one.output is None:
+    if artifact.port is not Port.REPORT or artifact.reference is None or artifact.output is None:
         return False
-    path = one.reference.path / "report.json"
+    path = artifact.reference.path / "report.json"
     return path.is_file() and f'"{sha256}"' in path.read_text(encoding="utf-8")
 
 
-def recorded_adapter(word: str, rows: list[JsonObject], context: Context) -> TrainedAdapter:
+def read_recorded_adapter(word: str, rows: list[JsonObject], context: Context) -> TrainedAdapter:
     """Return the result of a job of a `TrainingManager`. Raises as `find_trained`."""
     record = JobStore(context.settings.home / "jobs").get(require_single(rows, word)["run_id"])
     folder = Path(record.result)
@@ -146,19 +148,19 @@ def find_served(word: str, context: Context) -> NamedAdapter:
     tenant, settings = context.caller.tenant, context.settings
     settings = settings.model_copy(update={"tenant": tenant}) if tenant else settings
     try:
-        found = find_adapter(word, settings)
+        adapter = find_adapter(word, settings)
     except (NotFound, InvalidInput) as error:
         if error.code not in ("E-ADAPTER-NOT-FOUND", "E-NAME"):
             raise
-        return served_job(word, context, error)
-    if tenant and parse_name(found.name)[0] != tenant:
+        return find_served_job(word, context, error)
+    if tenant and parse_name(adapter.name)[0] != tenant:
         raise NotFound(
             f"There is no adapter {word!r}.", do="List them with `trainyard adapters list`.", code="E-ADAPTER-NOT-FOUND"
         )
-    return found
+    return adapter
 
 
-def served_job(word: str, context: Context, error: TrainyardError) -> NamedAdapter:
+def find_served_job(word: str, context: Context, error: TrainyardError) -> NamedAdapter:
     """Return the adapter of a job as a server loads it. `error` is why no version of the registry has this name."""
     trained = find_named_job(word, context, error)
     require_adapter(trained)

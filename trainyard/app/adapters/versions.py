@@ -54,62 +54,62 @@ class DeletedVersion(Response):
     """Of the version; the disk is free when no result of a run has the same files."""
 
 
-def promote(given: PromoteInput, context: Context) -> Promotion:
-    registry = registry_of(context, given.name)
-    tenant, role, number = parse_name(given.name)
-    version = newest(registry, given.name) if number is None else registry.show(given.name)
+def promote(request: PromoteInput, context: Context) -> Promotion:
+    registry = registry_of(context, request.name)
+    tenant, role, number = parse_name(request.name)
+    version = newest(registry, request.name) if number is None else registry.show(request.name)
     with registry.deploying(tenant, role):
-        if registry.live(tenant, role).version == version.version and not given.targets:
+        if registry.live(tenant, role).version == version.version and not request.targets:
             return Promotion(version=version.name, previous=version.name, changed=False)
-        return make_live(version, registry, context, "promote", given.targets)
+        return make_live(version, registry, context, "promote", request.targets)
 
 
-def rollback(given: RollbackInput, context: Context) -> Promotion:
-    tenant, role, number = parse_name(given.role)
+def rollback(request: RollbackInput, context: Context) -> Promotion:
+    tenant, role, number = parse_name(request.role)
     if number is not None:
         raise InvalidInput(
-            f"A rollback goes to the version before the live one, and {given.role!r} names a version.",
-            do=f"Write {tenant}/{role}, or promote the version: trainyard adapters promote {given.role}.",
+            f"A rollback goes to the version before the live one, and {request.role!r} names a version.",
+            do=f"Write {tenant}/{role}, or promote the version: trainyard adapters promote {request.role}.",
             code="E-NAME",
         )
-    registry = registry_of(context, given.role)
+    registry = registry_of(context, request.role)
     registry.previous(tenant, role)  # of a role that is not there nothing is made, not even a lock
     with registry.deploying(tenant, role):
-        return make_live(registry.previous(tenant, role), registry, context, "rollback", given.targets)
+        return make_live(registry.previous(tenant, role), registry, context, "rollback", request.targets)
 
 
 def make_live(
     version: AdapterVersion, registry: AdapterRegistry, context: Context, action: str, targets: Sequence[str]
 ) -> Promotion:
-    chosen = [parse_target(one, context.settings) for one in targets]
-    facts = roll_out_version(version, registry, context.settings, action=action, targets=chosen)
+    parsed_targets = [parse_target(text, context.settings) for text in targets]
+    facts = roll_out_version(version, registry, context.settings, action=action, targets=parsed_targets)
     return Promotion(**{name: facts[name] for name in ("version", "previous", "targets", "warnings")})
 
 
-def delete_version(given: DeleteInput, context: Context) -> DeletedVersion:
+def delete_version(request: DeleteInput, context: Context) -> DeletedVersion:
     """Remove a version. Raises `Conflict` (`E-CONFLICT`) for the live one, and for the one that a rollback takes."""
-    tenant, role, number = parse_name(given.name)
+    tenant, role, number = parse_name(request.name)
     if number is None:
         raise InvalidInput(
-            f"{given.name!r} names no version.", do=f"Write the version: {given.name}/v1.", code="E-NAME"
+            f"{request.name!r} names no version.", do=f"Write the version: {request.name}/v1.", code="E-NAME"
         )
-    registry = registry_of(context, given.name)
-    registry.find(given.name)
+    registry = registry_of(context, request.name)
+    registry.find(request.name)
     with registry.deploying(tenant, role):
-        taken = [one.version for one in registry.earlier(tenant, role)[-1:]]
-        if taken == [number] and not given.force:
+        versions = [entry.version for entry in registry.earlier(tenant, role)[-1:]]
+        if versions == [number] and not request.force:
             raise Conflict(
-                f"A rollback of {tenant}/{role} would make {given.name} live again.",
+                f"A rollback of {tenant}/{role} would make {request.name} live again.",
                 do="Keep it, or give --force: a rollback then goes to the version before it.",
                 code="E-CONFLICT",
             )
-        version = registry.delete(given.name)
+        version = registry.delete(request.name)
         remove_models(context.settings, version.name)
     return DeletedVersion(
         version=version.name,
         deleted=datetime.fromtimestamp(version.deleted, UTC).isoformat(timespec="seconds"),
         files=len(version.files),
-        bytes=sum(int(one["bytes"]) for one in version.files.values()),
+        bytes=sum(int(file["bytes"]) for file in version.files.values()),
     )
 
 
@@ -142,22 +142,22 @@ class Pulled(Response):
     """Why it was not."""
 
 
-def show_card(given: CardInput, context: Context) -> Card:
-    registry = registry_of(context, given.name)
-    version = registry.show(given.name)
+def show_card(request: CardInput, context: Context) -> Card:
+    registry = registry_of(context, request.name)
+    version = registry.show(request.name)
     card = Card(name=version.name, markdown=write_card(version, registry.path(version)))
-    if given.out is None:
+    if request.out is None:
         return card
-    out = given.out.expanduser().absolute()
+    out = request.out.expanduser().absolute()
     make_folders(DISK, out.parent)
     write_whole(DISK, out, card.markdown.encode())
     return card.model_copy(update={"path": str(out)})
 
 
-def push(given: PushInput, context: Context) -> Published:
+def push(request: PushInput, context: Context) -> Published:
     """Publish a version on the Hub, or in an object store. Raises `InvalidInput` (`E-PARAMETER`) without a place."""
     registry, settings = AdapterRegistry(context.settings.adapters), context.settings
-    version, to = registry.show(given.name), given.to or settings.weights_store
+    version, to = registry.show(request.name), request.to or settings.weights_store
     if not to:
         raise InvalidInput(
             "It is not said where the version is published.",
@@ -166,10 +166,10 @@ def push(given: PushInput, context: Context) -> Published:
         )
     version = try_version(version, registry, settings)
     if is_address(to):
-        refuse_hub_options(given)
+        refuse_hub_options(request)
         sent = push_to_store(version, registry, to, write_card(version, registry.path(version)))
     else:
-        address = HubAddress(to, given.revision, given.token_env, given.public)
+        address = HubAddress(to, request.revision, request.token_env, request.public)
         base, _ = find_base_folder(registry.path(version), settings)
         check = partial(try_adapter_folder, settings=settings, base=base) if version.kind == "adapter" else ignore
         sent = push_to_hub(version, registry, address, write_card(version, registry.path(version), to), check)
@@ -179,8 +179,8 @@ def push(given: PushInput, context: Context) -> Published:
     )  # fmt: skip
 
 
-def refuse_hub_options(given: PushInput | PullInput) -> None:
-    if given.revision is not None or getattr(given, "public", False):
+def refuse_hub_options(request: PushInput | PullInput) -> None:
+    if request.revision is not None or getattr(request, "public", False):
         raise InvalidInput(
             "--revision and --public belong to the Hub; an object store has neither.",
             do="Leave them out.",
@@ -188,13 +188,13 @@ def refuse_hub_options(given: PushInput | PullInput) -> None:
         )
 
 
-def pull(given: PullInput, context: Context) -> Pulled:
-    if is_address(given.source):
-        refuse_hub_options(given)
-        version = pull_from_store(given.source, context.settings, given.alias)
+def pull(request: PullInput, context: Context) -> Pulled:
+    if is_address(request.source):
+        refuse_hub_options(request)
+        version = pull_from_store(request.source, context.settings, request.alias)
     else:
-        address = HubAddress(given.source, given.revision, given.token_env)
-        version = pull_from_hub(address, context.settings, given.alias)
+        address = HubAddress(request.source, request.revision, request.token_env)
+        version = pull_from_hub(address, context.settings, request.alias)
     origin = version.facts["origin"]
     return Pulled(
         version=version.name,
@@ -221,33 +221,33 @@ class Merged(Response):
     """The same of the model as written in its dtype."""
 
 
-def merge_place(given: MergeInput) -> tuple[Path, Format]:
+def resolve_merge_target(request: MergeInput) -> tuple[Path, Format]:
     """Return the folder and the format of a merge. Raises `InvalidInput` (`E-PARAMETER`).
 
     In an earlier version `--to` named the folder, and `--format` the format.
     """
     formats: dict[str, Format] = {"safetensors": "safetensors", "gguf": "gguf"}
-    if given.target is not None and given.to in formats:
-        return given.target.expanduser().absolute(), formats[given.to]
-    folder = given.target or ("FOLDER" if given.to in formats else given.to)
+    if request.target is not None and request.to in formats:
+        return request.target.expanduser().absolute(), formats[request.to]
+    folder = request.target or ("FOLDER" if request.to in formats else request.to)
     raise InvalidInput(
-        "No folder is named." if given.to in formats else f"{given.to!r} is not a format: safetensors or gguf.",
+        "No folder is named." if request.to in formats else f"{request.to!r} is not a format: safetensors or gguf.",
         why="The folder is given by its place, and --to names the format.",
-        do=f"Write: trainyard adapters merge {given.name} {folder}"
-        + (f" --to {given.to}" if given.to == "gguf" else ""),
+        do=f"Write: trainyard adapters merge {request.name} {folder}"
+        + (f" --to {request.to}" if request.to == "gguf" else ""),
         code="E-PARAMETER",
     )
 
 
-def merge(given: MergeInput, context: Context) -> Merged:
+def merge(request: MergeInput, context: Context) -> Merged:
     """Write a version, or the adapter of a job, as one model. Raises what `find_version_or_job` raises."""
-    target, to = merge_place(given)
+    target, to = resolve_merge_target(request)
     settings = context.settings
-    found = find_version_or_job(given.name, context)
-    if isinstance(found, AdapterVersion):
-        facts = merge_version(found, target, settings, format=to, dtype=given.dtype)
+    adapter = find_version_or_job(request.name, context)
+    if isinstance(adapter, AdapterVersion):
+        facts = merge_version(adapter, target, settings, format=to, dtype=request.dtype)
     else:
-        own = {"version": found.label, "sha256": found.reference.sha256}
-        facts = merge_adapter(found.reference, found.name, target, settings, own, format=to, dtype=given.dtype)
-    kept = ("version", "format", "dtype", "divergence", "saved_divergence")
-    return Merged(target=str(target), **{name: facts[name] for name in kept})
+        labels = {"version": adapter.label, "sha256": adapter.reference.sha256}
+        facts = merge_adapter(adapter.reference, adapter.name, target, settings, labels, format=to, dtype=request.dtype)
+    names = ("version", "format", "dtype", "divergence", "saved_divergence")
+    return Merged(target=str(target), **{name: facts[name] for name in names})

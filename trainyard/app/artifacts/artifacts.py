@@ -108,39 +108,39 @@ class ArtifactRows(Response):
     """Of dropped rows: reason -> rows, as the node counted them."""
 
 
-def list_artifacts(given: ArtifactsInput, context: Context) -> ArtifactList:
+def list_artifacts(request: ArtifactsInput, context: Context) -> ArtifactList:
     """Return a page of results, of the newest run first. Raises what `find_run` and `read_cursor` raise."""
-    found, cursor = select_artifacts(given, context, given.port, given.sha256)
-    return ArtifactList(artifacts=tuple(Artifact(**words_of(one)) for one in found), next=cursor)
+    artifacts, cursor = select_artifacts(request, context, request.port, request.sha256)
+    return ArtifactList(artifacts=tuple(Artifact(**fields_of(artifact)) for artifact in artifacts), next=cursor)
 
 
 def select_artifacts(
-    given: ArtifactsInput | EvaluationsInput, context: Context, port: Port | None, sha256: str | None = None
+    request: ArtifactsInput | EvaluationsInput, context: Context, port: Port | None, sha256: str | None = None
 ) -> tuple[list[FoundArtifact], str | None]:
     """Return the results of a page, and the cursor of the next one."""
-    own = finding.own_tenant(given.tenant, context)
-    if own is None:
+    tenant = finding.resolve_tenant(request.tenant, context)
+    if tenant is None:
         return [], None
-    runs = [find_run(given.run, context)] if given.run else finding.run_folders(context)
+    runs = [find_run(request.run, context)] if request.run else finding.run_folders(context)
     began, (last_run, passed) = (0.0, ("", -1))
-    if given.cursor:
-        began, text = read_cursor(given.cursor)
+    if request.cursor:
+        began, text = read_cursor(request.cursor)
         last_run, passed = read_place(text)
         # A place after all results of a run: that run is not looked at again.
         runs = [run for run in runs if (run.began, run.id, passed) <= (began, last_run, WHOLE_RUN - 1)]
-    found: list[FoundArtifact] = []
+    artifacts: list[FoundArtifact] = []
     store = finding.open_store(context)
     for looked_at, run in enumerate(runs, 1):
-        if own in ("", run.tenant) and run.makes(port):
-            for number, one in enumerate(finding.artifacts_of(run, store)):
-                if (run.id == last_run and number <= passed) or not one.matches(port, sha256):
+        if tenant in ("", run.tenant) and run.makes(port):
+            for number, artifact in enumerate(finding.artifacts_of(run, store)):
+                if (run.id == last_run and number <= passed) or not artifact.matches(port, sha256):
                     continue
-                found.append(one)
-                if len(found) == given.limit:
-                    return found, write_cursor((run.began, f"{run.id}/{number}"))
+                artifacts.append(artifact)
+                if len(artifacts) == request.limit:
+                    return artifacts, write_cursor((run.began, f"{run.id}/{number}"))
         if looked_at == SCANNED_RUNS and looked_at < len(runs):
-            return found, write_cursor((run.began, f"{run.id}/{WHOLE_RUN}"))
-    return found, None
+            return artifacts, write_cursor((run.began, f"{run.id}/{WHOLE_RUN}"))
+    return artifacts, None
 
 
 def read_place(text: str) -> tuple[str, int]:
@@ -155,77 +155,83 @@ def read_place(text: str) -> tuple[str, int]:
     return run, int(number)
 
 
-def words_of(one: FoundArtifact) -> dict[str, object]:
-    reference = one.reference
+def fields_of(artifact: FoundArtifact) -> dict[str, object]:
+    reference = artifact.reference
     return {
-        "run_id": one.run.id, "run_name": one.run.name, "tenant": one.run.tenant,
-        "node": one.node, "node_type": one.run.node_type(one.node), "port": one.port, "key": one.key,
-        "sha256": reference.sha256 if reference else "", "rows": one.rows,
-        "bytes": reference.bytes if reference else 0, "ended": one.ended, "reused": one.reused,
-        "available": reference is not None, "problem": one.problem,
+        "run_id": artifact.run.id, "run_name": artifact.run.name, "tenant": artifact.run.tenant,
+        "node": artifact.node, "node_type": artifact.run.node_type(artifact.node), "port": artifact.port,
+        "key": artifact.key,
+        "sha256": reference.sha256 if reference else "", "rows": artifact.rows,
+        "bytes": reference.bytes if reference else 0, "ended": artifact.ended, "reused": artifact.reused,
+        "available": reference is not None, "problem": artifact.problem,
     }  # fmt: skip
 
 
-def show_artifact(given: ArtifactInput, context: Context) -> ArtifactDetail:
+def show_artifact(request: ArtifactInput, context: Context) -> ArtifactDetail:
     """Raises what `find_artifact` raises, and `Corrupt` (`E-CORRUPT`) for a file that cannot be read."""
-    one, folder = locate(given, context)
-    reference = one.reference
+    artifact, folder = locate_artifact(request, context)
+    reference = artifact.reference
     parts = contents.list_parts(folder)
     return ArtifactDetail(
-        **words_of(one),
+        **fields_of(artifact),
         facts=reference.facts if reference else {},
         parts=tuple(
             ArtifactPart(name=name, rows=contents.count_rows(path), bytes=path.stat().st_size)
             for name, path in parts.items()
         ),
-        files=tuple(files_of(one, folder, context)),
+        files=tuple(files_of(artifact, folder, context)),
     )
 
 
-def locate(given: ArtifactInput, context: Context) -> tuple[FoundArtifact, Path]:
+def locate_artifact(request: ArtifactInput, context: Context) -> tuple[FoundArtifact, Path]:
     """Return a result that is stored, and the folder of its files. Raises `NotFound`, `Corrupt`."""
     store = finding.open_store(context)
-    one = find_artifact(find_run(given.run, context), given.node, given.port, store)
-    return one, one.folder(store)
+    artifact = find_artifact(find_run(request.run, context), request.node, request.port, store)
+    return artifact, artifact.folder(store)
 
 
-def files_of(one: FoundArtifact, folder: Path, context: Context) -> Iterator[ArtifactFile]:
+def files_of(artifact: FoundArtifact, folder: Path, context: Context) -> Iterator[ArtifactFile]:
     """Yield the files of a result, as its manifest has them."""
-    root = finding.open_store(context).folder(one.key)
+    root = finding.open_store(context).folder(artifact.key)
     named = json.loads((root / MANIFEST).read_bytes())["files"]
     prefix = "" if folder == root else f"{folder.name}/"
     for name in sorted(name for name in named if name.startswith(prefix))[:MOST_FILES]:
         yield ArtifactFile(name=name.removeprefix(prefix), **{key: named[name][key] for key in ("bytes", "sha256")})
 
 
-def read_rows(given: ArtifactRowsInput, context: Context) -> ArtifactRows:
+def read_rows(request: ArtifactRowsInput, context: Context) -> ArtifactRows:
     """Return a page of the rows of a part. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
-    one, folder = locate(given, context)
+    artifact, folder = locate_artifact(request, context)
     parts = contents.list_parts(folder)
-    if given.part not in parts:
+    if request.part not in parts:
         raise NotFound(
-            f"The {one.port.value} of {one.node} has no part {given.part!r}.",
+            f"The {artifact.port.value} of {artifact.node} has no part {request.part!r}.",
             why=f"It has {', '.join(parts) or 'no rows'}.",
             do="Name one of those." if parts else "Look at its files with `trainyard artifacts show`.",
             code="E-NOT-FOUND",
         )
-    path = parts[given.part]
+    path = parts[request.part]
     page = contents.read_page(
-        path, offset=given.offset, limit=given.limit, text_chars=given.text_chars, accepts=acceptance(given)
+        path,
+        offset=request.offset,
+        limit=request.limit,
+        text_chars=request.text_chars,
+        accepts=build_row_filter(request),
     )
     rows = tuple(ArtifactRow(index=row.index, values=row.values, cut=tuple(row.cut)) for row in page.rows)
-    facts = one.reference.facts if one.reference else {}
+    facts = artifact.reference.facts if artifact.reference else {}
     return ArtifactRows(
-        run_id=one.run.id, node=one.node, port=one.port, part=given.part, total=contents.count_rows(path),
-        offset=given.offset, next_offset=page.next_offset, rows=rows,
+        run_id=artifact.run.id, node=artifact.node, port=artifact.port, part=request.part,
+        total=contents.count_rows(path),
+        offset=request.offset, next_offset=page.next_offset, rows=rows,
         columns=tuple(dict.fromkeys(name for row in rows for name in row.values)),
-        reasons=dict(facts.get("dropped") or facts.get("rejected") or {}) if given.part == contents.DROPPED else {},
+        reasons=dict(facts.get("dropped") or facts.get("rejected") or {}) if request.part == contents.DROPPED else {},
     )  # fmt: skip
 
 
-def acceptance(given: ArtifactRowsInput) -> Callable[[contents.Values], bool] | None:
+def build_row_filter(request: ArtifactRowsInput) -> Callable[[contents.Values], bool] | None:
     """Return which rows a request wants; None for all."""
-    if given.reason is None and given.text is None:
+    if request.reason is None and request.text is None:
         return None
-    text = (given.text or "").casefold()
-    return lambda row: given.reason in (None, row.get("reason")) and contents.contains(row, text)
+    text = (request.text or "").casefold()
+    return lambda row: request.reason in (None, row.get("reason")) and contents.contains(row, text)

@@ -49,10 +49,10 @@ class RowPage:
 
 def list_parts(folder: Path) -> dict[str, Path]:
     """Return name -> file of the sets of rows in the folder of a port."""
-    found = {ROWS: folder / ROWS_FILE}
-    found |= {path.stem: path for path in sorted((folder / HELD_OUT_FOLDER).glob("*.arrow"))}
-    found[DROPPED] = folder / QUARANTINE_FILE
-    return {name: path for name, path in found.items() if path.is_file()}
+    parts = {ROWS: folder / ROWS_FILE}
+    parts |= {path.stem: path for path in sorted((folder / HELD_OUT_FOLDER).glob("*.arrow"))}
+    parts[DROPPED] = folder / QUARANTINE_FILE
+    return {name: path for name, path in parts.items() if path.is_file()}
 
 
 def count_rows(path: Path) -> int:
@@ -61,7 +61,7 @@ def count_rows(path: Path) -> int:
         with path.open("rb") as stream:
             blocks = while_caller_waits(iter(lambda: stream.read(BLOCK_BYTES), b""))
             return sum(block.count(b"\n") for block in blocks)
-    with opened(path) as reader:
+    with open_rows(path) as reader:
         return sum(batch.num_rows for batch in batches(reader, path))
 
 
@@ -92,11 +92,11 @@ def cut_row(index: int, values: Values, text_chars: int) -> CutRow:
             cut.append(path)
             return value[:text_chars]
         if isinstance(value, dict):
-            return {key: shorten(one, f"{path}.{key}" if path else str(key)) for key, one in value.items()}
+            return {key: shorten(member, f"{path}.{key}" if path else str(key)) for key, member in value.items()}
         if isinstance(value, list):
             if len(value) > LONGEST_LIST:
                 cut.append(path)
-            return [shorten(one, f"{path}.{place}") for place, one in enumerate(value[:LONGEST_LIST])]
+            return [shorten(member, f"{path}.{position}") for position, member in enumerate(value[:LONGEST_LIST])]
         return value
 
     return CutRow(index, shorten(values, ""), cut)
@@ -107,7 +107,7 @@ def length_of(value: object) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(len(key) + length_of(one) for key, one in value.items())
+        return sum(len(key) + length_of(member) for key, member in value.items())
     return sum(map(length_of, value)) if isinstance(value, list) else 8
 
 
@@ -116,15 +116,15 @@ def contains(value: object, text: str) -> bool:
     if isinstance(value, str):
         return text in value.casefold()
     members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(contains(one, text) for one in members)
+    return any(contains(member, text) for member in members)
 
 
-def opened(path: Path) -> ipc.RecordBatchFileReader:
+def open_rows(path: Path) -> ipc.RecordBatchFileReader:
     """Raises `Corrupt` (`E-CORRUPT`)."""
     try:
         return ipc.open_file(pa.memory_map(str(path)))
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_error(path, str(error)) from error
 
 
 def batches(reader: ipc.RecordBatchFileReader, path: Path) -> Iterator[pa.RecordBatch]:
@@ -133,19 +133,19 @@ def batches(reader: ipc.RecordBatchFileReader, path: Path) -> Iterator[pa.Record
         for number in while_caller_waits(range(reader.num_record_batches)):
             yield reader.get_batch(number)
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, str(error)) from error
+        raise damaged_error(path, str(error)) from error
 
 
 def read_arrow(path: Path, offset: int, most: int) -> Iterator[Values]:
     """Yield the rows from an offset on, as Python values, some hundred at a time."""
     step = min(most + 1, 500)
-    with opened(path) as reader:
+    with open_rows(path) as reader:
         before = 0
         for batch in batches(reader, path):
             start = max(0, offset - before)
             before += batch.num_rows
-            for place in range(start, batch.num_rows, step):
-                yield from batch.slice(place, step).to_pylist()
+            for first in range(start, batch.num_rows, step):
+                yield from batch.slice(first, step).to_pylist()
 
 
 def read_lines(path: Path, offset: int) -> Iterator[Values]:
@@ -155,13 +155,13 @@ def read_lines(path: Path, offset: int) -> Iterator[Values]:
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                raise damaged(path, f"Line {number}: {error}") from error
+                raise damaged_error(path, f"Line {number}: {error}") from error
             if not isinstance(value, dict):
-                raise damaged(path, f"Line {number} is not an object.")
+                raise damaged_error(path, f"Line {number} is not an object.")
             yield value
 
 
-def damaged(path: Path, why: str) -> Corrupt:
+def damaged_error(path: Path, why: str) -> Corrupt:
     return Corrupt(
         f"The stored file {path.name} cannot be read.",
         why=why[:500],

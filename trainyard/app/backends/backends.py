@@ -61,8 +61,8 @@ class BackendTable(Response):
     rows: tuple[BackendRow, ...]
 
 
-def show_backends(given: BackendsInput, context: Context) -> BackendTable:
-    return backend_table(context.settings, imports=given.imports)
+def show_backends(request: BackendsInput, context: Context) -> BackendTable:
+    return backend_table(context.settings, imports=request.imports)
 
 
 def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
@@ -70,26 +70,30 @@ def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
     it.
     """
     here = frozenset(devices_here())
-    return BackendTable(rows=tuple(row(name, settings, here, imports=imports) for name in BackendName))
+    return BackendTable(rows=tuple(build_row(name, settings, here, imports=imports) for name in BackendName))
 
 
-def row(name: BackendName, settings: Settings, here: frozenset[Device], *, imports: bool) -> BackendRow:
-    said, found, devices = tested(name, settings, imports=imports), probe(name, settings), name.facts.devices
-    fits, why = bool(here & set(devices)), found.why
-    if found.available and not fits:
+def build_row(name: BackendName, settings: Settings, here: frozenset[Device], *, imports: bool) -> BackendRow:
+    import_result, availability, devices = (
+        read_import_result(name, settings, imports=imports),
+        probe(name, settings),
+        name.facts.devices,
+    )
+    fits, why = bool(here & set(devices)), availability.why
+    if availability.available and not fits:
         why = f"It computes on {' or '.join(devices)}, and this machine has {' and '.join(sorted(here))}."
     return BackendRow(
         name=name,
-        available=found.available,
-        version=found.version,
-        imports=said,
+        available=availability.available,
+        version=availability.version,
+        imports=import_result,
         devices=devices,
         fits=fits,
         why=why,
-        fix=found.fix,
+        fix=availability.fix,
         installable=name in environments.ENVIRONMENTS and not environments.is_named(name, settings),
         options=options_of(name),
-        installation=read_installation(name, settings, available=found.available),
+        installation=read_installation(name, settings, available=availability.available),
     )
 
 
@@ -105,7 +109,7 @@ def options_of(name: BackendName) -> BackendOptions:
     )
 
 
-def tested(name: BackendName, settings: Settings, *, imports: bool) -> str:
+def read_import_result(name: BackendName, settings: Settings, *, imports: bool) -> str:
     """Return what is known of the import of a backend; its test is run if that is wanted and it is installed."""
     if name not in environments.ENVIRONMENTS:
         return "with trainyard"
@@ -117,17 +121,17 @@ def tested(name: BackendName, settings: Settings, *, imports: bool) -> str:
     return f"ok ({health.seconds:.1f} s)" if health.ok else "broken"
 
 
-def install_backends(given: InstallInput, context: Context) -> BackendTable:
+def install_backends(request: InstallInput, context: Context) -> BackendTable:
     """Make environments, one after another. Raises what the first that fails raises; those before it stay."""
-    for name in given.names or environments.ENVIRONMENTS:
-        if given.background:
+    for name in request.names or environments.ENVIRONMENTS:
+        if request.background:
             begin_installation(name, context.settings)
         else:
             installing.install(name, context.settings, context.say)
     return backend_table(context.settings, imports=False)
 
 
-def cancel_install(given: CancelInstallInput, context: Context) -> BackendTable:
+def cancel_install(request: CancelInstallInput, context: Context) -> BackendTable:
     """Stop an installation in the background. Raises `Conflict` (`E-INSTALL`) if none is running."""
-    cancel_installation(given.name, context.settings)
+    cancel_installation(request.name, context.settings)
     return backend_table(context.settings, imports=False)

@@ -91,7 +91,7 @@ def last_lines(path: Path) -> tuple[str, ...]:
     """Return the last lines of a log as plain text; of a line that a program writes again and again, its last form."""
     text = read_end(path, LAST_BYTES)[0].decode("utf-8", errors="replace")
     lines = (line.rpartition("\r")[2] for line in COLOURS.sub("", text).split("\n"))
-    return tuple(line[:LINE_CHARS] for line in redact_lines([one for one in lines if one.strip()][-LAST_LINES:]))
+    return tuple(line[:LINE_CHARS] for line in redact_lines([line for line in lines if line.strip()][-LAST_LINES:]))
 
 
 def cancel_installation(name: Installable, settings: Settings) -> None:

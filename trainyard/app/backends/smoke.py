@@ -15,17 +15,17 @@ from trainyard.settings import Settings
 ROWS, STEPS, FOLDER = 16, 2, "smoke-test"
 
 
-def try_backend(given: BackendTestInput, context: Context) -> RunResult:
+def try_backend(request: BackendTestInput, context: Context) -> RunResult:
     """Start a training of two steps on a backend. Raises what `jobs create` raises for it."""
     tenant = context.caller.tenant or context.settings.tenant
     settings = {
-        "name": f"smoke-test-{given.name.value}",
+        "name": f"smoke-test-{request.name.value}",
         "tenant": tenant,
-        "backend": given.name.value,
+        "backend": request.name.value,
         "dataset": {"path": write_rows(context.settings, tenant)},
         "hyperparameters": {"max_steps": STEPS, "batch_size": 2},
     }
-    return run(RunInput(target=JOB, parameters=settings, refresh=True, watch=given.watch, yes=True), context)
+    return run(RunInput(target=JOB, parameters=settings, refresh=True, watch=request.watch, yes=True), context)
 
 
 def write_rows(settings: Settings, tenant: str) -> str:

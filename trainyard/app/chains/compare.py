@@ -115,22 +115,22 @@ class TrainedNode:
         """Return the settings of the trainer and of everything that is before it; of the others when there is one
         trainer.
         """
-        shown, waiting = set[str](), [self.node.id]
+        ids, waiting = set[str](), [self.node.id]
         if sum(node["type"] == "trainer" for node in self.nodes.values()) == 1:
             waiting = list(self.nodes)
         while waiting:
-            shown.add(name := waiting.pop())
-            waiting += [one for one in self.nodes[name]["needs"] if one not in shown]
+            ids.add(name := waiting.pop())
+            waiting += [need for need in self.nodes[name]["needs"] if need not in ids]
         names = {self.node.id: "trainer"}
-        return {names.get(one, one): self.nodes[one]["config"] for one in sorted(shown)}
+        return {names.get(node_id, node_id): self.nodes[node_id]["config"] for node_id in sorted(ids)}
 
     def report(self) -> JsonObject | None:
         """Return the evaluation report whose candidate is this trainer's adapter."""
         for node in self.result.nodes:
-            given = node.outputs.get(Port.REPORT)
-            if given is None or not (given.path / "report.json").is_file():
+            reference = node.outputs.get(Port.REPORT)
+            if reference is None or not (reference.path / "report.json").is_file():
                 continue
-            value: dict[str, object] = json.loads((given.path / "report.json").read_text(encoding="utf-8"))
+            value: dict[str, object] = json.loads((reference.path / "report.json").read_text(encoding="utf-8"))
             if value["adapter_sha256"] == self.sha256:
                 return value
         return None
@@ -147,15 +147,15 @@ class TrainedNode:
         )  # fmt: skip
 
 
-def compare_trainings(words: tuple[str, str], context: Context, *, plot: bool) -> Comparison:
+def compare_trainings(names: tuple[str, str], context: Context, *, plot: bool) -> Comparison:
     """Compare two trainings that have ended, from the folders of their runs.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`, `E-NODE`), `Conflict` (`E-JOB-NOT-FOUND`), `InvalidInput` (`E-NODE`).
     """
-    first, second = (find_trained_node(word, context) for word in words)
+    first, second = (find_trained_node(word, context) for word in names)
     if first.result.run_id == second.result.run_id and first.node.id == second.node.id:
         raise InvalidInput(
-            f"{' and '.join(words)} are the same training.",
+            f"{' and '.join(names)} are the same training.",
             why="A comparison needs two.",
             do="Name another job, or another trainer of this one: JOB/TRAINER.",
             code="E-NODE",
@@ -163,7 +163,7 @@ def compare_trainings(words: tuple[str, str], context: Context, *, plot: bool) -
     before, after = first.report(), second.report()
     changes = sorted(list_node_changes(first.settings(), second.settings()), key=lambda change: change[0])
     return Comparison(
-        jobs=tuple(one.result.id or one.result.run_id for one in (first, second)),
+        jobs=tuple(training.result.id or training.result.run_id for training in (first, second)),
         sides=(first.side(), second.side()),
         settings=tuple(DifferingSetting(name=name, values=(old, new)) for name, old, new in changes),
         metrics=tuple(compare_facts(first.node.facts, second.node.facts)),
@@ -175,26 +175,26 @@ def compare_trainings(words: tuple[str, str], context: Context, *, plot: bool) -
 
 def find_trained_node(name: str, context: Context) -> TrainedNode:
     """Return the trainer of `JOB/TRAINER`; a job's name alone will do if all but one are controls."""
-    run, _, wanted = name.partition("/")
+    run, _, node_id = name.partition("/")
     found_run, result = find_ended_run(run, context)
     folder = found_run.path
     nodes = {node["id"]: node for node in json.loads((folder / "chain.json").read_bytes())["nodes"]}
     trainers = [node for node in result.nodes if node.type == "trainer"]
-    controls = {one for one, node in nodes.items() if node["config"].get("control")}
-    found = [node for node in trainers if (node.id == wanted if wanted else node.id not in controls)]
-    if len(found) == 1 and found[0].id not in nodes:
+    controls = {key for key, node in nodes.items() if node["config"].get("control")}
+    matches = [node for node in trainers if (node.id == node_id if node_id else node.id not in controls)]
+    if len(matches) == 1 and matches[0].id not in nodes:
         raise InvalidInput(
-            f"{run}/{found[0].id} is a trial of a sweep.",
+            f"{run}/{matches[0].id} is a trial of a sweep.",
             why="Its run has a report and a chain for all trials, and none for this one.",
             do=f"Look at `trainyard sweep show {result.name}`, or run the chain of its best trial and compare that.",
             code="E-NODE",
         )
-    if len(found) == 1:
-        return TrainedNode(result, folder, nodes, found[0])
+    if len(matches) == 1:
+        return TrainedNode(result, folder, nodes, matches[0])
     names = ", ".join(f"{run}/{node.id}" for node in trainers)
     if not trainers:
         raise NotFound(f"The run {run} has no trainer.", do="Compare runs that train.", code="E-NODE")
-    problem = f"no trainer {wanted!r}" if wanted else f"{len(found)} trainers"
+    problem = f"no trainer {node_id!r}" if node_id else f"{len(matches)} trainers"
     raise NotFound(f"The run {run} has {problem}.", do=f"Name one of {names}.", code="E-NODE")
 
 
@@ -226,7 +226,7 @@ def pair_scores(before: JsonMapping, after: JsonMapping, report: JsonMapping) ->
     new = dict(zip(scores[1]["ids"], scores[1]["candidate"], strict=True))
     rows = zip(scores[0]["ids"], scores[0]["clusters"], scores[0]["candidate"], strict=True)
     require_caller()
-    shared = [(cluster, old, new[one]) for one, cluster, old in rows if one in new]
+    shared = [(cluster, old, new[row_id]) for row_id, cluster, old in rows if row_id in new]
     if not shared:
         return {}
     clusters, old_scores, new_scores = zip(*shared, strict=True)
@@ -241,10 +241,13 @@ def pair_scores(before: JsonMapping, after: JsonMapping, report: JsonMapping) ->
 
 def compare_samples(first: JsonMapping, second: JsonMapping) -> Iterator[ComparedSample]:
     """Answers of both to the same prompts."""
-    answers: dict[str, str] = {one["prompt"]: one["candidate"] for one in second["samples"]}
+    answers: dict[str, str] = {sample["prompt"]: sample["candidate"] for sample in second["samples"]}
     samples: Sequence[Mapping[str, str]] = first["samples"]
-    for one in samples:
-        if one["prompt"] in answers:
+    for sample in samples:
+        if sample["prompt"] in answers:
             yield ComparedSample(
-                prompt=one["prompt"], gold=one["gold"], first=one["candidate"], second=answers[one["prompt"]]
+                prompt=sample["prompt"],
+                gold=sample["gold"],
+                first=sample["candidate"],
+                second=answers[sample["prompt"]],
             )

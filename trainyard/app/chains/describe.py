@@ -54,22 +54,22 @@ class ShownSchema(Response):
 
     @model_validator(mode="before")
     @classmethod
-    def from_document(cls, given: object) -> object:
+    def from_document(cls, value: object) -> object:
         """Take what `as_document` has written, too: the answer of a service."""
-        return given if not isinstance(given, dict) or "sections" in given else {"sections": (), "document": given}
+        return value if not isinstance(value, dict) or "sections" in value else {"sections": (), "document": value}
 
     @model_serializer
     def as_document(self) -> dict[str, object]:
         return self.document
 
 
-def show_templates(given: TemplatesInput, _context: Context) -> TemplateRows:
+def show_templates(request: TemplatesInput, _context: Context) -> TemplateRows:
     """Return every template, or one with its parameters. Raises `NotFound` (`E-PARAMETER`)."""
-    if given.name is None:
+    if request.name is None:
         return TemplateRows(templates=tuple(template_row(name) for name in TEMPLATES))
-    template: Template = known(TEMPLATES, given.name, "template")
-    sections = tuple(ModelSchema(template.model, given.name).sections())
-    return TemplateRows(templates=(template_row(given.name, sections),))
+    template: Template = find_named(TEMPLATES, request.name, "template")
+    sections = tuple(ModelSchema(template.model, request.name).sections())
+    return TemplateRows(templates=(template_row(request.name, sections),))
 
 
 def template_row(name: str, parameters: tuple[SettingSection, ...] = ()) -> TemplateRow:
@@ -77,17 +77,17 @@ def template_row(name: str, parameters: tuple[SettingSection, ...] = ()) -> Temp
     return TemplateRow(name=name, description=template.description, nodes=template.core, parameters=parameters)
 
 
-def show_schema(given: SchemaInput, _context: Context) -> ShownSchema:
+def show_schema(request: SchemaInput, _context: Context) -> ShownSchema:
     """Return the settings of one model, or the names of all. Raises `NotFound` (`E-PARAMETER`)."""
-    if given.name is not None:
-        schema = ModelSchema(known(SCHEMAS, given.name, "schema"), given.name)
+    if request.name is not None:
+        schema = ModelSchema(find_named(SCHEMAS, request.name, "schema"), request.name)
         return ShownSchema(sections=tuple(schema.sections()), document=schema.root)
     texts = {name: (model.__doc__ or "").partition("\n")[0] for name, model in SCHEMAS.items()}
     sections = tuple(SettingSection(name, text, ()) for name, text in texts.items())
-    return ShownSchema(sections=sections, document={name: one.model_json_schema() for name, one in SCHEMAS.items()})
+    return ShownSchema(sections=sections, document={name: model.model_json_schema() for name, model in SCHEMAS.items()})
 
 
-def known(table: JsonObject, name: str, word: str) -> Any:
+def find_named(table: JsonObject, name: str, word: str) -> Any:
     if name not in table:
         raise NotFound(
             f"There is no {word} {name!r}.", why=f"There are {', '.join(table)}.", do="Correct the name.",

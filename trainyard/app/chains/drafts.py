@@ -101,14 +101,14 @@ class LinkAnswers(Response):
     links: tuple[LinkAnswer, ...]
 
 
-def show_palette(_given: Nothing, _context: Context) -> Palette:
+def show_palette(_request: Nothing, _context: Context) -> Palette:
     return Palette(
         nodes=tuple(
             PaletteEntry(
-                type=one.type, text=one.text, config=dict(one.config),
-                settings=orjson.loads(schema_text(one.type)),
+                type=entry.type, text=entry.text, config=dict(entry.config),
+                settings=orjson.loads(schema_text(entry.type)),
             )
-            for one in list_palette()
+            for entry in list_palette()
         ),
         ports=tuple(PortEntry(port=port, group=GROUPS[port]) for port in Port),
     )  # fmt: skip
@@ -122,85 +122,88 @@ def schema_text(kind: NodeType) -> bytes:
     return orjson.dumps(NODE_CONFIGS[kind].model_json_schema())
 
 
-def expand(given: requests.ExpandInput, context: Context) -> ExpandedChain:
+def expand(request: requests.ExpandInput, context: Context) -> ExpandedChain:
     """Write a chain out. What is wrong with it is in `check`, and its nodes are there all the same.
 
     Raises `Refused` for a text that is not YAML or JSON, `NotFound` (`E-PARAMETER`) for an unknown template or file.
     """
-    value = value_of(given, context)
+    value = value_of(request, context)
     check = check_file(value, context)
-    body = value if "nodes" in value else spelled_out(value)
+    body = value if "nodes" in value else spell_out_chain(value)
     nodes = read_nodes(body)
-    spec = {**{name: one for name, one in body.items() if name != "nodes"}, "nodes": [as_written(one) for one in nodes]}
+    spec = {
+        **{name: value for name, value in body.items() if name != "nodes"},
+        "nodes": [dump_node(node) for node in nodes],
+    }
     text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True)
     return ExpandedChain(
-        spec=spec, text=text, nodes=expanded_nodes(nodes, context.settings.default_base_model), check=check
+        spec=spec, text=text, nodes=expand_nodes(nodes, context.settings.default_base_model), check=check
     )
 
 
-def value_of(given: requests.ExpandInput, context: Context) -> JsonObject:
+def value_of(request: requests.ExpandInput, context: Context) -> JsonObject:
     """Return the plain value of a text, a file, a mapping, or a template's name with its parameters."""
-    if context.caller.remote and given.target is not None:
-        require_template(given.target, NAMES)
-    if bool(given.text) == (given.target is not None):
+    if context.caller.remote and request.target is not None:
+        require_template(request.target, NAMES)
+    if bool(request.text) == (request.target is not None):
         raise InvalidInput("A draft is either a target or a text.", do="Give one of them.", code="E-PARAMETER")
-    target = given.target
+    target = request.target
     if isinstance(target, str) and target in NAMES:
         if target == JOB:
-            return {"dataset": {}, **given.parameters}
-        return {"template": target, "parameters": given.parameters}
+            return {"dataset": {}, **request.parameters}
+        return {"template": target, "parameters": request.parameters}
     if isinstance(target, Mapping):
         return dict(target)
-    value = parse_text(given.text) if target is None else load_value(find_file(target))
+    value = parse_text(request.text) if target is None else load_value(find_file(target))
     if not isinstance(value, Mapping):
         parse_chain(value)  # raises with the reason
     return dict(value)
 
 
-def spelled_out(value: Mapping[str, object]) -> dict[str, object]:
+def spell_out_chain(value: Mapping[str, object]) -> dict[str, object]:
     """Return the chain of a template's call or of a job; one without nodes where it is not valid."""
     try:
         spec = parse_request(value).spec
     except InvalidInput:  # `check` has the reasons
         return {"name": str(value.get("template") or "chain"), "nodes": []}
-    own = spec.model_dump(mode="json", include={"name", "description", "tenant"}, exclude_defaults=True)
-    return {"name": spec.name, **own, "nodes": [one.model_dump(mode="json") for one in spec.nodes]}
+    fields = spec.model_dump(mode="json", include={"name", "description", "tenant"}, exclude_defaults=True)
+    return {"name": spec.name, **fields, "nodes": [node.model_dump(mode="json") for node in spec.nodes]}
 
 
-def as_written(node: DraftNode) -> dict[str, object]:
+def dump_node(node: DraftNode) -> dict[str, object]:
     return {"id": node.id, "type": node.type, "needs": list(node.needs), "config": node.config}
 
 
-def expanded_nodes(nodes: list[DraftNode], default_base_model: str) -> tuple[ExpandedNode, ...]:
+def expand_nodes(nodes: list[DraftNode], default_base_model: str) -> tuple[ExpandedNode, ...]:
     draft = wire_draft(nodes)
-    found = []
-    for one in nodes:
-        placed = draft.nodes.get(one.id)
-        found.append(
+    rows = []
+    for node in nodes:
+        placed = draft.nodes.get(node.id)
+        rows.append(
             ExpandedNode(
-                id=one.id, type=one.type, valid=one.valid,
+                id=node.id, type=node.type, valid=node.valid,
                 takes=ports_taken(placed.config, placed.type) if placed else (),
-                makes=ports_made(draft, one.id) if placed else (),
-                inputs=draft.wiring.inputs[one.id] if placed else {},
+                makes=ports_made(draft, node.id) if placed else (),
+                inputs=draft.wiring.inputs[node.id] if placed else {},
                 summary=summarize_node(placed.config, default_base_model) if placed else "",
                 defaults=list_defaults(placed.config, default_base_model) if placed else {},
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(rows)
 
 
-def show_links(given: requests.LinksInput, context: Context) -> LinkAnswers:
+def show_links(request: requests.LinksInput, context: Context) -> LinkAnswers:
     """Return where links from a node of a draft may lead. Raises `NotFound` (`E-PARAMETER`) for a node that it
     lacks.
     """
-    value = value_of(requests.ExpandInput(target=given.target), context)
-    nodes = read_nodes(value if "nodes" in value else spelled_out(value))
-    if given.node not in {one.id for one in nodes if one.type in NODE_CONFIGS}:
+    value = value_of(requests.ExpandInput(target=request.target), context)
+    nodes = read_nodes(value if "nodes" in value else spell_out_chain(value))
+    if request.node not in {node.id for node in nodes if node.type in NODE_CONFIGS}:
         raise NotFound(
-            f"The draft has no node {given.node!r} of a known type.", do="Name one of its nodes.", code="E-PARAMETER"
+            f"The draft has no node {request.node!r} of a known type.", do="Name one of its nodes.", code="E-PARAMETER"
         )
-    found = list_links(nodes, given.node, context.settings.default_base_model)
-    return LinkAnswers(node=given.node, links=tuple(map(answer_of, found)))
+    links = list_links(nodes, request.node, context.settings.default_base_model)
+    return LinkAnswers(node=request.node, links=tuple(map(answer_of, links)))
 
 
 def answer_of(link: Link) -> LinkAnswer:

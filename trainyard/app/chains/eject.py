@@ -37,30 +37,30 @@ class EjectOutput(Response):
     command: str
 
 
-def eject(given: EjectInput, context: Context) -> EjectOutput:
+def eject(request: EjectInput, context: Context) -> EjectOutput:
     """Write a trainer of a chain as a folder with script, spec and rows.
 
     Raises `NotFound` (`E-NODE`, `E-DATA-NOT-FOUND`), `InvalidInput` (`E-FILE-EXISTS`), `Refused` (the built-in
     script does not carry out this training).
     """
     settings = context.settings
-    chain, result = chain_of(given.target, context)
-    node = trainer_of(chain, given.node)
-    place = (given.into or Path(f"{node.id}-script")).absolute()
+    chain, result = chain_of(request.target, context)
+    node = trainer_of(chain, request.node)
+    folder = (request.into or Path(f"{node.id}-script")).absolute()
     with tempfile.TemporaryDirectory() as scratch:
         try:
             job = job_of(node, chain, Finder(chain, result, settings, Path(scratch)))
         except NotFound as error:
-            raise elsewhere(error, Path(given.target), settings) from error
+            raise add_folder_hint(error, Path(request.target), settings) from error
         reasons = SCRIPT.reasons(job)
         if reasons:
             raise Refused(reasons)
-        counts = files.write(job, place, keep_work=False)
-    line = f"cd {shlex.quote(str(place))} && {shlex.quote(sys.executable)} {files.SCRIPT_FILE} {files.SPEC_NAME}"
-    return EjectOutput(folder=place, rows=counts["written"], command=line)
+        counts = files.write(job, folder, keep_work=False)
+    line = f"cd {shlex.quote(str(folder))} && {shlex.quote(sys.executable)} {files.SCRIPT_FILE} {files.SPEC_NAME}"
+    return EjectOutput(folder=folder, rows=counts["written"], command=line)
 
 
-def elsewhere(error: NotFound, target: Path, settings: Settings) -> NotFound:
+def add_folder_hint(error: NotFound, target: Path, settings: Settings) -> NotFound:
     """Return the error; one about data with the command that finds them, where paths start at the file's own folder."""
     if error.code != "E-DATA-NOT-FOUND" or not target.is_file() or target.parent.resolve() == settings.working_folder:
         return error
@@ -79,18 +79,18 @@ def chain_of(target: str, context: Context) -> tuple[ResolvedChain, RunResult | 
     return resolve_chain(parse_request(target).spec, settings), None
 
 
-def trainer_of(chain: ResolvedChain, wanted: str | None) -> ResolvedNode:
+def trainer_of(chain: ResolvedChain, node_id: str | None) -> ResolvedNode:
     trainers = [node for node in chain.nodes if node.type == "trainer"]
-    chosen = [node for node in trainers if wanted in (None, node.id)]
-    if len(chosen) != 1:
+    matches = [node for node in trainers if node_id in (None, node.id)]
+    if len(matches) != 1:
         names = ", ".join(node.id for node in trainers) or "none"
         raise NotFound(
-            f"The chain has no single trainer {wanted!r}." if wanted else "It is not clear which trainer is meant.",
+            f"The chain has no single trainer {node_id!r}." if node_id else "It is not clear which trainer is meant.",
             why=f"Its trainers are: {names}.",
             do="Name one with --node.",
             code="E-NODE",
         )
-    return chosen[0]
+    return matches[0]
 
 
 class Finder:
@@ -98,7 +98,7 @@ class Finder:
 
     def __init__(self, chain: ResolvedChain, result: RunResult | None, settings: Settings, scratch: Path) -> None:
         self.chain, self.settings, self.scratch = chain, settings, scratch
-        self.made = {one.id: one.outputs for one in result.nodes} if result else {}
+        self.outputs = {node.id: node.outputs for node in result.nodes} if result else {}
         self.looks = find_results(chain, settings)
 
     def folder(self, node: ResolvedNode, port: Port) -> Path | None:
@@ -107,7 +107,7 @@ class Finder:
         """
         for source in node.inputs.get(port, ())[:1]:
             output = self.looks[source.node_id].output
-            outputs = self.made.get(source.node_id) or (output.outputs if output else {})
+            outputs = self.outputs.get(source.node_id) or (output.outputs if output else {})
             if source.port in outputs:
                 return open_reference(outputs[source.port])
             return self.read(self.chain.node(source.node_id), source.port)
@@ -134,8 +134,8 @@ def job_of(node: ResolvedNode, chain: ResolvedChain, inputs: Finder) -> Training
     ports = (port for port in node.inputs if port in DATA_PORTS)
     data = {port: str(folder) for port in ports if (folder := inputs.folder(node, port)) is not None}
     model, adapter = inputs.folder(node, Port.MODEL), inputs.folder(node, Port.ADAPTER)
-    own = config.launch.script if config.backend is BackendName.SCRIPT else None
-    launch = config.launch.model_copy(update={"script": own})
+    script = config.launch.script if config.backend is BackendName.SCRIPT else None
+    launch = config.launch.model_copy(update={"script": script})
     return job_for(
         config.model_copy(update={"backend": BackendName.SCRIPT, "launch": launch}),
         str(model or config.base_model or settings.default_base_model),

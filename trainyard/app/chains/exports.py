@@ -26,30 +26,30 @@ class ExportOutput(Response):
     notes: tuple[str, ...] = ()
 
 
-def export_chain(given: ExportConfigInput, context: Context) -> ExportOutput:
+def export_chain(request: ExportConfigInput, context: Context) -> ExportOutput:
     """Write a trainer as a config.
 
     Raises `NotFound` (`E-NODE`), `Refused` (`E-EXPORT`) for a stage or method that the tool does not have, `Conflict`
     (`E-FILE-EXISTS`).
     """
-    chain = resolve_chain(parse_request(given.target).spec, context.settings)
-    node = trainer_of(chain, given.node)
+    chain = resolve_chain(parse_request(request.target).spec, context.settings)
+    node = trainer_of(chain, request.node)
     config = node.config
     if not isinstance(config, TrainerConfig):
         raise InvalidInput(f"{node.id} is not a trainer.", code="E-NODE")
-    found = export_trainer(config, source_of(node, chain), given.to)
-    for note in found.notes:
+    export = export_trainer(config, source_of(node, chain), request.to)
+    for note in export.notes:
         context.say(note)
-    head = [f"A config of {EXPORTERS[given.to].title}, from {node.id} of the chain {chain.name}.", *found.notes]
+    head = [f"A config of {EXPORTERS[request.to].title}, from {node.id} of the chain {chain.name}.", *export.notes]
     comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
-    text = comments + yaml.safe_dump(found.value, sort_keys=False, allow_unicode=True)
-    if given.out is not None:
-        write_new(given.out, text)
-    return ExportOutput(text=text, out=given.out, notes=found.notes)
+    text = comments + yaml.safe_dump(export.value, sort_keys=False, allow_unicode=True)
+    if request.out is not None:
+        write_new(request.out, text)
+    return ExportOutput(text=text, out=request.out, notes=export.notes)
 
 
 def source_of(node: ResolvedNode, chain: ResolvedChain) -> DataSourceConfig | None:
     """Return the data source that a trainer reads directly; None where other nodes make its rows."""
-    sources = [chain.node(source.node_id) for given in node.inputs.values() for source in given]
-    configs = [one.config for one in sources if isinstance(one.config, DataSourceConfig)]
+    sources = [chain.node(source.node_id) for port_sources in node.inputs.values() for source in port_sources]
+    configs = [source.config for source in sources if isinstance(source.config, DataSourceConfig)]
     return configs[0] if configs else None

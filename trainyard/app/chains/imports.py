@@ -59,30 +59,30 @@ class ImportOutput(Response):
 
     @property
     def exit_code(self) -> int:
-        return 0 if all(one.chain or one.skipped for one in self.files) else Refused.exit_code
+        return 0 if all(file.chain or file.skipped for file in self.files) else Refused.exit_code
 
 
-def import_configs(given: ImportInput, context: Context) -> ImportOutput:
+def import_configs(request: ImportInput, context: Context) -> ImportOutput:
     """Read a config, or each one in a folder, as a chain; write the chains where `out` says.
 
     Raises `NotFound` (`E-SPEC-FILE`) for a file that is not there or a folder without configs, `InvalidInput`
     (`E-IMPORT-TOOL`) for a config of no known tool, `Refused` (`E-IMPORT-KEY`, `E-IMPORT-VALUE`) for a config
     with keys that a chain cannot carry out, unless a report is wanted, `Conflict` (`E-FILE-EXISTS`).
     """
-    if given.source.is_dir():
-        paths = list(configs_in(given.source))
-        files = tuple(import_one_of(path, given, context) for path in paths)
-        return ImportOutput(files=files, report=given.report, folder=True)
-    found = read_config(given.source, given)
-    if not given.report and found.refusals:
-        raise refuse_import(found)
-    for note in () if given.report else notes_of(found):
+    if request.source.is_dir():
+        paths = list(find_configs(request.source))
+        files = tuple(import_file(path, request, context) for path in paths)
+        return ImportOutput(files=files, report=request.report, folder=True)
+    config = read_config(request.source, request)
+    if not request.report and config.refusals:
+        raise refuse_import(config)
+    for note in () if request.report else notes_of(config):
         context.say(note)
-    one = file_of(given.source, found, given.out)
-    return ImportOutput(files=(one,), report=given.report, folder=False)
+    file = file_of(request.source, config, request.out)
+    return ImportOutput(files=(file,), report=request.report, folder=False)
 
 
-def configs_in(folder: Path) -> Iterator[Path]:
+def find_configs(folder: Path) -> Iterator[Path]:
     """Yield the configs below a folder. Raises `NotFound` (`E-SPEC-FILE`) if there is none."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in FILE_SUFFIXES and path.is_file())
     if not paths:
@@ -93,12 +93,12 @@ def configs_in(folder: Path) -> Iterator[Path]:
     yield from paths
 
 
-def import_one_of(path: Path, given: ImportInput, context: Context) -> ImportedFile:
+def import_file(path: Path, request: ImportInput, context: Context) -> ImportedFile:
     """Return one config of a folder, with its problem in place of an exception."""
     try:
-        found = read_config(path, given)
-        out = given.out / path.relative_to(given.source).with_suffix(".yaml") if given.out else None
-        return file_of(path, found, out)
+        config = read_config(path, request)
+        out = request.out / path.relative_to(request.source).with_suffix(".yaml") if request.out else None
+        return file_of(path, config, out)
     except InvalidInput as error:
         skipped = error.code == "E-IMPORT-TOOL"
         return ImportedFile(file=path, problem=f"{error.code}: {error.what} {error.why}".strip(), skipped=skipped)
@@ -107,7 +107,7 @@ def import_one_of(path: Path, given: ImportInput, context: Context) -> ImportedF
         return ImportedFile(file=path, problem=f"{error.code}: {error.what}")
 
 
-def read_config(path: Path, given: ImportInput) -> Imported:
+def read_config(path: Path, request: ImportInput) -> Imported:
     if path.suffix == ".toml":
         raise InvalidInput(
             f"{path.name} is not a config of a tool that is known.",
@@ -116,10 +116,12 @@ def read_config(path: Path, given: ImportInput) -> Imported:
             do="Write the chain by hand: `trainyard templates` has starting points.", code="E-IMPORT-TOOL",
         )  # fmt: skip
     value = load_value(path)
-    tool = find_tool(value, given.tool)
-    listed = listed_data_sets(value, path.parent)
-    family = family_of_base(tool[1], value, given.settings, path.parent)
-    return import_config(value, chain_name(path), tool, given.settings, given.without, data_sets=listed, family=family)
+    tool = find_tool(value, request.tool)
+    listed = read_listed_data_sets(value, path.parent)
+    family = family_of_base(tool[1], value, request.settings, path.parent)
+    return import_config(
+        value, chain_name(path), tool, request.settings, request.without, data_sets=listed, family=family
+    )
 
 
 def family_of_base(tool: ConfigTool, value: object, overrides: Mapping[str, object], folder: Path) -> str | None:
@@ -134,29 +136,29 @@ def family_of_base(tool: ConfigTool, value: object, overrides: Mapping[str, obje
         return None
     for above in (Path(), folder):
         if (path := above / named / "config.json").is_file():
-            found = load_value(path)
-            family = found.get("model_type") if isinstance(found, Mapping) else None
+            content = load_value(path)
+            family = content.get("model_type") if isinstance(content, Mapping) else None
             return family if isinstance(family, str) else None
     return None
 
 
-def listed_data_sets(value: Any, folder: Path) -> Mapping[str, object] | None:
+def read_listed_data_sets(value: Any, folder: Path) -> Mapping[str, object] | None:
     """Return the data sets of LLaMA-Factory's `dataset_info.json`, in `dataset_dir` below the config or the working
     folder.
 
     None where there is none. Raises `InvalidInput` (`E-SPEC-FILE`) for one that cannot be read.
     """
-    place = value.get("dataset_dir", "data") if isinstance(value, Mapping) else None
-    if not isinstance(place, str) or not ({"dataset", "train_dataset"} & value.keys()):
+    data_folder = value.get("dataset_dir", "data") if isinstance(value, Mapping) else None
+    if not isinstance(data_folder, str) or not ({"dataset", "train_dataset"} & value.keys()):
         return None
     for above in (folder, Path()):
-        if (path := above / place / INFO_FILE).is_file():
-            found = load_value(path)
-            return with_row_keys(found, path.parent) if isinstance(found, Mapping) else None
+        if (path := above / data_folder / INFO_FILE).is_file():
+            content = load_value(path)
+            return add_row_keys(content, path.parent) if isinstance(content, Mapping) else None
     return None
 
 
-def with_row_keys(listed: Mapping[str, object], folder: Path) -> dict[str, object]:
+def add_row_keys(listed: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Return the list of data sets with the keys of the first row of each file that is here."""
     return {
         name: {**entry, ROW_KEYS: first_keys(folder / str(entry["file_name"]))}
@@ -185,29 +187,29 @@ def chain_name(path: Path) -> str:
     return plain or "chain"
 
 
-def notes_of(found: Imported) -> list[str]:
+def notes_of(config: Imported) -> list[str]:
     """Return a line for each note, the keys with the same one together."""
     keys: dict[str, list[str]] = {}
-    for one in found.keys:
-        if one.status is KeyStatus.NOTED:
-            keys.setdefault(one.because, []).append(one.key)
+    for result in config.keys:
+        if result.status is KeyStatus.NOTED:
+            keys.setdefault(result.because, []).append(result.key)
     lines = [f"{', '.join(names)}: {because}" for because, names in keys.items()]
-    defaults = [f"{one.setting} {describe(one.value)} ({one.key})" for one in found.defaults]
+    defaults = [f"{default.setting} {describe(default.value)} ({default.key})" for default in config.defaults]
     if defaults:
-        lines.append(f"Left out, so {TOOLS[found.tool].title}'s own defaults: {', '.join(defaults)}.")
-    return [*lines, *found.notes]
+        lines.append(f"Left out, so {TOOLS[config.tool].title}'s own defaults: {', '.join(defaults)}.")
+    return [*lines, *config.notes]
 
 
-def file_of(path: Path, found: Imported, out: Path | None) -> ImportedFile:
-    chain = chain_text(path, found) if found.chain is not None else ""
+def file_of(path: Path, config: Imported, out: Path | None) -> ImportedFile:
+    chain = chain_text(path, config) if config.chain is not None else ""
     if out is not None and chain:
         write_new(out, chain)
-    counts = {status: found.count(status) for status in KeyStatus}
-    refusals = found.refusals
-    problem = f"{len(refusals)} refused: {', '.join(one.key for one in refusals[:8])}" if refusals else ""
+    counts = {status: config.count(status) for status in KeyStatus}
+    refusals = config.refusals
+    problem = f"{len(refusals)} refused: {', '.join(refusal.key for refusal in refusals[:8])}" if refusals else ""
     return ImportedFile(
-        file=path, tool=found.tool, chain=chain, out=out if chain else None,
-        keys=rows_of((*found.keys, *found.defaults)), counts=counts, problem=problem,
+        file=path, tool=config.tool, chain=chain, out=out if chain else None,
+        keys=rows_of((*config.keys, *config.defaults)), counts=counts, problem=problem,
     )  # fmt: skip
 
 
@@ -223,27 +225,27 @@ def write_new(path: Path, text: str) -> None:
         ) from None
 
 
-def chain_text(path: Path, found: Imported) -> str:
+def chain_text(path: Path, config: Imported) -> str:
     """Return the chain as YAML, under what was noted."""
-    head = [f"Imported from {path.name}, a config of {TOOLS[found.tool].title}.", *notes_of(found)]
+    head = [f"Imported from {path.name}, a config of {TOOLS[config.tool].title}.", *notes_of(config)]
     comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
-    body: dict[str, object] = dict(found.value)
+    body: dict[str, object] = dict(config.value)
     return comments + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=110)
 
 
-def shown_value(found: KeyResult) -> str:
-    return "left out" if found.status is KeyStatus.DEFAULT else describe(found.value)
+def format_value(result: KeyResult) -> str:
+    return "left out" if result.status is KeyStatus.DEFAULT else describe(result.value)
 
 
-def shown_setting(found: KeyResult) -> str:
+def format_setting(result: KeyResult) -> str:
     """Return the setting here, with its value where no key of the config gives it."""
-    return f"{found.setting}: {describe(found.value)}" if found.status is KeyStatus.DEFAULT else found.setting
+    return f"{result.setting}: {describe(result.value)}" if result.status is KeyStatus.DEFAULT else result.setting
 
 
 def rows_of(keys: Sequence[KeyResult]) -> tuple[KeyRow, ...]:
     return tuple(
         KeyRow(
-            key=result.key, value=shown_value(result), status=result.status, ours=shown_setting(result),
+            key=result.key, value=format_value(result), status=result.status, ours=format_setting(result),
             because=result.because, do=result.do, code=result.code,
         )
         for result in keys

@@ -24,8 +24,8 @@ def next_commands(result: RunResult, folder: Path, known_as: str = "") -> tuple[
 
     `known_as` names the run in them. Empty for a run that trains nothing.
     """
-    name, made = shlex.quote(known_as or result.name), list_trained(result.nodes, folder)
-    trained = [(name if len(made) == 1 else f"{name}/{node}", reference) for node, reference in made]
+    name, outputs = shlex.quote(known_as or result.name), list_trained(result.nodes, folder)
+    trained = [(name if len(outputs) == 1 else f"{name}/{node}", reference) for node, reference in outputs]
     if result.state is JobState.PAUSED:
         return (f"trainyard jobs resume {name}",)
     if result.state in (JobState.FAILED, JobState.CANCELED):
@@ -40,9 +40,9 @@ def next_commands(result: RunResult, folder: Path, known_as: str = "") -> tuple[
     return (*commands, *([f"trainyard evaluations show {name}"] if evaluated else []))
 
 
-def use_result(label: str, made: Reference, result: RunResult) -> list[str]:
+def use_result(label: str, reference: Reference, result: RunResult) -> list[str]:
     """Commands that use what a trainer has made; `label` names it."""
-    if made.kind is Port.MODEL:
+    if reference.kind is Port.MODEL:
         return [f"trainyard serve {label}"]
     role = result.chain if result.chain and result.chain != UNNAMED else DEFAULT_ROLE
     return [
@@ -60,15 +60,15 @@ def list_trained(nodes: Sequence[NodeResult], folder: Path) -> list[tuple[str, R
     Controls, and trainers that another one continues, are left out.
     """
     chain = read_nodes(folder)
-    made = {
+    references = {
         node.id: reference
         for node in nodes
         for port, reference in node.outputs.items()
         if node.type == "trainer" and port in (Port.ADAPTER, Port.MODEL)
     }
-    own = [name for name in made if not (chain.get(name, {}).get("config") or {}).get("control")]
-    continued = {before for name in own for before in list_ancestors(name, chain)}
-    return [(name, made[name]) for name in own if name not in continued]
+    names = [name for name in references if not (chain.get(name, {}).get("config") or {}).get("control")]
+    continued = {before for name in names for before in list_ancestors(name, chain)}
+    return [(name, references[name]) for name in names if name not in continued]
 
 
 def read_nodes(folder: Path) -> Mapping[str, JsonMapping]:
@@ -82,11 +82,11 @@ def read_nodes(folder: Path) -> Mapping[str, JsonMapping]:
 
 def list_ancestors(node: str, nodes: Mapping[str, JsonMapping]) -> set[str]:
     """Return the ids of the nodes before a node, at any distance."""
-    found: set[str] = set()
+    ancestors: set[str] = set()
     waiting = list(nodes.get(node, {}).get("needs") or ())
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in ancestors:
+            ancestors.add(name)
             waiting += nodes.get(name, {}).get("needs") or ()
-    return found
+    return ancestors

@@ -24,57 +24,66 @@ from trainyard.spec.chain import ResolvedChain
 from trainyard.stores.live.job_ids import DIGEST_LENGTH, GROUP_TAG, JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
 
 
-def run(given: RunInput, context: Context) -> RunResult:
-    if context.caller.remote and not is_run_or_job_id(given.target):
-        refuse_whole_chain(given.target)
-        require_template(given.target, NAMES)
-    return start(given, context)
+def run(request: RunInput, context: Context) -> RunResult:
+    if context.caller.remote and not is_run_or_job_id(request.target):
+        refuse_whole_chain(request.target)
+        require_template(request.target, NAMES)
+    return start(request, context)
 
 
-def start(given: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> RunResult:
+def start(request: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -> RunResult:
     """Start a run, or continue one. `own_tags` are Trainyard's own, which users cannot give."""
     settings, since = context.settings, time.time()
-    started = continued(given, context) if is_run_or_job_id(given.target) else begun(given, context, own_tags)
+    started = (
+        continue_ended_run(request, context)
+        if is_run_or_job_id(request.target)
+        else start_new_run(request, context, own_tags)
+    )
     if JOB_ID.fullmatch(started.id):
         note_started(started, context)
     context.say(f"run {started.name}: {started.url}")
-    if not given.watch:
-        return with_next(started, context)
+    if not request.watch:
+        return add_next_commands(started, context)
     result = connect_runs(settings).watch_run(started.run_id, on_progress=context.on_progress, since=since)
-    return with_next(result, context)
+    return add_next_commands(result, context)
 
 
-def with_next(result: RunResult, context: Context) -> RunResult:
+def add_next_commands(result: RunResult, context: Context) -> RunResult:
     """Return the same with the commands for what comes after it."""
     folder = context.settings.runs / result.run_id
     known_as = shortest_name(result.run_id, result.name, context)
     return result.model_copy(update={"next": next_commands(result, folder, known_as)})
 
 
-def begun(given: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:
+def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]) -> RunResult:
     """Return a new run, checked here first: a refusal is reported at once and with all its reasons."""
     settings = context.settings
-    require_free_tags(given.tags)
-    asked = parse_request(given.target, given.parameters, given.preset)
-    wanted = locate_request(keep_to_tenant(asked, context.caller), settings)
-    for note in wanted.notes:
+    require_free_tags(request.tags)
+    chain_request = parse_request(request.target, request.parameters, request.preset)
+    located_request = locate_request(keep_to_tenant(chain_request, context.caller), settings)
+    for note in located_request.notes:
         context.say(note)
-    chain = resolve_chain(wanted.spec, settings)
-    few_rows = given.yes or FEW_ROWS_TAG in given.tags
+    chain = resolve_chain(located_request.spec, settings)
+    few_rows = request.yes or FEW_ROWS_TAG in request.tags
 
     def allows(shortages: Sequence[Reason]) -> bool:
         nonlocal few_rows
         few_rows = few_rows or confirm(shortages, context)
         return few_rows
 
-    is_job = wanted.deployment == JOB_DEPLOYMENT
+    is_job = located_request.deployment == JOB_DEPLOYMENT
     waits = refuse_or_wait(chain, settings, is_job=is_job, allows=allows)
-    own_tags = (*own_tags, FEW_ROWS_TAG) if few_rows and FEW_ROWS_TAG not in given.tags else own_tags
-    own_tags = (*own_tags, f"{GROUP_TAG}{given.group}") if given.group else own_tags
-    tags = (*given.tags, *own_tags, *refresh_tags(given, chain), *tags_of(chain, context))
+    own_tags = (*own_tags, FEW_ROWS_TAG) if few_rows and FEW_ROWS_TAG not in request.tags else own_tags
+    own_tags = (*own_tags, f"{GROUP_TAG}{request.group}") if request.group else own_tags
+    tags = (*request.tags, *own_tags, *refresh_tags(request, chain), *tags_of(chain, context))
     called = f"{chain.name}-{chain.digest[:DIGEST_LENGTH]}"
     started = connect_runs(settings).start_run(
-        wanted.deployment, wanted.parameters, tags=tags, waits=waits, called=called, key=key_of(context)
+        located_request.deployment,
+        located_request.parameters,
+        tags=tags,
+        waits=waits,
+        called=called,
+        key=key_of(context),
     )
     return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
 
@@ -88,17 +97,17 @@ def confirm(shortages: Sequence[Reason], context: Context) -> bool:
     return input("Train on these rows all the same? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def refresh_tags(given: RunInput, chain: ResolvedChain) -> list[str]:
+def refresh_tags(request: RunInput, chain: ResolvedChain) -> list[str]:
     """Return the tags by which a run makes finished results again. Raises `NotFound` (`E-PARAMETER`) for an unknown
     node.
     """
-    node = given.refresh_from
+    node = request.refresh_from
     if node is not None and node not in chain.by_id:
         raise NotFound(
             f"The chain {chain.name} has no node {node!r}.", why=f"It has: {', '.join(chain.order)}.",
             do="Name one of them.", code="E-PARAMETER",
         )  # fmt: skip
-    return [*([REFRESH_TAG] if given.refresh else []), *([f"{REFRESH_FROM}{node}"] if node else [])]
+    return [*([REFRESH_TAG] if request.refresh else []), *([f"{REFRESH_FROM}{node}"] if node else [])]
 
 
 def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
@@ -108,9 +117,9 @@ def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
     return tags + ([JOB_TAG, draw_job_id()] if any(node.type == "trainer" for node in chain.nodes) else [])
 
 
-def continued(given: RunInput, context: Context) -> RunResult:
+def continue_ended_run(request: RunInput, context: Context) -> RunResult:
     """Return an ended run, started again."""
-    if given.parameters or given.preset or given.refresh or given.refresh_from or given.tags or given.group:
+    if request.parameters or request.preset or request.refresh or request.refresh_from or request.tags or request.group:
         raise InvalidInput(
             "A run that is continued takes no parameters, preset, tags, group or refresh.",
             why="It continues with those that it was started with.",
@@ -118,5 +127,5 @@ def continued(given: RunInput, context: Context) -> RunResult:
             code="E-PARAMETER",
         )
     runs = connect_runs(context.settings)
-    row = runs.find_job(str(given.target), context.caller.tenant)
+    row = runs.find_job(str(request.target), context.caller.tenant)
     return runs.continue_run(row["run_id"])

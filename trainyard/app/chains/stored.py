@@ -123,20 +123,20 @@ def store_of(context: Context) -> ChainStore:
     return ChainStore(context.settings.chains)
 
 
-def list_chains(given: requests.StoredChainsInput, context: Context) -> ChainList:
-    found = [one for one in store_of(context).list(context.caller.tenant) if (given.name or "") in one.name]
-    page = found[given.offset : given.offset + given.limit]
-    return ChainList(chains=tuple(summary_of(one) for one in page), total=len(found))
+def list_chains(request: requests.StoredChainsInput, context: Context) -> ChainList:
+    chains = [chain for chain in store_of(context).list(context.caller.tenant) if (request.name or "") in chain.name]
+    page = chains[request.offset : request.offset + request.limit]
+    return ChainList(chains=tuple(summary_of(chain) for chain in page), total=len(chains))
 
 
-def create_chain(given: requests.StoreChainInput, context: Context) -> ChainDetail:
+def create_chain(request: requests.StoreChainInput, context: Context) -> ChainDetail:
     """Store a chain. Raises `Refused` with every reason for one that is not valid: it is not stored then."""
-    chain, check = examined(given, context.caller.tenant, context)
+    chain, check = check_chain_body(request, context.caller.tenant, context)
     return detail_of(store_of(context).create(chain), context, check)
 
 
-def show_chain(given: requests.ShowChainInput, context: Context) -> ChainDetail:
-    chain = found_revision(given, context)
+def show_chain(request: requests.ShowChainInput, context: Context) -> ChainDetail:
+    chain = find_revision(request, context)
     return detail_of(chain, context).model_copy(update={"last_run": find_last_run(chain, context)})
 
 
@@ -147,9 +147,9 @@ def find_last_run(chain: StoredChain, context: Context) -> LastRun | None:
     if fresh.is_kept(now):
         if fresh.as_of(now) is not None:
             return None
-        found = index.select(JobQuery(tenant=chain.tenant, text=chain.id)).rows
-        if any(chain.id in row["tags"] for row in found) or has_trainer(chain):
-            return last_of(chain, found)
+        rows = index.select(JobQuery(tenant=chain.tenant, text=chain.id)).rows
+        if any(chain.id in row["tags"] for row in rows) or has_trainer(chain):
+            return last_of(chain, rows)
     try:
         return last_of(chain, connect_runs(context.settings).list_tagged(chain.id, 1))
     except TrainyardError:
@@ -158,8 +158,8 @@ def find_last_run(chain: StoredChain, context: Context) -> LastRun | None:
 
 def last_of(chain: StoredChain, rows: Iterable[JsonMapping]) -> LastRun | None:
     """Return the first of some rows that is a run of the chain."""
-    own = (row for row in rows if chain.id in row["tags"])
-    return next((LastRun(id=row["id"], state=row["state"], revision=revision_of(row["tags"])) for row in own), None)
+    runs = (row for row in rows if chain.id in row["tags"])
+    return next((LastRun(id=row["id"], state=row["state"], revision=revision_of(row["tags"])) for row in runs), None)
 
 
 def has_trainer(chain: StoredChain) -> bool:
@@ -168,35 +168,35 @@ def has_trainer(chain: StoredChain) -> bool:
     return not isinstance(nodes, list) or any(node.get("type") == "trainer" for node in nodes)
 
 
-def update_chain(given: requests.UpdateChainInput, context: Context) -> ChainDetail:
+def update_chain(request: requests.UpdateChainInput, context: Context) -> ChainDetail:
     """Store a new revision; what is as it was makes none.
 
     Raises `Conflict` (`E-CONFLICT`) with the differences where another revision than the edited one is the newest.
     """
     store = store_of(context)
-    newest = store.find(given.chain, context.caller.tenant)
-    if not given.if_match:
+    newest = store.find(request.chain, context.caller.tenant)
+    if not request.if_match:
         raise InvalidInput(
             f"An update of {newest.name} ({newest.id}) needs if_match, the ETag of the revision that was edited.",
             why="Without it, what somebody else has written meanwhile would be overwritten.",
             do=f"Read the chain, and send its etag; now it is {newest.etag}.", code="E-PARAMETER",
         )  # fmt: skip
-    chain, check = examined(given, newest.tenant, context)
+    chain, check = check_chain_body(request, newest.tenant, context)
     chain = chain.model_copy(update={"id": newest.id, "revision": newest.revision + 1})
-    if given.if_match.removeprefix("W/").strip('"') != newest.etag:
-        raise changed_meanwhile(store, newest, given.if_match, chain)
+    if request.if_match.removeprefix("W/").strip('"') != newest.etag:
+        raise edit_conflict_error(store, newest, request.if_match, chain)
     if chain.body == newest.body:
         return detail_of(newest, context, check)
     try:
         return detail_of(store.write(chain), context, check)
     except Conflict as error:
-        raise changed_meanwhile(store, store.find(newest.id, newest.tenant), given.if_match, chain) from error
+        raise edit_conflict_error(store, store.find(newest.id, newest.tenant), request.if_match, chain) from error
 
 
-def delete_chain(given: requests.StoredName, context: Context) -> DeletedChain:
+def delete_chain(request: requests.StoredName, context: Context) -> DeletedChain:
     """Remove a chain. Raises `Conflict` (`E-CONFLICT`) naming its runs that have not ended."""
     store = store_of(context)
-    chain = store.find(given.chain, context.caller.tenant)
+    chain = store.find(request.chain, context.caller.tenant)
     running = [row for row in connect_runs(context.settings).list_tagged(chain.id) if not row["ended"]]
     if running:
         named = ", ".join(f"{row['name']} ({row['id']}, {row['state']})" for row in running[:5])
@@ -209,18 +209,18 @@ def delete_chain(given: requests.StoredName, context: Context) -> DeletedChain:
     return DeletedChain(id=chain.id, name=chain.name, revisions=chain.revision)
 
 
-def run_chain(given: requests.RunChainInput, context: Context) -> ChainRun:
+def run_chain(request: requests.RunChainInput, context: Context) -> ChainRun:
     """Start a run of a revision. Raises `Refused` where this machine cannot carry it out."""
-    chain = found_revision(given, context)
-    words = given.model_dump(include={"parameters", "watch", "refresh", "refresh_from", "tags", "yes", "group"})
+    chain = find_revision(request, context)
+    options = request.model_dump(include={"parameters", "watch", "refresh", "refresh_from", "tags", "yes", "group"})
     tags = (chain.id, f"revision-{chain.revision}")
-    result = start(requests.RunInput(target=chain.body, **words), context, tags)
+    result = start(requests.RunInput(target=chain.body, **options), context, tags)
     return ChainRun(**dict(result), chain_id=chain.id, revision=chain.revision)
 
 
-def list_chain_runs(given: requests.ChainRunsInput, context: Context) -> RunsOfChain:
-    chain = store_of(context).find(given.chain, context.caller.tenant)
-    rows = connect_runs(context.settings).list_tagged(chain.id, given.limit, given.offset)
+def list_chain_runs(request: requests.ChainRunsInput, context: Context) -> RunsOfChain:
+    chain = store_of(context).find(request.chain, context.caller.tenant)
+    rows = connect_runs(context.settings).list_tagged(chain.id, request.limit, request.offset)
     fields = RunOfChain.model_fields.keys() - {"revision"}
     runs = (
         RunOfChain(**{name: row[name] for name in fields}, revision=revision_of(row["tags"])) for row in rows
@@ -230,50 +230,54 @@ def list_chain_runs(given: requests.ChainRunsInput, context: Context) -> RunsOfC
 
 def revision_of(tags: Iterable[str]) -> int:
     """Return the revision that a run carries out, from its tags; 0 where somebody has removed the tag."""
-    return next((int(found[1]) for tag in tags if (found := REVISION_TAG.fullmatch(tag))), 0)
+    return next((int(match[1]) for tag in tags if (match := REVISION_TAG.fullmatch(tag))), 0)
 
 
-def found_revision(given: requests.ShowChainInput | requests.RunChainInput, context: Context) -> StoredChain:
+def find_revision(request: requests.ShowChainInput | requests.RunChainInput, context: Context) -> StoredChain:
     store = store_of(context)
-    chain = store.find(given.chain, context.caller.tenant)
-    return chain if given.revision in (None, chain.revision) else store.show(chain, given.revision or 0)
+    chain = store.find(request.chain, context.caller.tenant)
+    return chain if request.revision in (None, chain.revision) else store.show(chain, request.revision or 0)
 
 
 def summary_of(chain: StoredChain) -> ChainSummary:
-    own = chain.model_dump(include=set(ChainSummary.model_fields))
-    return ChainSummary(**own, etag=chain.etag)
+    fields = chain.model_dump(include=set(ChainSummary.model_fields))
+    return ChainSummary(**fields, etag=chain.etag)
 
 
 def detail_of(chain: StoredChain, context: Context, check: FileCheck | None = None) -> ChainDetail:
     store = store_of(context)
     newest = store.find(chain.id, chain.tenant)
     revisions = (store.show(newest, number) for number in range(1, newest.revision + 1))
-    rows = tuple(Revision(**one.model_dump(include=set(Revision.model_fields))) for one in revisions)
+    rows = tuple(Revision(**revision.model_dump(include=set(Revision.model_fields))) for revision in revisions)
     return ChainDetail(**dict(summary_of(chain)), body=chain.body, revisions=rows, check=check)
 
 
 # What is stored
 
 
-def examined(
-    given: requests.StoreChainInput | requests.UpdateChainInput, tenant: str, context: Context
+def check_chain_body(
+    request: requests.StoreChainInput | requests.UpdateChainInput, tenant: str, context: Context
 ) -> tuple[StoredChain, FileCheck]:
     """Return the chain as it is stored, and whether it would run here and now. Raises `Refused` for one that is not
     valid.
     """
-    body = body_of(given.file, given.spec, tenant)
-    wanted = parse_request(body)
-    if tenant and wanted.spec.tenant != tenant:
+    body = body_of(request.file, request.spec, tenant)
+    chain_request = parse_request(body)
+    if tenant and chain_request.spec.tenant != tenant:
         raise Denied(
-            f"The chain is of the tenant {wanted.spec.tenant!r}, and is stored for {tenant!r}.",
+            f"The chain is of the tenant {chain_request.spec.tenant!r}, and is stored for {tenant!r}.",
             do="Leave out its tenant.", code="E-SCOPE",
         )  # fmt: skip
-    resolved, decisions = resolve_with_decisions(wanted.spec, context.settings)
+    resolved, decisions = resolve_with_decisions(chain_request.spec, context.settings)
     check = check_of(resolved, context)
-    notes = (*wanted.notes, *(f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions))
+    notes = (
+        *chain_request.notes,
+        *(f"{decision.node}: {decision.lines()[0]}; the machine that runs it decides" for decision in decisions),
+    )
     chain = StoredChain(
-        id="", tenant=wanted.spec.tenant, revision=0, name=wanted.spec.name, description=wanted.spec.description,
-        body=wanted.spec.model_dump(mode="json", exclude_unset=True) if "nodes" in body else body,
+        id="", tenant=chain_request.spec.tenant, revision=0, name=chain_request.spec.name,
+        description=chain_request.spec.description,
+        body=chain_request.spec.model_dump(mode="json", exclude_unset=True) if "nodes" in body else body,
         digest=resolved.digest, nodes=len(resolved.nodes), author=context.caller.name,
     )  # fmt: skip
     return chain, check.model_copy(update={"notes": notes})
@@ -305,11 +309,11 @@ def check_of(chain: ResolvedChain, context: Context) -> FileCheck:
         reasons = list_refusals(chain, context.settings)
     except TrainyardError as error:
         reasons = [reason_of(error, None, "")]
-    rows = tuple({**one.as_dict(), "line": one.line()} for one in reasons)
+    rows = tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons)
     return FileCheck(file=chain.name, ok=not rows, digest=chain.digest, nodes=len(chain.nodes), reasons=rows)
 
 
-def changed_meanwhile(store: ChainStore, newest: StoredChain, if_match: str, wanted: StoredChain) -> Conflict:
+def edit_conflict_error(store: ChainStore, newest: StoredChain, if_match: str, update: StoredChain) -> Conflict:
     """Return two writers of one chain: what the other one has changed since the edited revision, and what this one
     changes.
     """
@@ -317,10 +321,10 @@ def changed_meanwhile(store: ChainStore, newest: StoredChain, if_match: str, wan
     base = newest
     if edited and 1 <= int(edited[1]) < newest.revision:
         base = store.show(newest, int(edited[1]))
-        why += f" Changed since revision {base.revision}: {difference(base.body, newest.body)}."
-        why += f" Changed by you: {difference(base.body, wanted.body)}."
+        why += f" Changed since revision {base.revision}: {describe_difference(base.body, newest.body)}."
+        why += f" Changed by you: {describe_difference(base.body, update.body)}."
     else:
-        why += f" Yours differs from it in: {difference(newest.body, wanted.body)}."
+        why += f" Yours differs from it in: {describe_difference(newest.body, update.body)}."
     return Conflict(
         f"The chain {newest.name} ({newest.id}) was changed meanwhile: {if_match!r} is not its ETag.", why=why,
         do=f"Read revision {newest.revision}, apply your change to it, and send its etag {newest.etag}.",
@@ -328,15 +332,15 @@ def changed_meanwhile(store: ChainStore, newest: StoredChain, if_match: str, wan
     )  # fmt: skip
 
 
-def difference(before: Mapping[str, object], after: Mapping[str, object]) -> str:
+def describe_difference(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """`nodes.trainer.config.stage: 'sft' -> 'dpo'; …`, and how many more there are."""
     changes = list(list_changes(nodes_by_id(before), nodes_by_id(after)))
-    lines = [f"{name}: {shown(old)} -> {shown(new)}" for name, old, new in changes[:MOST_CHANGES]]
+    lines = [f"{name}: {format_value(old)} -> {format_value(new)}" for name, old, new in changes[:MOST_CHANGES]]
     lines += [f"and {len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
     return "; ".join(lines) or "nothing"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
 
@@ -356,11 +360,11 @@ class RevisionDiff(Response):
     changes: tuple[SettingChange, ...]
 
 
-def show_difference(given: DiffInput, context: Context) -> RevisionDiff:
+def show_difference(request: DiffInput, context: Context) -> RevisionDiff:
     """Raises `NotFound` (`E-NOT-FOUND`) for a revision that there is not."""
     store = store_of(context)
-    newest = store.find(given.chain, context.caller.tenant)
-    first, second = store.show(newest, given.before), store.show(newest, given.after or newest.revision)
-    found = list_changes(nodes_by_id(first.body), nodes_by_id(second.body))
-    changes = tuple(SettingChange(name=name, before=old, after=new) for name, old, new in found)
+    newest = store.find(request.chain, context.caller.tenant)
+    first, second = store.show(newest, request.before), store.show(newest, request.after or newest.revision)
+    differences = list_changes(nodes_by_id(first.body), nodes_by_id(second.body))
+    changes = tuple(SettingChange(name=name, before=old, after=new) for name, old, new in differences)
     return RevisionDiff(id=newest.id, name=newest.name, before=first.revision, after=second.revision, changes=changes)

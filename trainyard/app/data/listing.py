@@ -62,27 +62,29 @@ class ModelList(Response):
     models: tuple[ModelEntry, ...]
 
 
-def list_data(given: FolderInput, context: Context) -> DataList:
+def list_data(request: FolderInput, context: Context) -> DataList:
     """Show the files and folders of a folder inside the data roots, hidden ones left out.
 
     Raises `Refused` (`R-PATH-ROOT`) and `NotFound` (`E-DATA-NOT-FOUND`) for the folder.
     """
     settings = settings_of(context)
     roots = data_roots(settings)
-    folders = [resolve_inside(given.folder, roots, field="folder")] if given.folder else list(roots)
-    found: dict[str, DataEntry] = {}
+    folders = [resolve_inside(request.folder, roots, field="folder")] if request.folder else list(roots)
+    entries_by_path: dict[str, DataEntry] = {}
     complete = True
     for folder in folders:
-        scanned = list(islice(scan(folder, given.folder, roots, settings), MOST_SCANNED))
+        scanned = list(islice(scan(folder, request.folder, roots, settings), MOST_SCANNED))
         complete = complete and len(scanned) < MOST_SCANNED
         for entry in scanned:
-            found.setdefault(entry.path, entry)
-    if not given.folder:
-        found |= {entry.path: entry for entry in scan_uploads(settings)}
-    entries = sorted(found.values(), key=lambda one: (not one.uploaded, one.kind == "file", one.path.lower()))
+            entries_by_path.setdefault(entry.path, entry)
+    if not request.folder:
+        entries_by_path |= {entry.path: entry for entry in scan_uploads(settings)}
+    entries = sorted(
+        entries_by_path.values(), key=lambda entry: (not entry.uploaded, entry.kind == "file", entry.path.lower())
+    )
     return DataList(
-        folder=given.folder, start=settings.working_folder, roots=roots, entries=tuple(entries[: given.limit]),
-        complete=complete and len(entries) <= given.limit, upload_bytes=settings.upload_mb << 20,
+        folder=request.folder, start=settings.working_folder, roots=roots, entries=tuple(entries[: request.limit]),
+        complete=complete and len(entries) <= request.limit, upload_bytes=settings.upload_mb << 20,
     )  # fmt: skip
 
 
@@ -92,8 +94,8 @@ def scan(folder: Path, named: str, roots: tuple[Path, ...], settings: Settings) 
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                place = Path(entry.path)
-                if entry.name.startswith(".") or not is_inside(place.resolve(), roots):
+                entry_path = Path(entry.path)
+                if entry.name.startswith(".") or not is_inside(entry_path.resolve(), roots):
                     continue
                 path = f"{named.rstrip('/')}/{entry.name}" if named else entry.name if is_relative else entry.path
                 if entry.is_dir():
@@ -119,15 +121,15 @@ def scan_uploads(settings: Settings) -> Iterator[DataEntry]:
                 )  # fmt: skip
 
 
-def list_models(given: Nothing, context: Context) -> ModelList:
+def list_models(request: Nothing, context: Context) -> ModelList:
     """Show the base models that are on this machine: the starter, the default, what is served, folders, Hub cache."""
     settings = settings_of(context)
-    found = {STARTER: ModelEntry(name=STARTER, place="shipped")}
+    models = {STARTER: ModelEntry(name=STARTER, place="shipped")}
     for name in (settings.default_base_model, *settings.served_models):
-        found.setdefault(name, ModelEntry(name=name, place="setting"))
+        models.setdefault(name, ModelEntry(name=name, place="setting"))
     for model in (*list_model_folders(settings), *list_cached_models()):
-        found.setdefault(model.name, model)
-    return ModelList(default=settings.default_base_model, models=tuple(found.values()))
+        models.setdefault(model.name, model)
+    return ModelList(default=settings.default_base_model, models=tuple(models.values()))
 
 
 def list_model_folders(settings: Settings) -> Iterator[ModelEntry]:
@@ -141,7 +143,7 @@ def list_model_folders(settings: Settings) -> Iterator[ModelEntry]:
             if any(folder.glob("*.safetensors")):
                 yield ModelEntry(
                     name=str(folder.relative_to(start)), place="folder",
-                    bytes=sum(one.stat().st_size for one in folder.glob("*.safetensors")),
+                    bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
                 )  # fmt: skip
 
 
@@ -155,11 +157,11 @@ def list_cached_models() -> Iterator[ModelEntry]:
         repositories = scan_cache_dir().repos
     except CacheNotFound:
         return
-    for one in sorted(repositories, key=lambda repository: repository.repo_id):
-        if one.repo_type == "model" and any(
-            file.file_name.endswith(".safetensors") for revision in one.revisions for file in revision.files
+    for repository in sorted(repositories, key=lambda repository: repository.repo_id):
+        if repository.repo_type == "model" and any(
+            file.file_name.endswith(".safetensors") for revision in repository.revisions for file in revision.files
         ):
-            yield ModelEntry(name=one.repo_id, place="cache", bytes=one.size_on_disk)
+            yield ModelEntry(name=repository.repo_id, place="cache", bytes=repository.size_on_disk)
 
 
 class DataColumn(Response):
@@ -182,8 +184,8 @@ def show_columns(request: ColumnsInput, context: Context) -> DataColumns:
     Raises `Refused` (`R-PATH-ROOT`), `NotFound` (`E-DATA-NOT-FOUND`), and what the readers raise.
     """
     roots = data_roots(settings_of(context))
-    place = resolve_inside(request.path, roots, field="path")
+    path = resolve_inside(request.path, roots, field="path")
     with kept_service() as service:
-        result = service.read_columns(ColumnsRequest(place, roots))
+        result = service.read_columns(ColumnsRequest(path, roots))
     columns = tuple(DataColumn(name=name, example=text) for name, text in result.columns.items())
     return DataColumns(path=request.path, columns=columns, fields=tuple(COLUMN_FIELDS))

@@ -95,12 +95,12 @@ def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tup
             yield document
 
     survey: PairSurvey = rules.survey_documents(counted(), wordings=request.wordings)
-    wanted, _, rows = rules.rows_of(survey, request.count, request.wordings, HoldoutRules())
-    found = len(survey.pairs)
+    target_count, _, rows = rules.rows_of(survey, request.count, request.wordings, HoldoutRules())
+    pair_count = len(survey.pairs)
     calls, prompt, reply = rules.model_cost(
-        characters, wanted, AiGeneratorConfig(count=request.count, wordings=request.wordings)
+        characters, target_count, AiGeneratorConfig(count=request.count, wordings=request.wordings)
     )
-    share = min(1.0, found / max(1, wanted))
+    share = min(1.0, pair_count / max(1, target_count))
     empty = [entry.document.source for entry in survey.documents if not entry.pairs]
     total = sum(entry.sentences for entry in survey.documents)
     preview = GenerationPreview(
@@ -108,8 +108,8 @@ def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tup
         documents_with_pairs=len(survey.documents) - len(empty),
         documents_without_pairs=tuple(empty[:MOST_EMPTY]),
         wanted_rows=request.count,
-        wanted_pairs=wanted,
-        found_pairs=found,
+        wanted_pairs=target_count,
+        found_pairs=pair_count,
         trained_rows=rows,
         found_share=round(share, 4),
         enough=share >= ENOUGH_SHARE,
@@ -120,13 +120,13 @@ def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tup
         used_sentences=sum(entry.used_sentences for entry in survey.documents),
         coverage=round(survey.coverage, 4),
         words=survey.words,
-        words_per_pair=round(survey.words / found, 1) if found else None,
+        words_per_pair=round(survey.words / pair_count, 1) if pair_count else None,
         last_resort_share=round(survey.last_resort_share, 4),
         model_cost=ModelCost(
             calls=calls, prompt_tokens=prompt, reply_tokens=reply,
-            basis=f"{wanted:,} pairs in {request.wordings} wordings, 8 pairs a request, four characters a token",
+            basis=f"{target_count:,} pairs in {request.wordings} wordings, 8 pairs a request, four characters a token",
         ),
-        advice=advise(share, found, survey),
+        advice=advise(share, pair_count, survey),
     )  # fmt: skip
     return preview, survey
 
@@ -147,14 +147,14 @@ def choose_examples(survey: PairSurvey, count: int) -> list[tuple[DocumentRow, P
     kinds: dict[str, list[tuple[DocumentRow, Pair]]] = {}
     for entry in survey.pairs:
         kinds.setdefault(entry[1].rule, []).append(entry)
-    chosen: list[tuple[DocumentRow, Pair]] = []
+    examples: list[tuple[DocumentRow, Pair]] = []
     ordered = sorted(kinds.values(), key=len, reverse=True)
     for turn in range(count):
         for entries in ordered:
             share = max(1, count // max(1, len(ordered)) + 1)
-            if turn < share and turn < len(entries) and len(chosen) < count:
-                chosen.append(entries[turn * len(entries) // share])
-    return list({id(pair): (document, pair) for document, pair in chosen}.values())
+            if turn < share and turn < len(entries) and len(examples) < count:
+                examples.append(entries[turn * len(entries) // share])
+    return list({id(pair): (document, pair) for document, pair in examples}.values())
 
 
 def show_pair(document: DocumentRow, pair: Pair) -> GeneratedPair:
@@ -164,8 +164,8 @@ def show_pair(document: DocumentRow, pair: Pair) -> GeneratedPair:
     )  # fmt: skip
 
 
-def advise(share: float, found: int, survey: PairSurvey) -> str:
-    if not found:
+def advise(share: float, pair_count: int, survey: PairSurvey) -> str:
+    if not pair_count:
         return "The rules find nothing to ask for here. Name a model that writes the pairs, or add text with headings."
     if share < ENOUGH_SHARE:
         return (

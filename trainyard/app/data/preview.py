@@ -178,36 +178,38 @@ class DataPreview(PreviewCost):
     """With `generate`: the pairs that the documents give by rule. Lengths and costs are then those of these pairs."""
 
 
-def preview(given: PreviewInput, context: Context) -> DataPreview:
+def preview(request: PreviewInput, context: Context) -> DataPreview:
     """Show a data set as a training would see it.
 
     Raises `NotFound`, `InvalidInput`, `Refused` and `LimitExceeded` of the readers and of the base model.
     """
     settings = settings_of(context)
-    name = given.base_model or settings.default_base_model
-    if given.generate:
-        return preview_generation(given, name, context, settings)
+    name = request.base_model or settings.default_base_model
+    if request.generate:
+        return preview_generation(request, name, context, settings)
     if context.surface == "cli":
         render_without_torch()  # this process shows the rows and ends
     with tempfile.TemporaryDirectory() as scratch, kept_service():
-        raw, rows, _ = read_first(given, given.rows, Path(scratch) / "first", settings)
+        raw, rows, _ = read_first(request, request.rows, Path(scratch) / "first", settings)
         context.on_part(raw)
         # The reader is a process of its own: the rows arrive while the tokenizer is imported here.
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(copy_context().run, read_first, given, given.limit, Path(scratch) / "more", settings)
-            lengths = Lengths(load_renderer(name, given.template, settings), given.max_length)
+            reading = pool.submit(
+                copy_context().run, read_first, request, request.limit, Path(scratch) / "more", settings
+            )
+            lengths = Lengths(load_renderer(name, request.template, settings), request.max_length)
             raw, rows, facts = reading.result()
-        shown: list[RenderedRow] = []
+        rendered_rows: list[RenderedRow] = []
         while batch := list(islice(rows, ROWS_PER_BATCH)):
-            shown += lengths.add(batch, keep=given.rows if len(shown) < given.rows else 0)
-    stage, complete = STAGES.get(raw.port), facts["kept"] < given.limit
-    estimated_rows = facts["kept"] if complete else estimate_rows(given.path, settings)
+            rendered_rows += lengths.add(batch, keep=request.rows if len(rendered_rows) < request.rows else 0)
+    stage, complete = STAGES.get(raw.port), facts["kept"] < request.limit
+    estimated_rows = facts["kept"] if complete else estimate_rows(request.path, settings)
     estimated = estimate_training(stage, name, estimated_rows, lengths, settings)
     return DataPreview(
         raw=raw,
         model=name,
         template=lengths.renderer.spec.name,
-        rendered=tuple(shown[: given.rows]),
+        rendered=tuple(rendered_rows[: request.rows]),
         looked_at=facts["read"],
         complete=complete,
         dropped={**{reason: n for reason, n in facts["dropped"].items() if reason != "duplicate"}, **lengths.dropped},
@@ -227,31 +229,31 @@ def find_refusal(facts: JsonMapping, lengths: Lengths) -> str:
     """Say that a run would refuse rows of which too many are bad, or refused by the template."""
     bad, read = int(facts.get("quarantined", 0)), int(facts["read"])
     if read and (bad / read > BAD_FRACTION or bad == read):
-        lost, what = f"{bad:,} of {read:,} rows are bad ({bad / read:.1%})", "correct the rows"
+        lost, remedy = f"{bad:,} of {read:,} rows are bad ({bad / read:.1%})", "correct the rows"
     elif lengths.rows and lengths.refused / lengths.rows > BAD_FRACTION:
         share = lengths.refused / lengths.rows
         lost = f"the chat template refuses {lengths.refused:,} of {lengths.rows:,} rows ({share:.1%})"
-        what = "choose another template"
+        remedy = "choose another template"
     else:
         return ""
-    limit = f"at most {BAD_FRACTION:.1%} may be; {what}, or raise max_bad_fraction"
+    limit = f"at most {BAD_FRACTION:.1%} may be; {remedy}, or raise max_bad_fraction"
     return f"A run would be refused (E-DATA-BAD-ROWS): {lost}, and {limit}."
 
 
-def preview_generation(given: PreviewInput, name: str, context: Context, settings: Settings) -> DataPreview:
+def preview_generation(request: PreviewInput, name: str, context: Context, settings: Settings) -> DataPreview:
     """Show the pairs that documents give by rule. The chat template is not rendered: no transformers, no torch."""
     with tempfile.TemporaryDirectory() as scratch, kept_service():
-        raw, rows, facts = read_first(given, given.limit, Path(scratch) / "first", settings)
-        check_documents(given, raw.port.value)
+        raw, rows, facts = read_first(request, request.limit, Path(scratch) / "first", settings)
+        check_documents(request, raw.port.value)
         context.on_part(raw.model_copy(update={"rows": ()}))
-        generation, survey = survey_pairs(given, (row for row in rows if isinstance(row, DocumentRow)))
-    lengths = Lengths(None, given.max_length)
+        generation, survey = survey_pairs(request, (row for row in rows if isinstance(row, DocumentRow)))
+    lengths = Lengths(None, request.max_length)
     lengths.add_pairs(count_pairs(survey, resolve_model(name, settings).path))
     stage = Stage.SFT
     estimated = estimate_training(stage, name, generation.trained_rows, lengths, settings)
     return DataPreview(
-        raw=raw, model=name, template=given.template, rendered=(), looked_at=facts["read"],
-        complete=facts["kept"] < given.limit,
+        raw=raw, model=name, template=request.template, rendered=(), looked_at=facts["read"],
+        complete=facts["kept"] < request.limit,
         dropped={reason: n for reason, n in facts["dropped"].items() if reason != "duplicate"},
         hidden={}, unreadable=facts["bad_rows"], lengths=lengths.statistics(), estimated_rows=generation.trained_rows,
         estimated_tokens=estimated.tokens, stage=stage.value, seconds=estimated.seconds, basis=estimated.basis,
@@ -276,45 +278,49 @@ def count_pairs(survey: PairSurvey, folder: Path | None) -> list[tuple[int, int]
 
 
 def read_first(
-    given: PreviewInput, limit: int, folder: Path, settings: Settings
+    request: PreviewInput, limit: int, folder: Path, settings: Settings
 ) -> tuple[RawRows, Iterator[Row], JsonObject]:
     """Return the first rows of the data set: shown, to be read on, and the balance of the reading."""
-    wanted: dict[str, object] = {**place_of(given.path), "max_rows": limit, "format": given.format or DataFormat.AUTO}
-    wanted |= {"columns": given.columns} if given.columns else {}
+    source_fields: dict[str, object] = {
+        **place_of(request.path),
+        "max_rows": limit,
+        "format": request.format or DataFormat.AUTO,
+    }
+    source_fields |= {"columns": request.columns} if request.columns else {}
     try:
-        config = DataSourceConfig.model_validate({**wanted, "max_bad_fraction": 1.0})
+        config = DataSourceConfig.model_validate({**source_fields, "max_bad_fraction": 1.0})
     except ValidationError as error:
-        if given.columns:
+        if request.columns:
             problem = error.errors()[0]
             raise InvalidInput(
                 f"columns is not valid: {problem['msg'].removeprefix('Value error, ')}.",
                 why=f"Its fields are {', '.join(COLUMN_FIELDS)}.", do="Give each field one column.", code="E-PARAMETER",
             ) from error  # fmt: skip
         raise InvalidInput(
-            f"{given.path[:200]!r} is not a valid place of a data set.", why=f"{error.errors()[0]['msg']}.",
+            f"{request.path[:200]!r} is not a valid place of a data set.", why=f"{error.errors()[0]['msg']}.",
             do="Give a path, hub:org/name, or an address.", code="E-PARAMETER",
         ) from error  # fmt: skip
     folder.mkdir()
     pin_sources(config, settings, run="", refresh=False, say=lambda text: None)
-    made = read_source(config, folder, settings=settings, report=lambda fraction, text: None, judged=False)
-    ((port, part),) = made.outputs.items()
-    place = folder / part.folder / ROWS_FILE
-    shown = tuple(plain(row) for row in islice(read_rows(place, port), given.rows))
-    facts = {**part.facts, "bad_rows": first_bad_rows(folder / part.folder, given.rows)}
+    result = read_source(config, folder, settings=settings, report=lambda fraction, text: None, judged=False)
+    ((port, part),) = result.outputs.items()
+    rows_path = folder / part.folder / ROWS_FILE
+    first_rows = tuple(dump_row(row) for row in islice(read_rows(rows_path, port), request.rows))
+    facts = {**part.facts, "bad_rows": first_bad_rows(folder / part.folder, request.rows)}
     raw = RawRows(
-        path=given.path, format=facts["format"], port=port, rows=shown, ignored_keys=facts["ignored_keys"],
+        path=request.path, format=facts["format"], port=port, rows=first_rows, ignored_keys=facts["ignored_keys"],
         notes=tuple(dict.fromkeys(facts.get("notes", ()))),
     )  # fmt: skip
-    return raw, read_rows(place, port), facts
+    return raw, read_rows(rows_path, port), facts
 
 
 def first_bad_rows(folder: Path, count: int) -> tuple[UnreadableRow, ...]:
     """Return the first rows that the reader quarantined."""
     with (folder / QUARANTINE_FILE).open("rb") as stream:
-        found = [json.loads(line) for line in islice(stream, count)]
+        rows = [json.loads(line) for line in islice(stream, count)]
     return tuple(
-        UnreadableRow(source=one["source"], reason=one["reason"], detail=one["detail"], text=one.get("row", ""))
-        for one in found
+        UnreadableRow(source=row["source"], reason=row["reason"], detail=row["detail"], text=row.get("row", ""))
+        for row in rows
     )
 
 
@@ -325,19 +331,20 @@ def place_of(text: str) -> dict[str, str]:
     return {"url": text} if "://" in text else {"path": text}
 
 
-def plain(row: Row) -> JsonObject:
+def dump_row(row: Row) -> JsonObject:
     """Return a row without what reading adds to it, its origin excepted."""
     added = {"doc_id", "split", "pair", "kind"}
     values = {name: getattr(row, name) for name in row.__struct_fields__ if name not in added}
-    return {name: spoken(value) for name, value in values.items() if value not in (None, "")}
+    return {name: dump_messages(value) for name, value in values.items() if value not in (None, "")}
 
 
-def spoken(value: object) -> object:
+def dump_messages(value: object) -> object:
     if not isinstance(value, list):
         return value
     return [
-        {"role": one.role, "content": one.content} | ({"tool_calls": one.tool_calls} if one.tool_calls else {})
-        for one in value
+        {"role": message.role, "content": message.content}
+        | ({"tool_calls": message.tool_calls} if message.tool_calls else {})
+        for message in value
     ]
 
 
@@ -392,19 +399,19 @@ class Lengths:
         """Count the rows; returns the sides of the first `keep` as text."""
         rendered = [(row, sides) for row in rows if (sides := self.render(row)) is not None]
         sizes = iter(self.sizes([pieces for _, sides in rendered for pieces in sides.values()]))
-        shown: list[RenderedRow] = []
+        rendered_rows: list[RenderedRow] = []
         for number, (row, sides) in enumerate(rendered):
             counted = {name: next(sizes) for name in sides}
             self.count(row, counted)
             if number < keep:
-                shown += [
+                rendered_rows += [
                     RenderedRow(
                         source=row.source, side=name, tokens=counted[name][0], learned_tokens=counted[name][1],
                         parts=tuple(RenderedPart(text=piece.text, learned=piece.learned) for piece in pieces),
                     )
                     for name, pieces in sides.items()
                 ]  # fmt: skip
-        return shown
+        return rendered_rows
 
     def render(self, row: Row) -> dict[str, list[Piece]] | None:
         """Return the sides of a row; None where the template refuses it."""
@@ -413,9 +420,9 @@ class Lengths:
             sides = self.sides(row)
         except TemplateError as error:
             self.refused += 1
-            words = " ".join(str(error).split())[:MOST_REASON_CHARS] or type(error).__name__
+            text = " ".join(str(error).split())[:MOST_REASON_CHARS] or type(error).__name__
             reasons = [reason for reason in self.dropped if reason.startswith(REFUSED)]
-            reason = f"{REFUSED}: {words}"
+            reason = f"{REFUSED}: {text}"
             self.drop(reason if reason in reasons or len(reasons) < MOST_REASONS else f"{REFUSED}: other reasons")
             return None
         key = hash(tuple(piece.text for pieces in sides.values() for piece in pieces))
@@ -429,8 +436,8 @@ class Lengths:
         Of a pair the longer side counts; of a conversation that makes several examples the sum.
         """
         is_document, combine = isinstance(row, DocumentRow | PromptRow), sum if isinstance(row, SftRow) else max
-        total, learned, kept = (combine(column) for column in zip(*counted.values(), strict=True))
-        if not kept and total and not is_document:
+        total, learned, learned_in_limit = (combine(column) for column in zip(*counted.values(), strict=True))
+        if not learned_in_limit and total and not is_document:
             self.drop(f"nothing to learn within {self.max_length} tokens")
         elif not is_document:
             self.truncated += any(tokens > self.max_length for tokens, _, _ in counted.values())
@@ -484,13 +491,13 @@ class Lengths:
     def sizes(self, conversations: Sequence[Sequence[Piece]]) -> Iterator[tuple[int, int, int]]:
         """Of each: (tokens, tokens with a loss, those of them within the longest length)."""
         for pieces, ids in zip(conversations, self.renderer.ids_of_pieces(conversations), strict=True):
-            total = learned = kept = 0
+            total = learned = learned_in_limit = 0
             for piece, size in zip(pieces, map(len, ids), strict=True):
                 if piece.learned:
                     learned += size
-                    kept += max(0, min(size, self.max_length - total))
+                    learned_in_limit += max(0, min(size, self.max_length - total))
                 total += size
-            yield total, learned, kept
+            yield total, learned, learned_in_limit
 
 
 def with_prompt(cut: Cut, *names: str) -> dict[str, list[Piece]]:
@@ -503,9 +510,9 @@ def with_prompt(cut: Cut, *names: str) -> dict[str, list[Piece]]:
 def draw_bins(tokens: np.ndarray) -> Iterator[LengthBin]:
     """At most ten bins of equal width."""
     width = max(1, math.ceil(int(tokens.max()) / BINS))
-    places = np.maximum(tokens - 1, 0) // width
-    for place in range(int(places.max()) + 1):
-        yield LengthBin(longest=(place + 1) * width, rows=int((places == place).sum()))
+    bins = np.maximum(tokens - 1, 0) // width
+    for index in range(int(bins.max()) + 1):
+        yield LengthBin(longest=(index + 1) * width, rows=int((bins == index).sum()))
 
 
 def estimate_rows(text: str, settings: Settings) -> int | None:
@@ -534,8 +541,8 @@ def estimate_training(
     if stage is None:
         return TimeEstimate(None, None, count_tokens(rows, mean), "time: not known without a stage and rows")
     hyperparameters = {"max_length": lengths.max_length}
-    given = TrainerConfig.model_validate({"stage": stage.value, "hyperparameters": hyperparameters})
-    config, device = resolve_trainer(given, name), devices_here()[0]
+    trainer = TrainerConfig.model_validate({"stage": stage.value, "hyperparameters": hyperparameters})
+    config, device = resolve_trainer(trainer, name), devices_here()[0]
     steps = None if rows is None else steps_of(config.hyperparameters, rows)
     timings = read_timings(timing_key(config, find_base_folder(name, settings), device, settings), settings)
     return estimate_time(find_base_shape(name, settings), config, Workload(rows, steps, mean), timings)

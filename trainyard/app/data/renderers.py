@@ -21,12 +21,12 @@ class RendererTable(Response):
         return TrainyardError.exit_code if any(row.problem for row in self.rows) else 0
 
 
-def verify_renderers(given: RenderersInput, _context: Context) -> RendererTable:
+def verify_renderers(request: RenderersInput, _context: Context) -> RendererTable:
     """Try every known template, or those that are named: of a renderer, one template, or a .jinja file."""
-    files = [Path(name) for name in given.names if name.endswith(FILE_ENDING)]
+    files = [Path(name) for name in request.names if name.endswith(FILE_ENDING)]
     for path in files:
         check_chat_template(read(path))
-    known = frozenset(name for name in given.names if not name.endswith(FILE_ENDING))
-    found = verify(known) if known or not files else []
-    found += [verify_file(path) for path in files]
-    return RendererTable(rows=tuple(found))
+    names = frozenset(name for name in request.names if not name.endswith(FILE_ENDING))
+    rows = verify(names) if names or not files else []
+    rows += [verify_file(path) for path in files]
+    return RendererTable(rows=tuple(rows))

@@ -265,16 +265,16 @@ def delete_upload(request: UploadNameInput, context: Context) -> DeletedUpload:
     if not os.path.lexists(path):
         raise missing
     with translate_os_errors(f"{name} was not removed"):
-        files, size = (sum(1 for one in walk(path)), bytes_of(path))
-        with claimed_folder(folder / f".{secrets.token_hex(8)}.removed") as gone:
+        files, size = (sum(1 for _ in walk(path)), bytes_of(path))
+        with claimed_folder(folder / f".{secrets.token_hex(8)}.removed") as trash:
             try:
-                os.rename(path, gone / name)  # at once, also of a folder with many files
+                os.rename(path, trash / name)  # at once, also of a folder with many files
                 DISK.fsync_folder(folder)
                 faultpoint("delete.renamed")
             except FileNotFoundError:  # another deletion was faster
                 raise missing from None
             finally:
-                shutil.rmtree(gone)
+                shutil.rmtree(trash)
         DISK.fsync_folder(folder)
     return DeletedUpload(name=name, files=files, bytes=size)
 

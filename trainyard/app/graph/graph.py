@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from trainyard.app.context import Context
 from trainyard.app.graph import server as graph_server
-from trainyard.app.graph.neighbors import graph_in_turn, nothing_written
+from trainyard.app.graph.neighbors import graph_in_turn, is_unwritten
 from trainyard.app.responses import Response
-from trainyard.app.run_folders import own_tenant
+from trainyard.app.run_folders import resolve_tenant
 from trainyard.json_types import JsonObject
 from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
 from trainyard.serve.listening import url_of
@@ -35,28 +35,28 @@ class Exported(Response):
     lines: int
 
 
-def query_graph(given: QueryInput, context: Context) -> QueryRows:
-    with graph_in_turn(given.graph, context.settings) as graph:
-        return QueryRows(rows=tuple(graph.query(given.cypher, given.parameters)))
+def query_graph(request: QueryInput, context: Context) -> QueryRows:
+    with graph_in_turn(request.graph, context.settings) as graph:
+        return QueryRows(rows=tuple(graph.query(request.cypher, request.parameters)))
 
 
-def count_graph(given: GraphInput, context: Context) -> GraphCounts:
-    tenant = own_tenant(given.tenant, context)
-    if tenant is None or nothing_written(given.graph, context):
+def count_graph(request: GraphInput, context: Context) -> GraphCounts:
+    tenant = resolve_tenant(request.tenant, context)
+    if tenant is None or is_unwritten(request.graph, context):
         return GraphCounts(**asdict(GraphStats()))
-    with graph_in_turn(given.graph, context.settings) as graph:
+    with graph_in_turn(request.graph, context.settings) as graph:
         return GraphCounts(**asdict(graph.stats(tenant or None)))
 
 
-def export_graph(given: ExportInput, context: Context) -> Exported:
-    with graph_in_turn(given.graph, context.settings) as graph:
-        return Exported(file=str(given.file), lines=graph.export(given.file.absolute(), given.tenant))
+def export_graph(request: ExportInput, context: Context) -> Exported:
+    with graph_in_turn(request.graph, context.settings) as graph:
+        return Exported(file=str(request.file), lines=graph.export(request.file.absolute(), request.tenant))
 
 
 def serve_graph(address: str, host: str, port: int, context: Context) -> str:
     """Serve until a signal; the database is opened first, so that a taken one is reported at once."""
     token = os.environ.get(TOKEN_VARIABLE) or None
-    listener = graph_server.listening(host, port, token)
+    listener = graph_server.bind_socket(host, port, token)
     url = url_of(listener)
     with listener, open_graph(address, context.settings) as graph:
         counts = graph.stats()

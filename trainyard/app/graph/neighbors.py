@@ -14,7 +14,7 @@ import orjson
 
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.app.run_folders import own_tenant
+from trainyard.app.run_folders import resolve_tenant
 from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.json_types import JsonMapping
@@ -69,41 +69,41 @@ class Neighbors(Response):
     """Whether there are more relations or documents than `limit`."""
 
 
-def list_entities(given: EntitiesInput, context: Context) -> EntityList:
+def list_entities(request: EntitiesInput, context: Context) -> EntityList:
     """Return a page of entities by name. Raises `InvalidInput` (`E-PARAMETER`), and what the graph raises."""
-    tenant = own_tenant(given.tenant, context)
-    if given.kind and given.kind not in ENTITY_KINDS:
+    tenant = resolve_tenant(request.tenant, context)
+    if request.kind and request.kind not in ENTITY_KINDS:
         raise InvalidInput(
-            f"There are no entities of kind {given.kind!r}.", why=f"There are {', '.join(ENTITY_KINDS)}.",
+            f"There are no entities of kind {request.kind!r}.", why=f"There are {', '.join(ENTITY_KINDS)}.",
             do="Name one of them.", code="E-PARAMETER",
         )  # fmt: skip
-    if tenant is None or nothing_written(given.graph, context):
+    if tenant is None or is_unwritten(request.graph, context):
         return EntityList(entities=())
     cypher = (
         f"MATCH (e:Entity) WHERE {OF_TENANT.format('e')} AND ($kind = '' OR e.kind = $kind) AND ($text = '' OR "
-        f"contains(lower(e.name), $text)) RETURN {FIELDS.format('e')} ORDER BY e.name, e.key SKIP {given.offset} "
-        f"LIMIT {given.limit + 1}"
+        f"contains(lower(e.name), $text)) RETURN {FIELDS.format('e')} ORDER BY e.name, e.key SKIP {request.offset} "
+        f"LIMIT {request.limit + 1}"
     )
-    values = {"tenant": tenant, "kind": given.kind, "text": given.text.lower().replace("\0", "")}
-    with graph_in_turn(given.graph, context.settings) as graph:
+    values = {"tenant": tenant, "kind": request.kind, "text": request.text.lower().replace("\0", "")}
+    with graph_in_turn(request.graph, context.settings) as graph:
         rows = graph.query(cypher, values)
-    more = given.offset + given.limit if len(rows) > given.limit else None
-    return EntityList(entities=tuple(entity_of(row, "e") for row in rows[: given.limit]), next_offset=more)
+    more = request.offset + request.limit if len(rows) > request.limit else None
+    return EntityList(entities=tuple(entity_of(row, "e") for row in rows[: request.limit]), next_offset=more)
 
 
-def show_neighbors(given: NeighborsInput, context: Context) -> Neighbors:
+def show_neighbors(request: NeighborsInput, context: Context) -> Neighbors:
     """Return an entity with its relations and documents. Raises `NotFound` (`E-NOT-FOUND`), and what the graph
     raises.
     """
-    tenant = own_tenant(given.tenant, context)
-    if tenant is None or nothing_written(given.graph, context):
-        raise no_entity(given.key)
-    values, most = {"key": given.key, "tenant": tenant}, given.limit + 1
-    with graph_in_turn(given.graph, context.settings) as graph:
+    tenant = resolve_tenant(request.tenant, context)
+    if tenant is None or is_unwritten(request.graph, context):
+        raise no_entity(request.key)
+    values, most = {"key": request.key, "tenant": tenant}, request.limit + 1
+    with graph_in_turn(request.graph, context.settings) as graph:
         of_tenant = OF_TENANT.format("e")
         itself = graph.query(f"MATCH (e:Entity) WHERE e.key = $key AND {of_tenant} RETURN {FIELDS.format('e')}", values)
         if not itself:
-            raise no_entity(given.key)
+            raise no_entity(request.key)
         end = f"RETURN r.kind AS kind, {FIELDS.format('o')} ORDER BY r.kind, o.name, o.key LIMIT {most}"
         out, into = (
             graph.query(f"MATCH {pattern} WHERE e.key = $key AND {of_tenant} {end}", values)
@@ -116,16 +116,16 @@ def show_neighbors(given: NeighborsInput, context: Context) -> Neighbors:
         )
     relations = [*relations_of(out, "out"), *relations_of(into, "in")]
     return Neighbors(
-        entity=entity_of(itself[0], "e"), relations=tuple(relations[: given.limit]),
+        entity=entity_of(itself[0], "e"), relations=tuple(relations[: request.limit]),
         documents=tuple(
             StatingDocument(key=row["key"], stream=row["stream"], names=tuple(orjson.loads(row["names"])))
-            for row in documents[: given.limit]
+            for row in documents[: request.limit]
         ),
-        more=len(relations) > given.limit or len(documents) > given.limit,
+        more=len(relations) > request.limit or len(documents) > request.limit,
     )  # fmt: skip
 
 
-def nothing_written(address: str, context: Context) -> bool:
+def is_unwritten(address: str, context: Context) -> bool:
     """Return whether this home has no graph: looking for something does not make one."""
     return not address and not graph_file(context.settings).exists()
 

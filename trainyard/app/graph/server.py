@@ -76,18 +76,24 @@ class GraphServer:
         return {"status": "ok"}
 
     def mutate(self, _request: Request, body: bytes) -> JsonObject:
-        given = fields(body, "mutations", list)
-        if len(given) > MAX_MUTATIONS:
+        mutations = read_field(body, "mutations", list)
+        if len(mutations) > MAX_MUTATIONS:
             raise LimitExceeded(
                 f"One request takes at most {MAX_MUTATIONS:,} mutations.", do="Send several.", code="E-GRAPH-QUERY"
             )
-        return {"results": [asdict(one) for one in self.graph.mutate([parse_mutation(one) for one in given])]}
+        return {
+            "results": [
+                asdict(result) for result in self.graph.mutate([parse_mutation(mutation) for mutation in mutations])
+            ]
+        }
 
     def has(self, _request: Request, body: bytes) -> JsonObject:
-        return {"documents": sorted(self.graph.has([str(one) for one in fields(body, "documents", list)]))}
+        return {
+            "documents": sorted(self.graph.has([str(document) for document in read_field(body, "documents", list)]))
+        }
 
     def query(self, _request: Request, body: bytes) -> JsonObject:
-        cypher, parameters = fields(body, "cypher", str), fields(body, "parameters", dict, {})
+        cypher, parameters = read_field(body, "cypher", str), read_field(body, "parameters", dict, {})
         if not self.queries.acquire(blocking=False):
             raise Unavailable(
                 f"{MAX_QUERIES} queries are running or waiting.", do="Ask again later.", code="E-GRAPH-BUSY"
@@ -104,17 +110,17 @@ class GraphServer:
         return {"lines": list(self.graph.dump(request.query_params.get("tenant")))}
 
 
-def fields(body: bytes, name: str, kind: type, default: Any = None) -> Any:
+def read_field(body: bytes, name: str, kind: type, default: Any = None) -> Any:
     """Return one field of a JSON object, or the default for none. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
     try:
-        given = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise bad_body("it is not valid JSON") from error
-    found = given.get(name) if isinstance(given, dict) else None
-    found = default if found is None else found
-    if not isinstance(found, kind):
+    value = content.get(name) if isinstance(content, dict) else None
+    value = default if value is None else value
+    if not isinstance(value, kind):
         raise bad_body(f"it has no {name} of the kind that is expected")
-    return found
+    return value
 
 
 def bad_body(why: str) -> InvalidInput:
@@ -151,12 +157,12 @@ def json(value: Any, status: int = 200) -> Response:
 
 def refusal(_request: Request, error: Exception) -> Response:
     assert isinstance(error, TrainyardError)
-    known = (code for kind, code in STATUS.items() if isinstance(error, kind))
-    status = 401 if error.code == "E-AUTH" else next(known, 500)
+    statuses = (code for kind, code in STATUS.items() if isinstance(error, kind))
+    status = 401 if error.code == "E-AUTH" else next(statuses, 500)
     return json({"error": {"kind": type(error).__name__, **error.as_dict()}}, status)
 
 
-def listening(host: str, port: int, token: str | None) -> socket.socket:
+def bind_socket(host: str, port: int, token: str | None) -> socket.socket:
     """Return a bound socket. Raises `InvalidInput` (`E-AUTH`) or `LimitExceeded` (`E-PORT`)."""
     return bind_guarded(host, port, token, "Off loopback anybody could read and write the graph.")
 

@@ -60,32 +60,34 @@ class VerifiedCheckpoints(Response):
 
     @property
     def exit_code(self) -> int:
-        return Corrupt.exit_code if any(one.damage for one in self.checkpoints) else 0
+        return Corrupt.exit_code if any(checkpoint.damage for checkpoint in self.checkpoints) else 0
 
 
-def list_checkpoints(given: requests.CheckpointsInput, context: Context) -> CheckpointList:
+def list_checkpoints(request: requests.CheckpointsInput, context: Context) -> CheckpointList:
     """Return the checkpoints that are there now."""
-    row, _ = find_job(given.job, context)
-    described = (describe_checkpoint(node, path, step) for node, path, step in folders_of(row, given.node))
-    return CheckpointList(id=row["id"], checkpoints=tuple(one for one in described if one is not None))
+    row, _ = find_job(request.job, context)
+    described = (describe_checkpoint(node, path, step) for node, path, step in folders_of(row, request.node))
+    return CheckpointList(
+        id=row["id"], checkpoints=tuple(checkpoint for checkpoint in described if checkpoint is not None)
+    )
 
 
-def verify_checkpoints(given: requests.VerifyInput, context: Context) -> VerifiedCheckpoints:
+def verify_checkpoints(request: requests.VerifyInput, context: Context) -> VerifiedCheckpoints:
     """Read every file of one checkpoint, or of all, and compare it with its manifest.
 
     Raises `NotFound` (`E-NOT-FOUND`) for a checkpoint that is not there. One that a running training replaces meanwhile
     is left out.
     """
-    row, _ = find_job(given.job, context)
-    wanted = [one for one in folders_of(row, given.node) if given.checkpoint in (None, one[1].name)]
+    row, _ = find_job(request.job, context)
+    entries = [entry for entry in folders_of(row, request.node) if request.checkpoint in (None, entry[1].name)]
     verified = [
         VerifiedCheckpoint(node=node, name=path.name, step=step, damage=damage)
-        for node, path, step in wanted
+        for node, path, step in entries
         if (damage := damage_of(path) or "") == "" or path.is_dir()
     ]
-    if given.checkpoint is not None and not verified:
+    if request.checkpoint is not None and not verified:
         raise NotFound(
-            f"The job {row['name']} has no checkpoint {given.checkpoint!r}.",
+            f"The job {row['name']} has no checkpoint {request.checkpoint!r}.",
             why="It never had, a newer one has replaced it, or the training has finished.",
             do="Take one of `trainyard jobs checkpoints`.",
             code="E-NOT-FOUND",
@@ -97,15 +99,15 @@ def folders_of(row: Row, node: str | None) -> Iterator[tuple[str, Path, int]]:
     """(trainer, folder, step) of each checkpoint of a job, or of one trainer of it."""
     for work in trainings_of(row):
         if node in (None, work.node):
-            yield from ((work.node, path, step) for path, step in checkpoints_below(work.folder))
+            yield from ((work.node, path, step) for path, step in find_checkpoints(work.folder))
 
 
-def checkpoints_below(work: Path) -> list[tuple[Path, int]]:
+def find_checkpoints(work: Path) -> list[tuple[Path, int]]:
     """Return the checkpoints of a training, the newest first: in its work folder, and those of its mirror that it has
     not.
     """
-    found = {step: path for root in checkpoint_roots(work) for path, step in checkpoints(root)}
-    return [(found[step], step) for step in sorted(found, reverse=True)]
+    paths = {step: path for root in checkpoint_roots(work) for path, step in checkpoints(root)}
+    return [(paths[step], step) for step in sorted(paths, reverse=True)]
 
 
 def checkpoint_roots(work: Path) -> Iterator[Path]:
@@ -125,7 +127,7 @@ def describe_checkpoint(node: str, path: Path, step: int) -> Checkpoint | None:
     try:
         created, sha256 = (path / MANIFEST).stat().st_mtime, file_sha256(path / MANIFEST)
         files = dict(json.loads((path / MANIFEST).read_bytes())["files"])
-        num_bytes = sum(int(one["bytes"]) for one in files.values())
+        num_bytes = sum(int(file["bytes"]) for file in files.values())
     except OSError:
         if not path.is_dir():
             return None

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from trainyard.app.artifacts.contents import damaged
+from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.chains.compare import Comparison, DifferingSetting, compare_trainings
 from trainyard.app.context import Context
-from trainyard.app.jobs.retry import asked_by
+from trainyard.app.jobs.retry import read_run_request
 from trainyard.app.names import find_job
 from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.resolve import resolve_chain
@@ -27,17 +27,17 @@ Nodes = dict[str, Any]
 """Node id -> its complete settings."""
 
 
-def compare(given: requests.CompareInput, context: Context) -> Comparison:
+def compare(request: requests.CompareInput, context: Context) -> Comparison:
     """Compare jobs: two trainings that have ended in everything, any others in their settings.
 
     Raises what `compare_trainings` and `find_job` raise, and `InvalidInput` (`E-PARAMETER`) for jobs that are the same.
     """
-    words = given.job
-    named_trainer = any("/" in word for word in words)
+    jobs = request.job
+    named_trainer = any("/" in word for word in jobs)
     left_out, missing = "Metrics, benchmarks and answers are compared of two jobs.", None
-    if len(words) == PAIR:
+    if len(jobs) == PAIR:
         try:
-            return compare_trainings((words[0], words[1]), context, plot=given.plot)
+            return compare_trainings((jobs[0], jobs[1]), context, plot=request.plot)
         except NotFound as error:
             if named_trainer:
                 raise
@@ -50,29 +50,29 @@ def compare(given: requests.CompareInput, context: Context) -> Comparison:
             "A trainer is named, and more than two jobs.", do="Name two: JOB/TRAINER JOB/TRAINER.", code="E-PARAMETER"
         )
     try:
-        return compare_settings(words, context).model_copy(update={"left_out": left_out})
+        return compare_settings(jobs, context).model_copy(update={"left_out": left_out})
     except Unavailable:
         if missing is None:
             raise
         raise missing from None  # without a server, ended jobs are all there is
 
 
-def compare_settings(words: tuple[str, ...], context: Context) -> Comparison:
+def compare_settings(jobs: tuple[str, ...], context: Context) -> Comparison:
     """Compare all settings of jobs, whatever their states are."""
-    rows = [find_job(one, context).row for one in words]
+    rows = [find_job(job, context).row for job in jobs]
     ids = [row["id"] for row in rows]
     if len(set(ids)) != len(ids):
         raise InvalidInput(
-            f"{', '.join(words)} mean the same job.", do="Name jobs that are not the same.", code="E-PARAMETER"
+            f"{', '.join(jobs)} mean the same job.", do="Name jobs that are not the same.", code="E-PARAMETER"
         )
-    nodes = [resolved_settings(row, context) for row in rows]
-    first, *others = nodes
-    names = sorted({name for other in others for name, _, _ in list_node_changes(first, other)})
-    settings = (DifferingSetting(name=name, values=tuple(read_change(one, name) for one in nodes)) for name in names)
+    nodes = [resolve_settings(row, context) for row in rows]
+    first, *other_nodes = nodes
+    names = sorted({name for other in other_nodes for name, _, _ in list_node_changes(first, other)})
+    settings = (DifferingSetting(name=name, values=tuple(read_change(node, name) for node in nodes)) for name in names)
     return Comparison(jobs=tuple(ids), settings=tuple(settings))
 
 
-def resolved_settings(row: Row, context: Context) -> Nodes:
+def resolve_settings(row: Row, context: Context) -> Nodes:
     """Return the settings of each node as the run has recorded them; of one that has not begun as it would begin here.
 
     Raises `InvalidInput` (`E-PARAMETER`) for one that this version cannot resolve, and `Corrupt` (`E-CORRUPT`).
@@ -82,8 +82,8 @@ def resolved_settings(row: Row, context: Context) -> Nodes:
         try:
             return {node["id"]: dict(node["config"]) for node in orjson.loads(path.read_bytes())["nodes"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise damaged(path, f"It is not a resolved chain: {error}") from error
-    target, parameters = asked_by(row, connect_runs(context.settings))
+            raise damaged_error(path, f"It is not a resolved chain: {error}") from error
+    target, parameters = read_run_request(row, connect_runs(context.settings))
     try:
         chain = resolve_chain(parse_request(target, parameters).spec, context.settings)
     except Refused as error:

@@ -14,11 +14,11 @@ from typing import Literal
 from pydantic import Field, TypeAdapter
 
 from trainyard.app.chains.next_commands import next_commands
-from trainyard.app.chains.run import run, with_next
+from trainyard.app.chains.run import add_next_commands, run
 from trainyard.app.context import Context
-from trainyard.app.jobs.logs import gone
-from trainyard.app.jobs.remaining_time import TimeLeft, time_left
-from trainyard.app.live.jobs import list_job_rows, note_change, with_labels
+from trainyard.app.jobs.logs import is_gone
+from trainyard.app.jobs.remaining_time import TimeLeft, estimate_time_left
+from trainyard.app.live.jobs import add_labels, list_job_rows, note_change
 from trainyard.app.live.manager_jobs import refuse_steering
 from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
 from trainyard.app.live.waits import DeviceWait
@@ -100,8 +100,8 @@ class Job(JobLabels):
         """Return the loss as it is when a notebook shows it; None where the run is on another machine."""
         from trainyard.app.training_logs import run_svg  # draws curves; only notebooks need it
 
-        found: str | None = run_svg(self.run_id)
-        return found
+        svg: str | None = run_svg(self.run_id)
+        return svg
 
 
 JOBS: TypeAdapter[tuple[Job, ...]] = TypeAdapter(tuple[Job, ...])
@@ -189,34 +189,35 @@ Resumed = Job | RunResult
 """What `jobs resume` gives: the job, or the run's end if it was watched."""
 
 
-def create_job(given: requests.CreateInput, context: Context) -> RunResult:
-    words = {"watch": given.watch, "yes": given.yes, "group": given.group}
-    return run(RunInput(target=JOB, parameters=body(given), **words), context)
+def create_job(request: requests.CreateInput, context: Context) -> RunResult:
+    options = {"watch": request.watch, "yes": request.yes, "group": request.group}
+    return run(RunInput(target=JOB, parameters=body(request), **options), context)
 
 
-def list_jobs(given: requests.JobsInput, context: Context) -> JobList:
+def list_jobs(request: requests.JobsInput, context: Context) -> JobList:
     """Return a page of jobs, the newest first. Raises `InvalidInput` (`E-PARAMETER`) for a cursor that is none."""
     tenant = context.caller.tenant
-    if tenant and given.tenant not in (None, tenant):
+    if tenant and request.tenant not in (None, tenant):
         return JobList(jobs=())  # another tenant's jobs are not there
-    filters = {name: value for name in FILTERS if (value := getattr(given, name)) is not None}
-    after = read_cursor(given.cursor) if given.cursor else None
-    query = JobQuery(**filters | {"tenant": tenant or given.tenant or ""}, after=after)
+    filters = {name: value for name in FILTERS if (value := getattr(request, name)) is not None}
+    after = read_cursor(request.cursor) if request.cursor else None
+    query = JobQuery(**filters | {"tenant": tenant or request.tenant or ""}, after=after)
     (rows, cursor), as_of = list_job_rows(query, context)
     return JobList(jobs=JOBS.validate_python(rows, extra="ignore"), next=cursor or None, as_of=as_of)
 
 
-def show_job(given: requests.JobInput, context: Context) -> JobDetail:
+def show_job(request: requests.JobInput, context: Context) -> JobDetail:
     """Return one job with its trainers, its nodes and what it was started with."""
-    row, as_of = find_job(given.job, context)
+    row, as_of = find_job(request.job, context)
     result = read_result(context.settings.runs / row["run_id"])
     trainings = tuple(
-        Training(**{**progress_of(known), "checkpoints": tuple(work.checkpoints())})
-        for known, work in zip(row["trainings"], trainings_of(row), strict=True)
+        Training(**{**progress_of(training), "checkpoints": tuple(work.checkpoints())})
+        for training, work in zip(row["trainings"], trainings_of(row), strict=True)
     )
     return JobDetail(
         **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
-        nodes=result.nodes if result else (), gate=result.gate if result else None, left=time_left(row, context),
+        nodes=result.nodes if result else (), gate=result.gate if result else None,
+        left=estimate_time_left(row, context),
         divergence=divergence_of(context.settings.runs / row["run_id"], result if row["state"] in ENDED else None),
         next=list_next(row, result, context),
     )  # fmt: skip
@@ -233,105 +234,109 @@ def list_next(row: JsonObject, result: RunResult | None, context: Context) -> tu
 
 def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:
     """Return what each finished training says, and the newest warnings of each kind of the others."""
-    found: dict[tuple[str, str], JsonObject] = {}
+    divergences: dict[tuple[str, str], JsonObject] = {}
     for event in read_events(folder):
         if event["event"] == "started":
-            found = {key: one for key, one in found.items() if key[0] != event["node"]}
-        elif one := event.get("divergence"):
-            found[event["node"], one["kind"]] = one
+            divergences = {key: divergence for key, divergence in divergences.items() if key[0] != event["node"]}
+        elif divergence := event.get("divergence"):
+            divergences[event["node"], divergence["kind"]] = divergence
     for node in result.nodes if result else ():
         if node.state.succeeded:
-            found = {key: one for key, one in found.items() if key[0] != node.id}
-            found |= {(node.id, one["kind"]): one for one in node.facts.get("divergence") or ()}
-    return tuple(TrainingDivergence(node=node, **one) for (node, _), one in found.items())
+            divergences = {key: divergence for key, divergence in divergences.items() if key[0] != node.id}
+            divergences |= {
+                (node.id, divergence["kind"]): divergence for divergence in node.facts.get("divergence") or ()
+            }
+    return tuple(TrainingDivergence(node=node, **divergence) for (node, _), divergence in divergences.items())
 
 
 def progress_of(training: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in training.items() if key in Training.model_fields}
 
 
-def show_metrics(given: requests.MetricsInput, context: Context) -> JobMetrics:
+def show_metrics(request: requests.MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
-    row, _ = find_job(given.job, context)
-    works = [work for work in trainings_of(row) if given.node in (None, work.node)]
-    curves = [curve_of(work, given, context.settings) for work in works]
-    if not any(one.points for one in curves):
+    row, _ = find_job(request.job, context)
+    works = [work for work in trainings_of(row) if request.node in (None, work.node)]
+    curves = [curve_of(work, request, context.settings) for work in works]
+    if not any(curve.points for curve in curves):
         raise NotFound(
             f"The job {row['name']} has no metrics yet.",
             why=f"It is {row['state']} {row['detail']}".strip() + ", and no trainer of it has taken a step.",
             do="Look again when its trainer is running.",
             code="E-NOT-FOUND",
         )
-    return JobMetrics(id=row["id"], trainings=tuple(curves), plot=given.plot)
+    return JobMetrics(id=row["id"], trainings=tuple(curves), plot=request.plot)
 
 
-def curve_of(work: TrainingLogs, given: requests.MetricsInput, settings: Settings) -> TrainingCurve:
+def curve_of(work: TrainingLogs, request: requests.MetricsInput, settings: Settings) -> TrainingCurve:
     """Return one trainer's curve from its store, which has read every step that is there by now."""
-    found = read_new_steps(work, curves_folder(settings)).read(given.max_points, given.since_step, given.until_step)
-    return TrainingCurve(node=work.node, **{field.name: getattr(found, field.name) for field in fields(found)})
+    curve = read_new_steps(work, curves_folder(settings)).read(
+        request.max_points, request.since_step, request.until_step
+    )
+    return TrainingCurve(node=work.node, **{field.name: getattr(curve, field.name) for field in fields(curve)})
 
 
-def note_job(given: requests.NoteInput, context: Context) -> Job:
+def note_job(request: requests.NoteInput, context: Context) -> Job:
     """Replace the note of a job; an empty text removes it."""
-    row, _ = find_job(given.job, context)
-    NoteStore(context.settings.notes).write(row["run_id"], given.text, context.caller.name)
-    return job_of(with_labels(row, context.settings))
+    row, _ = find_job(request.job, context)
+    NoteStore(context.settings.notes).write(row["run_id"], request.text, context.caller.name)
+    return job_of(add_labels(row, context.settings))
 
 
-def pause_job(given: requests.StopInput, context: Context) -> Job:
-    return stop_job(given, context, "pause")
+def pause_job(request: requests.StopInput, context: Context) -> Job:
+    return stop_job(request, context, "pause")
 
 
-def cancel_job(given: requests.StopInput, context: Context) -> Job:
-    return stop_job(given, context, "cancel")
+def cancel_job(request: requests.StopInput, context: Context) -> Job:
+    return stop_job(request, context, "cancel")
 
 
-def resume_job(given: requests.ResumeInput, context: Context) -> Resumed:
+def resume_job(request: requests.ResumeInput, context: Context) -> Resumed:
     """Continue a job that is paused, failed, crashed or cancelled, or start one whose trainer is here now."""
     since, settings = time.time(), context.settings
-    refuse_steering(given.job, settings, context.caller.tenant)
+    refuse_steering(request.job, settings, context.caller.tenant)
     runs = connect_runs(settings)
-    row = runs.find_job(given.job, context.caller.tenant)
-    refuse_changes(row, given.parameters)
+    row = runs.find_job(request.job, context.caller.tenant)
+    refuse_changes(row, request.parameters)
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
     runs.resume_run(row["run_id"])
     job = job_of(note_change(runs.find_job(row["run_id"]), context))
-    if not given.watch:
+    if not request.watch:
         return job
-    return with_next(runs.watch_run(job.run_id, on_progress=context.on_progress, since=since), context)
+    return add_next_commands(runs.watch_run(job.run_id, on_progress=context.on_progress, since=since), context)
 
 
-def body(given: requests.CreateInput) -> JsonObject:
+def body(request: requests.CreateInput) -> JsonObject:
     """Return the body of a job: a file's, with the parameters laid over it.
 
     Raises `InvalidInput` (`E-SPEC-FILE`) for a file without a job.
     """
-    if given.file is None:
-        return given.parameters
-    if not given.file.is_file():
-        raise NotFound(f"There is no file {str(given.file)!r}.", do="Correct the path.", code="E-PARAMETER")
-    value = load_value(given.file)
+    if request.file is None:
+        return request.parameters
+    if not request.file.is_file():
+        raise NotFound(f"There is no file {str(request.file)!r}.", do="Correct the path.", code="E-PARAMETER")
+    value = load_value(request.file)
     if not isinstance(value, dict) or "nodes" in value or value.get("template", JOB) != JOB:
         raise InvalidInput(
-            f"{given.file} does not contain a job.",
+            f"{request.file} does not contain a job.",
             why="A job is one data set and one training: `dataset` and the settings of a trainer.",
-            do=f"Run a chain or a template by `trainyard run {given.file}`.",
+            do=f"Run a chain or a template by `trainyard run {request.file}`.",
             code="E-SPEC-FILE",
         )
-    return deep_merge(value.get("parameters", {}) if "template" in value else value, given.parameters)
+    return deep_merge(value.get("parameters", {}) if "template" in value else value, request.parameters)
 
 
-def stop_job(given: requests.StopInput, context: Context, verb: Literal["pause", "cancel"]) -> Job:
+def stop_job(request: requests.StopInput, context: Context, verb: Literal["pause", "cancel"]) -> Job:
     """Pause or cancel a job and, if that is wanted, wait until its process is gone."""
-    refuse_steering(given.job, context.settings, context.caller.tenant)
+    refuse_steering(request.job, context.settings, context.caller.tenant)
     runs = connect_runs(context.settings)
-    run_id = runs.find_job(given.job, context.caller.tenant)["run_id"]
+    run_id = runs.find_job(request.job, context.caller.tenant)["run_id"]
     (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)
     row, deadline = runs.find_job(run_id), time.monotonic() + STOP_WAIT_S
-    if given.wait and not gone(row):
+    if request.wait and not is_gone(row):
         context.say(f"{row['name']}: {verb} asked for; its training saves at the next step")
-    while given.wait and not gone(row) and time.monotonic() < deadline:
+    while request.wait and not is_gone(row) and time.monotonic() < deadline:
         time.sleep(STOP_POLL_S)
         row = runs.find_job(run_id)
     return job_of(note_change(row, context))
@@ -342,11 +347,11 @@ def job_of(row: Mapping[str, object]) -> Job:
     return Job.model_validate(row, extra="ignore")
 
 
-def refuse_changes(row: JsonObject, given: JsonObject) -> None:
+def refuse_changes(row: JsonObject, parameters: JsonObject) -> None:
     """A job continues with what it was started with. Raises `InvalidInput` (`E-CHECKPOINT-MISMATCH`)."""
     started_with = spell_out(job_words(row["parameters"].get("job", row["parameters"])))
-    given = spell_out(job_words(given))
-    differing, named = list_changes(started_with, given), flatten_settings(given)
+    parameters = spell_out(job_words(parameters))
+    differing, named = list_changes(started_with, parameters), flatten_settings(parameters)
     if changes := [f"{name}: {old} before, {new} now" for name, old, new in differing if name in named]:
         raise InvalidInput(
             f"The job {row['name']} cannot continue with other settings: {'; '.join(changes)}.",

@@ -15,7 +15,7 @@ import psutil
 
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow, connect_runs
-from trainyard.app.services import is_own, known_api_url, locked_out, unreachable
+from trainyard.app.services import is_own, known_api_url, locked_out_error, unreachable_error
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.settings import Settings
@@ -76,16 +76,16 @@ class OwnServer:
             yield from self.pages("flow_runs", {"id": {"any_": [word.lower()]}})
             return
         tags = [JOB_TAG, word] if JOB_ID.fullmatch(word) else [JOB_TAG]
-        found = self.pages("flow_runs", {"tags": {"all_": tags}}, sort="EXPECTED_START_TIME_DESC")
-        runs = [run for run in found if not is_upcoming(run)]
+        flow_runs = self.pages("flow_runs", {"tags": {"all_": tags}}, sort="EXPECTED_START_TIME_DESC")
+        runs = [run for run in flow_runs if not is_upcoming(run)]
         yield from select_meant(word, runs, lambda run: (run["id"], run["name"], run["tags"]))
 
     def read_log(self, run_id: str, offset: int = 0) -> list[LogRow]:
         """Return the run's lines from an offset on, in order: {time, level, text}."""
-        wanted = {"flow_run_id": {"any_": [run_id]}}
-        return [line_of(log) for log in self.pages("logs", wanted, sort="TIMESTAMP_ASC", offset=offset)]
+        query = {"flow_run_id": {"any_": [run_id]}}
+        return [line_of(log) for log in self.pages("logs", query, sort="TIMESTAMP_ASC", offset=offset)]
 
-    def pages(self, kind: str, wanted: JsonMapping, *, sort: str = "", offset: int = 0) -> Iterator[Any]:
+    def pages(self, kind: str, query: JsonMapping, *, sort: str = "", offset: int = 0) -> Iterator[Any]:
         """Yield every row of a query from the `offset`-th on."""
         encrypted = not self.url.startswith("http://")
         headers = auth_header(read_auth(self.settings))
@@ -93,17 +93,17 @@ class OwnServer:
         try:
             with httpx.Client(timeout=TIMEOUT_S, verify=encrypted, headers=headers, event_hooks=CALLER_HOOKS) as client:
                 while True:
-                    body = {kind: wanted, "limit": PAGE, "offset": offset, **order}
+                    body = {kind: query, "limit": PAGE, "offset": offset, **order}
                     reply = client.post(f"{self.url}/{kind}/filter", json=body)
                     if reply.status_code == httpx.codes.UNAUTHORIZED:
-                        raise locked_out(self.settings, self.url)
+                        raise locked_out_error(self.settings, self.url)
                     page = reply.raise_for_status().json()
                     yield from page
                     offset += PAGE
                     if len(page) < PAGE:
                         return
         except httpx.HTTPError as error:
-            raise unreachable(self.url) from error
+            raise unreachable_error(self.url) from error
 
 
 def row_of_log(run: JsonMapping) -> dict[str, object]:
@@ -111,8 +111,8 @@ def row_of_log(run: JsonMapping) -> dict[str, object]:
     state = WORDS.get(str(run.get("state_type")), JobState.PENDING)
     busy = state in (JobState.RUNNING, JobState.PAUSED)
     process = live_process(run.get("labels") or {}, run.get("infrastructure_pid")) if busy else None
-    own = name_run(run["id"], run["tags"])
-    return {"id": own, "run_id": run["id"], "state": state, "pid": process.pid if process else None}
+    job_id = name_run(run["id"], run["tags"])
+    return {"id": job_id, "run_id": run["id"], "state": state, "pid": process.pid if process else None}
 
 
 def is_upcoming(run: JsonMapping) -> bool:
@@ -129,8 +129,8 @@ def live_process(labels: JsonMapping, pid: object) -> psutil.Process | None:
         return None
     try:
         process = psutil.Process(int(str(pid or 0)))
-        ours = any("prefect" in word for word in process.cmdline())
-        return process if ours and process.status() != psutil.STATUS_ZOMBIE else None
+        is_prefect = any("prefect" in word for word in process.cmdline())
+        return process if is_prefect and process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.Error, ValueError):
         return None
 

@@ -86,21 +86,23 @@ class NodeDetail(RunNode):
     """Whether it is a trainer, with metrics and a log of its own."""
 
 
-def list_nodes(given: requests.JobInput, context: Context) -> RunNodes:
+def list_nodes(request: requests.JobInput, context: Context) -> RunNodes:
     """Return every node of a run and its state. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
-    row, _ = find_job(given.job, context)
+    row, _ = find_job(request.job, context)
     folder = context.settings.runs / row["run_id"]
     chain = read_chain(folder)
-    own = {name: row.get(name, "") for name in ("id", "run_id", "name", "state", "detail", "message", "url")}
+    fields = {name: row.get(name, "") for name in ("id", "run_id", "name", "state", "detail", "message", "url")}
     if chain is None:
-        return RunNodes(**own, nodes=())
+        return RunNodes(**fields, nodes=())
     progress = follow_events(read_events(folder))
     ends = ends_of(folder, row)
     store = ArtifactStore(context.settings.artifacts)
-    nodes = [node_now(node, progress.get(node.id, []), ends.get(node.id), row, store) for node in in_order(chain)]
+    nodes = [
+        build_run_node(node, progress.get(node.id, []), ends.get(node.id), row, store) for node in order_nodes(chain)
+    ]
     left = {node.id: frozenset(node.outputs) for node in nodes if node.outputs}
     linked = (node.model_copy(update={"inputs": read_inputs(node.inputs, left)}) for node in nodes)
-    return RunNodes(**own, chain=chain.name, digest=chain.digest, nodes=tuple(linked))
+    return RunNodes(**fields, chain=chain.name, digest=chain.digest, nodes=tuple(linked))
 
 
 def read_inputs(
@@ -114,36 +116,38 @@ def read_inputs(
     def is_read(port: Port, source: Source, sources: Sequence[Source]) -> bool:
         if source.node_id in left:
             return source.port in left[source.node_id]
-        same_kind = any(one.node_id == source.node_id and one.port == port for one in sources)
+        same_kind = any(candidate.node_id == source.node_id and candidate.port == port for candidate in sources)
         return source.port == port or not same_kind
 
-    found = {port: tuple(one for one in sources if is_read(port, one, sources)) for port, sources in inputs.items()}
-    return {port: sources for port, sources in found.items() if sources}
+    read_sources = {
+        port: tuple(source for source in sources if is_read(port, source, sources)) for port, sources in inputs.items()
+    }
+    return {port: sources for port, sources in read_sources.items() if sources}
 
 
-def show_node(given: requests.NodeInput, context: Context) -> NodeDetail:
+def show_node(request: requests.NodeInput, context: Context) -> NodeDetail:
     """Return one node with its config, its lines and what it left. Raises `NotFound` (`E-NOT-FOUND`)."""
-    row, _ = find_job(given.job, context)
+    row, _ = find_job(request.job, context)
     folder = context.settings.runs / row["run_id"]
     chain = read_chain(folder)
-    if chain is None or given.node not in chain.by_id:
+    if chain is None or request.node not in chain.by_id:
         names = ", ".join(chain.order) if chain else "none before it begins"
         raise NotFound(
-            f"The run {row['name']} has no node {given.node!r}.", why=f"It has: {names}.", do="Name one of them.",
+            f"The run {row['name']} has no node {request.node!r}.", why=f"It has: {names}.", do="Name one of them.",
             code="E-NOT-FOUND",
         )  # fmt: skip
-    node, end = chain.node(given.node), ends_of(folder, row).get(given.node)
-    events = follow_events(read_events(folder)).get(given.node, [])
-    now = node_now(node, events, end, row, ArtifactStore(context.settings.artifacts))
-    facts = end.facts if end else next((one["facts"] for one in reversed(events) if one.get("facts")), {})
+    node, end = chain.node(request.node), ends_of(folder, row).get(request.node)
+    events = follow_events(read_events(folder)).get(request.node, [])
+    now = build_run_node(node, events, end, row, ArtifactStore(context.settings.artifacts))
+    facts = end.facts if end else next((event["facts"] for event in reversed(events) if event.get("facts")), {})
     return NodeDetail(
         **dict(now), config=node.config.model_dump(mode="json"), facts=facts,
         lines=lines_of(events[-MOST_LINES:], context), trains=node.type == "trainer",
     )  # fmt: skip
 
 
-def in_order(chain: ResolvedChain) -> list[ResolvedNode]:
-    return [chain.node(one) for one in chain.order]
+def order_nodes(chain: ResolvedChain) -> list[ResolvedNode]:
+    return [chain.node(node_id) for node_id in chain.order]
 
 
 def follow_events(events: Iterable[Event]) -> dict[str, list[Event]]:
@@ -157,30 +161,30 @@ def follow_events(events: Iterable[Event]) -> dict[str, list[Event]]:
 def ends_of(folder: Path, row: Mapping[str, object]) -> dict[str, NodeResult]:
     """Return how the nodes ended, if the run has ended and was not continued since."""
     result = read_result(folder) if row["state"] in ENDED else None
-    return {one.id: one for one in result.nodes} if result else {}
+    return {node.id: node for node in result.nodes} if result else {}
 
 
-def node_now(
+def build_run_node(
     node: ResolvedNode, events: list[Event], end: NodeResult | None, row: JsonMapping, store: ArtifactStore
 ) -> RunNode:
     stated = [event for event in events if event["event"] in STATES]
-    state = state_now(STATES[stated[-1]["event"]] if stated else NodeState.PENDING, row["state"])
+    state = choose_state(STATES[stated[-1]["event"]] if stated else NodeState.PENDING, row["state"])
     last = events[-1] if events else {}
-    given: dict[str, object] = {
+    fields: dict[str, object] = {
         "state": state, "message": str(last.get("message") or last.get("text") or ""),
         "seconds": seconds_of(events), "fraction": last.get("fraction") if state is NodeState.RUNNING else None,
     }  # fmt: skip
     if state in (NodeState.COMPLETED, NodeState.REUSED):
-        given["outputs"] = outputs_of(store, str(stated[-1]["key"]))
+        fields["outputs"] = outputs_of(store, str(stated[-1]["key"]))
     if end is not None:
-        given = {"state": end.state, "message": end.message, "seconds": end.seconds, "outputs": end.outputs}
+        fields = {"state": end.state, "message": end.message, "seconds": end.seconds, "outputs": end.outputs}
     return RunNode(
         id=node.id, type=node.type, needs=node.needs, inputs=node.inputs, makes=node.produces,
-        summary=summarize_node(node.config), **given,
+        summary=summarize_node(node.config), **fields,
     )  # fmt: skip
 
 
-def state_now(state: NodeState, run: JobState) -> NodeState:
+def choose_state(state: NodeState, run: JobState) -> NodeState:
     """Return the state of a node whose last event said `state`, in a run that is in state `run` by now.
 
     In a paused run, a node that runs or was stopped is paused; one that was stopped waits once its run continues.
@@ -223,5 +227,5 @@ def line_of(event: Event) -> NodeLine:
     """Return an event as a line of a log."""
     kind = event["event"]
     text = str(event.get("text") or event.get("message") or "")
-    words = text if kind in ("note", "warning", "progress") and text else f"{kind}: {text}" if text else kind
-    return NodeLine(time=event["time"], text=words, level=LEVELS.get(kind, 20))
+    label = text if kind in ("note", "warning", "progress") and text else f"{kind}: {text}" if text else kind
+    return NodeLine(time=event["time"], text=label, level=LEVELS.get(kind, 20))

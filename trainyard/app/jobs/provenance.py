@@ -13,7 +13,7 @@ import orjson
 from pydantic import Field
 
 from trainyard.app import run_folders as finding
-from trainyard.app.artifacts.contents import damaged
+from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.context import Context
 from trainyard.app.jobs.samples import read_lines_with
 from trainyard.app.live.trainings import trainings_of
@@ -111,66 +111,74 @@ class Provenance(Response):
     trainings: tuple[TrainingOrigin, ...] = ()
 
 
-def show_provenance(given: requests.JobInput, context: Context) -> Provenance:
+def show_provenance(request: requests.JobInput, context: Context) -> Provenance:
     """Return what the run has recorded so far; nothing before it has begun.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`), and `Corrupt` (`E-CORRUPT`) for a record that cannot be read.
     """
-    row, _ = find_job(given.job, context)
+    row, _ = find_job(request.job, context)
     path = context.settings.runs / row["run_id"]
     if not (path / finding.CHAIN_FILE).is_file():
         return Provenance(id=row["id"], run_id=row["run_id"], tenant=row["tenant"])
     run, store = find_run(row["run_id"], context), finding.open_store(context)
-    kept = list(finding.artifacts_of(run, store))
+    artifacts = list(finding.artifacts_of(run, store))
     try:
-        data = tuple(ReadSource(**plain(one)) for one in data_sources(path, context.settings.artifacts))
-        trainings = tuple(trainings_from(kept, trainings_of(row), context))
+        data = tuple(ReadSource(**drop_none(source)) for source in data_sources(path, context.settings.artifacts))
+        trainings = tuple(list_trainings(artifacts, trainings_of(row), context))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"What the run has recorded is not of this version: {error}") from error
+        raise damaged_error(path, f"What the run has recorded is not of this version: {error}") from error
     return Provenance(
         id=row["id"], run_id=run.id, chain=run.name, digest=str(run.chain.get("digest") or ""), tenant=run.tenant,
-        data=data, results=tuple(result_of(one, run) for one in kept), trainings=trainings,
+        data=data, results=tuple(result_of(artifact, run) for artifact in artifacts), trainings=trainings,
     )  # fmt: skip
 
 
-def trainings_from(
-    kept: Sequence[FoundArtifact], works: Sequence[TrainingLogs], context: Context
+def list_trainings(
+    artifacts: Sequence[FoundArtifact], works: Sequence[TrainingLogs], context: Context
 ) -> Iterator[TrainingOrigin]:
     """Yield each trainer that has begun or has left a result."""
-    store, begun = finding.open_store(context), {work.node: work for work in works}
-    results = {one.node: one for one in kept if one.output and (one.folder(store) / TRAINING_FILE).is_file()}
+    store, works_by_node = finding.open_store(context), {work.node: work for work in works}
+    results = {
+        artifact.node: artifact
+        for artifact in artifacts
+        if artifact.output and (artifact.folder(store) / TRAINING_FILE).is_file()
+    }
     every = AdapterRegistry(context.settings.adapters).list(context.caller.tenant or None)
-    for node in dict.fromkeys([*begun, *results]):
-        one = results.get(node)
-        sha256 = one.reference.sha256 if one and one.reference else ""
+    for node in dict.fromkeys([*works_by_node, *results]):
+        artifact = results.get(node)
+        sha256 = artifact.reference.sha256 if artifact and artifact.reference else ""
         names = tuple(version.name for version in every if sha256 and version.sha256 == sha256)
-        yield origin_of(node, read_record(one, store) if one else {}, begun.get(node), names)
+        yield origin_of(node, read_record(artifact, store) if artifact else {}, works_by_node.get(node), names)
 
 
-def plain(given: JsonMapping) -> JsonObject:
+def drop_none(fields: JsonMapping) -> JsonObject:
     """Return the fields that are known."""
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def result_of(one: FoundArtifact, run: RunFolder) -> KeptResult:
-    own: JsonMapping = next((node for node in run.chain.get("nodes") or () if node.get("id") == one.node), {})
-    reference = one.reference
+def result_of(artifact: FoundArtifact, run: RunFolder) -> KeptResult:
+    chain_node: JsonMapping = next(
+        (node for node in run.chain.get("nodes") or () if node.get("id") == artifact.node), {}
+    )
+    reference = artifact.reference
     return KeptResult(
-        node=one.node, type=str(own.get("type") or ""), port=one.port.value, key=one.key, reused=one.reused,
-        rows=one.rows, needs=tuple(map(str, own.get("needs") or ())), sha256=reference.sha256 if reference else "",
+        node=artifact.node, type=str(chain_node.get("type") or ""), port=artifact.port.value,
+        key=artifact.key, reused=artifact.reused,
+        rows=artifact.rows, needs=tuple(map(str, chain_node.get("needs") or ())),
+        sha256=reference.sha256 if reference else "",
         bytes=reference.bytes if reference else 0,
     )  # fmt: skip
 
 
-def read_record(one: FoundArtifact, store: Any) -> dict[str, object]:
+def read_record(artifact: FoundArtifact, store: Any) -> dict[str, object]:
     """Return the `training.json` of a result. Raises `Corrupt` (`E-CORRUPT`) for one that is not a JSON object."""
-    path = one.folder(store) / TRAINING_FILE
+    path = artifact.folder(store) / TRAINING_FILE
     try:
         value = orjson.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise finding.unreadable_result(one.key, str(error)) from error
+        raise finding.unreadable_result(artifact.key, str(error)) from error
     if not isinstance(value, dict):
-        raise finding.unreadable_result(one.key, f"{TRAINING_FILE} is not a JSON object.")
+        raise finding.unreadable_result(artifact.key, f"{TRAINING_FILE} is not a JSON object.")
     return value
 
 
@@ -187,19 +195,19 @@ def origin_of(node: str, record: JsonMapping, work: TrainingLogs | None, registe
     )  # fmt: skip
 
 
-def lineage_of(given: Sequence[Any]) -> Iterator[TrainedFrom]:
-    for one in given:
-        if isinstance(one, Mapping):
-            words = {name: str(one.get(name) or "") for name in ("sha256", "stage", "method", "scored_by")}
-            yield TrainedFrom(**words, parents=tuple(map(parent_sha256, one.get("parents") or ())))
+def lineage_of(entries: Sequence[Any]) -> Iterator[TrainedFrom]:
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            fields = {name: str(entry.get(name) or "") for name in ("sha256", "stage", "method", "scored_by")}
+            yield TrainedFrom(**fields, parents=tuple(map(parent_sha256, entry.get("parents") or ())))
 
 
-def parent_sha256(given: object) -> str:
-    return str(given.get("sha256") or "") if isinstance(given, Mapping) else str(given)
+def parent_sha256(parent: object) -> str:
+    return str(parent.get("sha256") or "") if isinstance(parent, Mapping) else str(parent)
 
 
-def counts_of(given: Any) -> Counts:
-    return {str(name): int(count) for name, count in (given or {}).items() if number(count) is not None}
+def counts_of(counts: Any) -> Counts:
+    return {str(name): int(count) for name, count in (counts or {}).items() if number(count) is not None}
 
 
 def read_ledger(work: TrainingLogs) -> dict[str, object]:

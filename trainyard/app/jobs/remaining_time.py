@@ -38,7 +38,7 @@ class TimeLeft(Response):
     seconds_per_step: float | None = None
 
 
-def time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
+def estimate_time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
     """Return one entry for each training of a running or waiting job, in the chain's order; none of a sweep's trials.
 
     Before the run has begun there is none either.
@@ -51,13 +51,18 @@ def time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
     if chain is None or not works.keys() <= chain.by_id.keys():
         return ()  # the trials of a sweep pause at their rungs
     ended = {event["node"]: event["key"] for event in read_events(folder) if event["event"] in ENDED}
-    waiting = [one for one in chain.order if chain.node(one).type == "trainer" and one not in ended]
-    found = {one: by_steps(works[one], settings) for one in waiting if one in works}
-    planned = by_plan(chain, ended, settings) if any(found.get(one) is None for one in waiting) else {}
-    return tuple(found.get(one) or by_estimate(one, planned.get(one), works.get(one)) for one in waiting)
+    waiting = [node_id for node_id in chain.order if chain.node(node_id).type == "trainer" and node_id not in ended]
+    estimates = {node_id: estimate_by_steps(works[node_id], settings) for node_id in waiting if node_id in works}
+    planned = (
+        estimate_by_plan(chain, ended, settings) if any(estimates.get(node_id) is None for node_id in waiting) else {}
+    )
+    return tuple(
+        estimates.get(node_id) or subtract_elapsed(node_id, planned.get(node_id), works.get(node_id))
+        for node_id in waiting
+    )
 
 
-def by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
+def estimate_by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
     """Return what is left at the pace of the newest steps; None before the second step, or where no one says how
     many.
     """
@@ -71,7 +76,7 @@ def by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
     )  # fmt: skip
 
 
-def by_estimate(node: str, seconds: float | None, work: TrainingLogs | None) -> TimeLeft:
+def subtract_elapsed(node: str, seconds: float | None, work: TrainingLogs | None) -> TimeLeft:
     """Return what is left of an estimate, since the training was started."""
     if seconds is None:
         return TimeLeft(node=node)
@@ -79,20 +84,24 @@ def by_estimate(node: str, seconds: float | None, work: TrainingLogs | None) -> 
     return TimeLeft(node=node, seconds=max(0.0, seconds - worked), basis="plan")
 
 
-def by_plan(chain: ResolvedChain, ended: JsonObject, settings: Settings) -> dict[str, float]:
+def estimate_by_plan(chain: ResolvedChain, ended: JsonObject, settings: Settings) -> dict[str, float]:
     """Trainer's id -> seconds that `plan` estimates, with the rows that the nodes before it have left by now."""
     settings, here = settings.for_tenant(chain.tenant), devices_here()[0]
-    outputs = dict(finished_outputs(ended, settings))
-    finished = FinishedNodes(chain, {one: outputs.get(one) for one in chain.order}, ended)
-    known = Known(
-        rows={one: counted for one, output in outputs.items() if (counted := rows_of(output))},
+    outputs = dict(read_finished_outputs(ended, settings))
+    finished = FinishedNodes(chain, {node_id: outputs.get(node_id) for node_id in chain.order}, ended)
+    inputs = Known(
+        rows={node_id: counted for node_id, output in outputs.items() if (counted := rows_of(output))},
         shapes=find_shapes(chain, settings), device=here, timings=find_timings(chain, settings, here),
         data=name_data_sets(finished), tokens_per_row=count_tokens(finished),
     )  # fmt: skip
-    return {one.node: one.seconds for one in estimate(chain, known) if one.seconds is not None}
+    return {
+        node_estimate.node: node_estimate.seconds
+        for node_estimate in estimate(chain, inputs)
+        if node_estimate.seconds is not None
+    }
 
 
-def finished_outputs(ended: Mapping[str, object], settings: Settings) -> Iterator[tuple[str, NodeOutput]]:
+def read_finished_outputs(ended: Mapping[str, object], settings: Settings) -> Iterator[tuple[str, NodeOutput]]:
     """(node, what it left) as the manifests say; one that cannot be read is left out, as if it were not finished."""
     store = ArtifactStore(settings.artifacts)
     for node, key in ended.items():
@@ -105,4 +114,4 @@ def finished_outputs(ended: Mapping[str, object], settings: Settings) -> Iterato
 
 
 def rows_of(output: NodeOutput) -> dict[Port, int]:
-    return {port: one.rows for port, one in output.outputs.items() if one.rows is not None}
+    return {port: part.rows for port, part in output.outputs.items() if part.rows is not None}

@@ -15,7 +15,7 @@ from trainyard.spec.templates import TEMPLATES
 from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, continued_run, is_reserved
 
 
-def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
+def retry_job(request: requests.RetryInput, context: Context) -> RunResult:
     """Start a new job with the parameters of an earlier one, whatever became of that.
 
     A training that is the same continues where the earlier job left it, and finished results are taken over; with
@@ -23,24 +23,24 @@ def retry_job(given: requests.RetryInput, context: Context) -> RunResult:
     the job is not there any more, and what `start` raises.
     """
     runs = connect_runs(context.settings)
-    row = runs.find_job(given.job, context.caller.tenant)
-    target, parameters = asked_by(row, runs)
+    row = runs.find_job(request.job, context.caller.tenant)
+    target, parameters = read_run_request(row, runs)
     tags = tuple(
         tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
     )
     chain = tuple(tag for tag in row["tags"] if CHAIN_ID.fullmatch(tag) or REVISION_TAG.fullmatch(tag))
-    work = () if given.refresh else (f"{CONTINUES_TAG}{continued_run(row['tags']) or row['run_id']}",)
-    again = RunInput(target=target, parameters=parameters, refresh=given.refresh, watch=given.watch, tags=tags)
+    work = () if request.refresh else (f"{CONTINUES_TAG}{continued_run(row['tags']) or row['run_id']}",)
+    again = RunInput(target=target, parameters=parameters, refresh=request.refresh, watch=request.watch, tags=tags)
     return start(again, context, own_tags=(*chain, *work))
 
 
-def asked_by(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObject, JsonObject]:
+def read_run_request(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObject, JsonObject]:
     """Return the target and the parameters that a job was started with."""
-    given = row["parameters"]
-    if "job" in given:
-        return JOB, given["job"]
-    if "spec" in given:
-        return given["spec"], {}
+    parameters = row["parameters"]
+    if "job" in parameters:
+        return JOB, parameters["job"]
+    if "spec" in parameters:
+        return parameters["spec"], {}
     template = runs.deployment_of(row["run_id"]).partition("/")[0]
     if template not in TEMPLATES:
         raise NotFound(
@@ -49,4 +49,4 @@ def asked_by(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObject, JsonO
             do="Start a new job, or resume this one.",
             code="E-NOT-FOUND",
         )
-    return template, given
+    return template, parameters

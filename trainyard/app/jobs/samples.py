@@ -41,14 +41,14 @@ class JobSamples(Response):
     """The newest first."""
 
 
-def show_samples(given: requests.SamplesInput, context: Context) -> JobSamples:
+def show_samples(request: requests.SamplesInput, context: Context) -> JobSamples:
     """Return the answers of the newest evaluations, or of one step."""
-    row, _ = find_job(given.job, context)
-    rounds = [one for work in trainings_of(row) if given.node in (None, work.node) for one in read_rounds(work)]
-    rounds.sort(key=lambda one: one.step)
-    shown = [one for one in reversed(rounds) if given.step in (None, one.step)]
-    steps = tuple(sorted({one.step for one in rounds}))
-    return JobSamples(id=row["id"], steps=steps, rounds=tuple(shown[: given.limit]))
+    row, _ = find_job(request.job, context)
+    rounds = [entry for work in trainings_of(row) if request.node in (None, work.node) for entry in read_rounds(work)]
+    rounds.sort(key=lambda entry: entry.step)
+    newest = [entry for entry in reversed(rounds) if request.step in (None, entry.step)]
+    steps = tuple(sorted({entry.step for entry in rounds}))
+    return JobSamples(id=row["id"], steps=steps, rounds=tuple(newest[: request.limit]))
 
 
 def read_rounds(work: TrainingLogs) -> Iterator[SampleRound]:
@@ -60,24 +60,24 @@ def read_rounds(work: TrainingLogs) -> Iterator[SampleRound]:
         if event["event"] == "begin":
             restarted = event.get("restarted_from")
             last = restarted.get("step") if isinstance(restarted, dict) else None
-            rounds = {step: one for step, one in rounds.items() if isinstance(last, int) and step <= last}
+            rounds = {step: entry for step, entry in rounds.items() if isinstance(last, int) and step <= last}
         elif event["event"] == "samples" and isinstance(step := event.get("step"), int):
             rounds[step] = round_of(work.node, step, event)
     yield from rounds.values()
 
 
 def round_of(node: str, step: int, event: Mapping[str, object]) -> SampleRound:
-    given = event.get("samples")
-    rows = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
-    answers = (SampledAnswer(prompt=str(one.get("prompt", "")), answer=str(one.get("answer", ""))) for one in rows)
+    samples = event.get("samples")
+    rows = [row for row in samples if isinstance(row, dict)] if isinstance(samples, list) else []
+    answers = (SampledAnswer(prompt=str(row.get("prompt", "")), answer=str(row.get("answer", ""))) for row in rows)
     return SampleRound(node=node, step=step, time=number(event.get("time")), samples=tuple(answers))
 
 
-def read_lines_with(words: tuple[bytes, ...], path: Path) -> Iterator[dict[str, object]]:
+def read_lines_with(markers: tuple[bytes, ...], path: Path) -> Iterator[dict[str, object]]:
     """Yield the events of a file whose lines contain one of these words; the others are not parsed."""
     if not path.is_file():
         return
     with path.open("rb") as lines:
         for line in lines:
-            if any(word in line for word in words) and (event := parse(line)) is not None:
+            if any(word in line for word in markers) and (event := parse(line)) is not None:
                 yield event

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from trainyard.app.context import Context
 from trainyard.app.live.manager_jobs import merge_recorded
-from trainyard.app.live.trainings import with_files
-from trainyard.app.live.waits import with_waits
+from trainyard.app.live.trainings import add_files
+from trainyard.app.live.waits import add_waits
 from trainyard.app.run_records import RunResult
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Unavailable
@@ -36,11 +36,11 @@ def open_index(settings: Settings) -> JobIndex:
 def list_job_rows(query: JobQuery, context: Context) -> FoundJobs:
     """Return a page of the jobs of a query, with what they wait for. Raises as `select_page`."""
     page, as_of = select_page(query, context)
-    rows = with_waits(page.rows, context.settings, context.caller.tenant)
-    return FoundJobs(JobPage([with_labels(row, context.settings) for row in rows], page.next), as_of)
+    rows = add_waits(page.rows, context.settings, context.caller.tenant)
+    return FoundJobs(JobPage([add_labels(row, context.settings) for row in rows], page.next), as_of)
 
 
-def with_labels(row: Row, settings: Settings) -> Row:
+def add_labels(row: Row, settings: Settings) -> Row:
     """Return the row with its group and with what somebody wrote about it."""
     note = NoteStore(settings.notes).read(row["run_id"])
     return row | {"group": group_of(row.get("tags", ())), "note": note.text if note else ""}
@@ -58,7 +58,7 @@ def select_page(query: JobQuery, context: Context) -> FoundJobs:
         if fresh.synced_at is None:
             raise
         return FoundJobs(merge_recorded(index.select(query), query, settings), fresh.as_of(now))
-    page = JobPage([with_files(row, settings) for row in rows], cursor)
+    page = JobPage([add_files(row, settings) for row in rows], cursor)
     return FoundJobs(merge_recorded(page, query, settings), None)
 
 
@@ -71,7 +71,7 @@ def note_started(result: RunResult, context: Context) -> None:
 def note_change(row: Row, context: Context) -> Row:
     """Write what Prefect has just said about a job into an index that is kept; return the row with its files' part."""
     seen, index = time.time(), open_index(context.settings)
-    row = with_files(row, context.settings)
+    row = add_files(row, context.settings)
     if index.is_kept(seen):
         try:
             index.put([row], seen)

@@ -25,7 +25,7 @@ NODE = "trainer"
 OPEN = (JobState.PENDING, JobState.RUNNING)
 
 
-def recorded_rows(settings: Settings, tenant: str = "") -> Iterator[Row]:
+def list_recorded_rows(settings: Settings, tenant: str = "") -> Iterator[Row]:
     """Yield the jobs of this home's managers, the newest first; of one tenant if it is given."""
     for record in JobStore(settings.home / "jobs").list():
         if tenant in ("", record.tenant):
@@ -78,14 +78,14 @@ def find_recorded(word: str, settings: Settings, tenant: str = "") -> list[Row]:
     lower = word.lower()
     return [
         row
-        for row in recorded_rows(settings, tenant)
+        for row in list_recorded_rows(settings, tenant)
         if is_named(word, row["name"]) or (word and (row["id"].startswith(lower) or row["run_id"].startswith(lower)))
     ]
 
 
 def merge_recorded(page: JobPage, query: JobQuery, settings: Settings) -> JobPage:
     """Return a page with the managers' jobs of the query in their places."""
-    accepted = [row for row in recorded_rows(settings) if query.accepts(row)]
+    accepted = [row for row in list_recorded_rows(settings) if query.accepts(row)]
     if not accepted:
         return page
     rows = sorted([*page.rows, *accepted], key=place_of, reverse=True)

@@ -60,30 +60,30 @@ class FileTail:
             self.lines.clear()
             self.end = 0
         self.inode, self.size = there.st_ino, there.st_size
-        found = read_spans(self.path, self.end)
-        self.lines.extend(found)
-        self.end = found[-1].end if found else self.end
-        self.behind = bool(found) and self.end + BLOCK_BYTES < self.size
+        spans = read_spans(self.path, self.end)
+        self.lines.extend(spans)
+        self.end = spans[-1].end if spans else self.end
+        self.behind = bool(spans) and self.end + BLOCK_BYTES < self.size
         for listener in self.listeners:
             listener.set()
 
-    def after(self, place: LogPlace) -> tuple[list[LineSpan], LogPlace]:
+    def after(self, position: LogPlace) -> tuple[list[LineSpan], LogPlace]:
         """Return the lines from a place on, at most a block, and the place after them; of a replaced or cut file from
         0.
         """
         if not self.inode:
-            return [], place
-        if place.offset > self.size:
+            return [], position
+        if position.offset > self.size:
             self.look()  # a client that reads the file itself is ahead of the last look while the file grows
-        if place.inode not in (0, self.inode) or place.offset > self.size:
-            place = LogPlace()
-        found: list[LineSpan] = []
-        if self.lines and self.lines[0].start <= place.offset:
-            newer = takewhile(lambda line: line.start >= place.offset, reversed(self.lines))
-            found = list(newer)[::-1]
-        if not found and place.offset < self.size:
-            found = read_spans(self.path, place.offset)
-        return found, LogPlace(found[-1].end if found else place.offset, self.inode)
+        if position.inode not in (0, self.inode) or position.offset > self.size:
+            position = LogPlace()
+        spans: list[LineSpan] = []
+        if self.lines and self.lines[0].start <= position.offset:
+            newer = takewhile(lambda line: line.start >= position.offset, reversed(self.lines))
+            spans = list(newer)[::-1]
+        if not spans and position.offset < self.size:
+            spans = read_spans(self.path, position.offset)
+        return spans, LogPlace(spans[-1].end if spans else position.offset, self.inode)
 
 
 class TailHub:
@@ -121,6 +121,6 @@ class TailHub:
 HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, TailHub] = WeakKeyDictionary()
 
 
-def hub() -> TailHub:
+def find_hub() -> TailHub:
     """Return the hub of the running event loop."""
     return HUBS.setdefault(asyncio.get_running_loop(), TailHub())

@@ -18,15 +18,15 @@ SHOWN = ("node", "step", "total_steps", "loss")
 """Of the last trainer, in lists."""
 
 
-def with_files(row: Row, settings: Settings) -> Row:
+def add_files(row: Row, settings: Settings) -> Row:
     """Return the row of a job with the facts of its resolved chain and the progress of its trainers."""
     folder = settings.runs / row["run_id"]
     trainings = [describe(work, curves_folder(settings)) for work in training_logs_of(folder)]
     progress = {name: trainings[-1][name] for name in SHOWN} if trainings else {}
-    return {**with_chain_facts(row, folder), **progress, "trainings": trainings}
+    return {**add_chain_facts(row, folder), **progress, "trainings": trainings}
 
 
-def with_chain_facts(row: Row, folder: Path) -> Row:
+def add_chain_facts(row: Row, folder: Path) -> Row:
     """Return the row with the words of its resolved chain, which has every default. Whose it is, its tags say."""
     facts = read_chain_facts(folder)
     return row if facts is None else {**row, **{name: facts[name] for name in WORDS}}
@@ -40,7 +40,9 @@ def describe(work: TrainingLogs, curves: Path) -> JsonObject:
 
 def trainings_of(row: Row) -> list[TrainingLogs]:
     """Return the trainers of a row that has its files' part."""
-    return [TrainingLogs(one["node"], Path(one["folder"]), one["since"]) for one in row["trainings"]]
+    return [
+        TrainingLogs(training["node"], Path(training["folder"]), training["since"]) for training in row["trainings"]
+    ]
 
 
 def curves_folder(settings: Settings) -> Path:

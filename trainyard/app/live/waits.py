@@ -74,7 +74,7 @@ class DeviceState(Response):
         since = f" since {clock(owner.since)}" if owner is not None and owner.since else ""
         owned = f"{owner.kind} {owner.name} has it{since}" if owner is not None else ""
         queue = f"{len(self.waiting)} waiting: {', '.join(self.waiting)}" if self.waiting else ""
-        return "; ".join(words for words in (owned, queue) if words)
+        return "; ".join(part for part in (owned, queue) if part)
 
 
 def clock(time_s: float) -> str:
@@ -82,14 +82,14 @@ def clock(time_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
-def name_holder(found: Holder, settings: Settings, tenant: str = "") -> DeviceHolder:
+def name_holder(lock_holder: Holder, settings: Settings, tenant: str = "") -> DeviceHolder:
     """Return who a holder is. A caller of one tenant sees no name of another's."""
-    kind, name, owner = find_owner(found.run, settings)
-    facts: dict[str, object] = {"pid": found.pid, "since": found.since or None}
+    kind, name, owner = find_owner(lock_holder.run, settings)
+    facts: dict[str, object] = {"pid": lock_holder.pid, "since": lock_holder.since or None}
     if tenant not in ("", owner):
         name = OTHER_TENANT if owner else THIS_MACHINE
         return DeviceHolder(kind=kind, name=name, since=facts["since"])
-    return DeviceHolder(kind=kind, name=name or f"process {found.pid}", run=found.run, **facts)
+    return DeviceHolder(kind=kind, name=name or f"process {lock_holder.pid}", run=lock_holder.run, **facts)
 
 
 def find_owner(run: str, settings: Settings) -> tuple[str, str, str]:
@@ -111,32 +111,32 @@ def find_owner(run: str, settings: Settings) -> tuple[str, str, str]:
 
 def describe_wait(wait: Wait, settings: Settings, tenant: str = "") -> DeviceWait:
     """Return a wait as surfaces show it."""
-    who = name_holder(wait.holder, settings, tenant) if wait.holder else None
-    words = f"waiting for {SUBJECTS[wait.reason]}"
-    if who is not None:
-        since = f" since {clock(who.since)}" if who.since else ""
-        words += f": {who.kind} {who.name} has it{since}"
+    owner = name_holder(wait.holder, settings, tenant) if wait.holder else None
+    text = f"waiting for {SUBJECTS[wait.reason]}"
+    if owner is not None:
+        since = f" since {clock(owner.since)}" if owner.since else ""
+        text += f": {owner.kind} {owner.name} has it{since}"
     if wait.position > 1:
-        words += f"; {wait.position - 1} before it in the queue"
-    return DeviceWait(reason=wait.reason, since=wait.since, position=wait.position, holder=who, text=words)
+        text += f"; {wait.position - 1} before it in the queue"
+    return DeviceWait(reason=wait.reason, since=wait.since, position=wait.position, holder=owner, text=text)
 
 
 def read_waits(settings: Settings, tenant: str = "") -> dict[str, DeviceWait]:
     """Return what each run waits for, by its id."""
     waiters = list_waiters(settings)
-    return {one.run: describe_wait(find_wait(one, waiters), settings, tenant) for one in waiters if one.run}
+    return {waiter.run: describe_wait(find_wait(waiter, waiters), settings, tenant) for waiter in waiters if waiter.run}
 
 
-def with_waits(rows: Iterable[Row], settings: Settings, tenant: str = "") -> list[Row]:
+def add_waits(rows: Iterable[Row], settings: Settings, tenant: str = "") -> list[Row]:
     """Return rows of jobs; one that waits has `waiting`, and one that runs says in its detail what it does."""
     listed = list(rows)
     if not any(row["state"] in OPEN for row in listed):
         return listed
     waits = read_waits(settings, tenant)
-    return [with_wait(row, waits.get(row["run_id"]), settings) for row in listed]
+    return [add_wait(row, waits.get(row["run_id"]), settings) for row in listed]
 
 
-def with_wait(row: Row, wait: DeviceWait | None, settings: Settings) -> Row:
+def add_wait(row: Row, wait: DeviceWait | None, settings: Settings) -> Row:
     if row["state"] not in OPEN or row.get("detail") in STOPPING:
         return row
     if wait is None:
@@ -159,13 +159,13 @@ def read_devices(settings: Settings, tenant: str = "") -> list[DeviceState]:
 
 def device_state(number: int, waiters: list[Waiter], settings: Settings, tenant: str) -> DeviceState:
     path = slot_lock(settings, number)
-    found = holder(path)
+    lock_holder = holder(path)
     names = [
-        name_holder(Holder(one.pid, one.create_time, one.run), settings, tenant).name
-        for one in waiters
-        if str(path) in one.locks
+        name_holder(Holder(waiter.pid, waiter.create_time, waiter.run), settings, tenant).name
+        for waiter in waiters
+        if str(path) in waiter.locks
     ]
-    owner = name_holder(found, settings, tenant) if found else None
+    owner = name_holder(lock_holder, settings, tenant) if lock_holder else None
     return DeviceState(device=number, holder=owner, waiting=tuple(names))
 
 

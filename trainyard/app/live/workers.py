@@ -37,14 +37,14 @@ class WorkerWatch:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.lock = settings, Lock()
-        self.found, self.looked = WorkerState.UNKNOWN, float("-inf")
+        self.worker_state, self.looked = WorkerState.UNKNOWN, float("-inf")
         self.thread: Thread | None = None
 
     def state(self) -> WorkerState:
         """Return what was found last; waits a quarter of a second for a look where that is old."""
         if self.age() > FRESH_S:
             self.begin_look().join(WAIT_S)
-        return self.found if self.age() <= KNOWN_S else WorkerState.UNKNOWN
+        return self.worker_state if self.age() <= KNOWN_S else WorkerState.UNKNOWN
 
     def age(self) -> float:
         return time.monotonic() - self.looked
@@ -58,7 +58,7 @@ class WorkerWatch:
             return self.thread
 
     def look(self) -> None:
-        self.found = find_worker(self.settings)
+        self.worker_state = find_worker(self.settings)
         self.looked = time.monotonic()
 
 
@@ -70,9 +70,11 @@ def find_worker(settings: Settings) -> WorkerState:
         return WorkerState.UNKNOWN
     if running(settings, "worker") is not None:
         return WorkerState.RUNNING
-    own = worker_name(settings)
-    others = [one for one in workers if one.get("name") != own and one.get("status") == "ONLINE"]
-    return WorkerState.RUNNING if others else WorkerState.ABSENT
+    own_name = worker_name(settings)
+    other_workers = [
+        worker for worker in workers if worker.get("name") != own_name and worker.get("status") == "ONLINE"
+    ]
+    return WorkerState.RUNNING if other_workers else WorkerState.ABSENT
 
 
 def read_workers(settings: Settings, url: str) -> list[dict[str, object]] | None:
@@ -83,7 +85,7 @@ def read_workers(settings: Settings, url: str) -> list[dict[str, object]] | None
         answer = httpx.post(address, json={}, headers=auth_header(auth), timeout=TIMEOUT_S, verify=not is_plain)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return []
-        found = answer.raise_for_status().json()
+        body = answer.raise_for_status().json()
     except (httpx.HTTPError, ValueError):
         return None
-    return found if isinstance(found, list) else None
+    return body if isinstance(body, list) else None

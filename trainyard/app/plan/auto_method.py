@@ -73,10 +73,10 @@ class MethodDecision(Strict):
 
     def lines(self) -> list[str]:
         """Return the decision for people: what was chosen, and each rung down to it."""
-        chosen = f"method auto is {self.rungs[-1].line().partition(':')[0]} here"
+        sentence = f"method auto is {self.rungs[-1].line().partition(':')[0]} here"
         where = f"{self.memory_bytes / GIB:.2f} GiB of {self.device} ({self.memory_from})"
         return [
-            f"{chosen}, by {where}",
+            f"{sentence}, by {where}",
             *(rung.line() for rung in self.rungs),
             *(f"changed: {c}" for c in self.changes),
         ]
@@ -101,11 +101,11 @@ def resolve_auto_methods(
     """
     if reasons := bound_reasons(spec):
         raise Refused(reasons)
-    found = []
+    decisions = []
     for at in auto_trainers(spec):
         spec, decision = resolve_auto_method(spec, at, settings, default, facts)
-        found.append(decision)
-    return spec, tuple(found)
+        decisions.append(decision)
+    return spec, tuple(decisions)
 
 
 def resolve_auto_method(
@@ -148,16 +148,16 @@ def resolve_auto_method(
 
 
 def build_decision(
-    node: str, budget: Budget, rungs: list[Rung], asked: TrainerConfig, chosen: TrainerConfig
+    node: str, budget: Budget, rungs: list[Rung], auto_config: TrainerConfig, config: TrainerConfig
 ) -> MethodDecision:
-    same = asked.model_copy(update={"method": chosen.method, "quantization": chosen.quantization})
+    same = auto_config.model_copy(update={"method": config.method, "quantization": config.quantization})
     return MethodDecision(
         node=node,
         device=budget.device,
         memory_bytes=budget.memory_bytes,
         memory_from=budget.source,
         rungs=tuple(rungs),
-        changes=differences(same, chosen),
+        changes=differences(same, config),
     )
 
 
@@ -172,7 +172,7 @@ def resolve_candidate(
         tried = with_method(tried, other, on_method(config, choose_provisional_method(tried, other, config, default)))
     chain = resolve(tried, default)
     node = chain.nodes[at]
-    if reasons := [one for one in run_reasons(chain, facts) if one.node == node.id]:
+    if reasons := [reason for reason in run_reasons(chain, facts) if reason.node == node.id]:
         raise Refused(reasons)
     assert isinstance(node.config, TrainerConfig)
     return node.id, node.config
@@ -198,9 +198,9 @@ def find_budget(config: TrainerConfig, node: str) -> Budget:
     """
     here = devices_here()
     device = here[0] if config.device is Device.AUTO else config.device
-    asked = config.method.memory_gb if isinstance(config.method, AutoSettings) else None
-    if asked is not None:
-        return Budget(device, int(asked * GIB), "method.memory_gb")
+    memory_gb = config.method.memory_gb if isinstance(config.method, AutoSettings) else None
+    if memory_gb is not None:
+        return Budget(device, int(memory_gb * GIB), "method.memory_gb")
     memory = device_memory(device) if device in here else None
     if memory is None:
         because = f"Method auto is chosen by the memory of {device}, which is not known on this machine."
@@ -238,30 +238,34 @@ def check_memory(shape: ModelShape, config: TrainerConfig, budget: Budget, setti
     return Rung(method=method, knobs=knobs, needed_bytes=needs, fits=True)
 
 
-def list_smaller_configs(config: TrainerConfig, asked: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
+def list_smaller_configs(config: TrainerConfig, auto_config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
     """Smaller micro-batches, then gradient checkpointing, then shorter rows, each on top of the ones before."""
-    words: list[str] = []
+    changes: list[str] = []
     while (smaller := smaller_batch(config)) is not None:
         config = smaller
         hyper = config.hyperparameters
-        words[:] = [f"batch_size {hyper.batch_size} × gradient_accumulation {hyper.gradient_accumulation}"]
-        yield ", ".join(words), config
+        changes[:] = [f"batch_size {hyper.batch_size} × gradient_accumulation {hyper.gradient_accumulation}"]
+        yield ", ".join(changes), config
     if not config.hyperparameters.gradient_checkpointing:
         config = with_hyper(config, gradient_checkpointing=True)
-        words.append("gradient_checkpointing")
-        yield ", ".join(words), config
-    least = asked.method.min_length if isinstance(asked.method, AutoSettings) else config.hyperparameters.max_length
+        changes.append("gradient_checkpointing")
+        yield ", ".join(changes), config
+    least = (
+        auto_config.method.min_length
+        if isinstance(auto_config.method, AutoSettings)
+        else config.hyperparameters.max_length
+    )
     while (length := max(least, config.hyperparameters.max_length // 2)) < config.hyperparameters.max_length:
         config = with_hyper(config, max_length=length)
-        yield ", ".join([*words, f"max_length {length}"]), config
+        yield ", ".join([*changes, f"max_length {length}"]), config
 
 
 def describe_misfit(node: str, budget: Budget, rungs: list[Rung]) -> Reason:
-    looked = [one for one in rungs if one.needed_bytes is not None]
-    least = min(looked, key=lambda one: one.needed_bytes or 0)
+    looked = [rung for rung in rungs if rung.needed_bytes is not None]
+    least = min(looked, key=lambda rung: rung.needed_bytes or 0)
     because = (
-        f"No method fits {budget.memory_bytes / GIB:.2f} GiB of {budget.device} ({budget.source}). "
-        f"The least is {least.line()}."
+        f"No method fits {budget.memory_bytes / GIB:.2f} GiB of {budget.device} ({budget.source}). The least is "
+        f"{least.line()}."
     )
     do = "Lower method.min_length, max_length or method.rank, take a smaller base_model, or a machine with more memory."
     return Reason(CODE, node, "config.method", because, do)

@@ -55,15 +55,15 @@ def template_problems(chain: ResolvedChain, settings: Settings, nodes: frozenset
 
 def check_chat(config: TrainerConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Encode a short chat as a row of the stage. Raises `InvalidInput` (`E-CHAT-TEMPLATE`) if it is refused."""
-    words = ""
+    refusal = ""
     for prompt in ([QUESTION], [SYSTEM, QUESTION]):
         examples, ledger = encode_rows_of(config, sample_rows(config, prompt), tokenizer, MOST_TOKENS)
         if examples:
             return
-        words = words or (" ".join(ledger.refused) or "nothing of the answer is learned")
+        refusal = refusal or (" ".join(ledger.refused) or "nothing of the answer is learned")
     raise InvalidInput(
         f"The chat template {config.engine.template!r} does not render a chat on the tokenizer of {config.base_model}.",
-        why=f"It says: {words}.",
+        why=f"It says: {refusal}.",
         do="Set engine.template to auto, or to a renderer of the base's family (`trainyard renderers list`).",
         code="E-CHAT-TEMPLATE",
     )
@@ -85,10 +85,10 @@ def check_tokens(config: TrainerConfig, tokenizer: PreTrainedTokenizerBase) -> N
     missing = missing_tokens(text, tokenizer, config.added_tokens)
     if not missing:
         return
-    shown = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
+    missing_names = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
     template = config.engine.template
     raise InvalidInput(
-        f"The tokenizer of {config.base_model} has no {shown}, which the chat template {template!r} writes.",
+        f"The tokenizer of {config.base_model} has no {missing_names}, which the chat template {template!r} writes.",
         why="Spelled out they are ordinary text, at which no answer ends.",
         do="Set engine.template to auto, or to a renderer of the base's family (`trainyard renderers list`); "
         "or add them: added_tokens.",

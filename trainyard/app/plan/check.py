@@ -13,7 +13,7 @@ from trainyard.app.plan.resolve import resolve_with_decisions
 from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
-from trainyard.app.tenant_view import error_for, reasons_for
+from trainyard.app.tenant_view import hide_error, hide_reasons
 from trainyard.errors import InvalidInput, Reason, Refused, reason_of
 from trainyard.json_types import JsonObject
 from trainyard.operations.chains import ChainText, CheckInput
@@ -39,7 +39,7 @@ class CheckOutput(Response):
 
     @property
     def exit_code(self) -> int:
-        return 0 if all(one.ok for one in self.files) else Refused.exit_code
+        return 0 if all(file.ok for file in self.files) else Refused.exit_code
 
     def _repr_markdown_(self) -> str:
         from trainyard.app.notebook_views import check_markdown  # draws curves; only notebooks need it
@@ -47,35 +47,35 @@ class CheckOutput(Response):
         return check_markdown(self)
 
 
-def check(given: CheckInput, context: Context) -> CheckOutput:
-    for one in given.files if context.caller.remote else ():
-        require_template(one if isinstance(one, Mapping) else str(one), ())
-    return CheckOutput(files=tuple(check_file(one, context) for one in given.files))
+def check(request: CheckInput, context: Context) -> CheckOutput:
+    for file in request.files if context.caller.remote else ():
+        require_template(file if isinstance(file, Mapping) else str(file), ())
+    return CheckOutput(files=tuple(check_file(file, context) for file in request.files))
 
 
-def check_file(given: Path | ChainText, context: Context) -> FileCheck:
+def check_file(target: Path | ChainText, context: Context) -> FileCheck:
     settings = context.settings
-    path = given if isinstance(given, Path) else str(given.get("name") or "chain")
+    path = target if isinstance(target, Path) else str(target.get("name") or "chain")
     try:
-        wanted = keep_to_tenant(parse_request(str(given) if isinstance(given, Path) else given), context.caller)
-        for note in wanted.notes:
+        request = keep_to_tenant(parse_request(str(target) if isinstance(target, Path) else target), context.caller)
+        for note in request.notes:
             context.say(f"{path}: {note}")
-        chain, decisions = resolve_with_decisions(wanted.spec, settings)
+        chain, decisions = resolve_with_decisions(request.spec, settings)
         examined = check_chain(chain, settings)
         if examined.reasons:
             raise Refused(examined.reasons)
     except Refused as refused:
-        reasons = reasons_for(context.caller, refused.reasons, settings)
+        reasons = hide_reasons(context.caller, refused.reasons, settings)
         return FileCheck(file=str(path), ok=False, reasons=rows_of(reasons))
     except InvalidInput as error:
-        shown = error_for(context.caller, error, settings)
-        row = {**reason_of(shown, None, "").as_dict(), "line": str(shown)}
+        visible_error = hide_error(context.caller, error, settings)
+        row = {**reason_of(visible_error, None, "").as_dict(), "line": str(visible_error)}
         return FileCheck(file=str(path), ok=False, reasons=(row,))
-    notes = [f"{one.node}: {one.lines()[0]}; the machine that runs it decides" for one in decisions]
-    notes += [f"{one.id}: {text}" for one in chain.nodes for text in list_advice(one.config, settings)]
+    notes = [f"{decision.node}: {decision.lines()[0]}; the machine that runs it decides" for decision in decisions]
+    notes += [f"{node.id}: {text}" for node in chain.nodes for text in list_advice(node.config, settings)]
     notes += list_confinement_notes(chain)
     notes += [f"{text}: a run may still refuse what follows" for text in examined.unread]
-    questions = rows_of(reasons_for(context.caller, examined.shortages, settings))
+    questions = rows_of(hide_reasons(context.caller, examined.shortages, settings))
     return FileCheck(
         file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes), notes=tuple(notes), questions=questions
     )

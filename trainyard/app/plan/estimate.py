@@ -48,7 +48,7 @@ class StoredResult(BaseModel):
     @property
     def rows(self) -> dict[Port, int]:
         outputs = self.output.outputs if self.output else {}
-        return {port: given.rows for port, given in outputs.items() if given.rows is not None}
+        return {port: part.rows for port, part in outputs.items() if part.rows is not None}
 
 
 def find_results(chain: ResolvedChain, settings: Settings) -> dict[str, StoredResult]:
@@ -56,10 +56,14 @@ def find_results(chain: ResolvedChain, settings: Settings) -> dict[str, StoredRe
     looks: dict[str, StoredResult] = {}
     for node_id in chain.order:
         node = chain.node(node_id)
-        made = {one.node_id: looks[one.node_id].output for sources in node.inputs.values() for one in sources}
-        finished = {name: output.outputs for name, output in made.items() if output is not None}
+        outputs = {
+            source.node_id: looks[source.node_id].output for sources in node.inputs.values() for source in sources
+        }
+        finished = {name: output.outputs for name, output in outputs.items() if output is not None}
         looks[node_id] = (
-            find_result(node, list_inputs(node, finished), settings) if len(finished) == len(made) else StoredResult()
+            find_result(node, list_inputs(node, finished), settings)
+            if len(finished) == len(outputs)
+            else StoredResult()
         )
     return looks
 
@@ -72,10 +76,10 @@ def find_result(node: ResolvedNode, inputs: dict[Port, list[Reference]], setting
         return StoredResult()  # what is missing is among the reasons of `list_refusals`
 
 
-def list_inputs(node: ResolvedNode, made: Mapping[str, Mapping[Port, Reference]]) -> dict[Port, list[Reference]]:
+def list_inputs(node: ResolvedNode, outputs: Mapping[str, Mapping[Port, Reference]]) -> dict[Port, list[Reference]]:
     """Return the node's inputs out of what the nodes before it have made."""
     return {
-        port: [made[one.node_id][one.port] for one in sources if one.port in made[one.node_id]]
+        port: [outputs[source.node_id][source.port] for source in sources if source.port in outputs[source.node_id]]
         for port, sources in node.inputs.items()
     }
 
@@ -89,28 +93,28 @@ def add_problem(estimated: Estimate, problems: Mapping[str, str]) -> Estimate:
 def find_shapes(chain: ResolvedChain, settings: Settings) -> dict[str, ModelShape]:
     """Shapes of the base models that are on this machine."""
     trainers = [node.config for node in chain.nodes if isinstance(node.config, TrainerConfig)]
-    names = {name for one in trainers for name in (one.base_model, one.stage.teacher_model)}
+    names = {name for config in trainers for name in (config.base_model, config.stage.teacher_model)}
     return {name: shape for name in names if name and (shape := find_base_shape(name, settings)) is not None}
 
 
 def find_timings(chain: ResolvedChain, settings: Settings, here: Device, slowdown: float = 1.0) -> dict[str, Timings]:
     """Trainer's id -> what was measured for trainings like it; `slowdown` is that of the CPU now."""
-    found = {}
+    timings_by_trainer = {}
     for node, config in list_trainers(chain):
         device = here if config.device is Device.AUTO else config.device
         base = find_base_folder(config.base_model or settings.default_base_model, settings)
         timings = read_timings(timing_key(config, base, device, settings), settings)
-        found[node.id] = replace(timings, slowdown=slowdown) if device is Device.CPU else timings
-    return found
+        timings_by_trainer[node.id] = replace(timings, slowdown=slowdown) if device is Device.CPU else timings
+    return timings_by_trainer
 
 
-def name_data_sets(found: FinishedNodes) -> dict[str, frozenset[str]]:
+def name_data_sets(nodes: FinishedNodes) -> dict[str, frozenset[str]]:
     """Trainer's id -> names of the data set that reaches it: its digest, and the key of what reads it."""
     every = {}
-    for node, _ in list_trainers(found.chain):
+    for node, _ in list_trainers(nodes.chain):
         names = set()
-        for source in (one for port in DATA_PORTS for one in node.inputs.get(port, ())):
-            output, key = found.outputs.get(source.node_id), found.keys.get(source.node_id)
+        for source in (port_source for port in DATA_PORTS for port_source in node.inputs.get(port, ())):
+            output, key = nodes.outputs.get(source.node_id), nodes.keys.get(source.node_id)
             if output is not None and source.port in output.outputs:
                 names.add(output.outputs[source.port].sha256)
             if key:
@@ -123,12 +127,12 @@ def key_name(key: str) -> str:
     return f"key:{key}"
 
 
-def count_tokens(found: FinishedNodes) -> dict[str, float]:
+def count_tokens(nodes: FinishedNodes) -> dict[str, float]:
     """Trainer's id -> mean tokens of its rows, where a finished validator before it has counted them."""
     means = {}
-    for node, _ in list_trainers(found.chain):
-        for source in (one for port in DATA_PORTS for one in node.inputs.get(port, ())):
-            output = found.outputs.get(source.node_id)
+    for node, _ in list_trainers(nodes.chain):
+        for source in (port_source for port in DATA_PORTS for port_source in node.inputs.get(port, ())):
+            output = nodes.outputs.get(source.node_id)
             facts = (output.facts.get(source.port.value) or {}) if output else {}
             tokens, rows = (facts.get("tokens") or {}).get("kept"), facts.get("kept")
             if tokens and rows:
@@ -144,8 +148,8 @@ def estimate_queue_s(settings: Settings) -> float | None:
         if user is None:
             return 0.0
         waits.append(estimate_left_s(user.run, settings))
-    known = [wait for wait in waits if wait is not None]
-    return min(known) if known else None
+    numbers = [wait for wait in waits if wait is not None]
+    return min(numbers) if numbers else None
 
 
 def estimate_left_s(run: str, settings: Settings) -> float | None:

@@ -67,11 +67,11 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 
 def content_key(node: ResolvedNode, inputs: Mapping[Port, Sequence[Reference]], settings: Settings, run_id: str) -> str:
     """Return the key of a node's result. Raises what a missing file or model raises, before any work."""
-    digests = {f"{port.value}/{n}": r.sha256 for port, given in inputs.items() for n, r in enumerate(given)}
+    digests = {f"{port.value}/{n}": r.sha256 for port, references in inputs.items() for n, r in enumerate(references)}
     config = node.config.model_dump(mode="json")
-    digests |= {one.name: one.digest() for one in dependencies(node, settings, run_id)}
+    digests |= {dependency.name: dependency.digest() for dependency in dependencies(node, settings, run_id)}
     if isinstance(node.config, EvaluatorConfig) and node.config.baseline != "base":
-        candidates = {one.sha256 for port in (Port.ADAPTER, Port.MODEL) for one in inputs.get(port, ())}
+        candidates = {reference.sha256 for port in (Port.ADAPTER, Port.MODEL) for reference in inputs.get(port, ())}
         digests["live"] = live_digest(node.config.role, settings, candidates)
     if isinstance(node.config, TrainerConfig):
         digests["choices"] = choices_digest(choices_of(node.config, inputs, settings))
@@ -105,11 +105,11 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
     """
     config = node.config
     if isinstance(config, DataSourceConfig):
-        for n, (prefix, _, given) in enumerate(config.named_sets()):
-            field = f"config.{prefix}{'repository' if given.repository else 'path'}"
-            yield Dependency(f"source/{n}", field, partial(source_digest, given, settings, run_id))
-            if given.converter is not None:
-                digest = partial(converter_digest, given.converter, settings)
+        for n, (prefix, _, source_set) in enumerate(config.named_sets()):
+            field = f"config.{prefix}{'repository' if source_set.repository else 'path'}"
+            yield Dependency(f"source/{n}", field, partial(source_digest, source_set, settings, run_id))
+            if source_set.converter is not None:
+                digest = partial(converter_digest, source_set.converter, settings)
                 yield Dependency(f"converter/{n}", f"config.{prefix}converter", digest)
     if isinstance(config, ValidatorConfig):
         for n, path in enumerate(config.evaluation_sets):
@@ -141,7 +141,7 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
         yield Dependency("run", "", lambda: run_id)
 
 
-def needed_models(node: ResolvedNode, settings: Settings) -> list[str]:
+def list_needed_models(node: ResolvedNode, settings: Settings) -> list[str]:
     """Return the models that a node loads, as folders or Hub names."""
     config, default = node.config, settings.default_base_model
     match config:
@@ -168,17 +168,17 @@ def trainer_identity(config: TrainerConfig, settings: Settings) -> Iterator[Depe
         yield Dependency("environment", "", lambda: hashlib.sha256(text.encode()).hexdigest())
 
 
-def source_digest(given: SourceSet, settings: Settings, run_id: str) -> str:
+def source_digest(source_set: SourceSet, settings: Settings, run_id: str) -> str:
     """Local files by name, size and time of change; what is pinned by its pin; a URL or a repository by the run."""
-    if (place := find_place(given)) is not None:
-        pin = read_pin(place, settings)
+    if (remote := find_place(source_set)) is not None:
+        pin = read_pin(remote, settings)
         return f"run/{run_id}/unlisted" if pin is None else pin.digest
-    if given.sql is not None and given.sql.files:
-        digests = [path_digest(path, settings) for path in given.sql.files.values()]
+    if source_set.sql is not None and source_set.sql.files:
+        digests = [path_digest(path, settings) for path in source_set.sql.files.values()]
         return hashlib.sha256("|".join(digests).encode()).hexdigest()
-    if given.repository:
-        resolve_inside(given.repository, data_roots(settings))
-    return f"run/{run_id}" if given.path is None else path_digest(given.path, settings)
+    if source_set.repository:
+        resolve_inside(source_set.repository, data_roots(settings))
+    return f"run/{run_id}" if source_set.path is None else path_digest(source_set.path, settings)
 
 
 def path_digest(path: str, settings: Settings) -> str:
@@ -186,9 +186,9 @@ def path_digest(path: str, settings: Settings) -> str:
 
     Raises `Refused` (`R-PATH-ROOT`) or `NotFound` (`E-DATA-NOT-FOUND`).
     """
-    place = resolve_inside(path, data_roots(settings))
-    files = sorted(place.rglob("*")) if place.is_dir() else [place]
-    hasher = hashlib.sha256(str(place).encode())
+    root = resolve_inside(path, data_roots(settings))
+    files = sorted(root.rglob("*")) if root.is_dir() else [root]
+    hasher = hashlib.sha256(str(root).encode())
     for file in files:
         try:
             status = file.stat() if file.is_file() else None
@@ -196,7 +196,7 @@ def path_digest(path: str, settings: Settings) -> str:
             continue
         if status is None:
             continue
-        hasher.update(f"{file.relative_to(place)}|{status.st_size}|{status.st_mtime_ns}\n".encode())
+        hasher.update(f"{file.relative_to(root)}|{status.st_size}|{status.st_mtime_ns}\n".encode())
     return hasher.hexdigest()
 
 
@@ -220,8 +220,8 @@ def live_digest(role: str | None, settings: Settings, candidates: Collection[str
 @cache
 def versions(node_type: str) -> dict[str, str]:
     """Return the version, the code of the packages that do the work, and the libraries that decide the numbers."""
-    own = {"trainyard": trainyard.__version__, "code": code_digest(ROOMS[node_type])}
-    return own | {name: package_version(name) for name in PACKAGES.get(node_type, ())}
+    digests = {"trainyard": trainyard.__version__, "code": code_digest(ROOMS[node_type])}
+    return digests | {name: package_version(name) for name in PACKAGES.get(node_type, ())}
 
 
 def package_version(name: str) -> str:

@@ -14,16 +14,16 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import model_folder
 
 
-def locate_request(wanted: ChainRequest, settings: Settings) -> ChainRequest:
+def locate_request(request: ChainRequest, settings: Settings) -> ChainRequest:
     """Return the same with whole paths of its models, in the chain and in what the deployment is given."""
-    spec = locate_models(wanted.spec, settings)
-    if "spec" in wanted.parameters:
+    spec = locate_models(request.spec, settings)
+    if "spec" in request.parameters:
         parameters: dict[str, Any] = {"spec": spec.model_dump(mode="json")}
-    elif "job" in wanted.parameters:
-        parameters = {"job": locate_parameters(wanted.parameters["job"], settings)}
+    elif "job" in request.parameters:
+        parameters = {"job": locate_parameters(request.parameters["job"], settings)}
     else:
-        parameters = locate_parameters(wanted.parameters, settings)
-    return wanted.model_copy(update={"spec": spec, "parameters": parameters})
+        parameters = locate_parameters(request.parameters, settings)
+    return request.model_copy(update={"spec": spec, "parameters": parameters})
 
 
 def locate_models(spec: ChainSpec, settings: Settings) -> ChainSpec:
@@ -39,9 +39,10 @@ def locate_fields(config: Any, settings: Settings) -> dict[str, Any]:
     """Return the fields of a node's config that name a model by a relative folder, with its whole path."""
     updates: dict[str, Any] = {}
     if isinstance(config, DeployerConfig):
-        places = (one.base_model and locate_model(one.base_model, settings) for one in config.targets)
+        base_models = (target.base_model and locate_model(target.base_model, settings) for target in config.targets)
         located = (
-            one.model_copy(update={"base_model": place}) for one, place in zip(config.targets, places, strict=True)
+            target.model_copy(update={"base_model": base_model})
+            for target, base_model in zip(config.targets, base_models, strict=True)
         )
         updates = {"targets": tuple(located)}
     elif isinstance(config, TrainerConfig):
@@ -62,11 +63,11 @@ def locate_model(name: str, settings: Settings) -> str:
     return name if folder is None else str(folder)
 
 
-def locate_parameters(given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+def locate_parameters(parameters: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """Parameters of a template or a job with the whole paths of their base model and their teacher."""
-    found, stage = dict(given), given.get("stage")
-    if isinstance(name := found.get("base_model"), str):
-        found["base_model"] = locate_model(name, settings)
+    located, stage = dict(parameters), parameters.get("stage")
+    if isinstance(name := located.get("base_model"), str):
+        located["base_model"] = locate_model(name, settings)
     if isinstance(stage, Mapping) and isinstance(teacher := stage.get("teacher"), str):
-        found["stage"] = {**stage, "teacher": locate_model(teacher, settings)}
-    return found
+        located["stage"] = {**stage, "teacher": locate_model(teacher, settings)}
+    return located

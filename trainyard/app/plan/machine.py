@@ -35,7 +35,7 @@ def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> 
     roots = data_roots(settings, chain.tenant)
     deployers = (node.config for node in chain.nodes if isinstance(node.config, DeployerConfig))
     # Imports the clients of servers.
-    asks_embedded = any(target.type is TargetType.EMBEDDED for one in deployers for target in one.targets)
+    asks_embedded = any(target.type is TargetType.EMBEDDED for config in deployers for target in config.targets)
 
     def path_problem(path: str) -> Reason | None:
         try:
@@ -86,8 +86,10 @@ def has_module(name: str) -> bool:
 
 def probe_backends(settings: Settings) -> dict[BackendName, str | None]:
     """Backend -> why it cannot be used here; None if it can."""
-    found = probe_all(settings)
-    return {name: None if one.available else f"{one.why} {one.fix}".strip() for name, one in found.items()}
+    statuses = probe_all(settings)
+    return {
+        name: None if status.available else f"{status.why} {status.fix}".strip() for name, status in statuses.items()
+    }
 
 
 def find_base_folder(name: str, settings: Settings) -> Path | None:
@@ -115,8 +117,8 @@ def list_trainers(chain: ResolvedChain) -> list[tuple[ResolvedNode, TrainerConfi
 
 
 def is_local(config: DataSourceConfig) -> bool:
-    return all(is_local_set(given) for _, _, given in config.named_sets())
+    return all(is_local_set(source_set) for _, _, source_set in config.named_sets())
 
 
-def is_local_set(given: SourceSet) -> bool:
-    return not given.data_worker and find_kind(given) is None
+def is_local_set(source_set: SourceSet) -> bool:
+    return not source_set.data_worker and find_kind(source_set) is None

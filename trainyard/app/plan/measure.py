@@ -46,11 +46,11 @@ class ProbeData:
 # Measuring
 
 
-def measure(found: FinishedNodes, settings: Settings, say: Callable[[str], None]) -> dict[str, str]:
+def measure(nodes: FinishedNodes, settings: Settings, say: Callable[[str], None]) -> dict[str, str]:
     """Measure ten steps of each trainer whose result is not finished; trainer's id -> why it was not measured."""
     problems = {}
-    for node, config in list_trainers(found.chain):
-        if found.outputs.get(node.id) is not None:
+    for node, config in list_trainers(nodes.chain):
+        if nodes.outputs.get(node.id) is not None:
             say(f"{node.id}: its result is finished, so it is not measured")
             continue
         base = config.base_model or settings.default_base_model
@@ -59,7 +59,7 @@ def measure(found: FinishedNodes, settings: Settings, say: Callable[[str], None]
             continue
         with tempfile.TemporaryDirectory(prefix="trainyard-measure-") as scratch:
             try:
-                data = probe_data(found, node, Path(scratch), settings)
+                data = probe_data(nodes, node, Path(scratch), settings)
                 say(f"{node.id}: measuring {STEPS} steps on {data.text}")
                 sha256 = {data.port: data.name} if data.name else {}
                 job = job_for(
@@ -74,16 +74,16 @@ def measure(found: FinishedNodes, settings: Settings, say: Callable[[str], None]
     return problems
 
 
-def probe_data(found: FinishedNodes, node: ResolvedNode, scratch: Path, settings: Settings) -> ProbeData:
+def probe_data(nodes: FinishedNodes, node: ResolvedNode, scratch: Path, settings: Settings) -> ProbeData:
     """Return the rows of the training, as far as they are there; else rows that are made up."""
-    sources = [one for port in DATA_PORTS for one in node.inputs.get(port, ())]
+    sources = [source for port in DATA_PORTS for source in node.inputs.get(port, ())]
     for source in sources:
-        output = found.outputs.get(source.node_id)
+        output = nodes.outputs.get(source.node_id)
         if output is not None and source.port in output.outputs:
             reference = output.outputs[source.port]
             return ProbeData(source.port, open_reference(reference), reference.sha256, "the rows of the node before it")
     for source in sources:
-        if (data := read_before(found, source, scratch, settings)) is not None:
+        if (data := read_reader_rows(nodes, source, scratch, settings)) is not None:
             return data
     config = node.config
     assert isinstance(config, TrainerConfig)
@@ -91,63 +91,63 @@ def probe_data(found: FinishedNodes, node: ResolvedNode, scratch: Path, settings
     count = max(LEAST_ROWS, STEPS * rows_per_step(config) * config.launch.processes)
     folder = scratch / "rows"
     folder.mkdir()
-    shapes.write_rows(folder / shapes.ROWS_FILE, port, made_up_rows(port, count, config))
+    shapes.write_rows(folder / shapes.ROWS_FILE, port, make_rows(port, count, config))
     text = f"{count:,} made-up rows of {config.hyperparameters.max_length:,} tokens, as its own are not here yet"
     return ProbeData(port, folder, "", text)
 
 
-def read_before(found: FinishedNodes, source: Source, scratch: Path, settings: Settings) -> ProbeData | None:
+def read_reader_rows(nodes: FinishedNodes, source: Source, scratch: Path, settings: Settings) -> ProbeData | None:
     """Return what the data source before a trainer reads; None where rows are made by another node."""
-    reader = reader_before(found.chain, source.node_id)
+    reader = find_reader(nodes.chain, source.node_id)
     if reader is None:
         return None
     assert isinstance(reader.config, DataSourceConfig)
-    made = read_source(limited(reader.config), scratch, settings=settings, report=lambda fraction, text: None)
-    part = made.outputs.get(source.port)
+    result = read_source(limit_rows(reader.config), scratch, settings=settings, report=lambda fraction, text: None)
+    part = result.outputs.get(source.port)
     if part is None:
         return None
-    rows, key = shapes.count_rows(scratch / part.folder / shapes.ROWS_FILE) or 0, found.keys.get(reader.id)
+    rows, key = shapes.count_rows(scratch / part.folder / shapes.ROWS_FILE) or 0, nodes.keys.get(reader.id)
     whole = reader.id == source.node_id and rows < MOST_ROWS
     return ProbeData(
         source.port, scratch / part.folder, key_name(key) if key and whole else "", f"{rows:,} rows of {reader.id}"
     )
 
 
-def reader_before(chain: ResolvedChain, node_id: str) -> ResolvedNode | None:
+def find_reader(chain: ResolvedChain, node_id: str) -> ResolvedNode | None:
     """Return the data source whose rows a node hands on: itself, or through validators."""
     node = chain.node(node_id)
     if isinstance(node.config, DataSourceConfig):
         return node
     if isinstance(node.config, ValidatorConfig):
-        before = [one.node_id for port in DATA_PORTS for one in node.inputs.get(port, ())]
-        return reader_before(chain, before[0]) if before else None
+        before = [source.node_id for port in DATA_PORTS for source in node.inputs.get(port, ())]
+        return find_reader(chain, before[0]) if before else None
     return None
 
 
-def limited(config: DataSourceConfig) -> DataSourceConfig:
+def limit_rows(config: DataSourceConfig) -> DataSourceConfig:
     """Return the source, read to `MOST_ROWS` rows."""
     return config.model_copy(update={"max_rows": min(config.max_rows or MOST_ROWS, MOST_ROWS)})
 
 
-def made_up_rows(port: Port, count: int, config: TrainerConfig) -> list[Row]:
+def make_rows(port: Port, count: int, config: TrainerConfig) -> list[Row]:
     """Return rows of the greatest length; each has at least as many words as it may have tokens."""
     length = config.hyperparameters.max_length
 
     def answer(number: int, share: float = 1.0) -> str:
-        return " ".join(f"{number + place}" for place in range(max(4, int(length * share))))
+        return " ".join(f"{number + offset}" for offset in range(max(4, int(length * share))))
 
     rows: list[Row] = []
     for number in range(count):
         question = [Message("user", f"Count on from {number}.")]
-        said = [Message("assistant", answer(number))]
+        reply = [Message("assistant", answer(number))]
         if port is Port.PREFERENCE:
-            rows.append(shapes.PreferenceRow(question, said, [Message("assistant", answer(number + 1))]))
+            rows.append(shapes.PreferenceRow(question, reply, [Message("assistant", answer(number + 1))]))
         elif port is Port.LABELLED:
-            rows.append(shapes.LabelledRow(question, said, number % 2 == 0))
+            rows.append(shapes.LabelledRow(question, reply, number % 2 == 0))
         elif port is Port.PROMPTS:
             rows.append(shapes.PromptRow([Message("user", f"Count on from {number}: {answer(number)}")], str(number)))
         elif port is Port.SFT:
-            rows.append(shapes.SftRow([*question, *said]))
+            rows.append(shapes.SftRow([*question, *reply]))
         else:
             rows.append(shapes.TextRow(answer(number)))
     return rows

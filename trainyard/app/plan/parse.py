@@ -47,19 +47,21 @@ def parse_request(
 
     Raises `NotFound` (`E-PARAMETER`), `Refused` with every reason.
     """
-    given = dict(parameters or {})
+    overrides = dict(parameters or {})
     value = (
-        given
+        overrides
         if isinstance(target, str) and target in NAMES
         else load_value(find_file(target))
         if isinstance(target, str)
         else dict(target)
     )
     if isinstance(target, str) and target in NAMES:
-        wanted = parse_template_call(target, deep_merge(read_preset(target, preset), given) if preset else given)
+        request = parse_template_call(
+            target, deep_merge(read_preset(target, preset), overrides) if preset else overrides
+        )
     elif is_template_call(value):
-        wanted = parse_template_call(str(value["template"]), deep_merge(value.get("parameters") or {}, given))
-    elif given or preset:
+        request = parse_template_call(str(value["template"]), deep_merge(value.get("parameters") or {}, overrides))
+    elif overrides or preset:
         raise InvalidInput(
             f"{target if isinstance(target, str) else 'What was given'} is a whole chain and takes no parameters.",
             do="Edit the file, or run a template with -p.",
@@ -67,8 +69,8 @@ def parse_request(
         )
     else:
         spec = parse_chain(value)
-        wanted = ChainRequest(spec=spec, deployment="chain/adhoc", parameters={"spec": spec.model_dump(mode="json")})
-    return wanted.model_copy(update={"notes": tuple(list_deprecated(value))})
+        request = ChainRequest(spec=spec, deployment="chain/adhoc", parameters={"spec": spec.model_dump(mode="json")})
+    return request.model_copy(update={"notes": tuple(list_deprecated(value))})
 
 
 def find_file(target: str) -> Path:
@@ -91,16 +93,16 @@ def is_template_call(value: Any) -> bool:
     return value["template"] in NAMES and isinstance(value.get("parameters") or {}, Mapping)
 
 
-def parse_template_call(name: str, given: dict[str, Any]) -> ChainRequest:
+def parse_template_call(name: str, parameters: dict[str, Any]) -> ChainRequest:
     if name == JOB:
-        spec = parse_chain({"dataset": {}, **given})
-        job = JobSpec.model_validate(given).model_dump(mode="json", exclude_unset=True)
+        spec = parse_chain({"dataset": {}, **parameters})
+        job = JobSpec.model_validate(parameters).model_dump(mode="json", exclude_unset=True)
         return ChainRequest(spec=spec, deployment=JOB_DEPLOYMENT, parameters={"job": job})  # as its form names them
     fields = TEMPLATES[name].model.model_fields
     folders = {field: "." for field, info in fields.items() if str(info.default) == "."}
-    named = name_current_folder({**folders, **given}, current_settings().working_folder)
+    named = name_current_folder({**folders, **parameters}, current_settings().working_folder)
     spec = parse_chain({"template": name, "parameters": named})
-    return ChainRequest(spec=spec, deployment=f"{name}/local", parameters={key: named[key] for key in given})
+    return ChainRequest(spec=spec, deployment=f"{name}/local", parameters={key: named[key] for key in parameters})
 
 
 def parse_chain(value: Any) -> ChainSpec:
@@ -115,10 +117,10 @@ def read_preset(name: str, preset: str) -> dict[str, Any]:
     folder = checkout() / PRESETS
     path = folder / f"{name}.{preset}.yaml"
     if not path.is_file():
-        known = sorted(found.stem.partition(".")[2] for found in folder.glob(f"{name}.*.yaml"))
+        presets = sorted(file.stem.partition(".")[2] for file in folder.glob(f"{name}.*.yaml"))
         raise NotFound(
             f"{name} has no preset {preset!r}.",
-            why=f"It has: {', '.join(known) or 'none'}.",
+            why=f"It has: {', '.join(presets) or 'none'}.",
             do=f"Correct the name, or add {path.name} to {PRESETS}.",
             code="E-PARAMETER",
         )

@@ -97,14 +97,14 @@ class ChainPlan(Response):
         return plan_markdown(self)
 
 
-def plan(given: PlanInput, context: Context) -> ChainPlan:
+def plan(request: PlanInput, context: Context) -> ChainPlan:
     if context.caller.remote:
-        require_template(given.target, NAMES)
-    asked = parse_request(given.target, given.parameters, given.preset)
-    wanted = keep_to_tenant(asked, context.caller)
-    for note in wanted.notes:
+        require_template(request.target, NAMES)
+    chain_request = parse_request(request.target, request.parameters, request.preset)
+    tenant_request = keep_to_tenant(chain_request, context.caller)
+    for note in tenant_request.notes:
         context.say(note)
-    return plan_chain(wanted.spec, context.settings, measure=given.measure, say=context.say)
+    return plan_chain(tenant_request.spec, context.settings, measure=request.measure, say=context.say)
 
 
 def plan_chain(
@@ -117,9 +117,11 @@ def plan_chain(
     chain, decisions = resolve_with_decisions(spec, settings)
     settings = settings.for_tenant(chain.tenant)
     looks = find_results(chain, settings)
-    reasons, _, sampled, _ = check_chain(chain, settings, {one: look.output for one, look in looks.items()})
-    found = FinishedNodes(
-        chain, {one: look.output for one, look in looks.items()}, {one: look.key for one, look in looks.items()}
+    reasons, _, sampled, _ = check_chain(chain, settings, {node_id: look.output for node_id, look in looks.items()})
+    finished_nodes = FinishedNodes(
+        chain,
+        {node_id: look.output for node_id, look in looks.items()},
+        {node_id: look.key for node_id, look in looks.items()},
     )
     problems: dict[str, str] = {}
     if measure and reasons:
@@ -127,27 +129,27 @@ def plan_chain(
     elif measure:
         from trainyard.app.plan.measure import measure as measure_steps  # imports the readers of rows
 
-        problems = measure_steps(found, settings, say)
+        problems = measure_steps(finished_nodes, settings, say)
     here = devices_here()[0]
-    known = Known(
-        rows={one: look.rows for one, look in looks.items() if look.rows},
+    inputs = Known(
+        rows={node_id: look.rows for node_id, look in looks.items() if look.rows},
         shapes=find_shapes(chain, settings),
         device=here,
         timings=find_timings(chain, settings, here, slowdown_here(Device.CPU)),
-        data=name_data_sets(found),
-        tokens_per_row=count_tokens(found),
+        data=name_data_sets(finished_nodes),
+        tokens_per_row=count_tokens(finished_nodes),
         queue_s=estimate_queue_s(settings),
         sampled=sampled,
     )
-    estimates = {one.node: one for one in estimate(chain, known)}
+    estimates = {node_estimate.node: node_estimate for node_estimate in estimate(chain, inputs)}
     return ChainPlan(
         chain=chain.name,
         tenant=chain.tenant,
         digest=chain.digest,
         order=chain.order,
         nodes=tuple(
-            plan_node(chain.node(one), looks[one], add_problem(estimates[one], problems), reasons, settings)
-            for one in chain.order
+            plan_node(chain.node(node_id), looks[node_id], add_problem(estimates[node_id], problems), reasons, settings)
+            for node_id in chain.order
         ),
         decisions=decisions,
         backends={name.value: "available" if why is None else why for name, why in probe_backends(settings).items()},
@@ -158,19 +160,21 @@ def plan_chain(
 def plan_node(
     node: ResolvedNode, look: StoredResult, estimated: Estimate, reasons: Sequence[Reason], settings: Settings
 ) -> PlanNode:
-    own = [*list_advice(node.config, settings), *list_step_advice(node.config, estimated.steps)]
+    advice = [*list_advice(node.config, settings), *list_step_advice(node.config, estimated.steps)]
     return PlanNode(
         id=node.id,
         type=node.type,
         needs=node.needs,
-        takes={port.value: tuple(f"{s.node_id}.{s.port.value}" for s in given) for port, given in node.inputs.items()},
+        takes={
+            port.value: tuple(f"{s.node_id}.{s.port.value}" for s in sources) for port, sources in node.inputs.items()
+        },
         gives=tuple(port.value for port in node.produces),
         config=node.config.model_dump(mode="json"),
         key=look.key,
         reused=look.output is not None,
         choices=list_choices(node.config, settings),
         problem="\n".join(reason.line() for reason in reasons if reason.node == node.id),
-        advice=(*own, *tiny_sets(node.config, estimated.rows)),
+        advice=(*advice, *tiny_sets(node.config, estimated.rows)),
         estimate=estimated,
     )
 

@@ -103,27 +103,31 @@ def check_chain(
     read_data: bool = True,
 ) -> CheckedChain:
     """Return every reason, and what was read of each node; `outputs` are results that are finished already."""
-    own = settings.for_tenant(chain.tenant)
-    found = [*check_space(own), *run_reasons(chain, read_machine_facts(chain, own))]
+    tenant_settings = settings.for_tenant(chain.tenant)
+    reasons = [*check_space(tenant_settings), *run_reasons(chain, read_machine_facts(chain, tenant_settings))]
     for ask in CHAIN_CHECKS:
-        found += ask(chain, own)
+        reasons += ask(chain, tenant_settings)
     nodes: dict[str, SampledNode] = {}
     shortages: list[Reason] = []
     unread: list[str] = []
     if read_data:
-        found += check_templates(chain, own, list_templated(chain, own, named=True) - list_refused_nodes(found))
+        reasons += check_templates(
+            chain, tenant_settings, list_templated(chain, tenant_settings, named=True) - list_refused_nodes(reasons)
+        )
     if read_data and reads_local_data(chain):
         from trainyard.app.plan.samples import read_chain  # imports pyarrow, which a chain without local data spares
 
-        sample = read_chain(chain, own, outputs, list_refused_nodes(found))
+        sample = read_chain(chain, tenant_settings, outputs, list_refused_nodes(reasons))
         nodes, shortages, unread = sample.nodes, sample.shortages, sample.unread
-        found += sample.reasons
+        reasons += sample.reasons
     if read_data:  # of the others the rows have shown what a base's own template takes
         fitted = frozenset(name for name, node in nodes.items() if node.examples is not None)
-        found += check_templates(
-            chain, own, list_templated(chain, own, named=False) - fitted - list_refused_nodes(found)
+        reasons += check_templates(
+            chain,
+            tenant_settings,
+            list_templated(chain, tenant_settings, named=False) - fitted - list_refused_nodes(reasons),
         )
-    return CheckedChain(sort_by_node(chain, found), shortages, nodes, unread)
+    return CheckedChain(sort_by_node(chain, reasons), shortages, nodes, unread)
 
 
 def list_refused_nodes(reasons: Sequence[Reason]) -> frozenset[str]:
@@ -185,7 +189,7 @@ def check_space(settings: Settings) -> list[Reason]:
 
 def check_inputs(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     """Files and models that the nodes will read and that are not here or may not be loaded; each is reported once."""
-    found: dict[tuple[str, str], Reason] = {}
+    reasons: dict[tuple[str, str], Reason] = {}
     models: set[tuple[str, str]] = set()
     ordered = sorted(chain.nodes, key=lambda node: isinstance(node.config, ValidatorConfig))
     for node in ordered:  # a validator counts with its trainer's tokenizer: a missing base is reported at the trainer
@@ -193,36 +197,36 @@ def check_inputs(chain: ResolvedChain, settings: Settings) -> list[Reason]:
         if isinstance(config, AiGeneratorConfig) and config.engine in (GeneratorKind.LOCAL, GeneratorKind.VLLM):
             model = config.model or settings.default_base_model  # whose server is started here
             read.append(Dependency("model", "config.model", partial(model_digest, model, settings)))
-        for one in read:
-            if isinstance(one.digest, partial) and one.digest.func is model_digest:
-                asked = (one.field, one.digest.args[0])
-                if asked in models:
+        for dependency in read:
+            if isinstance(dependency.digest, partial) and dependency.digest.func is model_digest:
+                model_field = (dependency.field, dependency.digest.args[0])
+                if model_field in models:
                     continue  # reported at the first node that asks for it
-                models.add(asked)
-            for reason in check_dependency(one, node, settings):
-                found.setdefault((reason.code, reason.because), reason)
-    return list(found.values())
+                models.add(model_field)
+            for reason in check_dependency(dependency, node, settings):
+                reasons.setdefault((reason.code, reason.because), reason)
+    return list(reasons.values())
 
 
-def check_dependency(one: Dependency, node: ResolvedNode, settings: Settings) -> list[Reason]:
+def check_dependency(dependency: Dependency, node: ResolvedNode, settings: Settings) -> list[Reason]:
     try:
-        one.digest()
-        require_reachable(one, node, settings)
+        dependency.digest()
+        require_reachable(dependency, node, settings)
     except Refused as refused:
         return [replace(reason, node=node.id) for reason in refused.reasons if reason.code != ROOT_CODE]
     except TrainyardError as error:
-        return [reason_of(error, node.id, one.field)]
+        return [reason_of(error, node.id, dependency.field)]
     return []
 
 
-def require_reachable(one: Dependency, node: ResolvedNode, settings: Settings) -> None:
+def require_reachable(dependency: Dependency, node: ResolvedNode, settings: Settings) -> None:
     """Raise `NotFound` (`E-MODEL-NOT-FOUND`) for a model of the Hub that is not here while the Hub is not asked."""
     named = {
         "config.base_model": lambda config: config.base_model,
         "config.tokenizer": lambda config: config.tokenizer,
         "config.stage.teacher": lambda config: config.stage.teacher_model,
     }
-    name = named[one.field](node.config) if one.field in named else None
+    name = named[dependency.field](node.config) if dependency.field in named else None
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     if name and offline and resolve_model(name, settings).path is None:
         raise NotFound(
@@ -260,11 +264,11 @@ def check_template_choices(chain: ResolvedChain, settings: Settings) -> list[Rea
     """Return what is wrong with the chat templates of the trainers; a file is rendered in a limited child process."""
     reasons: list[Reason] = []
     for node in chain.nodes:
-        wanted = node.config.engine.template if isinstance(node.config, TrainerConfig) else "auto"
+        name = node.config.engine.template if isinstance(node.config, TrainerConfig) else "auto"
         try:
-            chosen = choose_template(wanted, roots=data_roots(settings))
-            if wanted.endswith(FILE_ENDING):
-                check_chat_template(chosen.text)
+            template = choose_template(name, roots=data_roots(settings))
+            if name.endswith(FILE_ENDING):
+                check_chat_template(template.text)
         except Refused as refused:
             reasons += [replace(reason, node=node.id) for reason in refused.reasons if reason.code != ROOT_CODE]
         except TrainyardError as error:
@@ -296,13 +300,13 @@ def check_servers(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     return reasons
 
 
-def list_addresses(value: Any, place: str) -> Iterator[tuple[str, str]]:
+def list_addresses(value: Any, field: str) -> Iterator[tuple[str, str]]:
     """(field, address) of every `base_url` in a config; targets are asked by `check_deployments`."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, one in pairs:
-        if name == "base_url" and isinstance(one, str):
-            yield f"{place}.{name}", one
-        yield from list_addresses(one, f"{place}.{name}")
+    for name, member in pairs:
+        if name == "base_url" and isinstance(member, str):
+            yield f"{field}.{name}", member
+        yield from list_addresses(member, f"{field}.{name}")
 
 
 def check_deployments(chain: ResolvedChain, settings: Settings) -> list[Reason]:
@@ -322,7 +326,7 @@ def check_deployments(chain: ResolvedChain, settings: Settings) -> list[Reason]:
             candidate = expect_candidate(trainer.config, settings, rank=sum_ranks_below(chain, trainer))
         except TrainyardError:
             continue  # what is wrong with its base or its template is reported at the trainer
-        reasons += [replace(one, node=node.id) for one in target_reasons(node.config, candidate, settings)]
+        reasons += [replace(reason, node=node.id) for reason in target_reasons(node.config, candidate, settings)]
     return reasons
 
 
@@ -345,8 +349,8 @@ def sum_ranks_below(chain: ResolvedChain, trainer: ResolvedNode) -> int:
 
 def sort_by_node(chain: ResolvedChain, reasons: Iterable[Reason]) -> list[Reason]:
     """Reasons node by node, as the chain lists them."""
-    places = {node.id: number for number, node in enumerate(chain.nodes)}
-    return sorted(reasons, key=lambda reason: places.get(reason.node or "", -1))
+    positions = {node.id: number for number, node in enumerate(chain.nodes)}
+    return sorted(reasons, key=lambda reason: positions.get(reason.node or "", -1))
 
 
 CHAIN_CHECKS = (check_inputs, check_teachers, check_template_choices, check_servers, check_deployments)

@@ -25,9 +25,9 @@ def resolve_with_decisions(
     spec: ChainSpec, settings: Settings, recorded: ResolvedChain | None = None
 ) -> tuple[ResolvedChain, tuple[MethodDecision, ...]]:
     """Return the complete chain, and how each `method: auto` was decided here."""
-    own, default = settings.for_tenant(spec.tenant), locate_model(settings.default_base_model, settings)
-    spec = fit_lengths(take_recorded(locate_models(spec, own), recorded), default, own)
-    facts = read_machine_facts(spec, own) if auto_trainers(spec) else RunFacts()
+    tenant_settings, default = settings.for_tenant(spec.tenant), locate_model(settings.default_base_model, settings)
+    spec = fit_lengths(take_recorded(locate_models(spec, tenant_settings), recorded), default, tenant_settings)
+    facts = read_machine_facts(spec, tenant_settings) if auto_trainers(spec) else RunFacts()
     spec, decisions = resolve_auto_methods(spec, settings, default, facts)
     return resolve(spec, default), decisions
 

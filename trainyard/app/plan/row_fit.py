@@ -68,7 +68,7 @@ def load_tokenizer(folder: Path, template: str, roots: Sequence[Path]) -> PreTra
 
 def fit_rows(
     config: TrainerConfig,
-    place: Path,
+    path: Path,
     port: Port,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -80,20 +80,20 @@ def fit_rows(
 
     With `decides` the rows are all that there are. Raises `InvalidInput` as a training on them would.
     """
-    rows = until(deadline, shapes.read_rows(place, port))
+    rows = read_until(deadline, shapes.read_rows(path, port))
     if port in config.stage.facts.instead:
         rows = map(shapes.chosen_side, rows)
     stage = config.stage
     if Port.TEXT in stage.facts.ports:
         return fit_texts(config, rows, tokenizer)
     limit, policy = config.hyperparameters.max_length, config.engine.too_long
-    drawn = stage.facts.draws_groups
-    found, ledger = encode_rows_of(config, rows, tokenizer, limit if drawn or policy == "cut" else NO_LIMIT)
-    examples = found if drawn else [example for example in found if width(example) <= limit]
-    long = len(found) - len(examples)
+    draws_groups = stage.facts.draws_groups
+    encoded, ledger = encode_rows_of(config, rows, tokenizer, limit if draws_groups or policy == "cut" else NO_LIMIT)
+    examples = encoded if draws_groups else [example for example in encoded if width(example) <= limit]
+    long = len(encoded) - len(examples)
     if decides:
         require_accepted(ledger, max_bad_fraction)
-        (require_any_prompt if drawn else require_targets)(ledger)
+        (require_any_prompt if draws_groups else require_targets)(ledger)
         if long and policy == "refuse":
             raise InvalidInput(
                 f"{long} of {ledger.rows['read']} rows are longer than max_length ({limit} tokens).",
@@ -115,7 +115,7 @@ def fit_rows(
     )
 
 
-def until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:
+def read_until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:
     """Yield the first rows, of which at least one is taken."""
     for number, row in enumerate(rows):
         if number and (number >= MOST_ROWS or time.monotonic() > deadline):

@@ -41,8 +41,8 @@ FIRST_ROWS, MOST_ROWS = 500, 20_000
 LEAST_SHARE = 3
 """A generator that finds less than one row of so many is short of rows."""
 ANYWAY = (
-    "To train all the same: --yes (`yes: true` over REST). To deploy what is better on so few rows, too: "
-    "few_rows: allow at the deployer, of a template `-p publish.few_rows=allow`."
+    "To train all the same: --yes (`yes: true` over REST). To deploy what is better on so few rows, too: few_rows: "
+    "allow at the deployer, of a template `-p publish.few_rows=allow`."
 )
 LEAST_GROWTH = 2
 """A set is read again only for this many times the rows."""
@@ -144,21 +144,21 @@ class Reading:
             elif isinstance(config, TrainerConfig) and before:
                 self.fit(node, config)
         except TrainyardError as error:
-            if all(one.whole for name in before for one in self.sets[name].values()):
+            if all(sample_set.whole for name in before for sample_set in self.sets[name].values()):
                 self.sample.reasons.append(reason_of(error, node.id, ""))
             else:
                 self.note(node.id, f"of the rows that were read: {error.what} {error.why}".strip())
 
-    def add_shortage(self, name: str, place: str, because: str, instead: str) -> None:
+    def add_shortage(self, name: str, field: str, because: str, instead: str) -> None:
         """Add a shortage, unless the chain says that few rows are meant."""
         self.note(name, f"few rows: {because}")
         deployers = [node.config for node in self.chain.nodes if isinstance(node.config, DeployerConfig)]
         if not any(config.few_rows == "allow" for config in deployers):
-            self.sample.shortages.append(Reason("E-FEW-ROWS", name, place, because, instead + ANYWAY))
+            self.sample.shortages.append(Reason("E-FEW-ROWS", name, field, because, instead + ANYWAY))
 
     def note(self, name: str, text: str) -> None:
-        known = self.sample.nodes.get(name, SampledNode())
-        self.sample.nodes[name] = known.model_copy(update={"notes": (*known.notes, text)})
+        node = self.sample.nodes.get(name, SampledNode())
+        self.sample.nodes[name] = node.model_copy(update={"notes": (*node.notes, text)})
 
     def note_unread(self, name: str, text: str) -> None:
         self.note(name, text)
@@ -166,23 +166,24 @@ class Reading:
 
     def take_finished(self, node: ResolvedNode, output: NodeOutput) -> None:
         """Take the rows of a finished result as they are; of one without its files nothing is known."""
-        sets = [one for port, one in output.outputs.items() if port in DATA_PORTS]
-        if not all((one.path / ROWS_FILE).is_file() for one in sets):
+        sets = [produced for port, produced in output.outputs.items() if port in DATA_PORTS]
+        if not all((produced.path / ROWS_FILE).is_file() for produced in sets):
             return
         self.sets[node.id] = {
-            port: SampleSet(port, one.path, one.rows or 0, 1.0, one.facts)
-            for port, one in output.outputs.items()
+            port: SampleSet(port, produced.path, produced.rows or 0, 1.0, produced.facts)
+            for port, produced in output.outputs.items()
             if port in DATA_PORTS
         }
 
-    def keep(self, node: ResolvedNode, folder: Path, made: Mapping[Port, ProducedSet], scale: float) -> None:
+    def keep(self, node: ResolvedNode, folder: Path, produced_sets: Mapping[Port, ProducedSet], scale: float) -> None:
         """Keep what a node gave, with all its rows."""
         self.sets[node.id] = {
-            port: SampleSet(port, folder / one.folder, one.rows or 0, scale, one.facts) for port, one in made.items()
+            port: SampleSet(port, folder / produced.folder, produced.rows or 0, scale, produced.facts)
+            for port, produced in produced_sets.items()
         }
-        rows = {port: round((one.rows or 0) * scale) for port, one in made.items()}
-        known = self.sample.nodes.get(node.id, SampledNode())
-        self.sample.nodes[node.id] = known.model_copy(update={"rows": rows, "whole": scale == 1.0})
+        rows = {port: round((produced.rows or 0) * scale) for port, produced in produced_sets.items()}
+        sampled_node = self.sample.nodes.get(node.id, SampledNode())
+        self.sample.nodes[node.id] = sampled_node.model_copy(update={"rows": rows, "whole": scale == 1.0})
 
     def folder_for(self, node: ResolvedNode, name: str = "out") -> Path:
         folder = self.scratch / node.id / name
@@ -199,17 +200,17 @@ class Reading:
             folder = self.folder_for(node, f"first-{most}")
             with self.reader():
                 try:
-                    made = read_source(
+                    result = read_source(
                         first_rows(config, most), folder, settings=self.settings, report=ignore, judged=False
                     )
                 except Unavailable:
                     if time.monotonic() < self.deadline:
                         raise
                     break  # the time was over: what was read before counts
-            best = (folder, made.outputs, most)
+            best = (folder, result.outputs, most)
             left = self.deadline - time.monotonic()
             more = min(MOST_ROWS, int(most * max(0.0, left) * 0.5 / max(0.01, time.monotonic() - began)))
-            if is_whole(config, made.outputs, most) or more < LEAST_GROWTH * most:
+            if is_whole(config, result.outputs, most) or more < LEAST_GROWTH * most:
                 break
             most = more
         if best is None:
@@ -239,8 +240,8 @@ class Reading:
 
     def extrapolate(self, node: ResolvedNode, config: DataSourceConfig, outputs: Mapping[Port, ProducedSet]) -> float:
         """Return all rows over those that were read: by the lines of a file, else by what is known of the source."""
-        rows = sum(one.rows or 0 for one in outputs.values())
-        paths = [given.path for _, _, given in config.named_sets()]
+        rows = sum(produced.rows or 0 for produced in outputs.values())
+        paths = [source_set.path for _, _, source_set in config.named_sets()]
         lines = count_lines(paths[0], self.settings) if len(paths) == 1 and paths[0] and not config.mix else None
         if lines is None:
             self.note_unread(
@@ -255,19 +256,21 @@ class Reading:
         self, node: ResolvedNode, config: DataSourceConfig, outputs: Mapping[Port, ProducedSet], *, whole: bool
     ) -> None:
         """Refuse what the run refuses: too many bad rows."""
-        for port, one in outputs.items():
-            facts = one.facts
+        for port, produced in outputs.items():
+            facts = produced.facts
             if "mixture" in facts:
                 continue
             bad, read = int(facts.get("quarantined", 0)), int(facts.get("read", 0))
             share = bad / max(1, read)
             if share <= config.max_bad_fraction and read > bad:
                 continue
-            what = f"{bad} of {read} rows of {port.value} are bad ({share:.1%}); {config.max_bad_fraction:.1%} may be."
+            problem = (
+                f"{bad} of {read} rows of {port.value} are bad ({share:.1%}); {config.max_bad_fraction:.1%} may be."
+            )
             if not whole:
-                self.note(node.id, f"of the rows that were read: {what}")
+                self.note(node.id, f"of the rows that were read: {problem}")
                 continue
-            raise InvalidInput(what, do="Correct the rows, or raise max_bad_fraction.", code="E-DATA-BAD-ROWS")
+            raise InvalidInput(problem, do="Correct the rows, or raise max_bad_fraction.", code="E-DATA-BAD-ROWS")
 
     # Generators and validators
 
@@ -277,14 +280,14 @@ class Reading:
 
         documents = self.first(node, Port.DOCUMENTS)
         folder = self.folder_for(node)
-        made = generate(config, documents.folder, folder, complete=None, report=ignore)
-        rows = sum(one.rows or 0 for one in made.outputs.values())
-        requested = int(made.facts.get("asked") or config.count)
+        result = generate(config, documents.folder, folder, complete=None, report=ignore)
+        rows = sum(produced.rows or 0 for produced in result.outputs.values())
+        requested = int(result.facts.get("asked") or config.count)
         scale = 1.0 if documents.whole else max(1.0 + 1e-9, min(documents.scale, requested / max(1, rows)))
-        self.keep(node, folder, made.outputs, scale)
-        pairs = int(made.facts.get("pairs") or 0)
-        known = self.sample.nodes[node.id]
-        self.sample.nodes[node.id] = known.model_copy(update={"requested": requested})
+        self.keep(node, folder, result.outputs, scale)
+        pairs = int(result.facts.get("pairs") or 0)
+        sampled_node = self.sample.nodes[node.id]
+        self.sample.nodes[node.id] = sampled_node.model_copy(update={"requested": requested})
         self.note(node.id, f"rows: {rows:,} of {requested:,} by rule, {pairs:,} questions")
         if documents.whole and rows * LEAST_SHARE < requested:
             because = (
@@ -306,36 +309,40 @@ class Reading:
         config = config.model_copy(update={"evaluation_sets": tuple(paths)})
         tokens, folder = load_token_counter(base), self.folder_for(node)
         documents = self.find(node, Port.DOCUMENTS)
-        made: dict[Port, ProducedSet] = {}
+        outputs: dict[Port, ProducedSet] = {}
         scale, held_out = 1.0, 0
         for port in ROW_PORTS:
-            if (given := self.find(node, port)) is None:
+            if (sample_set := self.find(node, port)) is None:
                 continue
             source = Reference(
-                uri=f"file://{given.folder}", sha256="", kind=port, rows=given.rows, facts=dict(given.facts)
+                uri=f"file://{sample_set.folder}",
+                sha256="",
+                kind=port,
+                rows=sample_set.rows,
+                facts=dict(sample_set.facts),
             )
-            own = validate(
+            result = validate(
                 config, source, folder, tokens=tokens, documents=documents.folder if documents else None,
                 report=ignore,
             )  # fmt: skip
-            made |= own.outputs
-            scale = max(scale, given.scale)
-            held_out += sum(own.facts["heldout"].values())
-            self.balances[node.id, port] = balance_text(own.facts)
-            self.too_long[node.id, port] = int(own.facts["dropped"].get("too_long", 0))
+            outputs |= result.outputs
+            scale = max(scale, sample_set.scale)
+            held_out += sum(result.facts["heldout"].values())
+            self.balances[node.id, port] = balance_text(result.facts)
+            self.too_long[node.id, port] = int(result.facts["dropped"].get("too_long", 0))
             self.note(node.id, self.balances[node.id, port])
-        if not made:
+        if not outputs:
             raise self.nothing_arrives(node, *ROW_PORTS)
-        self.keep(node, folder, made, scale)
+        self.keep(node, folder, outputs, scale)
 
     # Trainers
 
     def fit(self, node: ResolvedNode, config: TrainerConfig) -> None:
         """Encode the rows as the trainer would."""
-        given = self.first(node, *(port for port in node.inputs if port in DATA_PORTS))
-        if given.port not in (*config.stage.facts.ports, *config.stage.facts.instead):
+        sample_set = self.first(node, *(port for port in node.inputs if port in DATA_PORTS))
+        if sample_set.port not in (*config.stage.facts.ports, *config.stage.facts.instead):
             raise self.nothing_arrives(node, *config.stage.facts.ports)
-        self.judge_verdict(node, given)
+        self.judge_verdict(node, sample_set)
         base = find_base_folder(config.base_model or self.settings.default_base_model, self.settings)
         made_before = any(port is Port.MODEL for port in node.inputs)
         if base is None or made_before or config.stage.technique is not None or not (base / "tokenizer.json").is_file():
@@ -348,37 +355,40 @@ class Reading:
             self.tokenizers[base, template] = load_tokenizer(base, template, data_roots(self.settings))
             self.deadline = max(self.deadline, time.monotonic() + 1)
         fitted = fit_rows(
-            config, given.folder / ROWS_FILE, given.port, self.tokenizers[base, template],
+            config, sample_set.folder / ROWS_FILE, sample_set.port, self.tokenizers[base, template],
             max_bad_fraction=config.refusal_limit, deadline=self.deadline,
-            decides=given.whole,
+            decides=sample_set.whole,
         )  # fmt: skip
-        share = given.rows / max(1, fitted.rows) * given.scale
+        share = sample_set.rows / max(1, fitted.rows) * sample_set.scale
         notes = [f"{count:,} of {fitted.rows:,} rows are dropped: {name}" for name, count in fitted.dropped.items()]
         notes += [f"{fitted.truncated:,} of {fitted.rows:,} rows are cut to max_length"] if fitted.truncated else []
         notes += fitted.notes
-        known = self.sample.nodes.get(node.id, SampledNode())
-        self.sample.nodes[node.id] = known.model_copy(
+        sampled_node = self.sample.nodes.get(node.id, SampledNode())
+        self.sample.nodes[node.id] = sampled_node.model_copy(
             update={
                 "examples": round(fitted.examples * share), "tokens_per_row": fitted.tokens_per_example,
-                "whole": given.whole and fitted.rows == given.rows, "notes": (*known.notes, *notes),
+                "whole": sample_set.whole and fitted.rows == sample_set.rows, "notes": (*sampled_node.notes, *notes),
             }
         )  # fmt: skip
 
-    def judge_verdict(self, node: ResolvedNode, given: SampleSet) -> None:
+    def judge_verdict(self, node: ResolvedNode, sample_set: SampleSet) -> None:
         """Say whether the chain's gate could decide on these rows."""
         floor = find_floor(self.chain)
-        if floor is None or node.id not in floor.candidates or not given.whole:
+        if floor is None or node.id not in floor.candidates or not sample_set.whole:
             return
-        node_id, port = floor.decides or ("", given.port)
+        node_id, port = floor.decides or ("", sample_set.port)
         decides = self.sets.get(node_id, {}).get(port)
         held_out = count_held_out(decides.folder, port) if decides and decides.whole else None
-        if reasons := floor.reasons(trained=given.rows, held_out=held_out):
+        if reasons := floor.reasons(trained=sample_set.rows, held_out=held_out):
             lost = [
-                f"Of {source.node_id}'s {given.port.value} {balance}."
-                for source in node.inputs.get(given.port, ())
-                if (balance := self.balances.get((source.node_id, given.port)))
+                f"Of {source.node_id}'s {sample_set.port.value} {balance}."
+                for source in node.inputs.get(sample_set.port, ())
+                if (balance := self.balances.get((source.node_id, sample_set.port)))
             ]
-            longer = sum(self.too_long.get((one.node_id, given.port), 0) for one in node.inputs.get(given.port, ()))
+            longer = sum(
+                self.too_long.get((source.node_id, sample_set.port), 0)
+                for source in node.inputs.get(sample_set.port, ())
+            )
             instead = "Give more documents or rows. "
             if longer:
                 instead += f"{longer:,} are too long: raise max_tokens (of a template: training.max_length). "
@@ -390,15 +400,15 @@ class Reading:
         """Return the nearest set on the first of these ports that has one, as the run finds it."""
         for port in ports:
             for source in node.inputs.get(port, ()):
-                if (one := self.sets.get(source.node_id, {}).get(source.port)) is not None:
-                    return one
+                if (sample_set := self.sets.get(source.node_id, {}).get(source.port)) is not None:
+                    return sample_set
         return None
 
     def first(self, node: ResolvedNode, *ports: Port) -> SampleSet:
-        found = self.find(node, *ports)
-        if found is None:
+        sample_set = self.find(node, *ports)
+        if sample_set is None:
             raise self.nothing_arrives(node, *ports)
-        return found
+        return sample_set
 
     def nothing_arrives(self, node: ResolvedNode, *ports: Port) -> InvalidInput:
         """Return the error for a node whose kind of rows is in none of the sets before it."""
@@ -409,10 +419,10 @@ class Reading:
             for port in self.sets.get(source.node_id, {})
         }
         names = " or ".join(port.value for port in ports)
-        given = ", ".join(f"{kind} rows ({name})" for kind, name in left.items()) or "nothing"
+        arrived = ", ".join(f"{kind} rows ({name})" for kind, name in left.items()) or "nothing"
         stage = f"Stage {node.config.stage} learns" if isinstance(node.config, TrainerConfig) else "The node works"
         return InvalidInput(
-            f"{stage} from {names}, and what was read is {given}.",
+            f"{stage} from {names}, and what was read is {arrived}.",
             do=f"Give the data source a set that fills {names}, or use a stage that learns from these rows.",
             code="R-PORT",
         )
@@ -420,47 +430,49 @@ class Reading:
 
 def first_rows(config: DataSourceConfig, most: int) -> DataSourceConfig:
     """Return the source, read to so many rows of each set; bad rows are only counted."""
-    own = {"max_rows": min(config.max_rows or most, most)}
+    limit = {"max_rows": min(config.max_rows or most, most)}
 
-    def cut(given: Any) -> Any:
-        return given.model_copy(update={"max_rows": min(given.max_rows or most, most)})
+    def cut(source_set: Any) -> Any:
+        return source_set.model_copy(update={"max_rows": min(source_set.max_rows or most, most)})
 
     updates: dict[str, Any] = {}
     if config.mix is not None:
-        sets = {name: cut(given) for name, given in config.mix.sets.items()}
+        sets = {name: cut(source_set) for name, source_set in config.mix.sets.items()}
         updates["mix"] = config.mix.model_copy(update={"sets": sets})
     elif config.sets:
-        updates["sets"] = {port: cut(given) for port, given in config.sets.items()}
+        updates["sets"] = {port: cut(source_set) for port, source_set in config.sets.items()}
     else:
-        updates |= own
+        updates |= limit
     return config.model_copy(update=updates)
 
 
 def is_whole(config: DataSourceConfig, outputs: Mapping[Port, ProducedSet], most: int) -> bool:
     """Return whether a reading of at most so many rows has found all that a run reads."""
     if config.mix is not None:
-        limits = {name: given.max_rows for name, given in config.mix.sets.items()}
+        limits = {name: source_set.max_rows for name, source_set in config.mix.sets.items()}
         counts = {
-            name: facts["set"]["kept"] for one in outputs.values() for name, facts in one.facts["mixture"].items()
+            name: facts["set"]["kept"]
+            for produced in outputs.values()
+            for name, facts in produced.facts["mixture"].items()
         }
     elif config.sets:
-        limits = {port.value: given.max_rows for port, given in config.sets.items()}
-        counts = {port.value: one.rows or 0 for port, one in outputs.items()}
+        limits = {port.value: source_set.max_rows for port, source_set in config.sets.items()}
+        counts = {port.value: produced.rows or 0 for port, produced in outputs.items()}
     else:
         limits = {"": config.max_rows}
-        counts = {"": sum(one.rows or 0 for one in outputs.values())}
+        counts = {"": sum(produced.rows or 0 for produced in outputs.values())}
     return all(count < most or (limits[name] or most + 1) <= most for name, count in counts.items())
 
 
 def count_lines(path: str, settings: Settings) -> int | None:
     """Return rows of a file of lines, from the mean length of those at its beginning; None for anything else."""
     roots = data_roots(settings)
-    place = resolve_inside(path, roots)
-    if not place.is_file() or place.suffix.lower() not in LINES:
+    inside = resolve_inside(path, roots)
+    if not inside.is_file() or inside.suffix.lower() not in LINES:
         return None
-    with open_inside(place, roots) as stream:
+    with open_inside(inside, roots) as stream:
         beginning = stream.read(COUNTED_BYTES)
-    return round(max(1, beginning.count(b"\n")) * place.stat().st_size / max(1, len(beginning)))
+    return round(max(1, beginning.count(b"\n")) * inside.stat().st_size / max(1, len(beginning)))
 
 
 def balance_text(facts: Mapping[str, Any]) -> str:

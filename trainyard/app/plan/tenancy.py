@@ -15,51 +15,53 @@ WHOLE_CHAIN = "chain"
 """First word of the deployment that takes a whole chain."""
 
 
-def keep_to_tenant(wanted: ChainRequest, caller: Caller) -> ChainRequest:
+def keep_to_tenant(request: ChainRequest, caller: Caller) -> ChainRequest:
     """Return what was asked for, as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another
     tenant.
     """
     if not caller.tenant:
-        return wanted
-    for named in named_tenants(wanted):
+        return request
+    for named in list_named_tenants(request):
         if named != caller.tenant:
             raise Denied(
                 f"The token of {caller.name} is for the tenant {caller.tenant}, and this is for {named}.",
                 do="Leave the tenant out, or use a token that is for it.",
                 code="E-SCOPE",
             )
-    return of_tenant(wanted, caller.tenant)
+    return set_tenant(request, caller.tenant)
 
 
-def named_tenants(wanted: ChainRequest) -> Iterator[str]:
+def list_named_tenants(request: ChainRequest) -> Iterator[str]:
     """Yield the tenants that are written in what was asked for; a default is not written."""
-    name = wanted.deployment.partition("/")[0]
+    name = request.deployment.partition("/")[0]
     if name == JOB:
-        yield from written(wanted.parameters["job"])
+        yield from list_written_tenants(request.parameters["job"])
     elif name == WHOLE_CHAIN:
-        yield from [wanted.spec.tenant] if "tenant" in wanted.spec.model_fields_set else []
-        configs = [node.config for node in wanted.spec.nodes if isinstance(node.config, DeployerConfig)]
+        yield from [request.spec.tenant] if "tenant" in request.spec.model_fields_set else []
+        configs = [node.config for node in request.spec.nodes if isinstance(node.config, DeployerConfig)]
         yield from (config.tenant for config in configs if config.tenant is not None)
     else:
-        yield from written(wanted.parameters.get("publish") or {})
+        yield from list_written_tenants(request.parameters.get("publish") or {})
 
 
-def written(words: JsonObject) -> Iterator[str]:
-    if words.get("tenant") is not None:
-        yield str(words["tenant"])
+def list_written_tenants(parameters: JsonObject) -> Iterator[str]:
+    if parameters.get("tenant") is not None:
+        yield str(parameters["tenant"])
 
 
-def of_tenant(wanted: ChainRequest, tenant: str) -> ChainRequest:
+def set_tenant(request: ChainRequest, tenant: str) -> ChainRequest:
     """Return the same with that tenant, in the chain and in what its deployment is given."""
-    name, given = wanted.deployment.partition("/")[0], wanted.parameters
+    name, parameters = request.deployment.partition("/")[0], request.parameters
     if name == WHOLE_CHAIN:
-        spec = wanted.spec.model_copy(update={"tenant": tenant})
-        return wanted.model_copy(update={"spec": spec, "parameters": {"spec": spec.model_dump(mode="json")}})
+        spec = request.spec.model_copy(update={"tenant": tenant})
+        return request.model_copy(update={"spec": spec, "parameters": {"spec": spec.model_dump(mode="json")}})
     if name == JOB:
-        changed = parse_template_call(JOB, {**given["job"], "tenant": tenant})
+        changed = parse_template_call(JOB, {**parameters["job"], "tenant": tenant})
     else:
-        changed = parse_template_call(name, {**given, "publish": {**(given.get("publish") or {}), "tenant": tenant}})
-    return changed.model_copy(update={"notes": wanted.notes})
+        changed = parse_template_call(
+            name, {**parameters, "publish": {**(parameters.get("publish") or {}), "tenant": tenant}}
+        )
+    return changed.model_copy(update={"notes": request.notes})
 
 
 def require_free_tags(tags: tuple[str, ...]) -> None:

@@ -29,14 +29,16 @@ WITHOUT_ROWS = "R-PORT"
 DATA_KEYS = ("dataset", "data", "path")
 
 
-def accept_session(given: Mapping[str, object], settings: Settings, caller: Caller, trace: str = "") -> SessionRecord:
+def accept_session(
+    settings_given: Mapping[str, object], settings: Settings, caller: Caller, trace: str = ""
+) -> SessionRecord:
     """Return the record of a new session. Raises `Refused` with every reason, `Denied` (`E-SCOPE`) for another
     tenant.
     """
-    spec = keep_own_tenant(read_spec(given), given, caller)
+    spec = keep_own_tenant(read_spec(settings_given), settings_given, caller)
     config = trainer_of_session(spec)
-    resolved = resolve_session(located(config, settings), settings.default_base_model)
-    reasons = reasons_against(spec, config, resolved, settings)
+    resolved = resolve_session(locate_base(config, settings), settings.default_base_model)
+    reasons = list_reasons(spec, config, resolved, settings)
     if reasons:
         raise Refused(reasons, what=f"The session was refused for {len(reasons)} reason{'s'[: len(reasons) > 1]}.")
     return SessionRecord(
@@ -45,22 +47,22 @@ def accept_session(given: Mapping[str, object], settings: Settings, caller: Call
     )  # fmt: skip
 
 
-def read_spec(given: Mapping[str, object]) -> SessionSpec:
+def read_spec(fields: Mapping[str, object]) -> SessionSpec:
     """Raises `Refused` for keys and values that no session has."""
-    if named := [key for key in DATA_KEYS if key in given]:
+    if named := [key for key in DATA_KEYS if key in fields]:
         because = "A session has no data set: its rows come with each call of forward."
         raise Refused([Reason("R-SOURCE", None, named[0], because, f"Remove {named[0]}, or start a job with it.")])
     try:
-        return validate(SessionSpec, dict(given))
+        return validate(SessionSpec, dict(fields))
     except ValidationError as error:
         raise Refused(reasons_of(error, SessionSpec)) from error
 
 
-def keep_own_tenant(spec: SessionSpec, given: Mapping[str, object], caller: Caller) -> SessionSpec:
+def keep_own_tenant(spec: SessionSpec, fields: Mapping[str, object], caller: Caller) -> SessionSpec:
     """Return the session as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another one."""
     if not caller.tenant:
         return spec
-    if "tenant" in given and spec.tenant != caller.tenant:
+    if "tenant" in fields and spec.tenant != caller.tenant:
         raise Denied(
             f"The token of {caller.name} is for the tenant {caller.tenant}, and this is for {spec.tenant}.",
             do="Leave the tenant out, or use a token that is for it.", code="E-SCOPE",
@@ -68,16 +70,14 @@ def keep_own_tenant(spec: SessionSpec, given: Mapping[str, object], caller: Call
     return spec.model_copy(update={"tenant": caller.tenant})
 
 
-def located(config: TrainerConfig, settings: Settings) -> TrainerConfig:
+def locate_base(config: TrainerConfig, settings: Settings) -> TrainerConfig:
     """Return the config with the whole path of its base: a worker has another working folder than its caller."""
     if config.base_model is None:
         return config
     return config.model_copy(update={"base_model": locate_model(config.base_model, settings)})
 
 
-def reasons_against(
-    spec: SessionSpec, config: TrainerConfig, resolved: TrainerConfig, settings: Settings
-) -> list[Reason]:
+def list_reasons(spec: SessionSpec, config: TrainerConfig, resolved: TrainerConfig, settings: Settings) -> list[Reason]:
     """Return what the rows of a trainer, those of a session, and this machine say."""
     chain = ChainSpec(name=spec.name, tenant=spec.tenant, nodes=(TrainerNode(type=TRAINER, config=config),))
     reasons = [reason for reason in check(chain) if reason.code != WITHOUT_ROWS]

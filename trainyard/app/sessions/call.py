@@ -29,8 +29,8 @@ STATUS_TIMEOUT_S = 5.0
 def require_session(context: Context, session: str) -> Path:
     """Return the folder of a session of the caller's tenant. Raises `NotFound` (`E-NOT-FOUND`) for any other."""
     folder = folder_of_session(context.settings, session)
-    known = read_unchanged(f"{folder}/{RECORD_FILE}")
-    if known is None or context.caller.tenant not in ("", known.get("tenant")):
+    record = read_unchanged(f"{folder}/{RECORD_FILE}")
+    if record is None or context.caller.tenant not in ("", record.get("tenant")):
         raise no_session(session)
     return folder
 
@@ -38,17 +38,17 @@ def require_session(context: Context, session: str) -> Path:
 def ask_session(context: Context, session: str, header: JsonObject, body: bytes = b"") -> JsonObject:
     """Return one call of an open session. Raises its error; `Conflict` (`E-SESSION-STATE`) for one that is not open."""
     folder = require_session(context, session)
-    place = socket_of(folder)
-    if place is None:
-        raise not_open(session, read_status(context.settings, session))
-    return ask(place, header, body, timeout_s=header.get("wait_s", 0.0) + MARGIN_S)
+    address = socket_of(folder)
+    if address is None:
+        raise not_open_error(session, read_status(context.settings, session))
+    return ask(address, header, body, timeout_s=header.get("wait_s", 0.0) + MARGIN_S)
 
 
 def call_verb(
     context: Context,
     session: str,
     verb: str,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     *,
     op_seq: int | None,
     wait: bool,
@@ -58,7 +58,7 @@ def call_verb(
 
     The same idempotency key of a caller is the same operation.
     """
-    header = {"call": "verb", "verb": verb, "given": given, "op_seq": op_seq, "wait_s": WAIT_S if wait else 0.0}
+    header = {"call": "verb", "verb": verb, "given": arguments, "op_seq": op_seq, "wait_s": WAIT_S if wait else 0.0}
     if context.idempotency_key:
         header["key"] = f"{context.caller.identity} {context.idempotency_key}"
     return follow(context, session, ask_session(context, session, header, body), wait=wait)
@@ -79,16 +79,16 @@ def follow(context: Context, session: str, reply: JsonObject, *, wait: bool) -> 
 
 def ask_status(folder: Path) -> dict[str, object] | None:
     """Return what an open session says of itself; None if none answers."""
-    place = socket_of(folder)
-    if place is None:
+    address = socket_of(folder)
+    if address is None:
         return None
     try:
-        return ask(place, {"call": "status"}, timeout_s=STATUS_TIMEOUT_S)
+        return ask(address, {"call": "status"}, timeout_s=STATUS_TIMEOUT_S)
     except Conflict:
         return None
 
 
-def not_open(session: str, status: SessionStatus) -> Conflict:
+def not_open_error(session: str, status: SessionStatus) -> Conflict:
     waits = status.state.value == "pending"
     detail = f" ({status.detail})" if status.detail else ""
     return Conflict(

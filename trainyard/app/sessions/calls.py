@@ -109,105 +109,105 @@ class ResultReply(Operated):
     """What the reply of the verb has next to these fields; None while it is not done."""
 
 
-def forward(given: requests.ForwardInput, context: Context) -> ForwardReply:
-    body = given.tensors or b""
-    rows = [row_of(one) for one in given.rows]
-    fields = {"rows": rows, "batch": given.batch, "normalizer": given.normalizer, "outputs": list(given.outputs)}
-    return ForwardReply(**operate("forward", fields, given, context, body))
+def forward(request: requests.ForwardInput, context: Context) -> ForwardReply:
+    body = request.tensors or b""
+    rows = [row_of(row) for row in request.rows]
+    fields = {"rows": rows, "batch": request.batch, "normalizer": request.normalizer, "outputs": list(request.outputs)}
+    return ForwardReply(**operate("forward", fields, request, context, body))
 
 
-def backward(given: requests.BackwardInput, context: Context) -> BackwardReply:
-    fields = given.model_dump(include={"forward_id", "scale", "measure"})
-    return BackwardReply(**operate("backward", fields, given, context))
+def backward(request: requests.BackwardInput, context: Context) -> BackwardReply:
+    fields = request.model_dump(include={"forward_id", "scale", "measure"})
+    return BackwardReply(**operate("backward", fields, request, context))
 
 
-def step(given: requests.StepInput, context: Context) -> StepReply:
-    fields = given.model_dump(include={"max_grad_norm", "learning_rate", "metric"})
-    return StepReply(**operate("step", fields, given, context))
+def step(request: requests.StepInput, context: Context) -> StepReply:
+    fields = request.model_dump(include={"max_grad_norm", "learning_rate", "metric"})
+    return StepReply(**operate("step", fields, request, context))
 
 
-def zero_grad(given: requests.ZeroGradInput, context: Context) -> Operated:
-    return Operated(**operate("zero_grad", {}, given, context))
+def zero_grad(request: requests.ZeroGradInput, context: Context) -> Operated:
+    return Operated(**operate("zero_grad", {}, request, context))
 
 
-def generate(given: requests.GenerateInput, context: Context) -> GenerateReply:
+def generate(request: requests.GenerateInput, context: Context) -> GenerateReply:
     """Complete prompts with the weights as they are. A text is a user's question."""
-    sampling = given.model_dump(include={"max_new_tokens", "temperature", "top_p", "seed"})
-    sampling |= {"stop_ids": list(given.stop_ids)} if given.stop_ids else {}
-    prompts = [prompt_of(one, bare="question") for one in given.prompts]
-    fields = {"prompts": prompts, "samples": given.samples, "sampling": sampling}
-    return GenerateReply(**operate("generate", fields, given, context))
+    sampling = request.model_dump(include={"max_new_tokens", "temperature", "top_p", "seed"})
+    sampling |= {"stop_ids": list(request.stop_ids)} if request.stop_ids else {}
+    prompts = [prompt_of(prompt, bare="question") for prompt in request.prompts]
+    fields = {"prompts": prompts, "samples": request.samples, "sampling": sampling}
+    return GenerateReply(**operate("generate", fields, request, context))
 
 
-def logprobs(given: requests.LogprobsInput, context: Context) -> LogprobsReply:
+def logprobs(request: requests.LogprobsInput, context: Context) -> LogprobsReply:
     """Log-probabilities of tokens that are there. A text is taken as it is."""
-    fields = {"rows": [prompt_of(one, bare="text") for one in given.rows]}
-    return LogprobsReply(**operate("logprobs", fields, given, context))
+    fields = {"rows": [prompt_of(row, bare="text") for row in request.rows]}
+    return LogprobsReply(**operate("logprobs", fields, request, context))
 
 
-def save(given: requests.SaveInput, context: Context) -> SaveReply:
-    return SaveReply(**operate("save", given.model_dump(include={"name", "kind"}), given, context))
+def save(request: requests.SaveInput, context: Context) -> SaveReply:
+    return SaveReply(**operate("save", request.model_dump(include={"name", "kind"}), request, context))
 
 
-def load(given: requests.LoadInput, context: Context) -> LoadReply:
-    return LoadReply(**operate("load", given.model_dump(include={"name", "optimizer"}), given, context))
+def load(request: requests.LoadInput, context: Context) -> LoadReply:
+    return LoadReply(**operate("load", request.model_dump(include={"name", "optimizer"}), request, context))
 
 
-def show_result(given: requests.ResultInput, context: Context) -> ResultReply:
+def show_result(request: requests.ResultInput, context: Context) -> ResultReply:
     """Return the reply of an operation, once it is done. Raises its error if it has failed."""
-    found = ask_result(context, given.session, given.op_seq, wait=given.wait)
-    return ResultReply(session=given.session, **found)
+    result = ask_result(context, request.session, request.op_seq, wait=request.wait)
+    return ResultReply(session=request.session, **result)
 
 
-def read_output(given: requests.OutputInput, context: Context) -> Blob:
+def read_output(request: requests.OutputInput, context: Context) -> Blob:
     """Return the safetensors file of an output. Raises `NotFound` (`E-NOT-FOUND`) for one that is not kept any more."""
-    path = require_session(context, given.session) / "outputs" / f"{given.name}.safetensors"
+    path = require_session(context, request.session) / "outputs" / f"{request.name}.safetensors"
     if not path.is_file():
         raise NotFound(
-            f"The session {given.session} has no output {given.name!r}.", why="Its newest 64 are kept.",
+            f"The session {request.session} has no output {request.name!r}.", why="Its newest 64 are kept.",
             do="Call forward with outputs again.", code="E-NOT-FOUND",
         )  # fmt: skip
     return Blob(path=path, name=path.name, media_type=SAFETENSORS, sha256=file_sha256(path))
 
 
 def operate(
-    verb: str, fields: JsonObject, given: requests.VerbInput, context: Context, body: bytes = b""
+    verb: str, fields: JsonObject, request: requests.VerbInput, context: Context, body: bytes = b""
 ) -> JsonObject:
     """Carry out a verb; the fields of its reply."""
-    found = call_verb(context, given.session, verb, fields, op_seq=given.op_seq, wait=given.wait, body=body)
-    result = found.pop("result") or {}
-    return {"session": given.session, **found, **result}
+    reply = call_verb(context, request.session, verb, fields, op_seq=request.op_seq, wait=request.wait, body=body)
+    result = reply.pop("result") or {}
+    return {"session": request.session, **reply, **result}
 
 
-def row_of(one: requests.Row) -> JsonObject:
+def row_of(row: requests.Row) -> JsonObject:
     """Return a row of data; a text is JSON if it begins like an object, else a document."""
-    if not isinstance(one, str):
-        return one
-    return read_json(one) if one.lstrip().startswith("{") else {"text": one}
+    if not isinstance(row, str):
+        return row
+    return read_json(row) if row.lstrip().startswith("{") else {"text": row}
 
 
-def prompt_of(one: requests.Prompt, *, bare: Literal["question", "text"]) -> dict[str, object]:
+def prompt_of(prompt: requests.Prompt, *, bare: Literal["question", "text"]) -> dict[str, object]:
     """Return a prompt by one of the words that a session knows: tokens, text or messages. `bare` is what a text alone
     is.
     """
-    if isinstance(one, str) and one.lstrip().startswith("{"):
-        one = read_json(one)
-    if isinstance(one, str):
-        return {"text": one} if bare == "text" else {"messages": [{"role": "user", "content": one}]}
-    if isinstance(one, list):
-        return {"tokens": one}
-    if len({"tokens", "text", "messages"} & one.keys()) != 1:
+    if isinstance(prompt, str) and prompt.lstrip().startswith("{"):
+        prompt = read_json(prompt)
+    if isinstance(prompt, str):
+        return {"text": prompt} if bare == "text" else {"messages": [{"role": "user", "content": prompt}]}
+    if isinstance(prompt, list):
+        return {"tokens": prompt}
+    if len({"tokens", "text", "messages"} & prompt.keys()) != 1:
         raise InvalidInput(
-            f"A prompt has the keys {', '.join(one) or 'none'}.", do="Give it one of messages, text and tokens.",
+            f"A prompt has the keys {', '.join(prompt) or 'none'}.", do="Give it one of messages, text and tokens.",
             code="E-PARAMETER",
         )  # fmt: skip
-    return one
+    return prompt
 
 
 def read_json(text: str) -> JsonObject:
     """Return an object that a shell gives as a text."""
     try:
-        found: dict[str, object] = json.loads(text)
+        value: dict[str, object] = json.loads(text)
     except ValueError as error:
         raise InvalidInput(f"{text[:60]!r} is not valid JSON: {error}.", code="E-PARAMETER") from error
-    return found
+    return value

@@ -82,12 +82,12 @@ class SessionList(Response):
     sessions: tuple[SessionInfo, ...]
 
 
-def create_session(given: requests.CreateSessionInput, context: Context) -> SessionInfo:
+def create_session(request: requests.CreateSessionInput, context: Context) -> SessionInfo:
     """Check the settings, and let a worker open the session. The same idempotency key is the same session.
 
     Raises `Refused` with every reason, `Conflict` (`E-CONFLICT`) for a key that belongs to another session.
     """
-    accepted = accept_session(body_of(given), context.settings, context.caller, context.trace)
+    accepted = accept_session(body_of(request), context.settings, context.caller, context.trace)
     record = accepted.model_copy(update={"id": new_session_id(key_of(context))})
     connect_runs(context.settings)  # without a server nothing is written
     earlier = find_earlier(record, context)
@@ -101,7 +101,7 @@ def create_session(given: requests.CreateSessionInput, context: Context) -> Sess
     elif not read_status(context.settings, earlier.id).run:  # its service was killed before it was started
         start(earlier, context, key=key_of(context))
     record = earlier or record
-    return opened(record, context) if given.wait else info_of(record, context.settings)
+    return wait_until_open(record, context) if request.wait else info_of(record, context.settings)
 
 
 def find_earlier(record: SessionRecord, context: Context) -> SessionRecord | None:
@@ -121,31 +121,31 @@ def find_earlier(record: SessionRecord, context: Context) -> SessionRecord | Non
     return earlier
 
 
-def list_sessions(given: requests.SessionsInput, context: Context) -> SessionList:
+def list_sessions(request: requests.SessionsInput, context: Context) -> SessionList:
     """Return the newest sessions of the caller's tenant."""
-    records = [*list_records(context.settings, context.caller.tenant)][: given.limit]
+    records = [*list_records(context.settings, context.caller.tenant)][: request.limit]
     return SessionList(sessions=tuple(info_of(record, context.settings) for record in records))
 
 
-def show_session(given: requests.SessionInput, context: Context) -> SessionInfo:
-    record = read_record(context.settings, given.session, context.caller.tenant)
+def show_session(request: requests.SessionInput, context: Context) -> SessionInfo:
+    record = read_record(context.settings, request.session, context.caller.tenant)
     return info_of(record, context.settings, ask_server=True)
 
 
-def touch_session(given: requests.SessionInput, context: Context) -> SessionInfo:
+def touch_session(request: requests.SessionInput, context: Context) -> SessionInfo:
     """Begin the idle time of an open session again. Raises `Conflict` (`E-SESSION-STATE`) for one that is not open."""
-    record = read_record(context.settings, given.session, context.caller.tenant)
-    ask_session(context, given.session, {"call": "heartbeat"})
+    record = read_record(context.settings, request.session, context.caller.tenant)
+    ask_session(context, request.session, {"call": "heartbeat"})
     return info_of(record, context.settings)
 
 
-def close_session(given: requests.SessionInput, context: Context) -> SessionInfo:
+def close_session(request: requests.SessionInput, context: Context) -> SessionInfo:
     """End a session with a checkpoint; one that is not open yet is cancelled. Twice is once."""
     settings = context.settings
-    record = read_record(settings, given.session, context.caller.tenant)
+    record = read_record(settings, request.session, context.caller.tenant)
     state = read_status(settings, record.id).state
     if state is SessionState.OPEN:
-        try_close(given.session, context)
+        try_close(request.session, context)
     elif state is SessionState.PENDING:
         cancel_pending(record, settings)
     deadline = time.monotonic() + CLOSE_WAIT_S
@@ -154,13 +154,13 @@ def close_session(given: requests.SessionInput, context: Context) -> SessionInfo
     return info_of(record, settings)
 
 
-def resume_session(given: requests.ResumeSessionInput, context: Context) -> SessionInfo:
+def resume_session(request: requests.ResumeSessionInput, context: Context) -> SessionInfo:
     """Continue a session that has ended, failed or was killed, from its newest valid checkpoint.
 
     Raises `Conflict` (`E-SESSION-STATE`) while its process is running.
     """
     settings = context.settings
-    record = read_record(settings, given.session, context.caller.tenant)
+    record = read_record(settings, request.session, context.caller.tenant)
     status = read_status(settings, record.id)
     if status.state in (SessionState.OPEN, SessionState.PENDING) or is_running(settings, record.id):
         raise Conflict(
@@ -168,10 +168,12 @@ def resume_session(given: requests.ResumeSessionInput, context: Context) -> Sess
             do="Only one that has ended can be resumed; close it first.", code="E-SESSION-STATE",
         )  # fmt: skip
     connect_runs(settings)
-    found = newest_valid(folder_of_session(settings, record.id) / CHECKPOINT_FOLDER)
-    context.say(f"continues after operation {found.step}" if found.path else "has no checkpoint: it begins again")
-    start(record, context, found.step, key=key_of(context, "resume"))
-    return opened(record, context) if given.wait else info_of(record, settings)
+    checkpoint = newest_valid(folder_of_session(settings, record.id) / CHECKPOINT_FOLDER)
+    context.say(
+        f"continues after operation {checkpoint.step}" if checkpoint.path else "has no checkpoint: it begins again"
+    )
+    start(record, context, checkpoint.step, key=key_of(context, "resume"))
+    return wait_until_open(record, context) if request.wait else info_of(record, settings)
 
 
 # Its process
@@ -193,16 +195,16 @@ def start(record: SessionRecord, context: Context, saved: int | None = None, key
         write_status(folder, SessionState.PENDING, NOT_STARTED, run.run_id, started=False, last=last)
 
 
-def opened(record: SessionRecord, context: Context) -> SessionInfo:
+def wait_until_open(record: SessionRecord, context: Context) -> SessionInfo:
     """Wait until a session takes calls. Raises `Unavailable` (`E-SESSION-STATE`) if it ends instead, or takes long."""
     deadline = time.monotonic() + OPEN_WAIT_S
     while time.monotonic() < deadline:
-        found = info_of(record, context.settings, ask_server=True)
-        if found.state is SessionState.OPEN:
-            return found
-        if found.state is not SessionState.PENDING:
+        info = info_of(record, context.settings, ask_server=True)
+        if info.state is SessionState.OPEN:
+            return info
+        if info.state is not SessionState.PENDING:
             raise Conflict(
-                f"The session {record.id} did not open: it is {found.state.value}.", why=found.detail,
+                f"The session {record.id} did not open: it is {info.state.value}.", why=info.detail,
                 do="Read child.log in its folder.", code="E-SESSION-STATE",
             )  # fmt: skip
         time.sleep(OPEN_POLL_S)
@@ -234,19 +236,19 @@ def cancel_pending(record: SessionRecord, settings: Settings) -> None:
         write_status(folder, SessionState.ENDED, "canceled before it was opened", status.run)
 
 
-def body_of(given: requests.CreateSessionInput) -> dict[str, object]:
+def body_of(request: requests.CreateSessionInput) -> dict[str, object]:
     """Return the body of a session: a file's, with the parameters laid over it."""
-    if given.file is None:
-        return given.parameters
-    if not given.file.is_file():
-        raise NotFound(f"The file {str(given.file)!r} does not exist.", do="Correct the path.", code="E-PARAMETER")
-    value = load_value(given.file)
+    if request.file is None:
+        return request.parameters
+    if not request.file.is_file():
+        raise NotFound(f"The file {str(request.file)!r} does not exist.", do="Correct the path.", code="E-PARAMETER")
+    value = load_value(request.file)
     if not isinstance(value, dict) or "nodes" in value:
         raise InvalidInput(
-            f"{given.file} does not contain a session.", why="A session is the settings of a trainer.",
+            f"{request.file} does not contain a session.", why="A session is the settings of a trainer.",
             do="Write its settings without nodes and without a data set.", code="E-SPEC-FILE",
         )  # fmt: skip
-    return deep_merge(value, given.parameters)
+    return deep_merge(value, request.parameters)
 
 
 # What is shown
@@ -255,11 +257,11 @@ def body_of(given: requests.CreateSessionInput) -> dict[str, object]:
 def info_of(record: SessionRecord, settings: Settings, *, ask_server: bool = False) -> SessionInfo:
     """Return what a session is doing now. With `ask_server`, also whether the run of one that waits has ended."""
     folder, status = folder_of_session(settings, record.id), read_status(settings, record.id)
-    said = ask_status(folder) if status.state is SessionState.OPEN else None
+    report = ask_status(folder) if status.state is SessionState.OPEN else None
     if ask_server and status.state is SessionState.PENDING and not is_running(settings, record.id):
-        status = checked_at_server(status, settings)
-    known = said or status.last
-    counters = {name: known.get(name) for name in SessionCounters.model_fields}
+        status = check_at_server(status, settings)
+    counters_now = report or status.last
+    counters = {name: counters_now.get(name) for name in SessionCounters.model_fields}
     config = record.config
     return SessionInfo(
         id=record.id, name=record.name, tenant=record.tenant, state=status.state, detail=status.detail,
@@ -268,7 +270,7 @@ def info_of(record: SessionRecord, settings: Settings, *, ask_server: bool = Fal
     )  # fmt: skip
 
 
-def checked_at_server(status: SessionStatus, settings: Settings) -> SessionStatus:
+def check_at_server(status: SessionStatus, settings: Settings) -> SessionStatus:
     """Return the status of a session that no process has: ended, if its flow run has ended before it began."""
     try:
         state = connect_runs(settings).state_of_run(status.run)

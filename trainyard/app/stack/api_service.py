@@ -75,7 +75,7 @@ def read_port(settings: Settings) -> int | None:
     try:
         return int(port_file(settings).read_text(encoding="ascii"))
     except (OSError, ValueError):
-        return stack.port_before(settings, NAME)
+        return stack.read_previous_port(settings, NAME)
 
 
 def holder_of(port: int) -> str:

@@ -139,23 +139,25 @@ class Restored(Response):
 # Backup
 
 
-def back_up(given: BackupInput, context: Context) -> BackedUp:
+def back_up(request: BackupInput, context: Context) -> BackedUp:
     """Write a home into one file, whole or not at all.
 
     Raises `NotFound` (`E-BACKUP`), `Conflict` (`E-FILE-EXISTS`, `E-GRAPH-BUSY`), `LimitExceeded` (`E-DISK-FULL`).
     """
-    home, target = context.settings.home, given.file.absolute()
+    home, target = context.settings.home, request.file.absolute()
     require_source(home, target)
     with translate_os_errors(f"The backup {target} was not written"), new_file(target) as temporary:
         with gzip_archive(temporary) as archive:
             writer = Archive(archive)
             database = add_database(writer, home, target.parent)
-            add_files(writer, home, models=given.with_models, say=context.say)
+            add_files(writer, home, models=request.with_models, say=context.say)
             add_graph(writer, context.settings)
             writer.finish(home)
         faultpoint("backup.written")
-    skipped = sorted(name for name in LEFT_OUT - ({"models"} if given.with_models else set()) if (home / name).exists())
-    size = sum(int(one["bytes"]) for one in writer.described.values())
+    skipped = sorted(
+        name for name in LEFT_OUT - ({"models"} if request.with_models else set()) if (home / name).exists()
+    )
+    size = sum(int(member["bytes"]) for member in writer.described.values())
     return BackedUp(
         file=target, files=len(writer.described), bytes=size, archive_bytes=target.stat().st_size,
         left_out=tuple(skipped), database=database,
@@ -233,11 +235,11 @@ class Hashing:
         return block
 
 
-def add_database(writer: Archive, home: Path, place: Path) -> bool:
+def add_database(writer: Archive, home: Path, parent: Path) -> bool:
     """Add a copy of Prefect's database as of one moment; the server may write to it meanwhile."""
     if not (home / DATABASE).is_file():
         return False
-    with tempfile.TemporaryDirectory(prefix=".trainyard-backup-", dir=place) as folder:
+    with tempfile.TemporaryDirectory(prefix=".trainyard-backup-", dir=parent) as folder:
         copy = Path(folder) / "prefect.db"
         try:
             with (
@@ -247,9 +249,9 @@ def add_database(writer: Archive, home: Path, place: Path) -> bool:
                 source.backup(target)
         except sqlite3.Error as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                raise disk_full(place, copy.stat().st_size) from error
+                raise disk_full(parent, copy.stat().st_size) from error
             raise TrainyardError(
-                f"Prefect's database {home / DATABASE} was not copied to {place}.",
+                f"Prefect's database {home / DATABASE} was not copied to {parent}.",
                 why=f"SQLite: {error}.",
                 do="Free space there, or look at the database with `trainyard doctor`.",
                 code="E-BACKUP",
@@ -264,25 +266,27 @@ def add_files(writer: Archive, home: Path, *, models: bool, say: Callable[[str],
         path = home / name
         if name in left_out or name == "graph":
             continue
-        for one in [path] if path.is_file() else files_of(path, say):
-            relative = one.relative_to(home).as_posix()
+        for file in [path] if path.is_file() else files_of(path, say):
+            relative = file.relative_to(home).as_posix()
             if relative not in DATABASE_FILES:
-                writer.add(relative, one)
+                writer.add(relative, file)
 
 
 def files_of(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """Yield every file and every empty folder below a folder of the home, without what is being made or removed."""
-    for place, folders, names in os.walk(folder):
-        linked = [one for one in folders if Path(place, one).is_symlink()]
-        for one in linked:
-            say(f"left out the folder {Path(place, one)}: it is a link")
+    for parent, folders, names in os.walk(folder):
+        linked = [name for name in folders if Path(parent, name).is_symlink()]
+        for name in linked:
+            say(f"left out the folder {Path(parent, name)}: it is a link")
         if not folders and not names:
-            yield Path(place)
-        passing = {one for one in folders if one == REMOVING or is_passing(one)}
-        if Path(place) == folder:
-            passing |= {one for one in folders if one.startswith(".")}
-        folders[:] = sorted(one for one in folders if one not in passing and one not in linked)
-        yield from (Path(place, one) for one in sorted(names) if Path(place, one).is_file() and not is_passing(one))
+            yield Path(parent)
+        passing = {name for name in folders if name == REMOVING or is_passing(name)}
+        if Path(parent) == folder:
+            passing |= {name for name in folders if name.startswith(".")}
+        folders[:] = sorted(name for name in folders if name not in passing and name not in linked)
+        yield from (
+            Path(parent, name) for name in sorted(names) if Path(parent, name).is_file() and not is_passing(name)
+        )
 
 
 def is_passing(name: str) -> bool:
@@ -299,22 +303,22 @@ def add_graph(writer: Archive, settings: Settings) -> None:
         graph = LadybugGraph(path)
         opened.callback(graph.close)
         graph.has(())  # opens it: from here on it has the database alone
-        for one in sorted(path.parent.rglob("*")):
-            if one.is_file() and not one.name.endswith((".lock", ".log")):
-                writer.add(one.relative_to(settings.home).as_posix(), one)
+        for file in sorted(path.parent.rglob("*")):
+            if file.is_file() and not file.name.endswith((".lock", ".log")):
+                writer.add(file.relative_to(settings.home).as_posix(), file)
 
 
 # Restore
 
 
-def restore(given: RestoreInput, context: Context) -> Restored:
+def restore(request: RestoreInput, context: Context) -> Restored:
     """Make a home of a backup, whole or not at all.
 
     Raises `NotFound`, `InvalidInput`, `Conflict`, `Corrupt` (`E-BACKUP`), `LimitExceeded` (`E-DISK-FULL`).
     """
     home = context.settings.home
-    if not given.file.is_file():
-        raise NotFound(f"There is no file {given.file}.", do="Correct the path.", code="E-BACKUP")
+    if not request.file.is_file():
+        raise NotFound(f"There is no file {request.file}.", do="Correct the path.", code="E-BACKUP")
     require_empty(home)
     target = home.resolve()
     temporary = target.with_name(f".{target.name}.restoring")
@@ -323,14 +327,14 @@ def restore(given: RestoreInput, context: Context) -> Restored:
             make_folders(DISK, target.parent)
             remove_folder(DISK, temporary)
             temporary.mkdir(mode=0o700)
-            manifest = unpack(given.file, temporary)
+            manifest = unpack(request.file, temporary)
             faultpoint("restore.unpacked")
-            require_place(manifest, home)
+            require_same_home(manifest, home)
             tokens = len(TokenFile(temporary).list())
-            mark_restored(temporary, given.file)
+            mark_restored(temporary, request.file)
             flush_tree(DISK, temporary)
             faultpoint("restore.verified")
-            take_place(temporary, target)
+            rename_to_home(temporary, target)
             DISK.fsync_folder(target.parent)
     except BaseException:
         with suppress(OSError):  # the error that is raised says more
@@ -343,7 +347,7 @@ def restore(given: RestoreInput, context: Context) -> Restored:
     )  # fmt: skip
 
 
-def take_place(temporary: Path, home: Path) -> None:
+def rename_to_home(temporary: Path, home: Path) -> None:
     """Rename the folder to the home: an empty one is replaced, any other is refused by the kernel."""
     try:
         temporary.rename(home)
@@ -366,7 +370,7 @@ def require_empty(home: Path) -> None:
         )  # fmt: skip
 
 
-def require_place(manifest: BackupManifest, home: Path) -> None:
+def require_same_home(manifest: BackupManifest, home: Path) -> None:
     if manifest.home != str(home):
         raise InvalidInput(
             f"The backup is of the home {manifest.home}, and this one is {home}.",
@@ -378,14 +382,14 @@ def require_place(manifest: BackupManifest, home: Path) -> None:
 
 def unpack(file: Path, folder: Path) -> BackupManifest:
     """Unpack every member and compare its digest with the manifest's, which is the last one."""
-    found: dict[str, dict[str, object]] = {}
+    members: dict[str, dict[str, object]] = {}
     manifest: BackupManifest | None = None
     try:
         with tarfile.open(file, "r|gz", tarinfo=BoundedMember) as archive:
             for member in archive:
                 if member.isdir() and manifest is None:
                     place_of(member.name, folder, file).mkdir(mode=0o700, parents=True)
-                    found[member.name] = EMPTY_FOLDER
+                    members[member.name] = EMPTY_FOLDER
                     continue
                 stream = archive.extractfile(member) if member.isfile() else None
                 if stream is None or manifest is not None:
@@ -393,7 +397,7 @@ def unpack(file: Path, folder: Path) -> BackupManifest:
                 if member.name == MANIFEST:
                     manifest = read_manifest(file, stream, member.size)
                 else:
-                    found[member.name] = write_member(place_of(member.name, folder, file), stream, member)
+                    members[member.name] = write_member(place_of(member.name, folder, file), stream, member)
     except (tarfile.TarError, EOFError) as error:
         raise not_a_backup(file, f"{type(error).__name__}: {error}.") from error
     except OSError as error:
@@ -403,8 +407,8 @@ def unpack(file: Path, folder: Path) -> BackupManifest:
     if manifest is None or manifest.backup != VERSION:
         raise not_a_backup(file, f"Its manifest is missing, or is not of version {VERSION}.")
     described = {name: facts.model_dump() for name, facts in manifest.files.items()}
-    if found != described:
-        names = sorted(name for name in {*found, *described} if found.get(name) != described.get(name))
+    if members != described:
+        names = sorted(name for name in {*members, *described} if members.get(name) != described.get(name))
         raise Corrupt(
             f"{len(names)} files of {file.name} are not what its manifest says: {', '.join(names[:3])}.",
             why="The file was changed or damaged after it was written.",

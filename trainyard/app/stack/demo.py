@@ -139,7 +139,7 @@ class DemoResult(Response):
 
 
 def run_demo(_: Nothing, context: Context) -> DemoResult:
-    context = at_checkout(context)
+    context = move_to_checkout(context)
     stack_is = up(UpInput(), context)
     if stack_is.auth_file:
         context.say(f"log in at {stack_is.ui_url} with the text in {stack_is.auth_file}")
@@ -154,7 +154,7 @@ def run_demo(_: Nothing, context: Context) -> DemoResult:
     return summarize(result, urls=urls, seconds=seconds)
 
 
-def at_checkout(context: Context) -> Context:
+def move_to_checkout(context: Context) -> Context:
     """Return the context with relative paths that start at the checkout, where the handbook is."""
     return replace(context, settings=context.settings.model_copy(update={"working_folder": checkout()}))
 
@@ -172,7 +172,7 @@ def summarize(ended: RunResult, *, urls: DemoUrls, seconds: float) -> DemoResult
     report = read_json(nodes["evaluator"].outputs[Port.REPORT].path / "report.json")
     losses = {row["set"]: row for row in report["benchmarks"] if row["name"] == PRIMARY}
     quotes = next(row for row in report["benchmarks"] if row["name"] == QUOTES)
-    right = {name: round(quotes["rows"] * quotes[given]) for name, given in MODELS}
+    right = {name: round(quotes["rows"] * quotes[key]) for name, key in MODELS}
     validator = read_json(nodes["validator"].outputs[Port.SFT].path / "report.json")
     sample = report["samples"][0]  # the evaluator draws them from the primary set with the run's seed
     adapter = str(nodes["deployer"].facts["version"])
@@ -201,14 +201,14 @@ def set_result(row: JsonMapping) -> SetResult:
     return SetResult(
         name=row["set"],
         rows=row["rows"],
-        **{name: row[given] for name, given in MODELS},
+        **{name: row[key] for name, key in MODELS},
         base_minus_tuned=interval(row["improvement"]),
         control_minus_tuned=interval(row["vs_control"]),
     )
 
 
-def interval(given: Mapping[str, float]) -> Interval:
-    return Interval(**{name: given[name] for name in Interval.model_fields})
+def interval(values: Mapping[str, float]) -> Interval:
+    return Interval(**{name: values[name] for name in Interval.model_fields})
 
 
 def base_name(model_url: str) -> str:

@@ -72,14 +72,14 @@ def examine(_: Nothing, context: Context) -> Diagnosis:
 
 def look_at_queue(settings: Settings) -> list[Check]:
     """Say who has each device, and who waits for it."""
-    used = [one for one in read_devices(settings) if one.text]
-    return [Check(name=f"device {one.device}", ok=True, note=True, detail=one.text) for one in used]
+    used = [device for device in read_devices(settings) if device.text]
+    return [Check(name=f"device {device.device}", ok=True, note=True, detail=device.text) for device in used]
 
 
 def look_at_python(_: Settings) -> list[Check]:
     fine = sys.version_info >= (3, 11)
-    found = f"{platform.python_version()}, trainyard {trainyard.__version__}"
-    return [Check(name="python", ok=fine, detail=found, do="Use Python 3.11 or newer.")]
+    versions = f"{platform.python_version()}, trainyard {trainyard.__version__}"
+    return [Check(name="python", ok=fine, detail=versions, do="Use Python 3.11 or newer.")]
 
 
 def look_at_packages(_: Settings) -> list[Check]:
@@ -93,51 +93,51 @@ def look_at_packages(_: Settings) -> list[Check]:
     remedy, checks = "Install the pinned versions: pip install -c constraints.txt -e .", []
     for name, (least, below) in pins.items():
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             checks.append(Check(name=name, ok=False, detail="not installed", do=remedy))
             continue
-        fine = Version(least) <= Version(found.split("+")[0]) < Version(below)
-        detail = found if fine else f"{found}; >= {least}, < {below} is needed"
+        fine = Version(least) <= Version(installed.split("+")[0]) < Version(below)
+        detail = installed if fine else f"{installed}; >= {least}, < {below} is needed"
         checks.append(Check(name=name, ok=fine, detail=detail, do=remedy))
     return checks
 
 
 def look_at_home(settings: Settings) -> list[Check]:
-    place = settings.home
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free / GIB
+    folder = settings.home
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / GIB
     detail, do = f"{free:.1f} GiB free for {settings.home}", "Free space, or point TRAINYARD_HOME at a larger disk."
     return [Check(name="disk", ok=free >= LEAST_FREE_GIB, detail=detail, do=do)]
 
 
 def look_at_readers(settings: Settings) -> list[Check]:
     """Return whether other users of this machine can read the home, or the text that opens the server."""
-    key, found = auth_file(settings), []
+    key, checks = auth_file(settings), []
     for name, path, mode in (("home", settings.home, "700"), ("login text", key, "600")):
         if path.exists():
-            others = stat.S_IMODE(path.stat().st_mode) & OTHERS
-            detail = f"{path} is {'open to other users' if others else 'for its owner alone'}"
-            found.append(Check(name=name, ok=not others, detail=detail, do=f"chmod {mode} {path}"))
-    return found
+            others_mode = stat.S_IMODE(path.stat().st_mode) & OTHERS
+            detail = f"{path} is {'open to other users' if others_mode else 'for its owner alone'}"
+            checks.append(Check(name=name, ok=not others_mode, detail=detail, do=f"chmod {mode} {path}"))
+    return checks
 
 
 def look_at_listeners(settings: Settings) -> list[Check]:
     """Check which ports of this home other machines can connect to."""
-    ours, found = {}, []
+    commands, open_ports = {}, []
     for process in psutil.process_iter():
         try:
-            home, words = Path(process.environ().get("TRAINYARD_HOME") or default_home()), process.cmdline()
+            home, command = Path(process.environ().get("TRAINYARD_HOME") or default_home()), process.cmdline()
         except (psutil.Error, OSError):  # ended meanwhile, or another user's
             continue
-        if home == settings.home and any("trainyard" in word for word in words):
-            ours[process.pid] = " ".join(words[2:5])
-    for pid, at in listening_addresses(ours):
+        if home == settings.home and any("trainyard" in word for word in command):
+            commands[process.pid] = " ".join(command[2:5])
+    for pid, at in listening_addresses(commands):
         if not ipaddress.ip_address(at.ip).is_loopback:
-            found.append(f"{at.ip}:{at.port} ({ours[pid]}, pid {pid})")
-    detail = f"OPEN to other machines: {', '.join(found)}" if found else "on loopback only"
-    return [Check(name="listening", ok=not found, note=bool(found), detail=detail)]
+            open_ports.append(f"{at.ip}:{at.port} ({commands[pid]}, pid {pid})")
+    detail = f"OPEN to other machines: {', '.join(open_ports)}" if open_ports else "on loopback only"
+    return [Check(name="listening", ok=not open_ports, note=bool(open_ports), detail=detail)]
 
 
 def listening_addresses(pids: Iterable[int]) -> list[tuple[int, Any]]:
@@ -146,11 +146,15 @@ def listening_addresses(pids: Iterable[int]) -> list[tuple[int, Any]]:
     The system's table of connections is read once for all of them where that is allowed: it can have thousands.
     """
     try:
-        table = [(one.pid, one) for one in psutil.net_connections("tcp")]
+        table = [(connection.pid, connection) for connection in psutil.net_connections("tcp")]
     except psutil.AccessDenied:  # macOS, but for root
-        table = [(pid, one) for pid in pids for one in connections_of(pid)]
-    known = {*pids}
-    return [(pid, one.laddr) for pid, one in table if pid in known and one.status == psutil.CONN_LISTEN]
+        table = [(pid, connection) for pid in pids for connection in connections_of(pid)]
+    process_ids = {*pids}
+    return [
+        (pid, connection.laddr)
+        for pid, connection in table
+        if pid in process_ids and connection.status == psutil.CONN_LISTEN
+    ]
 
 
 def connections_of(pid: int) -> list[object]:
@@ -186,9 +190,9 @@ def look_at_login(settings: Settings, url: str) -> list[Check]:
         detail = f"asks for the text in {auth_file(settings)}" + ("" if fine else ", and does not accept it")
         return [Check(name="prefect login", ok=fine, detail=detail, do="Run `trainyard down`, then `trainyard up`.")]
     process = server.process()
-    wanted = process is not None and stack.NO_AUTH in process.cmdline()
-    detail = f"OPEN: every user of this machine can start runs{' (--no-auth)' if wanted else ''}"
-    return [Check(name="prefect login", ok=False, note=wanted, detail=detail,
+    no_auth = process is not None and stack.NO_AUTH in process.cmdline()
+    detail = f"OPEN: every user of this machine can start runs{' (--no-auth)' if no_auth else ''}"
+    return [Check(name="prefect login", ok=False, note=no_auth, detail=detail,
                   do="Run `trainyard down`, then `trainyard up`.")]  # fmt: skip
 
 
@@ -198,11 +202,11 @@ def look_at_pool(settings: Settings, url: str) -> list[Check]:
         f"work pool {settings.work_pool}": f"work_pools/{settings.work_pool}",
         "deployment chain/adhoc": "deployments/name/chain/adhoc",
     }
-    found = []
+    checks = []
     for name, path in paths.items():
         fine = stack.status_of(settings, url, path) == httpx.codes.OK
-        found.append(Check(name=name, ok=fine, detail="there" if fine else "missing", do="Run `trainyard up`."))
-    return found
+        checks.append(Check(name=name, ok=fine, detail="there" if fine else "missing", do="Run `trainyard up`."))
+    return checks
 
 
 def look_at_worker(settings: Settings) -> list[Check]:
@@ -236,8 +240,8 @@ def look_at_night(settings: Settings) -> list[Check]:
     """Check which model reads the documents of a night. The night itself starts and ends it."""
     path = settings.home / NIGHT_FILE
     try:
-        given = parse_text(path.read_bytes()) if path.is_file() else {}
-        serving = read_night({"tenant": settings.tenant, **(given if isinstance(given, dict) else {})}).serving
+        config = parse_text(path.read_bytes()) if path.is_file() else {}
+        serving = read_night({"tenant": settings.tenant, **(config if isinstance(config, dict) else {})}).serving
     except TrainyardError as error:
         return [Check(name="night", ok=False, detail=f"{path.name}: {error.why or error.what}", do="Correct the file.")]
     detail = f"reads with profile {serving.profile}; the night starts and ends that server, `trainyard up` starts none"
@@ -246,7 +250,7 @@ def look_at_night(settings: Settings) -> list[Check]:
 
 def look_at_targets(settings: Settings) -> list[Check]:
     """Check the servers that deployments started and that should answer; after `down` they are only reported."""
-    found = []
+    checks = []
     for path, recipe in local.list_expected(settings).items():
         server = find_service(path)
         fine = server is not None and server.answers()
@@ -254,17 +258,17 @@ def look_at_targets(settings: Settings) -> list[Check]:
         state = f"{server.url} does not answer" if server else absent
         detail = f"{recipe.model}, {server.url if server and fine else state}"
         do = "Run `trainyard up`, which starts it again." if server is None else f"Read {recipe.log}."
-        found.append(Check(name=f"server {path.stem}", ok=fine, note=not path.is_file(), detail=detail, do=do))
-    return found
+        checks.append(Check(name=f"server {path.stem}", ok=fine, note=not path.is_file(), detail=detail, do=do))
+    return checks
 
 
 def look_at_devices(_: Settings, read: Callable[[], GpuReadings] = read_gpus) -> list[Check]:
     """Report cores and GPUs, each with the half precision that it multiplies in hardware."""
     readings = read()
-    words = [f"{gpu.name} {gpu.memory_mb} MiB {'bf16' if gpu.native_bf16 else 'fp16'}" for gpu in readings.gpus]
+    devices = [f"{gpu.name} {gpu.memory_mb} MiB {'bf16' if gpu.native_bf16 else 'fp16'}" for gpu in readings.gpus]
     if Device.ROCM in devices_here():
-        words += [f"AMD {size // MIB} MiB" for size in read_amd_memory()]
-    gpus = ", ".join(words) or readings.state
+        devices += [f"AMD {size // MIB} MiB" for size in read_amd_memory()]
+    gpus = ", ".join(devices) or readings.state
     return [Check(name="devices", ok=True, note=True, detail=f"{physical_cores()} CPU cores; GPU: {gpus}")]
 
 
@@ -282,13 +286,13 @@ def look_at_backends(settings: Settings) -> list[Check]:
     """Return each trainer in a line; import tests that have not been run are not run here."""
     return [
         Check(
-            name=f"backend {one.name.value}",
-            ok=one.available and one.fits,
+            name=f"backend {row.name.value}",
+            ok=row.available and row.fits,
             note=True,
-            detail=", ".join([one.version, f"imports: {one.imports}"]) if one.available else f"{one.why} {one.fix}",
-            do=one.fix,
+            detail=", ".join([row.version, f"imports: {row.imports}"]) if row.available else f"{row.why} {row.fix}",
+            do=row.fix,
         )
-        for one in backend_table(settings, imports=False).rows
+        for row in backend_table(settings, imports=False).rows
     ]
 
 

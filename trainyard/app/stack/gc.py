@@ -104,18 +104,18 @@ class Collected(Response):
     """Old runs that stay: they wait, run or are paused, or there is no server to ask how they ended."""
 
 
-def collect(given: GcInput, context: Context) -> Collected:
+def collect(request: GcInput, context: Context) -> Collected:
     """Find what is not needed, and remove it. Raises `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`)."""
-    collection = Collection(context.settings, given.days)
+    collection = Collection(context.settings, request.days)
     items = tuple(collection.look())
     staying = tuple(path.name for path in collection.old_open_runs)
-    if not given.dry_run:
+    if not request.dry_run:
         with translate_os_errors(f"{context.settings.home} was not cleaned completely"):
-            items = tuple(one for one in items if collection.remove(one))
+            items = tuple(item for item in items if collection.remove(item))
             for line in sweep_leftovers(context.settings.home):
                 context.say(line)
-    size = sum(one.bytes for one in items)
-    return Collected(dry_run=given.dry_run, days=given.days, items=items, bytes=size, open_runs=staying)
+    size = sum(item.bytes for item in items)
+    return Collected(dry_run=request.dry_run, days=request.days, items=items, bytes=size, open_runs=staying)
 
 
 @dataclass
@@ -176,14 +176,14 @@ class Collection:
     @cached_property
     def run_folders(self) -> list[Path]:
         names = self.settings.runs.iterdir() if self.settings.runs.is_dir() else ()
-        return sorted(one for one in names if one.is_dir() and one.name not in (TRAINING, REMOVING))
+        return sorted(path for path in names if path.is_dir() and path.name not in (TRAINING, REMOVING))
 
     @cached_property
     def ended_runs(self) -> set[str]:
         """Runs that have ended: as the server says, or by their own result, which says that they completed."""
         assert self.ended is not None
-        known = self.ended([path.name for path in self.run_folders])
-        return known | {path.name for path in self.run_folders if completed(path)}
+        run_names = self.ended([path.name for path in self.run_folders])
+        return run_names | {path.name for path in self.run_folders if is_completed(path)}
 
     @cached_property
     def old_runs(self) -> list[Path]:
@@ -197,25 +197,25 @@ class Collection:
     def named_by_runs(self) -> set[str]:
         """Digests that the runs which stay name, and the jobs that have not ended."""
         going = set(self.old_runs)
-        found = digests_in(file for run in self.run_folders if run not in going for file in records_below(run))
+        digests = find_digests(file for run in self.run_folders if run not in going for file in find_records(run))
         jobs = JobStore(self.settings.home / "jobs")
-        live = [Path(one.work).name for one in jobs.records() if one.state in LIVE_JOBS or one.updated >= self.before]
-        return found | set(live)
+        live = [Path(job.work).name for job in jobs.records() if job.state in LIVE_JOBS or job.updated >= self.before]
+        return digests | set(live)
 
     @cached_property
     def trainings(self) -> list[Path]:
         folder = self.settings.runs / TRAINING
-        return sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+        return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
     @cached_property
     def old_trainings(self) -> list[Path]:
         """Work folders without a user. A training names the one in which it continues (`oom.py`): both stay."""
-        staying = {one for one in self.trainings if not self.is_old(one) or one.name in self.named_by_runs}
+        staying = {work for work in self.trainings if not self.is_old(work) or work.name in self.named_by_runs}
         while True:
-            named = digests_in(file for one in staying for file in one.glob("*.json"))
-            more = {one for one in self.trainings if one.name in named or not self.may_go(one)} - staying
+            named = find_digests(file for work in staying for file in work.glob("*.json"))
+            more = {work for work in self.trainings if work.name in named or not self.may_go(work)} - staying
             if not more:
-                return [one for one in self.trainings if one not in staying]
+                return [work for work in self.trainings if work not in staying]
             staying |= more
 
     def may_go(self, work: Path) -> bool:
@@ -224,7 +224,7 @@ class Collection:
         """
         if not any((work / CHECKPOINT_FOLDER).glob("*")):
             return True
-        jobs = {Path(one.work).name for one in JobStore(self.settings.home / "jobs").records()}
+        jobs = {Path(job.work).name for job in JobStore(self.settings.home / "jobs").records()}
         return self.run_of(work) in self.ended_runs or work.name in jobs
 
     def run_of(self, work: Path) -> str:
@@ -239,60 +239,64 @@ class Collection:
             path.name: path for path in sorted(self.settings.artifacts.glob("[0-9a-f][0-9a-f]/*")) if path.is_dir()
         }
         going = set(self.old_trainings)
-        records = [file for one in self.trainings if one not in going for file in one.glob("*.json")]
+        records = [file for work in self.trainings if work not in going for file in work.glob("*.json")]
         records += [*self.settings.adapters.glob(f"*/*/*/{MANIFEST}"), *self.settings.services.glob("*.json")]
         records += [*self.settings.home.glob("tenants/**/*.json"), *self.settings.home.glob("jobs/*.json")]
-        named = self.named_by_runs | digests_in(records)
+        named = self.named_by_runs | find_digests(records)
         staying = {key for key, path in every.items() if key in named or path.stat().st_mtime >= self.before}
         fresh = staying
         while fresh:
-            below = digests_in(every[key] / MANIFEST for key in fresh if (every[key] / MANIFEST).is_file())
+            below = find_digests(every[key] / MANIFEST for key in fresh if (every[key] / MANIFEST).is_file())
             fresh = {key for key in below & every.keys() if key not in staying}
             staying |= fresh
         return [path for key, path in every.items() if key not in staying]
 
     @property
     def old_sessions(self) -> list[Path]:
-        found = sessions_folder(self.settings).glob("session-*")
-        return sorted(one for one in found if self.is_old(one) and not self.keeps_session(one))
+        folders = sessions_folder(self.settings).glob("session-*")
+        return sorted(folder for folder in folders if self.is_old(folder) and not self.keeps_session(folder))
 
     def keeps_session(self, folder: Path) -> bool:
         return any((folder / SAVED_FOLDER).glob("*")) or is_running(self.settings, folder.name)
 
     def old_environments(self) -> list[Path]:
         folder = self.settings.home / "envs"
-        meant = {one.resolve() for one in folder.glob("*") if one.is_symlink()}
-        old = [one for one in folder.glob(".*-*") if one.is_dir() and not one.is_symlink()]
-        old = [one for one in old if one.resolve() not in meant and one.stat().st_mtime < self.before]
+        meant = {path.resolve() for path in folder.glob("*") if path.is_symlink()}
+        old = [path for path in folder.glob(".*-*") if path.is_dir() and not path.is_symlink()]
+        old = [path for path in old if path.resolve() not in meant and path.stat().st_mtime < self.before]
         used = used_paths() if old else []
-        return sorted(one for one in old if not any(str(one) in text for text in used))
+        return sorted(path for path in old if not any(str(path) in text for text in used))
 
     # What is removed
 
-    def remove(self, one: Leftover) -> bool:
+    def remove(self, leftover: Leftover) -> bool:
         """Remove it; False if it is in use again, or gone."""
         locked = {
             LeftoverKind.TRAINING: self.remove_training,
             LeftoverKind.SESSION: self.remove_session,
             LeftoverKind.UPLOAD: remove_abandoned,
         }
-        if one.kind in locked:
-            return locked[one.kind](one.path)
-        if one.path.is_file():
-            one.path.unlink()
+        if leftover.kind in locked:
+            return locked[leftover.kind](leftover.path)
+        if leftover.path.is_file():
+            leftover.path.unlink()
             return True
-        if one.kind is LeftoverKind.RUN:
+        if leftover.kind is LeftoverKind.RUN:
             assert self.ended is not None
-            again = self.is_old(one.path) and (completed(one.path) or bool(self.ended([one.path.name])))
-            return again and discard(one.path, self.settings.runs)
-        if one.kind is LeftoverKind.ARTIFACT:
+            again = self.is_old(leftover.path) and (
+                is_completed(leftover.path) or bool(self.ended([leftover.path.name]))
+            )
+            return again and discard(leftover.path, self.settings.runs)
+        if leftover.kind is LeftoverKind.ARTIFACT:
             store = ArtifactStore(self.settings.artifacts)
             sweep_work_folders(store)
-            return discard(one.path, store.root, lambda place: take_away(store, one.path, self.before, place))
-        if one.kind is LeftoverKind.ENVIRONMENT:
-            return discard(one.path, self.settings.home / "envs")
-        if one.kind is LeftoverKind.UNFINISHED:
-            shutil.rmtree(one.path)
+            return discard(
+                leftover.path, store.root, lambda target: take_away(store, leftover.path, self.before, target)
+            )
+        if leftover.kind is LeftoverKind.ENVIRONMENT:
+            return discard(leftover.path, self.settings.home / "envs")
+        if leftover.kind is LeftoverKind.UNFINISHED:
+            shutil.rmtree(leftover.path)
         return True  # temporary folders go with `sweep_leftovers`
 
     def remove_training(self, work: Path) -> bool:
@@ -309,8 +313,8 @@ class Collection:
         """Remove a session's folder under the lock of the process that would run it."""
         try:
             with device_lock(lock_of_session(self.settings, folder.name)):
-                gone = self.is_old(folder) and not any((folder / SAVED_FOLDER).glob("*"))
-                return gone and discard(folder, sessions_folder(self.settings))
+                removable = self.is_old(folder) and not any((folder / SAVED_FOLDER).glob("*"))
+                return removable and discard(folder, sessions_folder(self.settings))
         except Conflict:
             return False
 
@@ -318,16 +322,16 @@ class Collection:
 def discard(path: Path, root: Path, take: Callable[[Path], bool] | None = None) -> bool:
     """Rename a folder into `root/.removing`, then delete it."""
     (root / REMOVING).mkdir(mode=0o700, exist_ok=True)
-    place = root / REMOVING / path.name
-    if place.exists():
-        shutil.rmtree(place)
+    target = root / REMOVING / path.name
+    if target.exists():
+        shutil.rmtree(target)
     if take is None:
-        path.rename(place)
-    elif not take(place):
+        path.rename(target)
+    elif not take(target):
         return False
     DISK.fsync_folder(path.parent)
     faultpoint("gc.renamed")
-    shutil.rmtree(place)
+    shutil.rmtree(target)
     faultpoint("gc.removed")
     return True
 
@@ -340,7 +344,7 @@ def server_answer(settings: Settings) -> Callable[[Iterable[str]], set[str]]:
         return lambda _ids: set()
 
 
-def completed(run: Path) -> bool:
+def is_completed(run: Path) -> bool:
     """Return whether the run's own record says that it completed: nothing can continue it."""
     try:
         result = read_result(run)
@@ -351,30 +355,30 @@ def completed(run: Path) -> bool:
 
 def stats_of(path: Path) -> Iterator[os.stat_result]:
     """Of a file, or of a folder and all below it; what is removed meanwhile is left out."""
-    for one in (path, *(path.rglob("*") if path.is_dir() else ())):
+    for entry in (path, *(path.rglob("*") if path.is_dir() else ())):
         with suppress(FileNotFoundError):
-            yield one.lstat()
+            yield entry.lstat()
 
 
 def last_write(path: Path) -> float:
     """Return when a file, or anything in a folder, was last written."""
-    return max((one.st_mtime for one in stats_of(path)), default=0.0)
+    return max((status.st_mtime for status in stats_of(path)), default=0.0)
 
 
 def size_of(path: Path) -> int:
     """Return bytes on the disk; a file with other names elsewhere (an adapter's) frees nothing and does not count."""
-    return sum(one.st_size for one in stats_of(path) if stat.S_ISREG(one.st_mode) and one.st_nlink == 1)
+    return sum(status.st_size for status in stats_of(path) if stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
 
 
-def records_below(run: Path) -> list[Path]:
+def find_records(run: Path) -> list[Path]:
     return [path for pattern in RECORDS for path in run.rglob(pattern)]
 
 
-def digests_in(files: Iterable[Path]) -> set[str]:
+def find_digests(files: Iterable[Path]) -> set[str]:
     """Return every digest that these files name."""
-    found: set[str] = set()
+    digests: set[str] = set()
     for path in files:
         with suppress(FileNotFoundError), path.open("rb") as stream:
             for line in stream:
-                found |= {one.decode() for one in DIGESTS.findall(line)}
-    return found
+                digests |= {digest.decode() for digest in DIGESTS.findall(line)}
+    return digests

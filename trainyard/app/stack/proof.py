@@ -52,13 +52,13 @@ class Proof(Response):
         return 0 if self.cells and all(cell.identical for cell in self.cells) else 1
 
 
-def prove_resume(given: ProveInput, context: Context) -> Proof:
+def prove_resume(request: ProveInput, context: Context) -> Proof:
     """Prove the cells in a child process, `jobs` at a time. Raises `TrainyardError` (`E-PROVE`) when the child dies."""
-    stages, methods = chosen(given.stages, given.methods, given.everything)
+    stages, methods = select_cells(request.stages, request.methods, request.everything)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trainyard-proof-") as name:
         folder = Path(name)
-        spec = {"stages": [*map(str, stages)], "methods": [*map(str, methods)], "jobs": given.jobs}
+        spec = {"stages": [*map(str, stages)], "methods": [*map(str, methods)], "jobs": request.jobs}
         (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         cells = []
         for verdict in run_child(folder):
@@ -67,7 +67,7 @@ def prove_resume(given: ProveInput, context: Context) -> Proof:
     return Proof(cells=tuple(cells), seconds=round(time.monotonic() - started, 1))
 
 
-def chosen(
+def select_cells(
     stages: tuple[Stage, ...], methods: tuple[Method, ...], everything: bool
 ) -> tuple[tuple[Stage, ...], tuple[Method, ...]]:
     """Return which stages and methods are proved. Raises `InvalidInput` (`E-PROVE`) for a stage that is not native."""

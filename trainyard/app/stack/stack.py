@@ -16,8 +16,8 @@ from trainyard.app.exposure import (
     EVERY_ADDRESS,
     Exposure,
     addresses_of,
-    in_host,
-    names_for,
+    format_host,
+    list_host_names,
     read_exposure,
     require_safe,
     warn_of_expiry,
@@ -68,22 +68,22 @@ class EnvOutput(Response):
     variables: dict[str, str]
 
 
-def up(given: UpInput, context: Context) -> UpOutput:
+def up(request: UpInput, context: Context) -> UpOutput:
     settings = context.settings
-    chosen = exposure_of(given)
+    exposure = exposure_of(request)
     with stack.exclusive(settings, context.say):
-        stack.choose_exposure(settings, chosen)
+        stack.choose_exposure(settings, exposure)
         stack.choose_working_folder(settings, context.say)
-        if chosen is not None and (certificate := require_safe(chosen, everybody=given.no_auth)):
+        if exposure is not None and (certificate := require_safe(exposure, everybody=request.no_auth)):
             warn_of_expiry(certificate, context.say)
-        attached = stack.attached(settings, auth=not given.no_auth)
-        with models_served(settings, context.say) as serving:
-            url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
-            asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
-            service = start_api(settings, url, context.say, given.port)  # starts while the deployments are written
-            if not stack.bootstrapped(settings, url):
+        attached = stack.find_attached_server(settings, auth=not request.no_auth)
+        with serve_models(settings, context.say) as serving:
+            url = attached or stack.start_server(settings, context.say, auth=not request.no_auth).url
+            asks = not attached and stack.check_login(settings, url, context.say, auth=not request.no_auth)
+            service = start_api(settings, url, context.say, request.port)  # starts while the deployments are written
+            if not stack.is_bootstrapped(settings, url):
                 bootstrap(settings, url, context.say)
-            worker = stack.running_for(settings, "worker", url) or begin_work(settings, url, context.say)
+            worker = stack.find_running_for(settings, "worker", url) or begin_work(settings, url, context.say)
             watchdog = stack.start_watchdog(settings, url)
             embedded_url = serving.result()
         for line in local.restore_servers(settings):
@@ -99,32 +99,32 @@ def up(given: UpInput, context: Context) -> UpOutput:
         service_url=service.url,
         embedded_url=embedded_url,
         home=str(settings.home),
-        exposed_urls=exposed_urls(settings, service.url, *([] if attached else [url.removesuffix("/api")])),
+        exposed_urls=list_exposed_urls(settings, service.url, *([] if attached else [url.removesuffix("/api")])),
     )
 
 
-def exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
+def list_exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
     """Return the addresses beyond loopback of servers with these addresses on it."""
-    chosen = read_exposure(settings)
-    scheme = "https" if chosen is not None and chosen.tls_cert else "http"
-    hosts = addresses_of(chosen.host) if chosen is not None and chosen.beyond_loopback else ()
-    return tuple(f"{scheme}://{in_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)
+    exposure = read_exposure(settings)
+    scheme = "https" if exposure is not None and exposure.tls_cert else "http"
+    hosts = addresses_of(exposure.host) if exposure is not None and exposure.beyond_loopback else ()
+    return tuple(f"{scheme}://{format_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)
 
 
-def exposure_of(given: UpInput) -> Exposure | None:
+def exposure_of(request: UpInput) -> Exposure | None:
     """Return where the servers listen besides loopback. Raises `InvalidInput` (`E-AUTH`, `E-PARAMETER`)."""
     only = ("host", "tls_cert", "tls_key", "behind_proxy", "allow_host")
-    if not given.expose:
-        if alone := sorted(given.model_fields_set.intersection(only)):
+    if not request.expose:
+        if alone := sorted(request.model_fields_set.intersection(only)):
             raise InvalidInput(
                 f"--{alone[0].replace('_', '-')} belongs to --expose.", do="Add --expose, or leave it out.",
                 code="E-PARAMETER",
             )  # fmt: skip
         return None
-    cert, key = (str(one.expanduser().absolute()) if one else "" for one in (given.tls_cert, given.tls_key))
-    chosen = Exposure(given.host or EVERY_ADDRESS[0], cert, key, given.behind_proxy or "", given.allow_host)
-    names_for(chosen, require_safe(chosen, everybody=given.no_auth))
-    return chosen
+    cert, key = (str(path.expanduser().absolute()) if path else "" for path in (request.tls_cert, request.tls_key))
+    exposure = Exposure(request.host or EVERY_ADDRESS[0], cert, key, request.behind_proxy or "", request.allow_host)
+    list_host_names(exposure, require_safe(exposure, everybody=request.no_auth))
+    return exposure
 
 
 def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Service:
@@ -152,7 +152,7 @@ def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def models_served(settings: Settings, say: Callable[[str], None]) -> Iterator[Future[str | None]]:
+def serve_models(settings: Settings, say: Callable[[str], None]) -> Iterator[Future[str | None]]:
     """Start the embedded model server meanwhile, which needs no Prefect; without Prefect it is ended again."""
     was_running = embedded.instance(settings) is not None
     with ThreadPoolExecutor(1) as aside:
@@ -230,11 +230,11 @@ class Migration(Response):
     """Files in an earlier form, which are read as they are and get the present one when they are written again."""
 
 
-def migrate(given: MigrateInput, context: Context) -> Migration:
+def migrate(request: MigrateInput, context: Context) -> Migration:
     """Rename the work folders of earlier versions. Raises `Conflict` (`E-DEVICE-BUSY`) while one is worked in."""
     settings = context.settings
-    found = list(work_folders_of_earlier_versions(settings.runs / "training", partial(complete_tenant, settings)))
-    for before, now in () if given.dry_run else found:
+    renames = list(work_folders_of_earlier_versions(settings.runs / "training", partial(complete_tenant, settings)))
+    for before, now in () if request.dry_run else renames:
         rename_work_folder(before, now, settings)
-    folders = tuple(MigratedFolder(before=str(before), now=str(now)) for before, now in found)
-    return Migration(dry_run=given.dry_run, folders=folders, earlier=tuple(earlier_files(settings.home)))
+    folders = tuple(MigratedFolder(before=str(before), now=str(now)) for before, now in renames)
+    return Migration(dry_run=request.dry_run, folders=folders, earlier=tuple(earlier_files(settings.home)))

@@ -33,32 +33,34 @@ LENGTH = ("hyperparameters.max_steps", "hyperparameters.epochs", "eval.steps")
 NAME_LENGTH = 54
 
 
-def build_sweep(given: SweepInput, context: Context) -> SweepSpec:
+def build_sweep(request: SweepInput, context: Context) -> SweepSpec:
     """Return the sweep that a request means.
 
     Raises `InvalidInput` (`E-PARAMETER`) for a range, a path or an option, `Refused` for a chain or a value.
     """
     settings = context.settings
-    target = str(given.file) if given.chain is None else show_chain(ShowChainInput(chain=given.chain), context).body
+    target = (
+        str(request.file) if request.chain is None else show_chain(ShowChainInput(chain=request.chain), context).body
+    )
     written = locate_request(parse_request(target), settings).spec
     chain = resolve_chain(written, settings)
-    trainer, ids = find_trainer(chain, given.trainer), tuple(node.id for node in chain.nodes)
-    ranges, fixed = read_parameters(given, ids, written)
-    require_one_length(given, ids, written, trainer, ranges)
-    written = with_evaluation(apply_values(written, ids, fixed), ids, trainer, given, context)
+    trainer, ids = find_trainer(chain, request.trainer), tuple(node.id for node in chain.nodes)
+    ranges, fixed = read_parameters(request, ids, written)
+    require_one_length(request, ids, written, trainer, ranges)
+    written = add_evaluation(apply_values(written, ids, fixed), ids, trainer, request, context)
     config = trainer_of(resolve_chain(written, settings), trainer)
-    metric = given.asked_metric or (config.eval or EvalSettings()).metric
-    rungs = rungs_of(given, config)
-    combinations = math.prod(len(one.values) if one.values else math.inf for one in ranges.values())
+    metric = request.asked_metric or (config.eval or EvalSettings()).metric
+    rungs = rungs_of(request, config)
+    combinations = math.prod(len(values.values) if values.values else math.inf for values in ranges.values())
     body: JsonObject = {
         "chain": written, "trainer": trainer, "parameters": ranges, "metric": metric,
-        "direction": given.direction or metric.facts.best, "rungs": rungs,
+        "direction": request.direction or metric.facts.best, "rungs": rungs,
         "steps": config.hyperparameters.max_steps,
-        "trials": int(min(given.trials, combinations)) if given.sampler == "grid" else given.trials,
-        **given.model_dump(include={"scheduler", "sampler", "seed", "reduction", "parallel"}),
+        "trials": int(min(request.trials, combinations)) if request.sampler == "grid" else request.trials,
+        **request.model_dump(include={"scheduler", "sampler", "seed", "reduction", "parallel"}),
     }  # fmt: skip
-    spec = sweep_of(body, given.name, chain.name)
-    check_parameters(spec.chain, ids, ranges, lambda one: pausable(one, spec, settings))
+    spec = sweep_of(body, request.name, chain.name)
+    check_parameters(spec.chain, ids, ranges, lambda config: resolve_pausable_chain(config, spec, settings))
     refuse_or_wait(resolve_chain(spec.chain, settings), settings, is_job=False, allows=bool)
     return spec
 
@@ -76,13 +78,13 @@ def sweep_of(body: Mapping[str, object], name: str | None, chain: str) -> SweepS
 
 
 def read_parameters(
-    given: SweepInput, ids: tuple[str, ...], written: ChainSpec
+    request: SweepInput, ids: tuple[str, ...], written: ChainSpec
 ) -> tuple[dict[str, Range | Choice], dict[str, Any]]:
     """(path -> range, path -> value of all trials). Raises `InvalidInput` (`E-PARAMETER`) naming the path."""
     ranges: dict[str, Range | Choice] = {}
     fixed: dict[str, Any] = {}
     whole = written.model_dump(mode="json")
-    for path, value in flatten_settings(given.parameters).items():
+    for path, value in flatten_settings(request.parameters).items():
         split_path(path, ids, whole)
         if is_range(value):
             ranges[path] = parse_range(path, value)
@@ -98,11 +100,11 @@ def read_parameters(
 
 
 def require_one_length(
-    given: SweepInput, ids: tuple[str, ...], written: ChainSpec, trainer: str, ranges: dict[str, Range | Choice]
+    request: SweepInput, ids: tuple[str, ...], written: ChainSpec, trainer: str, ranges: dict[str, Range | Choice]
 ) -> None:
     """Raise `InvalidInput` (`E-PARAMETER`) for a varied length where trials are compared at the same steps."""
     whole = written.model_dump(mode="json")
-    for path in ranges if given.scheduler == "asha" else ():
+    for path in ranges if request.scheduler == "asha" else ():
         node, keys = split_path(path, ids, whole)
         if ids[node] == trainer and ".".join(keys) in LENGTH:
             raise InvalidInput(
@@ -113,20 +115,20 @@ def require_one_length(
             )
 
 
-def with_evaluation(
-    written: ChainSpec, ids: tuple[str, ...], trainer: str, given: SweepInput, context: Context
+def add_evaluation(
+    written: ChainSpec, ids: tuple[str, ...], trainer: str, request: SweepInput, context: Context
 ) -> ChainSpec:
     """Return the chain whose trainer measures the metric at every rung."""
     config = trainer_of(resolve_chain(written, context.settings), trainer)
-    asked = config.eval
-    if asked is None:
+    evaluation = config.eval
+    if evaluation is None:
         context.say(f"{trainer}: {EvalSettings().held_out_share:.0%} of its rows are held out to compare the trials")
     values: JsonObject = {}
-    metric = given.asked_metric
-    if asked is None or (metric is not None and asked.metric is not metric):
+    metric = request.asked_metric
+    if evaluation is None or (metric is not None and evaluation.metric is not metric):
         values[f"{trainer}.eval.metric"] = (metric or EvalMetric.LOSS).value
     steps = config.hyperparameters.max_steps
-    if given.scheduler == "asha" and (asked is None or asked.steps is None):
+    if request.scheduler == "asha" and (evaluation is None or evaluation.steps is None):
         if steps is None:
             raise InvalidInput(
                 "The trials have no common number of steps.",
@@ -134,33 +136,33 @@ def with_evaluation(
                 do=f"Add -p {trainer}.max_steps=N, or --scheduler none.",
                 code="E-PARAMETER",
             )
-        first = first_rung(given, config, steps)
-        if given.first_rung is None and first > math.ceil(steps / given.reduction**2):
+        first = first_rung(request, config, steps)
+        if request.first_rung is None and first > math.ceil(steps / request.reduction**2):
             context.say(f"{trainer}: the first rung is step {first}, behind the warm-up")
         values[f"{trainer}.eval.steps"] = min(first, steps)
     return apply_values(written, ids, values)
 
 
-def first_rung(given: SweepInput, config: TrainerConfig, steps: int) -> int:
+def first_rung(request: SweepInput, config: TrainerConfig, steps: int) -> int:
     """Return the step of the first rung, behind the warm-up of the trainer: in it a rate is not yet what it is called.
 
     Raises `InvalidInput` (`E-PARAMETER`) for a `first_rung` inside the warm-up.
     """
     warmup = config.hyperparameters.warmup(steps) if config.hyperparameters.schedule.facts.warms_up else 0
-    if given.first_rung is not None and given.first_rung <= warmup:
+    if request.first_rung is not None and request.first_rung <= warmup:
         raise InvalidInput(
-            f"The first rung is step {given.first_rung}, inside the warm-up of {warmup} steps.",
+            f"The first rung is step {request.first_rung}, inside the warm-up of {warmup} steps.",
             why="Trials would be compared at rates that they have not reached.",
             do=f"Use a first rung of at least {warmup + 1}, or a shorter warm-up.",
             code="E-PARAMETER",
         )
-    return given.first_rung or max(math.ceil(steps / given.reduction**2), warmup + 1)
+    return request.first_rung or max(math.ceil(steps / request.reduction**2), warmup + 1)
 
 
-def rungs_of(given: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
+def rungs_of(request: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
     """Return the rungs, at steps that are evaluated. Raises `InvalidInput` (`E-PARAMETER`)."""
     steps, every = config.hyperparameters.max_steps, (config.eval or EvalSettings()).steps
-    if given.scheduler == "none":
+    if request.scheduler == "none":
         return ()
     if steps is None or not isinstance(every, int):
         raise InvalidInput(
@@ -168,11 +170,11 @@ def rungs_of(given: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
             do="Give max_steps, and a number in eval.steps or none.",
             code="E-PARAMETER",
         )
-    first = first_rung(given, config, steps)
-    return rung_steps(steps, given.reduction, math.ceil(first / every) * every)
+    first = first_rung(request, config, steps)
+    return rung_steps(steps, request.reduction, math.ceil(first / every) * every)
 
 
-def pausable(written: ChainSpec, spec: SweepSpec, settings: Settings) -> ResolvedChain:
+def resolve_pausable_chain(written: ChainSpec, spec: SweepSpec, settings: Settings) -> ResolvedChain:
     """Return the resolved chain of a trial. Raises `Refused`, also for a backend that cannot stop at a rung."""
     chain = resolve_chain(written, settings)
     backend = trainer_of(chain, spec.trainer).backend

@@ -49,16 +49,16 @@ class SweepList(Response):
     sweeps: tuple[SweepReport, ...]
 
 
-def show_sweep(given: ShowSweepInput, context: Context) -> SweepReport:
+def show_sweep(request: ShowSweepInput, context: Context) -> SweepReport:
     """Return one sweep. Raises `NotFound` (`E-NOT-FOUND`), also for the best of none."""
-    record = read_record(context.settings, given.name)
+    record = read_record(context.settings, request.name)
     report = report_of(record, context.settings)
-    chain = best_chain(record, report, context.settings) if given.best else ""
-    return report.model_copy(update={"best_chain": chain, "plot": given.plot})
+    chain = best_chain(record, report, context.settings) if request.best else ""
+    return report.model_copy(update={"best_chain": chain, "plot": request.plot})
 
 
-def list_sweeps(_given: Nothing, context: Context) -> SweepList:
-    return SweepList(sweeps=tuple(report_of(one, context.settings) for one in list_records(context.settings)))
+def list_sweeps(_request: Nothing, context: Context) -> SweepList:
+    return SweepList(sweeps=tuple(report_of(record, context.settings) for record in list_records(context.settings)))
 
 
 def report_of(record: SweepRecord, settings: Settings) -> SweepReport:
@@ -69,7 +69,7 @@ def report_of(record: SweepRecord, settings: Settings) -> SweepReport:
         name=spec.name, run_id=record.run_id, folder=folder, is_running=holder(folder / "lock") is not None,
         metric=spec.metric.value, direction=spec.direction, scheduler=spec.scheduler,
         rungs=spec.levels if spec.scheduler == "asha" else (), num_trials=spec.trials, trials=trials,
-        best=find_best(trials, highest=spec.direction == "max"), num_steps=sum(one.steps for one in trials),
+        best=find_best(trials, highest=spec.direction == "max"), num_steps=sum(trial.steps for trial in trials),
         num_whole_steps=len(trials) * spec.steps if spec.steps is not None else None,
     )  # fmt: skip
 

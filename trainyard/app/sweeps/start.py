@@ -17,49 +17,49 @@ from trainyard.sweeps.folder import SweepRecord, dump_spec, find_record, read_re
 DEPLOYMENT = "sweep/local"
 
 
-def sweep(given: SweepInput, context: Context) -> SweepReport:
+def sweep(request: SweepInput, context: Context) -> SweepReport:
     """Start or continue a sweep. The same command again continues it, too.
 
     Raises what `build_sweep` raises, `Conflict` (`E-PARAMETER`) for a name that is taken, `NotFound` (`E-NOT-FOUND`).
     """
     since = time.time()
-    record = find_asked(given, context)
-    run_id, words = carry_on(record, context.settings)
-    context.say(f"sweep {record.spec.name}: {words}, run {run_id}")
-    if given.watch:
+    record = find_or_build_record(request, context)
+    run_id, progress = continue_or_start(record, context.settings)
+    context.say(f"sweep {record.spec.name}: {progress}, run {run_id}")
+    if request.watch:
         connect_runs(context.settings).watch_run(run_id, on_progress=context.on_progress, since=since)
     return show_sweep(ShowSweepInput(name=record.spec.name), context)
 
 
-def find_asked(given: SweepInput, context: Context) -> SweepRecord:
+def find_or_build_record(request: SweepInput, context: Context) -> SweepRecord:
     """Return the sweep that is there already, or a new record. Raises `InvalidInput` (`E-PARAMETER`)."""
-    named = [one for one in (given.file, given.chain, given.continued) if one is not None]
-    if len(named) != 1 or (given.continued and given.parameters):
+    named = [source for source in (request.file, request.chain, request.continued) if source is not None]
+    if len(named) != 1 or (request.continued and request.parameters):
         raise InvalidInput(
             "A sweep is begun from a file or a stored chain, or continued by its name.",
             why="One that is continued has its ranges and options already.",
             do="Give FILE or --chain NAME with -p, or --continue NAME alone.",
             code="E-PARAMETER",
         )
-    if given.continued is not None:
-        return read_record(context.settings, given.continued)
-    spec = build_sweep(given, context)
-    known = find_record(context.settings, spec.name)
-    if known is not None:
-        require_same(known, spec)
-        return known
+    if request.continued is not None:
+        return read_record(context.settings, request.continued)
+    spec = build_sweep(request, context)
+    record = find_record(context.settings, spec.name)
+    if record is not None:
+        require_same(record, spec)
+        return record
     return SweepRecord(spec=spec, created=time.time())
 
 
-def carry_on(record: SweepRecord, settings: Settings) -> tuple[str, str]:
+def continue_or_start(record: SweepRecord, settings: Settings) -> tuple[str, str]:
     """(run, what it is doing): the run of the sweep continued, or a new one where there is none any more."""
     if record.run_id:
         try:
-            words = connect_runs(settings).continue_unless_running(record.run_id)
+            progress = connect_runs(settings).continue_unless_running(record.run_id)
         except NotFound:
-            words = ""
-        if words:
-            return record.run_id, words
+            progress = ""
+        if progress:
+            return record.run_id, progress
     runs, spec = connect_runs(settings), record.spec
     write_record(settings, record)
     tags = (JOB_TAG, draw_job_id(), f"{TENANT_TAG}{spec.chain.tenant}")
@@ -69,10 +69,10 @@ def carry_on(record: SweepRecord, settings: Settings) -> tuple[str, str]:
     return started.run_id, "started"
 
 
-def stop_sweep(given: SweepNameInput, context: Context) -> SweepReport:
+def stop_sweep(request: SweepNameInput, context: Context) -> SweepReport:
     """Cancel the run of a sweep. Raises `NotFound`, `Conflict` (`E-JOB-STATE`) if it has ended."""
-    record = read_record(context.settings, given.name)
+    record = read_record(context.settings, request.name)
     if not record.run_id:
-        raise Conflict(f"The sweep {given.name} has no run yet.", do="Start it.", code="E-JOB-STATE")
+        raise Conflict(f"The sweep {request.name} has no run yet.", do="Start it.", code="E-JOB-STATE")
     connect_runs(context.settings).cancel_run(record.run_id)
-    return show_sweep(ShowSweepInput(name=given.name), context)
+    return show_sweep(ShowSweepInput(name=request.name), context)

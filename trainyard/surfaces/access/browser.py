@@ -66,7 +66,7 @@ def add_logins(app: Starlette, authenticator: Authenticator) -> None:
         )  # fmt: skip
         return answer
 
-    async def who(request: Request) -> Response:
+    async def show_caller(request: Request) -> Response:
         return JSONResponse(facts(caller_of_request(request), authenticator.cookie_of(request.headers)))
 
     async def log_out(request: Request) -> Response:
@@ -77,5 +77,5 @@ def add_logins(app: Starlette, authenticator: Authenticator) -> None:
         return answer
 
     app.add_route(LOGIN, log_in, methods=["POST"])
-    app.add_route(LOGIN, who, methods=["GET"])
+    app.add_route(LOGIN, show_caller, methods=["GET"])
     app.add_route(LOGOUT, log_out, methods=["POST"])

@@ -60,7 +60,7 @@ MEMORY_EXIT = 70
 
 
 @dataclass
-class CallPlaces:
+class CallSlots:
     """Who works and who waits: some children at a time, few of them for one caller."""
 
     most: int
@@ -69,11 +69,11 @@ class CallPlaces:
     waiting: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
-    def place(self, context: Context) -> Iterator[None]:
+    def reserve_slot(self, context: Context) -> Iterator[None]:
         """A place for one call, for which it may have to wait. Raises `TooMany` (`E-RATE`), `CallerLeft`."""
         caller = context.caller.identity
         with self.changed:
-            self.wait_for_place(caller, context)
+            self.wait_for_slot(caller, context)
             self.working[caller] += 1
         try:
             yield
@@ -83,7 +83,7 @@ class CallPlaces:
                 self.working += Counter()  # without those of zero
                 self.changed.notify_all()
 
-    def wait_for_place(self, caller: str, context: Context) -> None:
+    def wait_for_slot(self, caller: str, context: Context) -> None:
         def is_free() -> bool:
             return self.working[caller] < MOST_OF_CALLER and self.working.total() < self.most
 
@@ -113,7 +113,7 @@ class ChildCalls:
 
     def __init__(self, most: int) -> None:
         """`most` children at a time."""
-        self.places = CallPlaces(most)
+        self.slots = CallSlots(most)
         self.processes = multiprocessing.get_context("forkserver")
         self.processes.set_forkserver_preload(list(PRELOADED))
 
@@ -124,7 +124,7 @@ class ChildCalls:
         `CallerLeft`.
         """
         context.departure.require_caller()
-        with self.places.place(context):
+        with self.slots.reserve_slot(context):
             receiver, childs = self.processes.Pipe(duplex=False)
             sent = facts_for_child(context)
             child = self.processes.Process(target=perform, args=(childs, name, request, sent), daemon=True)

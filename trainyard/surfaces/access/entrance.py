@@ -85,19 +85,19 @@ class Entrance:
                 limit = self.admit(scope)
                 if CALLER not in scope and scope["method"] == "POST":  # no place is taken by a body that does not come
                     receive = whole_body(await self.bodies.receive(receive), receive)
-                exit_stack.enter_context(self.place(scope))
+                exit_stack.enter_context(self.reserve_slot(scope))
             except LateBody as error:
                 return await refusal_of(error, scope, 408)(scope, receive, send)
             except TrainyardError as error:
                 return await refusal_of(error, scope)(scope, receive, send)
             await self.app(scope, capped(receive, limit), send)
 
-    def place(self, scope: Scope) -> AbstractContextManager[None]:
+    def reserve_slot(self, scope: Scope) -> AbstractContextManager[None]:
         """Return where an admitted request is counted until it is answered: with its caller, or with its address."""
         caller: Caller | None = scope.get(CALLER)
         if caller is not None:
-            return self.callers.place(caller.name)
-        return self.addresses.place(network_of((scope.get("client") or ("",))[0]))
+            return self.callers.reserve_slot(caller.name)
+        return self.addresses.reserve_slot(network_of((scope.get("client") or ("",))[0]))
 
     def admit(self, scope: Scope) -> int:
         """Put the caller into the scope, and return how long the body may be. Raises what refuses the request."""

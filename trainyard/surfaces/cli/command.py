@@ -21,20 +21,20 @@ class LateProgress:
     """Progress whose module, with rich, is imported when there is something to show."""
 
     @cached_property
-    def shown(self) -> Any:
+    def progress(self) -> Any:
         from trainyard.surfaces.cli.progress import Progress  # imports rich
 
         return Progress()
 
     def say(self, text: str) -> None:
-        self.shown.say(text)
+        self.progress.say(text)
 
     def event(self, event: JsonObject) -> None:
-        self.shown.event(event)
+        self.progress.event(event)
 
     def close(self) -> None:
-        if "shown" in vars(self):
-            self.shown.close()
+        if "progress" in vars(self):
+            self.progress.close()
 
 
 def perform(name: str, fields: JsonObject, *, as_json: bool) -> int:

@@ -88,7 +88,7 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
         return click.Option(names, is_flag=True, show_default=True, **shared)
     if kind is dict:
         return click.Option(
-            names, multiple=True, metavar="KEY=VALUE", callback=lambda *given: parsed(given[2]), **shared
+            names, multiple=True, metavar="KEY=VALUE", callback=lambda *callback: parsed(callback[2]), **shared
         )
     shared |= {"metavar": f"<{word_of(kind)}>", "required": field.is_required(), "multiple": repeated}
     return click.Option(names, type=type_of(kind, declared), show_default=True, **shared)

@@ -28,7 +28,7 @@ class Progress:
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=forced)
         self.bars: RichProgress | None = None
         self.tasks: dict[str, TaskID] = {}
-        self.said: dict[str, float] = {}
+        self.report_times: dict[str, float] = {}
         self.answers: dict[str, str] = {}
         self.live: Live | None = None
         """Answers while they are written; only on a terminal."""
@@ -88,10 +88,10 @@ class Progress:
     def line(self, node: str, event: JsonObject) -> None:
         """A plain line, at most one every ten seconds for each node."""
         if event["event"] == "started":
-            self.said[node] = time.monotonic()
+            self.report_times[node] = time.monotonic()
             self.say(f"{node}: started")
-        elif time.monotonic() - self.said.get(node, 0.0) >= LINE_EVERY_S:
-            self.said[node] = time.monotonic()
+        elif time.monotonic() - self.report_times.get(node, 0.0) >= LINE_EVERY_S:
+            self.report_times[node] = time.monotonic()
             self.say(f"{node}: {event.get('text', '')} ({100 * float(event.get('fraction', 0.0)):.0f} %)")
 
     def bar(self, node: str, fraction: float, text: str) -> None:

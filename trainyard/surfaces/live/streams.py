@@ -28,10 +28,10 @@ from trainyard.app.context import Context
 from trainyard.app.jobs import jobs
 from trainyard.app.jobs.jobs import job_of
 from trainyard.app.live.jobs import open_index
-from trainyard.app.live.tails import FileTail, LogPlace, hub
+from trainyard.app.live.tails import FileTail, LogPlace, find_hub
 from trainyard.app.live.trainings import trainings_of
 from trainyard.app.names import find_job
-from trainyard.app.secrets import known_secrets, redact_lines, text_before
+from trainyard.app.secrets import known_secrets, read_text_before, redact_lines
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import parse
@@ -107,7 +107,7 @@ async def follow_logs(request: LogsInput, context: Context, last_event_id: str |
 def readable_lines(path: Path, lines: Sequence[LineSpan], secrets: Collection[str]) -> list[str]:
     """Return the lines without secrets, also of a private key that began before them."""
     texts = [line.data.decode("utf-8", "replace") for line in lines]
-    return redact_lines(texts, secrets, text_before(path, lines[0].start))
+    return redact_lines(texts, secrets, read_text_before(path, lines[0].start))
 
 
 async def new_lines(tail: FileTail, node: str, positions: dict[str, LogPlace]) -> AsyncIterator[list[LineSpan]]:
@@ -178,7 +178,7 @@ async def turns(
             for work in trainings_of(job.row):
                 path = file_of(work)
                 if path is not None and (work.node not in turn.tails or turn.tails[work.node].path != path):
-                    turn.tails[work.node] = following.enter_context(hub().follow(path, more))
+                    turn.tails[work.node] = following.enter_context(find_hub().follow(path, more))
             for tail in turn.tails.values() if has_ended else ():
                 tail.look()
             is_due = time.monotonic() >= due

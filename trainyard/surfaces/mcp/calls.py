@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from trainyard.app.context import Caller, ConfinedCalls, Context
 from trainyard.app.responses import Blob
-from trainyard.app.tenant_view import error_for
+from trainyard.app.tenant_view import hide_error
 from trainyard.compute.events import Event
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, NotFound, TrainyardError
 from trainyard.json_types import JsonObject
@@ -99,7 +99,7 @@ async def call_tool(
                 raise
         return succeeded(result, sender.parts)
     except TrainyardError as error:
-        return failed(error_for(caller, error, settings))
+        return failed(hide_error(caller, error, settings))
     except Exception as error:  # boundary: one tool that fails does not end the server
         LOG.exception("the tool %s failed", tool)
         bug = TrainyardError(

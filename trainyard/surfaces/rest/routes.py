@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from trainyard.app.context import Caller, ConfinedCalls, Context
 from trainyard.app.responses import Blob
-from trainyard.app.tenant_view import error_for, hide_places_in_json, is_stranger
+from trainyard.app.tenant_view import hide_error, hide_places_in_json, is_stranger
 from trainyard.callbacks import call_now, ignore
 from trainyard.cancellation import CallerLeft, Departure
 from trainyard.errors import TrainyardError
@@ -116,7 +116,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             except CallerLeft:
                 answered = Response(status_code=CLIENT_CLOSED_REQUEST)
             except TrainyardError as error:
-                raise error_for(caller, error, service.settings) from error
+                raise hide_error(caller, error, service.settings) from error
             if is_stranger(caller) and answered.media_type == "application/json" and hasattr(answered, "body"):
                 answered.body = hide_places_in_json(bytes(answered.body), service.settings)
                 answered.headers["content-length"] = str(len(answered.body))

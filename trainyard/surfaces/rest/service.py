@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from trainyard.app.access.guard import Guard
 from trainyard.app.access.listeners import BehindProxy, bind_exposed, run_servers
 from trainyard.app.context import ConfinedCalls
-from trainyard.app.exposure import Exposure, in_host, names_for, require_safe, warn_of_expiry
+from trainyard.app.exposure import Exposure, format_host, list_host_names, require_safe, warn_of_expiry
 from trainyard.app.live.service_threads import keep_live
 from trainyard.app.secrets import redact_logs
 from trainyard.compute.services import HOST
@@ -45,11 +45,11 @@ class AtFirstRequest:
     """An ASGI application that calls `begin` at its first request for the API."""
 
     def __init__(self, app: ASGIApp, begin: Callable[[], None]) -> None:
-        self.app, self.begin, self.begun = app, begin, False
+        self.app, self.begin, self.has_begun = app, begin, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self.begun and scope["type"] == "http" and scope["path"].startswith(API):
-            self.begun = True
+        if not self.has_begun and scope["type"] == "http" and scope["path"].startswith(API):
+            self.has_begun = True
             self.begin()
         await self.app(scope, receive, send)
 
@@ -62,7 +62,7 @@ def serve_api(
     Raises `LimitExceeded` (`E-PORT`), `InvalidInput` (`E-AUTH`, `E-PARAMETER`).
     """
     certificate = require_safe(exposure, everybody=everybody)
-    names = names_for(exposure, certificate)
+    names = list_host_names(exposure, certificate)
     keep_auth(settings)
     redact_logs(settings)
     with bind(HOST if exposure.beyond_loopback else exposure.host, port) as listener, contextlib.ExitStack() as sockets:
@@ -76,7 +76,7 @@ def serve_api(
         def announce() -> None:
             scheme = "https" if certificate else "http"
             first = url if exposed else url.replace("http", scheme, 1)
-            more = "".join(f" and {scheme}://{in_host(listener.getsockname()[0])}:{port}" for listener in exposed)
+            more = "".join(f" and {scheme}://{format_host(listener.getsockname()[0])}:{port}" for listener in exposed)
             say(f"the API answers at {first}/api/v1{more}; Ctrl-C ends it")
 
         confined = ChildCalls(settings.api_heavy_calls)

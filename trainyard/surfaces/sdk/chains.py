@@ -110,8 +110,8 @@ class Chain:
         on: Surface | None = None,
     ) -> None:  # fmt: skip
         fields = {"name": name, "tenant": tenant, "description": description}
-        self.given: JsonObject = {key: value for key, value in fields.items() if value}
-        self.given["nodes"] = [node.as_mapping() for node in nodes]
+        self.definition: JsonObject = {key: value for key, value in fields.items() if value}
+        self.definition["nodes"] = [node.as_mapping() for node in nodes]
         self.on = on or here
 
     @classmethod
@@ -119,37 +119,39 @@ class Chain:
         """Return the chain of a file, of a template with parameters, or of a mapping. Raises `NotFound`, `Refused`."""
         target = str(source) if isinstance(source, Path) else source
         chain = cls((), on=on)
-        chain.given = parse_request(target, parameters).spec.model_dump(mode="json", exclude_unset=True)
+        chain.definition = parse_request(target, parameters).spec.model_dump(mode="json", exclude_unset=True)
         return chain
 
     @property
     def spec(self) -> ChainSpec:
         """Return the typed chain. Raises `Refused` with every reason."""
-        return parse_chain(self.given)
+        return parse_chain(self.definition)
 
     def check(self) -> FileCheck:
         """Return whether it would run, with all reasons at once."""
-        (file,) = self.on.check(files=(self.given,)).files
+        (file,) = self.on.check(files=(self.definition,)).files
         return file
 
     def plan(self, *, measure: bool = False) -> ChainPlan:
         """Return what a run would do: resolved config, sizes, times, what is reused. Raises `Refused`."""
-        return self.on.plan(target=self.given, measure=True) if measure else self.on.plan(target=self.given)
+        return self.on.plan(target=self.definition, measure=True) if measure else self.on.plan(target=self.definition)
 
     def run(self, *, watch: bool = False, refresh: bool = False, tags: Iterable[str] = ()) -> RunResult:
         """Start a run; with `watch`, return when it has ended. Raises `Refused`, `Unavailable` without a server."""
-        return self.on.run(target=self.given, watch=watch, refresh=refresh, tags=tuple(tags))
+        return self.on.run(target=self.definition, watch=watch, refresh=refresh, tags=tuple(tags))
 
     def to_yaml(self) -> str:
         """Return the chain as a file has it."""
-        return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(self.definition, sort_keys=False, allow_unicode=True)
 
     def __repr__(self) -> str:
-        return f"Chain({' → '.join(node.get('id') or node['type'] for node in self.given['nodes'])})"
+        return f"Chain({' → '.join(node.get('id') or node['type'] for node in self.definition['nodes'])})"
 
     def _repr_markdown_(self) -> str:
         """Return the chain as a Mermaid graph, which JupyterLab, VS Code and GitHub draw."""
-        nodes = [(node.get("id") or f"{node['type']}_{index}", node) for index, node in enumerate(self.given["nodes"])]
+        nodes = [
+            (node.get("id") or f"{node['type']}_{index}", node) for index, node in enumerate(self.definition["nodes"])
+        ]
         lines = [f"  {name}[{node.get('id') or node['type']}]" for name, node in nodes]
         for index, (name, node) in enumerate(nodes):
             before = node.get("needs", [nodes[index - 1][0]] if index else [])

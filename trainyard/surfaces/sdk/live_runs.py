@@ -34,7 +34,7 @@ class LiveRun:
     """What is known of a run so far, as Markdown."""
 
     def __init__(self, handle: Any, now: Any = time.monotonic) -> None:
-        self.handle, self.now, self.shown = handle, now, float("-inf")
+        self.handle, self.now, self.last_draw = handle, now, float("-inf")
         self.name, self.state = "", "starting"
         self.nodes: dict[str, tuple[str, str]] = {}
         """Node -> its state, and what it says."""
@@ -71,8 +71,8 @@ class LiveRun:
     def show(self) -> None:
         """Draw it again, if the last picture is not too new."""
         now = self.now()
-        if now - self.shown >= EVERY_S:
-            self.shown = now
+        if now - self.last_draw >= EVERY_S:
+            self.last_draw = now
             self.handle.update(self)
 
     def end(self, result: Any) -> None:

@@ -39,7 +39,7 @@ class Surface:
     def __getattr__(self, name: str) -> Surface:
         command = f"{self._word} {name.rstrip('_').replace('_', '-')}".strip()
         if name.startswith("__") or command not in known_words():
-            raise AttributeError(f"There is no operation {command!r}. Here are: {self._known()}.", name=name)
+            raise AttributeError(f"There is no operation {command!r}. Here are: {self._list_names()}.", name=name)
         surface = self.__dict__[name] = Surface(self._call, command)  # the next time it is an attribute like any other
         return surface
 
@@ -48,13 +48,13 @@ class Surface:
 
     def __call__(self, **fields: Any) -> Any:
         if self._word not in OPERATIONS:
-            raise TypeError(f"{self._word or 'This'} is a group of operations: {self._known()}.")
+            raise TypeError(f"{self._word or 'This'} is a group of operations: {self._list_names()}.")
         return self._call(self._word, fields)
 
     def __repr__(self) -> str:
-        return f"<Trainyard operations: {self._known()}>" if dir(self) else f"<operation {self._word}>"
+        return f"<Trainyard operations: {self._list_names()}>" if dir(self) else f"<operation {self._word}>"
 
-    def _known(self) -> str:
+    def _list_names(self) -> str:
         return ", ".join(map(attribute_of, words_after(self._word)))
 
     @property
@@ -69,8 +69,8 @@ class Surface:
 @cache
 def known_words() -> frozenset[str]:
     """Return the names of operations, and of the groups that they are in."""
-    parts = [operation.split() for operation in OPERATIONS]
-    return frozenset(" ".join(words[:count]) for words in parts for count in range(1, len(words) + 1))
+    operations = [operation.split() for operation in OPERATIONS]
+    return frozenset(" ".join(parts[:count]) for parts in operations for count in range(1, len(parts) + 1))
 
 
 def parameter(name: str, field: FieldInfo) -> inspect.Parameter:

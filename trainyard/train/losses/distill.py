@@ -159,7 +159,8 @@ def kl(log_a_CV: torch.Tensor, log_b_CV: torch.Tensor) -> torch.Tensor:
 
 
 def draw(writer: CompletionWriter, batch: Batch, config: TrainerConfig, pad_id: int, position: str) -> Batch:
-    """Return the batch with the completions that student and teacher write; `position` in the run decides what is drawn.
+    """Return the batch with the completions that student and teacher write; `position` in the run decides what is "
+    "drawn."
 
     A row whose prompt fills the model's context keeps its answer.
     """

@@ -125,8 +125,10 @@ def require_same_vocabulary(teacher: Mapping[str, int], student: Mapping[str, in
     different = sorted(token for token in teacher.keys() | student.keys() if teacher.get(token) != student.get(token))
     if different:
         raise InvalidInput(
-            f"Teacher and student do not have the same vocabulary: {len(different):,} tokens differ, such as {different[0]!r}.",
-            why=f"Probabilities are compared token by token. The teacher has {len(teacher):,} tokens, the student {len(student):,}.",
+            f"Teacher and student do not have the same vocabulary: {len(different):,} tokens differ, such as "
+            f"{different[0]!r}.",
+            why=f"Probabilities are compared token by token. The teacher has {len(teacher):,} tokens, the student "
+            f"{len(student):,}.",
             do="Use a teacher of the student's family, or let it write rows with an ai_generator and train sft.",
             code="E-MODEL-INVALID",
         )

@@ -171,7 +171,8 @@ def require_same_experts(earlier: LoraConfig, new: LoraConfig) -> None:
     old, new_parameters = set(earlier.target_parameters or ()), set(new.target_parameters or ())
     if old and new_parameters and old != new_parameters:
         raise InvalidInput(
-            f"The earlier adapter is on other matrices of experts than the new one, such as {min(old ^ new_parameters)}.",
+            "The earlier adapter is on other matrices of experts than the new one, such as "
+            f"{min(old ^ new_parameters)}.",
             why="Two adapters are computed together on the same matrices only.",
             do="Write the same method.target_modules and method.layers in both trainers, or use `adapter: continue`.",
             code="E-ADAPTER-MISMATCH",

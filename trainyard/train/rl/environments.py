@@ -224,7 +224,8 @@ class Environment:
             return
         raise InvalidInput(
             f"The chat template cannot continue a conversation with a message of role {replies[0]['role']}.",
-            why="What it writes after an answer depends on the answer, or it has no end of a turn; sampled tokens are never rendered again.",
+            why="What it writes after an answer depends on the answer, or it has no end of a turn; sampled tokens "
+            "are never rendered again.",
             do="Use another engine.template, such as chatml.",
             code="E-CHAT-TEMPLATE",
         )

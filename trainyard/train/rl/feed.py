@@ -110,7 +110,8 @@ class ConstantRewards:
             since = f"The {self.steps} steps up to {record.step}" if self.steps > 1 else f"Step {record.step}"
             self.emit(
                 "warning",
-                text=f"{since}: all completions of each prompt have the same reward, which teaches nothing. Use rewards that differ between them, easier or harder prompts, or a higher temperature.",
+                text=f"{since}: all completions of each prompt have the same reward, which teaches nothing. Use "
+                "rewards that differ between them, easier or harder prompts, or a higher temperature.",
             )
 
 

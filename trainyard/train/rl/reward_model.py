@@ -80,7 +80,8 @@ def require_same_tokens(source: ScorerSource, tokenizer: PreTrainedTokenizerBase
     if scorer.get_vocab() != tokenizer.get_vocab():
         raise InvalidInput(
             "The reward model has another tokenizer than the model that is trained.",
-            why=f"It knows {len(scorer.get_vocab()):,} tokens, the model {len(tokenizer.get_vocab()):,}, and it scores tokens.",
+            why=f"It knows {len(scorer.get_vocab()):,} tokens, the model {len(tokenizer.get_vocab()):,}, and it "
+            "scores tokens.",
             do="Train the reward model from the same base, such as from the sft adapter that this trainer continues.",
             code="E-MODEL-INVALID",
         )

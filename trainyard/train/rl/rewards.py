@@ -94,7 +94,8 @@ def json_schema(completion: SampledCompletion, _answer: str, settings: JsonSchem
     outcome = check_schema(last_block(completion.text), settings.definition, timeout_s=SCHEMA_S, memory_mb=SCHEMA_MB)
     if outcome.verdict.startswith("unresolvable"):
         raise InvalidInput(
-            f"The schema of a json_schema reward refers to what it does not contain: {outcome.verdict.removeprefix('unresolvable')}.",
+            "The schema of a json_schema reward refers to what it does not contain: "
+            f"{outcome.verdict.removeprefix('unresolvable')}.",
             do="Write the definition below $defs of the schema itself.",
             code="E-REWARD",
         )

@@ -129,21 +129,21 @@ def test_only_the_home_s_own_server_is_told_the_string(monkeypatch: pytest.Monke
 def test_a_string_that_the_server_does_not_know_is_told(locked: str) -> None:
     keep_auth(settings())
     with pytest.raises(Unavailable, match=r"E-AUTH: .*does not accept the string in .*prefect-auth-string"):
-        stack.needs_api_url(settings())
+        stack.require_api_url(settings())
     with pytest.raises(Unavailable, match="E-AUTH"):
-        stack.admits(settings(), locked, print, auth=True)
+        stack.check_login(settings(), locked, print, auth=True)
     keep_auth(settings(), MINE)
-    assert stack.needs_api_url(settings()) == locked
-    assert stack.admits(settings(), locked, print, auth=True)
+    assert stack.require_api_url(settings()) == locked
+    assert stack.check_login(settings(), locked, print, auth=True)
 
 
 def test_a_server_that_runs_keeps_how_it_was_started(locked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_auth(settings(), MINE)
     with pytest.raises(Conflict, match="E-SERVER-RUNS: --no-auth has no effect"):
-        stack.admits(settings(), locked, print, auth=False)
+        stack.check_login(settings(), locked, print, auth=False)
     monkeypatch.setenv(SERVER_VARIABLE, "admin:another-one")
     with pytest.raises(Conflict, match=r"E-SERVER-RUNS: .*asks for another string") as refused:
-        stack.admits(settings(), locked, print, auth=True)
+        stack.check_login(settings(), locked, print, auth=True)
     assert MINE not in str(refused.value)
     assert "another-one" not in str(refused.value)
 
@@ -151,13 +151,13 @@ def test_a_server_that_runs_keeps_how_it_was_started(locked: str, monkeypatch: p
 def test_no_auth_is_not_for_another_s_server(locked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", locked.replace("127.0.0.1", "localhost"))
     with pytest.raises(InvalidInput, match="E-AUTH: --no-auth has no effect on the server at http://localhost"):
-        stack.attached(settings(), auth=False)
-    assert stack.attached(settings(), auth=True) == locked.replace("127.0.0.1", "localhost")
+        stack.find_attached_server(settings(), auth=False)
+    assert stack.find_attached_server(settings(), auth=True) == locked.replace("127.0.0.1", "localhost")
 
 
 def test_an_open_server_is_told_by_up_and_by_the_doctor(unlocked: str) -> None:
     messages: list[str] = []
-    assert not stack.admits(settings(), unlocked, messages.append, auth=True)
+    assert not stack.check_login(settings(), unlocked, messages.append, auth=True)
     assert "every user of this machine can start runs" in messages[0]
     (check,) = doctor.look_at_login(settings(), unlocked)
     assert not check.ok

@@ -9,7 +9,7 @@ from trainyard.app.access.limits import (
     OpenRequests,
     TooMany,
     WrongCredentials,
-    heavy_place,
+    reserve_heavy_slot,
 )
 
 
@@ -53,7 +53,7 @@ def test_what_is_remembered_has_a_limit() -> None:
     for number in range(MAX_KNOWN + 50):
         buckets.take(f"c{number}")
         wrong.note(f"10.0.{number // 256}.{number % 256}")
-    assert len(buckets.known) == len(wrong.known) == MAX_KNOWN
+    assert len(buckets.buckets) == len(wrong.failures) == MAX_KNOWN
 
 
 def test_an_address_with_ten_wrong_credentials_waits_and_no_other_does() -> None:
@@ -71,11 +71,16 @@ def test_an_address_with_ten_wrong_credentials_waits_and_no_other_does() -> None
 
 
 def test_heavy_operations_have_places() -> None:
-    with heavy_place(2), heavy_place(2), pytest.raises(TooMany, match="2 operations that take long"), heavy_place(2):
+    with (
+        reserve_heavy_slot(2),
+        reserve_heavy_slot(2),
+        pytest.raises(TooMany, match="2 operations that take long"),
+        reserve_heavy_slot(2),
+    ):
         pass
-    with heavy_place(2), pytest.raises(KeyError), heavy_place(2):
+    with reserve_heavy_slot(2), pytest.raises(KeyError), reserve_heavy_slot(2):
         raise KeyError
-    with heavy_place(2), heavy_place(2):
+    with reserve_heavy_slot(2), reserve_heavy_slot(2):
         pass
 
 
@@ -91,14 +96,14 @@ def test_addresses_of_one_customer_of_ipv6_are_one() -> None:
 
 def test_places_are_for_one_caller_and_for_all_and_are_given_back() -> None:
     open_requests = OpenRequests(2, 3)
-    with open_requests.place("ci"), open_requests.place("ci"):
+    with open_requests.reserve_slot("ci"), open_requests.reserve_slot("ci"):
         with pytest.raises(TooMany, match="E-RATE: 2 requests and streams of ci are open") as refused:
-            open_requests.place("ci").__enter__()
+            open_requests.reserve_slot("ci").__enter__()
         assert refused.value.retry_after_s == 5
-        with open_requests.place("other"), pytest.raises(TooMany, match="3 requests and streams are open"):
-            open_requests.place("third").__enter__()
-        with open_requests.place("third"):
+        with open_requests.reserve_slot("other"), pytest.raises(TooMany, match="3 requests and streams are open"):
+            open_requests.reserve_slot("third").__enter__()
+        with open_requests.reserve_slot("third"):
             pass
-    with pytest.raises(ZeroDivisionError), open_requests.place("ci"):
+    with pytest.raises(ZeroDivisionError), open_requests.reserve_slot("ci"):
         assert 1 / 0
     assert not open_requests.open

@@ -16,12 +16,12 @@ from trainyard.app.secrets import (
     SERVICE_LOGGERS,
     find_secrets,
     known_secrets,
+    read_text_before,
     redact_lines,
     redact_logs,
     redact_text,
     redact_value,
     refuse_secrets,
-    text_before,
     texts_of_request,
 )
 from trainyard.data.quality.detectors import find_keys
@@ -188,12 +188,12 @@ def test_a_private_key_in_a_log_is_replaced_wherever_a_part_begins(tmp_path: Pat
     body = PEM.split("\n")[1]
     for cut in range(len(lines)):
         offset = sum(len(line) + 1 for line in lines[:cut])
-        redacted = [*redact_lines(lines[:cut]), *redact_lines(lines[cut:], (), text_before(path, offset))]
+        redacted = [*redact_lines(lines[:cut]), *redact_lines(lines[cut:], (), read_text_before(path, offset))]
         assert len(redacted) == len(lines)
         assert not any(body in line for line in redacted), cut
         assert [line for line in redacted if "step" in line] == ["step 1", "step 2", "step 3"]
         assert lines[-2] in redacted
-    assert text_before(path, 0) == text_before(tmp_path / "none", 5) == ""
+    assert read_text_before(path, 0) == read_text_before(tmp_path / "none", 5) == ""
 
 
 @hypothesis.given(st.from_regex(OWN_ID, fullmatch=True))

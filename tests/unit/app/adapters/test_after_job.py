@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.unit.serve.fitting_adapter import fitting_adapter
-from trainyard.app.chains.run import with_next
+from trainyard.app.chains.run import add_next_commands
 from trainyard.app.context import Caller, Context
 from trainyard.app.live.jobs import open_index
 from trainyard.app.run_records import NodeResult, NodeState, RunRecord, RunResult
@@ -166,7 +166,7 @@ def test_jobs_are_compared_by_their_names(yard: Yard) -> None:
 
 def test_the_next_commands_have_real_names(yard: Yard) -> None:
     yard.job("desk")
-    result = with_next(read(yard, "desk"), yard.context)
+    result = add_next_commands(read(yard, "desk"), yard.context)
     assert result.next == (
         "trainyard chat desk-1f2e3d4c",
         "trainyard serve desk-1f2e3d4c",
@@ -175,9 +175,9 @@ def test_the_next_commands_have_real_names(yard: Yard) -> None:
         "trainyard adapters merge desk-1f2e3d4c desk-merged",
     )
     assert render("run", result).endswith("\n".join(["next:", *(f"  {command}" for command in result.next)]))
-    failed = with_next(result.model_copy(update={"state": JobState.FAILED, "nodes": ()}), yard.context)
+    failed = add_next_commands(result.model_copy(update={"state": JobState.FAILED, "nodes": ()}), yard.context)
     assert failed.next == ("trainyard jobs logs desk-1f2e3d4c", "trainyard jobs resume desk-1f2e3d4c")
-    paused = with_next(result.model_copy(update={"state": JobState.PAUSED}), yard.context)
+    paused = add_next_commands(result.model_copy(update={"state": JobState.PAUSED}), yard.context)
     assert paused.next == ("trainyard jobs resume desk-1f2e3d4c",)
     yard.call("adapters register", job=result.name, role="desk")  # what is printed can be called
 
@@ -186,10 +186,10 @@ def test_the_next_commands_have_the_name_that_a_user_gave(yard: Yard) -> None:
     """As long as no other run has it: the commands are called after they are printed."""
     yard.job("desk")
     keep_index(yard, "desk-1f2e3d4c")
-    assert with_next(read(yard, "desk"), yard.context).next[0] == "trainyard chat desk"
+    assert add_next_commands(read(yard, "desk"), yard.context).next[0] == "trainyard chat desk"
     assert yard.call("jobs show", job="desk").next[0] == "trainyard chat desk"
     keep_index(yard, "desk-1f2e3d4c", "desk-2f2e3d4c")
-    assert with_next(read(yard, "desk"), yard.context).next[0] == "trainyard chat desk-1f2e3d4c"
+    assert add_next_commands(read(yard, "desk"), yard.context).next[0] == "trainyard chat desk-1f2e3d4c"
 
 
 def test_the_next_commands_have_no_template_for_a_name(yard: Yard) -> None:
@@ -197,7 +197,7 @@ def test_the_next_commands_have_no_template_for_a_name(yard: Yard) -> None:
     yard.job("desk")
     keep_index(yard, "qa-pipeline-1f2e3d4c")
     result = read(yard, "desk").model_copy(update={"name": "qa-pipeline-1f2e3d4c", "chain": "qa-pipeline"})
-    assert with_next(result, yard.context).next[0] == "trainyard chat qa-pipeline-1f2e3d4c"
+    assert add_next_commands(result, yard.context).next[0] == "trainyard chat qa-pipeline-1f2e3d4c"
 
 
 def keep_index(yard: Yard, *names: str) -> None:
@@ -272,7 +272,7 @@ def test_a_job_is_talked_to_and_asked_by_its_name(yard: Yard) -> None:
 
 def test_a_whole_model_is_served_and_neither_talked_to_nor_merged(yard: Yard, tmp_path: Path) -> None:
     yard.job("desk", kind=Port.MODEL)
-    result = with_next(read(yard, "desk"), yard.context)
+    result = add_next_commands(read(yard, "desk"), yard.context)
     assert result.next == ("trainyard serve desk-1f2e3d4c",)  # over a network, too: no folder of this machine
     model = find_model("desk", yard.context)
     assert model is not None

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from trainyard.app.context import Context
 from trainyard.app.graph.graph import count_graph, export_graph, query_graph
-from trainyard.app.graph.server import GraphServer, listening
+from trainyard.app.graph.server import GraphServer, bind_socket
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
 from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
 from trainyard.settings import settings
@@ -89,11 +89,11 @@ def test_a_name_that_points_here_is_refused(client: TestClient) -> None:
 
 def test_it_listens_off_loopback_only_with_a_token() -> None:
     with pytest.raises(InvalidInput, match="E-AUTH"):
-        listening("0.0.0.0", 0, None)
-    with listening("127.0.0.1", 0, None) as listener:
+        bind_socket("0.0.0.0", 0, None)
+    with bind_socket("127.0.0.1", 0, None) as listener:
         listener.listen()
         with pytest.raises(LimitExceeded, match="E-PORT"):
-            listening("127.0.0.1", listener.getsockname()[1], None)
+            bind_socket("127.0.0.1", listener.getsockname()[1], None)
 
 
 def test_lost_answers_are_asked_for_again(memory: MemoryGraph) -> None:

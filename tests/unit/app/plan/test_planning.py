@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.app.plan.keys import dependencies, needed_models
+from trainyard.app.plan.keys import dependencies, list_needed_models
 from trainyard.app.plan.machine import probe_backends
 from trainyard.app.plan.parse import deep_merge, parse_request
 from trainyard.app.plan.plan import ChainPlan, plan_chain
@@ -194,7 +194,7 @@ def test_a_teacher_is_looked_for_digested_and_estimated(here: Settings, tiny_mod
     trainer = chain.nodes[-1]
     assert trainer.config.stage.teacher_model == str(here.working_folder / "larger")
     assert {dependency.name for dependency in dependencies(trainer, here, "")} == {"base", "teacher"}
-    assert needed_models(trainer, here) == [str(tiny_model), str(here.working_folder / "larger")]
+    assert list_needed_models(trainer, here) == [str(tiny_model), str(here.working_folder / "larger")]
     (line,) = [node for node in plan_chain(chain_spec(chain), here).nodes if node.type == "trainer"]
     assert any(", teacher 0.0" in text for text in line.estimate.basis), line.estimate.basis
 

@@ -18,7 +18,7 @@ from tests.session_surface import surface_of
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
 from trainyard.app.context import OWNER, Caller
 from trainyard.app.sessions.accept import accept_session
-from trainyard.app.sessions.call import not_open
+from trainyard.app.sessions.call import not_open_error
 from trainyard.app.sessions.calls import prompt_of, row_of
 from trainyard.backends.sessions.records import (
     SessionState,
@@ -192,7 +192,7 @@ def test_the_state_of_a_session_without_a_process(here: Settings, tiny_model: Pa
 
 
 def test_a_session_that_waits_says_what_for() -> None:
-    error = not_open("session-x", SessionStatus(detail="waiting for the device"))
+    error = not_open_error("session-x", SessionStatus(detail="waiting for the device"))
     assert "pending (waiting for the device)" in error.what
     assert error.do == "Wait until it is open."
 

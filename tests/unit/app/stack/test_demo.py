@@ -89,7 +89,7 @@ def test_its_parameters_are_what_the_form_accepts() -> None:
 
 def test_it_finds_its_handbook_from_any_folder(tmp_path: Path) -> None:
     elsewhere = Context(Settings(home=tmp_path / "home", working_folder=tmp_path))
-    for context, is_found in ((elsewhere, False), (demo.at_checkout(elsewhere), True)):
+    for context, is_found in ((elsewhere, False), (demo.move_to_checkout(elsewhere), True)):
         chain = resolve(parse_request(demo.TEMPLATE, demo.PARAMETERS).spec, "starter")
         refused = {reason.code for reason in list_refusals(chain, context.settings)}
         assert ("E-DATA-NOT-FOUND" not in refused) is is_found

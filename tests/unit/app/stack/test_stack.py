@@ -16,7 +16,7 @@ import yaml
 from trainyard.app import services as stack
 from trainyard.app.checkout import checkout
 from trainyard.app.context import Context
-from trainyard.app.stack.stack import env, models_served
+from trainyard.app.stack.stack import env, serve_models
 from trainyard.callbacks import ignore
 from trainyard.compute.services import Service, free_port, record_path, write_record
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
@@ -118,7 +118,7 @@ def test_an_export_of_an_earlier_port_is_no_foreign_server(monkeypatch: pytest.M
 
 def test_no_server_says_how_to_get_one() -> None:
     with pytest.raises(Unavailable, match=r"E-NO-SERVER: No Prefect server of the home .* is running\."):
-        stack.needs_api_url(settings())
+        stack.require_api_url(settings())
 
 
 def test_no_server_names_those_of_other_homes(tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_no_server_names_those_of_other_homes(tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     with pytest.raises(Unavailable, match=r"E-SERVER-UNREACHABLE: The Prefect server at http://127\.0\.0\.1:9/api"):
-        stack.needs_api_url(settings())
+        stack.require_api_url(settings())
 
 
 def test_a_server_that_answers_is_used(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", server)
-    assert stack.needs_api_url(settings()) == server
+    assert stack.require_api_url(settings()) == server
 
 
 def test_a_running_server_is_not_started_twice(server: str) -> None:
@@ -201,21 +201,21 @@ def test_another_server_has_to_be_written_to_again(tmp_path: Path) -> None:
     assert stack.bootstrap_digest(here, "http://127.0.0.1:1/api") != stack.bootstrap_digest(
         here, "http://127.0.0.1:2/api"
     )
-    assert not stack.bootstrapped(here, "http://127.0.0.1:2/api")
+    assert not stack.is_bootstrapped(here, "http://127.0.0.1:2/api")
 
 
 def test_a_server_that_lost_its_database_is_written_to_again(server: str, tmp_path: Path) -> None:
     here = Settings(home=tmp_path)
     here.services.mkdir(parents=True)
     stack.mark_bootstrapped(here, server)
-    assert not stack.bootstrapped(here, server)
+    assert not stack.is_bootstrapped(here, server)
 
 
 def test_a_pool_of_another_name_gets_the_same_deployments(tmp_path: Path) -> None:
-    assert stack.other_pool(Settings(home=tmp_path)) == []
+    assert stack.write_other_pool(Settings(home=tmp_path)) == []
     here = Settings(home=tmp_path, work_pool="gpu-box")
     here.services.mkdir(parents=True)
-    _, path = stack.other_pool(here)
+    _, path = stack.write_other_pool(here)
     written = yaml.safe_load(Path(path).read_text())
     assert {deployment["work_pool"]["name"] for deployment in written["deployments"]} == {"gpu-box"}
     assert len(written["deployments"]) == 11
@@ -225,22 +225,22 @@ def test_a_server_of_another_home_on_the_same_port_is_not_taken_for_ours(server:
     """Two homes may find the same port free, and the slower one must not use the other's server."""
     port = int(server.removesuffix("/api").rpartition(":")[2])
     service = record(settings(), "server", server)
-    assert stack.answered_by(service, port)
+    assert stack.is_answered_by(service, port)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         other_service = Service(other.pid, psutil.Process(other.pid).create_time(), server)
-        assert not stack.answered_by(other_service, port)
+        assert not stack.is_answered_by(other_service, port)
         other.kill()
-    assert not stack.answered_by(other_service, port), "it has ended"
+    assert not stack.is_answered_by(other_service, port), "it has ended"
 
 
 def test_a_server_that_died_is_started_again_on_its_port(server: str) -> None:
     """A lower port may have become free meanwhile, but the runs that are at work know only the one before."""
-    assert stack.port_before(settings()) is None
+    assert stack.read_previous_port(settings()) is None
     record(settings(), "server", server)
-    assert stack.port_before(settings()) is None, "somebody listens there"
+    assert stack.read_previous_port(settings()) is None, "somebody listens there"
     free = free_port(0)
     record(settings(), "server", f"http://127.0.0.1:{free}/api")
-    assert stack.port_before(settings()) == free
+    assert stack.read_previous_port(settings()) == free
 
 
 def test_logs_are_json_by_a_setting() -> None:
@@ -270,7 +270,7 @@ def test_a_model_server_does_not_outlive_a_start_that_failed(home: Path, tiny_mo
     here = load_settings(home=home, serve_models=(str(tiny_model),))
 
     def fail() -> None:
-        with models_served(here, ignore) as served:
+        with serve_models(here, ignore) as served:
             assert served.result() == embedded.find_running(here) is not None
             raise Unavailable("There is no Prefect.")
 

@@ -13,7 +13,7 @@ from trainyard.app.context import Context
 from trainyard.app.plan.check import check
 from trainyard.app.sweeps.build import build_sweep
 from trainyard.app.sweeps.show import list_sweeps, show_sweep
-from trainyard.app.sweeps.start import find_asked, sweep
+from trainyard.app.sweeps.start import find_or_build_record, sweep
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, Unavailable
 from trainyard.operations.base import Nothing
 from trainyard.operations.chains import CHAIN_CHARS, CheckInput, ShowChainInput, StoreChainInput
@@ -154,7 +154,7 @@ def test_a_chain_is_named_as_long_as_elsewhere(context: Context) -> None:
 @pytest.mark.parametrize("fields", [{"file": None}, {"continued": "x"}, {"chain": "guide"}])
 def test_a_sweep_has_a_file_or_a_name(context: Context, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="E-PARAMETER: A sweep is begun from a file or a stored chain, or continued"):
-        find_asked(sweep_input(**fields), context)
+        find_or_build_record(sweep_input(**fields), context)
 
 
 def test_without_a_server_a_checked_sweep_says_what_to_start(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +166,9 @@ def test_without_a_server_a_checked_sweep_says_what_to_start(context: Context, m
 def test_a_name_belongs_to_one_sweep(context: Context) -> None:
     spec = build_sweep(sweep_input(name="mine"), context)
     write_record(context.settings, SweepRecord(spec=spec, run_id="1", created=1.0))
-    assert find_asked(sweep_input(name="mine"), context).run_id == "1"
+    assert find_or_build_record(sweep_input(name="mine"), context).run_id == "1"
     with pytest.raises(Conflict, match=r"E-PARAMETER: There is another sweep 'mine'.*--continue mine"):
-        find_asked(sweep_input(name="mine", trials=3), context)
+        find_or_build_record(sweep_input(name="mine", trials=3), context)
 
 
 @pytest.fixture

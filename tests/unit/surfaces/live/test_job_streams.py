@@ -14,7 +14,7 @@ import pytest
 
 from trainyard.app.context import Context
 from trainyard.app.live.jobs import open_index
-from trainyard.app.live.tails import FileTail, LogPlace, hub
+from trainyard.app.live.tails import FileTail, LogPlace, find_hub
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.settings import load_settings
@@ -75,9 +75,9 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(WAIT_S):
             await test()
             await asyncio.sleep(0)
-        assert hub().tails == {}, "a client that has gone leaves nothing behind"
+        assert find_hub().tails == {}, "a client that has gone leaves nothing behind"
         assert streams.job_hub().jobs == {}
-        assert hub().task is None
+        assert find_hub().task is None
         assert streams.job_hub().task is None
 
     asyncio.run(whole())
@@ -209,7 +209,7 @@ def test_a_slow_reader_gets_everything_from_the_file(job_home: JobHome) -> None:
         for start in range(0, len(lines), 2_000):
             job_home.write("child.log", "".join(f"{line}\n" for line in lines[start : start + 2_000]))
             await asyncio.sleep(0.12)
-        (tail,) = hub().tails.values()
+        (tail,) = find_hub().tails.values()
         assert len(tail.lines) <= 2_000, "what is kept for all is bounded"
         job_home.state(JobState.COMPLETED)
         for events in (slow, quick):
@@ -225,7 +225,7 @@ def test_many_clients_share_one_look_at_a_file(job_home: JobHome, monkeypatch: p
         clients = [job_home.logs() for _ in range(50)]
         for events in clients:
             await named(events, "lines")
-        assert len(hub().tails) == len(streams.job_hub().jobs) == 1
+        assert len(find_hub().tails) == len(streams.job_hub().jobs) == 1
         waiting = [asyncio.create_task(named(events, "lines")) for events in clients]
         await asyncio.sleep(0.05)
         job_home.write("child.log", "second\n")

@@ -147,8 +147,10 @@ def require_room(model: Any, length: int, added: int) -> None:
         context = window - 1
     if context is not None and length + added > context:
         raise InvalidInput(
-            f"A thought after {length} tokens takes {added} positions, and the model has {context}{' in the window of its layers' if window is not None and context == window - 1 else ''}.",
-            do=f"Use rows and answers of {context - added} tokens at most (hyperparameters.max_length), or shorter thoughts.",
+            f"A thought after {length} tokens takes {added} positions, and the model has "
+            f"{context}{' in the window of its layers' if window is not None and context == window - 1 else ''}.",
+            do=f"Use rows and answers of {context - added} tokens at most (hyperparameters.max_length), or shorter "
+            "thoughts.",
             code="E-STEP",
         )
 
