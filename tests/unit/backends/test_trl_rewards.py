@@ -14,9 +14,9 @@ from trainyard.train.rl.rewards import MODEL_REWARDS, REWARDS, SampledCompletion
 READ: TypeAdapter[Any] = TypeAdapter(Reward)
 
 
-def worth(text: str, answer: str = "Yes", tokens: int = 4, **settings: Any) -> float:
+def worth(completion: str, answer: str = "Yes", tokens: int = 4, **settings: Any) -> float:
     read = READ.validate_python(settings)
-    return REWARDS[read.type](SampledCompletion(text, tokens), answer, read)
+    return REWARDS[read.type](SampledCompletion(completion, tokens), answer, read)
 
 
 def test_every_type_has_its_function() -> None:
