@@ -42,7 +42,7 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
     def at_epoch(example: Encoded, row: int, epoch: int) -> Encoded:
         return arrange(example, taken_tokens(settings, epoch, row, seed))
 
-    return form_of(base, partial(arrange, taken=ALL_TOKENS), steps=True, at_epoch=at_epoch)
+    return form_of(base, partial(arrange, skipped_tokens=ALL_TOKENS), steps=True, at_epoch=at_epoch)
 
 
 def prepare(_model: Any, _tokenizer: Any, settings: LatentSettings) -> LatentModule:
