@@ -24,7 +24,7 @@ from prefect.states import Cancelled, Crashed
 from trainyard.app.run_records import NodeResult, NodeState, RunRecord
 from trainyard.app.training_logs import made_no_progress
 from trainyard.prefect_api.control import INTERRUPTED, state_now
-from trainyard.prefect_api.states import preempted, without_trainer
+from trainyard.prefect_api.states import build_preempted, build_waiting
 
 CONTINUE_AFTER_S = 20.0
 """Delay of a preempted run, so that no worker that is shutting down takes it; workers look 10 s ahead."""
@@ -115,14 +115,14 @@ async def server_back(run_id: str) -> None:
 
 
 async def schedule_again(run_id: str, message: str) -> State[Any]:
-    state = preempted(message, after_s=CONTINUE_AFTER_S)
+    state = build_preempted(message, after_s=CONTINUE_AFTER_S)
     await set_state(run_id, state)
     return state
 
 
 async def wait_for_trainer(run_id: str, why: str) -> NoReturn:
     """Leave the run pending until somebody resumes it. Raises Prefect's `Pause`, which ends this process."""
-    state = without_trainer(why)
+    state = build_waiting(why)
     await set_state(run_id, state)
     raise Pause(state=state)
 

@@ -48,7 +48,7 @@ from trainyard.compute.events import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.prefect_api.control import INTERRUPTED
-from trainyard.prefect_api.states import BUDGET_EXCEEDED, PREEMPTED, SKIPPED, completed, node_state
+from trainyard.prefect_api.states import BUDGET_EXCEEDED, PREEMPTED, SKIPPED, build_completed, node_state
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec
@@ -376,4 +376,4 @@ def failed_name(futures: Futures) -> str:
 def final_state(result: RunResult, *, name: str = "Failed") -> State[dict[str, Any]]:
     if not result.succeeded:
         return Failed(name=name, message=result.message)
-    return completed(result, data=result.model_dump(mode="json"))
+    return build_completed(result, data=result.model_dump(mode="json"))

@@ -28,7 +28,7 @@ from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.remote.kinds import pin_sources
 from trainyard.errors import InvalidInput, NotDeployed, TrainyardError
-from trainyard.prefect_api.control import INTERRUPTED, WANTED_EVERY_S, wanted_by
+from trainyard.prefect_api.control import INTERRUPTED, WANTED_EVERY_S, make_state_reader
 from trainyard.prefect_api.states import BUDGET_EXCEEDED, NOT_DEPLOYED, SKIPPED, STOPPED_NAMES
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.axis import Strict
@@ -193,7 +193,7 @@ class NodeContext:
 @lru_cache(maxsize=8)
 def wanted_of(run_id: str) -> Callable[[], DesiredState]:
     """Shared by the nodes of a run; a chain that is done within a second never asks the server."""
-    return wanted_by(run_id, first_after_s=WANTED_EVERY_S)
+    return make_state_reader(run_id, first_after_s=WANTED_EVERY_S)
 
 
 Prepare = Callable[[NodeContext], Make]

@@ -27,7 +27,7 @@ from trainyard.operations.table import OPERATIONS, route_of
 from trainyard.settings import load_settings
 from trainyard.stores.access.tokens import TokenFile
 from trainyard.surfaces.invocation import local_fields
-from trainyard.surfaces.rest.service import guarded_app
+from trainyard.surfaces.rest.service import build_guarded_app
 
 CANARY = "canary-7c1d0f-secret"
 SEEDS = (
@@ -189,7 +189,7 @@ async def attack(folder: Path, first: int, count: int) -> dict[str, Any]:
         home=folder / "home", working_folder=folder / "work" / "data", api_requests_per_s=1e9, api_heavy_calls=64
     )
     token = TokenFile(settings.home).create("all", "admin", "", 1)
-    app = guarded_app(settings)
+    app = build_guarded_app(settings)
     watch = Watch(folder / "outside", (folder / "home", Path("/dev/null"), Path("/tmp")))
     sys.addaudithook(watch)
     statuses: Counter[int] = Counter()

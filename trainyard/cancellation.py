@@ -70,7 +70,7 @@ BOUND: ContextVar[Departure | None] = ContextVar("caller_departure", default=Non
 
 
 @contextmanager
-def bound_to(departure: Departure | None) -> Iterator[None]:
+def bind_departure(departure: Departure | None) -> Iterator[None]:
     """Work for a caller; for none, whose leaving ends nothing, with None.
 
     Raises `CallerLeft` also for what failed because a connection or a process was ended.
@@ -101,7 +101,7 @@ def while_caller_waits(items: Iterable[Item]) -> Iterator[Item]:
 
 
 @contextmanager
-def ended_on_leaving(end: Callable[[], None]) -> Iterator[None]:
+def end_on_leaving(end: Callable[[], None]) -> Iterator[None]:
     """Call `end` from another thread if the caller leaves within the block. Raises `CallerLeft` after it has."""
     departure = BOUND.get()
     if departure is None:
@@ -122,7 +122,7 @@ def ended_on_leaving(end: Callable[[], None]) -> Iterator[None]:
 def run_process(argv: Sequence[str], *, timeout_s: float, environment: Mapping[str, str]) -> bytes:
     """What a process prints; it ends with its caller. Raises `OSError`, `subprocess.SubprocessError`, `CallerLeft`."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(argv, env=environment, **pipes) as process, ended_on_leaving(process.kill):
+    with subprocess.Popen(argv, env=environment, **pipes) as process, end_on_leaving(process.kill):
         try:
             printed, errors = process.communicate(timeout=timeout_s)
         except BaseException:

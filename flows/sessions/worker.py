@@ -32,7 +32,7 @@ from trainyard.compute.lease import Wait, job_lock
 from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
-from trainyard.prefect_api.control import wanted_by
+from trainyard.prefect_api.control import make_state_reader
 from trainyard.prefect_api.slots import device_slots
 from trainyard.settings import settings
 from trainyard.stores.model_hub import download_model
@@ -74,7 +74,7 @@ def run_on_device(session_id: str, run_id: str, note: Any) -> Outcome:
 
     Raises `TrainingStopped` for a run that is stopped while it waits.
     """
-    run_settings, desired_state = settings(), wanted_by(run_id)
+    run_settings, desired_state = settings(), make_state_reader(run_id)
     record, folder = read_record(run_settings, session_id), folder_of_session(run_settings, session_id)
     lock = job_lock(run_settings, folder, run=run_id, give_up=lambda: desired_state() is not DesiredState.RUN)
     with unless_stopped(lock, desired_state, "The run was stopped while another one has the session."):

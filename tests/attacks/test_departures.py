@@ -24,7 +24,7 @@ import pytest
 from tests.api_process import serving
 from trainyard.app.chat import Conversation, model_client
 from trainyard.app.run_records import RunRecord
-from trainyard.cancellation import CallerLeft, Departure, bound_to, run_process
+from trainyard.cancellation import CallerLeft, Departure, bind_departure, run_process
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.rows import ROWS_FILE, Message, SftRow, write_rows
 from trainyard.operations.serving import ChatInput
@@ -321,7 +321,7 @@ def test_a_question_to_a_slow_model_server_ends_with_its_caller() -> None:
 
     def ask(url: str) -> None:
         try:
-            with bound_to(departure), model_client(url) as client:
+            with bind_departure(departure), model_client(url) as client:
                 options = ChatInput(adapter="default/assistant/v1")
                 Conversation(client, "assistant", options).ask("Why?")
         except (CallerLeft, httpx.HTTPError) as error:
@@ -344,7 +344,7 @@ def test_a_process_ends_with_the_caller_for_whom_it_runs() -> None:
 
     def work() -> None:
         try:
-            with bound_to(departure):
+            with bind_departure(departure):
                 run_process(["sleep", "60"], timeout_s=60, environment={"PATH": "/usr/bin:/bin"})
         except CallerLeft as error:
             failures.append(error)

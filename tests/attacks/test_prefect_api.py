@@ -41,7 +41,7 @@ from trainyard.app.services import start_server, stop
 from trainyard.app.stack import doctor
 from trainyard.compute.services import Service
 from trainyard.prefect_api.control import asker
-from trainyard.prefect_api.guard import CREDENTIALS_S, CountedCredentials, as_prefect_answers
+from trainyard.prefect_api.guard import CREDENTIALS_S, CountedCredentials, format_refusal
 from trainyard.serve.listening import HEAD_S, MAX_HEAD_BYTES
 from trainyard.settings import Settings, settings
 from trainyard.stores.auth_string import auth_file, auth_header, read_auth
@@ -78,7 +78,7 @@ async def send_to_guard(headers: dict[str, str], method: str = "GET", kind: str 
 
     rows = [(key.encode(), value.encode()) for key, value in headers.items()]
     scope = {"type": kind, "method": method, "path": "/api/flows/", "headers": rows}
-    await Guard(echo, ORIGINS, as_prefect_answers)(scope, receive, send)
+    await Guard(echo, ORIGINS, format_refusal)(scope, receive, send)
     return sent
 
 
@@ -139,7 +139,7 @@ async def test_what_a_foreign_page_can_send_is_refused(status: int, method: str,
 
 
 async def test_two_hosts_or_origins_are_none() -> None:
-    guard = Guard(echo, ORIGINS, as_prefect_answers)
+    guard = Guard(echo, ORIGINS, format_refusal)
     for name, values in (("host", (b"127.0.0.1:4200", b"evil.example")), ("origin", (OWN.encode(), EVIL.encode()))):
         rows = [(name.encode(), value) for value in values]
         host_rows = rows if name == "host" else [(b"host", b"127.0.0.1:4200"), *rows]
@@ -163,7 +163,7 @@ async def test_a_websocket_is_judged_alike(accepted: bool, headers: dict[str, st
 async def test_prefect_s_app_behind_the_guard_asks_for_the_string() -> None:
     """Prefect's real app, without a database: nothing that is refused needs one."""
     with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: AUTH, PREFECT_UI_ENABLED: False}):
-        app = Guard(create_app(ignore_cache=True), ORIGINS, as_prefect_answers)
+        app = Guard(create_app(ignore_cache=True), ORIGINS, format_refusal)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=OWN) as client:
         request = {"json": {}, "headers": auth_header("trainyard:another")}
         assert (await client.post("/api/deployments/filter", json={})).status_code == 401

@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 
 from trainyard.compute.lease import holder, slot_lock
 from trainyard.compute.supervise import DesiredState
-from trainyard.prefect_api.control import wanted_by
+from trainyard.prefect_api.control import make_state_reader
 from trainyard.prefect_api.server import bootstrap, limit_name
 from trainyard.prefect_api.slots import device_slots
 from trainyard.settings import settings
@@ -131,4 +131,4 @@ def test_every_device_has_a_limit_after_the_bootstrap(devices: Callable[[int], N
 
 
 def test_a_run_that_the_server_does_not_know_goes_on() -> None:
-    assert wanted_by("00000000-0000-0000-0000-000000000000")() is DesiredState.RUN
+    assert make_state_reader("00000000-0000-0000-0000-000000000000")() is DesiredState.RUN

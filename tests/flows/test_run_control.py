@@ -270,12 +270,12 @@ def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
 def test_a_training_is_told_by_the_state_of_its_run(
     deployed: Settings, state: State[Any], expected: DesiredState
 ) -> None:
-    assert control.wanted_by(started(deployed, state))() is expected
+    assert control.make_state_reader(started(deployed, state))() is expected
 
 
 def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deployed: Settings) -> None:
     preempted, cancelled = started(deployed, Running()), started(deployed, Cancelling())
-    readers = [control.wanted_by(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
+    readers = [control.make_state_reader(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
     assert [reader() for reader in readers] == [DesiredState.RUN, DesiredState.RUN]
     control.INTERRUPTED.set()
     try:
@@ -288,7 +288,7 @@ def test_waiting_for_the_device_ends_with_a_pause(deployed: Settings) -> None:
     run_id = started(deployed, Suspended())
     waited = pytest.raises(TrainingStopped, match="while it waited for the device")
     with slots.device_slots(settings(), among=(0,)), waited as error:
-        slots.device_slots(settings(), among=(0,), read_state=control.wanted_by(run_id)).__enter__()
+        slots.device_slots(settings(), among=(0,), read_state=control.make_state_reader(run_id)).__enter__()
     assert error.value.reason == "pause"
 
 

@@ -15,7 +15,7 @@ from trainyard.app.completion import install
 from trainyard.errors import InvalidInput
 from trainyard.operations.table import OPERATIONS
 from trainyard.operations.words import WORDS
-from trainyard.surfaces.cli.main import app, completion_script, parsed
+from trainyard.surfaces.cli.main import app, completion_script, parse_pairs
 
 REPOSITORY = Path(__file__).parents[2]
 COMMANDS = REPOSITORY / "tests" / "golden" / "commands.txt"
@@ -345,10 +345,10 @@ def test_the_version() -> None:
     ],
 )
 def test_parameters(pairs: list[str], expected: dict[str, object]) -> None:
-    assert parsed(pairs) == expected
+    assert parse_pairs(pairs) == expected
 
 
 @pytest.mark.parametrize("pairs", [["count"], ["=5"], ["a..b=1"], ["a=1", "a.b=2"]])
 def test_wrong_parameters(pairs: list[str]) -> None:
     with pytest.raises(InvalidInput, match="E-PARAMETER"):
-        parsed(pairs)
+        parse_pairs(pairs)

@@ -134,7 +134,7 @@ def baseline(config: EvaluatorConfig, live: Path | None, base_sha256: str = "") 
         return Participant(name="base")
     if live is None:
         return Participant(name="base (no adapter is live yet)")
-    return served(live, base_sha256) or Participant(name=f"base ({other_base(live)})")
+    return load_served(live, base_sha256) or Participant(name=f"base ({other_base(live)})")
 
 
 def live_participant(
@@ -147,11 +147,11 @@ def live_participant(
         return None, "Nothing is live on this role yet, so the base alone is compared."
     if is_candidate:
         return None, f"The candidate is {version_name(live)}, which is live."
-    adapter = served(live, base_sha256)
+    adapter = load_served(live, base_sha256)
     return adapter, "" if adapter else f"The base alone is compared: {other_base(live)}."
 
 
-def served(live: Path, base_sha256: str) -> Participant | None:
+def load_served(live: Path, base_sha256: str) -> Participant | None:
     """Return the live version as a participant; None for an adapter of another base."""
     if (live / "config.json").is_file():
         return Participant(name=f"live model {version_name(live)}", path=str(live), kind="model")
@@ -212,18 +212,18 @@ def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     sets, and forgetting, each with the margin of its row.
     """
     if job.config.benchmarks:
-        listed = tuple(line for spec in job.config.benchmarks for line in over_sets(spec, job))
+        listed = tuple(line for spec in job.config.benchmarks for line in expand_sets(spec, job))
         return (*listed, *quote_lines(job))
     lines: list[BenchmarkSpec] = []
     if job.head == "reward":
         pairs = [held_out.name for held_out in job.heldout if held_out.port is Port.PREFERENCE]
-        return tuple(by_default(REWARD_BENCHMARKS[0], job.config.tolerance, name) for name in pairs)
+        return tuple(build_default(REWARD_BENCHMARKS[0], job.config.tolerance, name) for name in pairs)
     for held_out in job.heldout:
         names = (
             ("pairwise_reward_accuracy",) if held_out.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
         )
-        lines += [by_default(name, job.config.tolerance, held_out.name) for name in names]
-    return (*lines, *quote_lines(job), by_default("forgetting", job.config.tolerance))
+        lines += [build_default(name, job.config.tolerance, held_out.name) for name in names]
+    return (*lines, *quote_lines(job), build_default("forgetting", job.config.tolerance))
 
 
 def quote_lines(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
@@ -233,14 +233,14 @@ def quote_lines(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     return (BenchmarkSpec(name="quotes", set=job.heldout[0].name, max_rows=job.config.quotes, margin=1.0),)
 
 
-def by_default(name: str, tolerance: float | None, chosen_set: SetName | None = None) -> BenchmarkSpec:
+def build_default(name: str, tolerance: float | None, chosen_set: SetName | None = None) -> BenchmarkSpec:
     """Return a benchmark that was not listed, with the margins of its row, or with the config's tolerance instead."""
     row = benchmark(name)
     relative = row.default_relative_margin if tolerance is None else tolerance
     return BenchmarkSpec(name=name, set=chosen_set, margin=row.default_margin, relative_margin=relative)
 
 
-def over_sets(spec: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:
+def expand_sets(spec: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:
     on_own_rows = spec.path or spec.set or spec.name == "forgetting" or spec.name.startswith(LM_EVAL_PREFIX)
     if on_own_rows:
         return [spec]

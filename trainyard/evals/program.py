@@ -55,14 +55,14 @@ def score_line(line: BenchmarkSpec, cases: list[Case], participants: JsonMapping
     """Return one benchmark on one set: each participant's value per row, and what was left out, counted."""
     score = benchmark(line.name).score
     if score is None:
-        return answered_line(line, cases, participants, job)
+        return score_answers(line, cases, participants, job)
     values = {role: score(model, cases) for role, model in participants.items()}
     rows = min(len(scores) for scores in values.values())
     cases = cases[:rows]
     indices = [index for index in range(rows) if all(scores[index] is not None for scores in values.values())]
     refused = count_refusals([cases[index] for index in range(rows) if index not in set(indices)], participants)
     if not indices:
-        raise nothing_scored(line, rows, refused, participants["candidate"].context)
+        raise nothing_scored_error(line, rows, refused, participants["candidate"].context)
     for role, scores in values.items():
         refuse_non_finite(role, label(line), cases, scores)
     return {
@@ -87,7 +87,7 @@ def count_refusals(cases: Sequence[Case], participants: JsonMapping) -> dict[str
     return dict(Counter(messages.values()).most_common())
 
 
-def nothing_scored(line: BenchmarkSpec, rows: int, refused: Mapping[str, int], context: int) -> TrainyardError:
+def nothing_scored_error(line: BenchmarkSpec, rows: int, refused: Mapping[str, int], context: int) -> TrainyardError:
     """Return the error of a benchmark that no row can be scored on."""
     long = rows - sum(refused.values())
     why = [f"{long} of {rows} rows do not fit {context} tokens of context."] if long else []
@@ -100,7 +100,7 @@ def nothing_scored(line: BenchmarkSpec, rows: int, refused: Mapping[str, int], c
     )
 
 
-def answered_line(
+def score_answers(
     line: BenchmarkSpec, cases: list[Case], participants: Mapping[str, HuggingFaceModel], job: EvaluationJob
 ) -> JsonObject:
     """Each participant's answers, which a judge scores outside of this child."""
@@ -110,7 +110,7 @@ def answered_line(
     indices = [index for index in range(len(cases)) if all(texts[index] is not None for texts in answers.values())]
     refused = count_refusals(cases, participants)
     if not indices:
-        raise nothing_scored(line, len(cases), refused, participants["candidate"].context)
+        raise nothing_scored_error(line, len(cases), refused, participants["candidate"].context)
     return {
         "name": line.name,
         "set": label(line).split("/", 1)[1],

@@ -33,7 +33,7 @@ def build_report(job: EvaluationJob, scores: JsonMapping) -> Report:
     lines = [benchmark_entry(job, line) for line in scores["benchmarks"]]
     primary = choose_primary([line_label(line) for line in lines], job.config.primary)
     verdict = judge(
-        [measured(line) for line in lines], primary, job.config.confidence,
+        [build_measured(line) for line in lines], primary, job.config.confidence,
         few_rows=below_floor(job, lines, primary), live=live_name(job),
     )  # fmt: skip
     return {
@@ -120,7 +120,7 @@ def line_label(line: JsonMapping) -> str:
     return f"{line['name']}/{line['set']}"
 
 
-def measured(line: JsonMapping) -> Measured:
+def build_measured(line: JsonMapping) -> Measured:
     over_live = ConfidenceInterval(**line["vs_live"]) if line["vs_live"] else None
     improvement = ConfidenceInterval(**line["improvement"])
     return Measured(line_label(line), line["metric"], improvement, line["margin"], over_live)
@@ -314,7 +314,9 @@ def cell(text: str) -> str:
 def training_table(training: Mapping[str, JsonMapping]) -> str:
     """Return the token ledger and the losses, one column per trained adapter."""
     keys = ["stage", "method", "backend", "steps", "loss_at_start", "loss_at_end", "seconds"]
-    training = {name: {**facts, **evaluated(facts), **rolled_out(facts)} for name, facts in training.items()}
+    training = {
+        name: {**facts, **read_training_evals(facts), **read_rollout_facts(facts)} for name, facts in training.items()
+    }
     more = (*EVALUATED, *DRAWN.values())
     keys += [key for key in more if any(facts.get(key) is not None for facts in training.values())]
     ledger = list(dict.fromkeys(name for facts in training.values() for name in facts.get("tokens", {})))
@@ -330,7 +332,7 @@ def training_table(training: Mapping[str, JsonMapping]) -> str:
 EVALUATED = ("best held-out loss", "at step", "weights of step")
 
 
-def evaluated(facts: JsonMapping) -> JsonObject:
+def read_training_evals(facts: JsonMapping) -> JsonObject:
     """Return what a trainer measured on held-out rows while it trained; empty where it did not."""
     evaluation = facts.get("evaluation") or {}
     best = evaluation.get("best") or {}
@@ -347,7 +349,7 @@ DRAWN = {
 """Place of what the rollouts reported -> its row in the table."""
 
 
-def rolled_out(facts: JsonMapping) -> JsonObject:
+def read_rollout_facts(facts: JsonMapping) -> JsonObject:
     """Return what a trainer has learned from the rewards of its completions; empty where it drew none."""
     rollouts = facts.get("rollouts") or {}
     return {row: rollouts[end].get(name) for (end, name), row in DRAWN.items() if end in rollouts}

@@ -199,11 +199,11 @@ def question_case(value: JsonObject, question: str, where: str, cluster: str) ->
             raise wrong_line(where, "`chosen` and `rejected` have to be texts")
         return Case(where, cluster, prompt, assistant(sides[0]), assistant(sides[1]), gold=(str(sides[0]),))
     choices = tuple(str(choice) for choice in value.get("choices", ()))
-    gold = accepted(value.get("answer"), choices, where)
+    gold = parse_accepted(value.get("answer"), choices, where)
     return Case(where, cluster, prompt, assistant(gold[0]), choices=choices, gold=gold)
 
 
-def accepted(answer: Any, choices: tuple[str, ...], where: str) -> tuple[str, ...]:
+def parse_accepted(answer: Any, choices: tuple[str, ...], where: str) -> tuple[str, ...]:
     """The accepted answers: an index into the choices, a text, or several texts."""
     if choices and isinstance(answer, int) and 0 <= answer < len(choices):
         return (choices[answer],)

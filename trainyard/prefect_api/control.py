@@ -30,7 +30,7 @@ INTERRUPTED = threading.Event()
 """This process was asked to end by SIGTERM: a machine is taken back, or a worker is stopped."""
 
 
-def wanted_by(run_id: str, *, first_after_s: float = 0.0) -> Callable[[], DesiredState]:
+def make_state_reader(run_id: str, *, first_after_s: float = 0.0) -> Callable[[], DesiredState]:
     """Return a function that says whether the run should continue; it asks the server at most once a second.
 
     A server that does not answer for a while changes nothing: two hours of training outlive a restart of it.

@@ -42,7 +42,7 @@ CREDENTIALS_S = 10.0
 """How long a websocket may take for them."""
 
 
-def as_prefect_answers(refusal: Refusal) -> RefusalBody:
+def format_refusal(refusal: Refusal) -> RefusalBody:
     """Return a refusal as Prefect words its own."""
     return RefusalBody(json.dumps({"exception_message": f"{refusal.code}: {refusal.text}"}).encode(), JSON_TYPE)
 
@@ -63,12 +63,12 @@ class CountedCredentials:
             return await self.app(scope, receive, send)
         address = (scope.get("client") or ("",))[0]
         if is_loopback(address):
-            return await self.app(scope, with_deadline(scope, receive), send)
+            return await self.app(scope, add_deadline(scope, receive), send)
         try:
             self.wrong.require_patience(address)
         except TooMany as error:
             return await refuse_for_now(scope, receive, send, error)
-        await self.app(scope, with_deadline(scope, receive), self.counting(address, scope, send))
+        await self.app(scope, add_deadline(scope, receive), self.counting(address, scope, send))
 
     def counting(self, address: str, scope: Scope, send: Send) -> Send:
         """Note an answer that says that the credentials were wrong; one that there were none does not count."""
@@ -88,11 +88,11 @@ async def refuse_for_now(scope: Scope, receive: Receive, send: Send, error: TooM
     if scope["type"] == "websocket":
         await receive()
         return await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.code})
-    body = as_prefect_answers(Refusal(429, error.code, f"{error.what} {error.do}"))
+    body = format_refusal(Refusal(429, error.code, f"{error.what} {error.do}"))
     await send_answer(send, 429, body, [(b"retry-after", str(error.retry_after_s).encode())])
 
 
-def with_deadline(scope: Scope, receive: Receive) -> Receive:
+def add_deadline(scope: Scope, receive: Receive) -> Receive:
     """End a websocket that does not send its credentials: Prefect would wait for them without end."""
     if scope["type"] != "websocket" or SUBPROTOCOL not in scope.get("subprotocols", ()):
         return receive
@@ -128,7 +128,7 @@ class GuardedDocument:
             return await self.app(scope, receive, send)
         if not self.is_authorized(Headers(scope=scope).get("authorization", "")):
             refusal = Refusal(401, "E-AUTH", "The OpenAPI document needs the credentials of this server.")
-            return await send_answer(send, 401, as_prefect_answers(refusal))
+            return await send_answer(send, 401, format_refusal(refusal))
         await send_answer(send, 200, RefusalBody(await self.read_document(), JSON_TYPE))
 
     async def read_document(self) -> bytes:
@@ -166,7 +166,7 @@ def main() -> None:
     secret = server.api.auth_string
     prefect = GuardedDocument(create_app(final=True), secret.get_secret_value() if secret is not None else None)
     counted = CountedCredentials(prefect, WrongCredentials(settings().api_failed_logins))
-    app: ASGIApp = Guard(counted, origins, as_prefect_answers, names=list_host_names(exposure, certificate))
+    app: ASGIApp = Guard(counted, origins, format_refusal, names=list_host_names(exposure, certificate))
     config = uvicorn.Config(
         BehindProxy(app, exposure.behind_proxy) if exposure.behind_proxy else app,
         host=HOST,

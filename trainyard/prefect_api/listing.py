@@ -35,7 +35,7 @@ SLACK_S = 3600.0
 """By how much a run may be due before it was created: clocks differ, and a client may name an earlier time."""
 
 
-def paged(read: Callable[..., Sequence[Any]], offset: int = 0, **filters: Any) -> Iterator[Any]:
+def read_pages(read: Callable[..., Sequence[Any]], offset: int = 0, **filters: Any) -> Iterator[Any]:
     """Yield every row of a query from the `offset`-th on, read page by page."""
     while True:
         page = read(limit=PAGE, offset=offset, **filters)
@@ -49,7 +49,7 @@ def jobs_of(prefect: SyncPrefectClient, *tags: str) -> Iterator[FlowRun]:
     """Return every run with a trainer that has these tags, too, the newest first."""
     run_filter = FlowRunFilter.model_validate({"tags": {"all_": [JOB_TAG, *tags]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
-    runs = paged(prefect.read_flow_runs, flow_run_filter=run_filter, sort=newest)
+    runs = read_pages(prefect.read_flow_runs, flow_run_filter=run_filter, sort=newest)
     return (run for run in runs if not is_upcoming(run))
 
 
@@ -84,7 +84,7 @@ def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[Jso
     run_filter = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
     with client() as prefect:
-        runs = islice(paged(prefect.read_flow_runs, offset, flow_run_filter=run_filter, sort=newest), limit)
+        runs = islice(read_pages(prefect.read_flow_runs, offset, flow_run_filter=run_filter, sort=newest), limit)
         return [
             {**row_of(run, str(prefect.api_url)), "ended": run.state is not None and run.state.is_final()}
             for run in runs
@@ -177,6 +177,6 @@ def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[LogR
     """Return the run's log lines from the `offset`-th on, in order, at most so many: {time, level, text}."""
     log_filter = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
     with client() as prefect:
-        every = paged(prefect.read_logs, offset, log_filter=log_filter, sort=LogSort.TIMESTAMP_ASC)
+        every = read_pages(prefect.read_logs, offset, log_filter=log_filter, sort=LogSort.TIMESTAMP_ASC)
         lines = islice(every, most)
         return [LogRow(time=line.timestamp.timestamp(), level=line.level, text=text_of(line.message)) for line in lines]

@@ -24,7 +24,7 @@ from trainyard.app.run_records import RunRecord, read_result
 from trainyard.app.training_logs import TrainingLogs, find_left_trainings, made_no_progress
 from trainyard.errors import Conflict, NotFound
 from trainyard.prefect_api.server import client
-from trainyard.prefect_api.states import completed, in_words, preempted, run_state, waits_for_trainer
+from trainyard.prefect_api.states import build_completed, build_preempted, describe_state, run_state, waits_for_trainer
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import name_run
@@ -58,8 +58,10 @@ def state_of_run(run_id: str) -> JobState:
         return run_state(read_run(prefect, run_id).state)[0]
 
 
-def refused(run: FlowRun, verb: str, do: str) -> Conflict:
-    return Conflict(f"The run {run.name} cannot be {verb}: it is {in_words(run.state)}.", do=do, code="E-JOB-STATE")
+def refusal_error(run: FlowRun, verb: str, do: str) -> Conflict:
+    return Conflict(
+        f"The run {run.name} cannot be {verb}: it is {describe_state(run.state)}.", do=do, code="E-JOB-STATE"
+    )
 
 
 def id_of(run: FlowRun) -> str:
@@ -75,12 +77,12 @@ def pause_run(run_id: str) -> FlowRun:
     with client() as prefect:
         run = read_run(prefect, run_id)
         if run.state is None or run.state.type is not StateType.RUNNING:
-            raise refused(run, "paused", pausing_advice(run))
+            raise refusal_error(run, "paused", pausing_advice(run))
         paused: State[object] = Suspended(pause_key=str(uuid4()), message="paused by an operator")
         done = prefect.set_flow_run_state(run.id, paused)
         run = read_run(prefect, run_id)
         if done.status is not SetStateStatus.ACCEPT:
-            raise refused(run, "paused", pausing_advice(run))
+            raise refusal_error(run, "paused", pausing_advice(run))
         return run
 
 
@@ -114,7 +116,9 @@ def resume_run(run_id: str) -> FlowRun:
             accepted = False
         run = read_run(prefect, run_id) if accepted or kind is StateType.PAUSED else run
         if not accepted:
-            raise refused(run, "resumed", "Only a run that is paused or has ended without its result can be resumed.")
+            raise refusal_error(
+                run, "resumed", "Only a run that is paused or has ended without its result can be resumed."
+            )
         return run
 
 
@@ -184,9 +188,9 @@ def cancel_run(run_id: str) -> FlowRun:
         run = read_run(prefect, run_id)
         kind = run.state.type if run.state else None
         if kind is StateType.CANCELLING:
-            raise refused(run, "cancelled", "It is on its way: its training saves first.")
+            raise refusal_error(run, "cancelled", "It is on its way: its training saves first.")
         if run.state is not None and run.state.is_final():
-            raise refused(run, "cancelled", "There is nothing left to end.")
+            raise refusal_error(run, "cancelled", "There is nothing left to end.")
         waits = kind in (StateType.SCHEDULED, StateType.PAUSED, None) and process_of(run) is None
         if waits:
             was = "it was paused" if kind is StateType.PAUSED else "nothing of it ran"
@@ -207,18 +211,18 @@ def crash_dead_runs(settings: Settings, worker_name: str) -> list[str]:
     notices the missing heartbeats. No other process starts runs on this host then, so a run that is only pending is
     dead, too.
     """
-    dead = dead_runs(settings, worker_name, [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING])
+    dead = list_dead_runs(settings, worker_name, [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING])
     for run in dead:
         write_end_state(run, settings)
     return [str(run.id) for run in dead]
 
 
-def dead_runs(settings: Settings, worker_name: str, states: list[StateType]) -> list[FlowRun]:
+def list_dead_runs(settings: Settings, worker_name: str, states: list[StateType]) -> list[FlowRun]:
     """Runs of this host that are in one of the states and have no process."""
-    return [run for run in runs_in(settings, worker_name, states) if not process_of(run)]
+    return [run for run in list_runs(settings, worker_name, states) if not process_of(run)]
 
 
-def never_started(settings: Settings, worker_name: str) -> list[FlowRun]:
+def list_never_started(settings: Settings, worker_name: str) -> list[FlowRun]:
     """Runs that have been pending for `STARTING` and have no process.
 
     A worker writes Pending first, then its name, then the process. One that is killed in between, or whose server is,
@@ -236,7 +240,7 @@ def schedule_again(run: FlowRun) -> None:
         prefect.set_flow_run_state(run.id, state, force=True)
 
 
-def runs_in(settings: Settings, worker_name: str, states: list[StateType], *, recent: bool = False) -> list[FlowRun]:
+def list_runs(settings: Settings, worker_name: str, states: list[StateType], *, recent: bool = False) -> list[FlowRun]:
     """Runs of this host that are in one of the states; with `recent`, only those that started lately."""
     runs = runs_of_pool(settings, states, recent=recent)
     return [run for run in runs if run.labels.get(WORKER_LABEL) == worker_name]
@@ -262,11 +266,11 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
     left, result = find_left_trainings(folder), read_result(folder)
     state: State[object]
     if result is not None and result.succeeded:
-        state = completed(result)
+        state = build_completed(result)
     elif run.state is not None and run.state.type is StateType.CANCELLING:
         state = Cancelled(message="Its process ended before it could save; the last checkpoint is kept.")
     elif left and not made_no_progress(folder):
-        state = preempted(note_preemption(folder, left), after_s=0)
+        state = build_preempted(note_preemption(folder, left), after_s=0)
     else:
         state = Crashed(message=f"Its process ended. Next: `trainyard jobs resume {id_of(run)} --watch` continues it.")
     with client() as prefect:

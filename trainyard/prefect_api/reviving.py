@@ -30,7 +30,7 @@ STEADY_S = 600.0
 """Nothing has died for that long: the next death counts as the first again."""
 
 
-def dead_services(settings: Settings) -> list[str]:
+def list_dead_services(settings: Settings) -> list[str]:
     """Return the services of this home that were started, not stopped, and whose process is gone."""
     records = [record_path(settings, name) for name in ("server", "worker", API, EMBEDDED)]
     records += local.list_expected(settings)
@@ -40,7 +40,7 @@ def dead_services(settings: Settings) -> list[str]:
 def revive(settings: Settings, say: Callable[[str], None]) -> list[str]:
     """Start the dead services again; returns their names. Raises what their start raises."""
     with stack.exclusive(settings):
-        dead = dead_services(settings)
+        dead = list_dead_services(settings)
         if "server" in dead:
             stack.start_server(settings, say, auth=not stack.open_server_mark(settings).exists())
         url = stack.api_url(settings)
@@ -72,7 +72,7 @@ class Reviver:
             if self.child.poll() is not None:
                 self.child, self.next_at = None, now + BACK_OFF_S[min(self.tries, len(BACK_OFF_S) - 1)]
             return []
-        dead = dead_services(self.settings)
+        dead = list_dead_services(self.settings)
         if not dead:
             self.tries = 0 if now - self.next_at > STEADY_S else self.tries
             return []

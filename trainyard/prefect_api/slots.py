@@ -73,7 +73,7 @@ def device_limit(settings: Settings, device: int, give_up: GiveUp) -> Iterator[N
                     timeout_seconds=LIMIT_WAIT_S,
                     raise_on_lease_renewal_failure=False,
                 )
-                leases.enter_context(given_back(slot))
+                leases.enter_context(give_back(slot))
                 break
             except TimeoutError:
                 patience = time.monotonic() + SERVER_PATIENCE_S  # the server answers: somebody has the slot
@@ -107,7 +107,7 @@ def free_unheld_slots(settings: Settings) -> list[int]:
 
 
 @contextmanager
-def given_back(slot: AbstractContextManager[None]) -> Iterator[None]:
+def give_back(slot: AbstractContextManager[None]) -> Iterator[None]:
     """Take the slot; a failure to give it back does not fail the work that was done in it."""
     leases = ExitStack()
     leases.enter_context(slot)

@@ -60,7 +60,7 @@ def run_state(state: State[object] | None) -> tuple[JobState, str]:
     return word, DETAILS.get(state.name or "", detail)
 
 
-def in_words(state: State[object] | None) -> str:
+def describe_state(state: State[object] | None) -> str:
     """Return both words in one: `failed (crashed)`."""
     word, detail = run_state(state)
     return f"{word.value} ({detail})" if detail else word.value
@@ -77,14 +77,14 @@ def node_state(state: State[object] | None) -> NodeState:
     return named.get(state.name or "", STATES[state.type][2])
 
 
-def completed(result: RunResult, **data: Any) -> State[Any]:
+def build_completed(result: RunResult, **data: Any) -> State[Any]:
     """Return the state of a run that has its result; its name says whether the gate said no."""
     name = NOT_DEPLOYED if result.detail == NOT_DEPLOYED_DETAIL else "Completed"
     state: State[Any] = Completed(name=name, message=result.message, **data)
     return state
 
 
-def preempted(reason: str, *, after_s: float) -> State[object]:
+def build_preempted(reason: str, *, after_s: float) -> State[object]:
     """Return the state of a run that is continued automatically after some seconds."""
     when = datetime.now(UTC) + timedelta(seconds=after_s)
     message = f"Its machine was taken back; it continues automatically. {reason}".strip()
@@ -92,7 +92,7 @@ def preempted(reason: str, *, after_s: float) -> State[object]:
     return state
 
 
-def without_trainer(why: str) -> State[object]:
+def build_waiting(why: str) -> State[object]:
     """Return the state of a job that was checked and recorded, and that no worker takes until it is resumed."""
     message = f"{why} Then `trainyard jobs resume` starts it."
     state: State[object] = Scheduled(name=NO_TRAINER, scheduled_time=datetime.now(UTC) + NEVER, message=message)

@@ -27,10 +27,10 @@ from trainyard.prefect_api.alerts.gpu_watch import GpuWatch
 from trainyard.prefect_api.alerts.night_watch import NightWatch
 from trainyard.prefect_api.log_lines import log_line
 from trainyard.prefect_api.operating import (
-    dead_runs,
-    never_started,
+    list_dead_runs,
+    list_never_started,
+    list_runs,
     process_of,
-    runs_in,
     schedule_again,
     write_end_state,
 )
@@ -65,7 +65,7 @@ class Watchdog:
             return [*done, f"the server does not answer: {error}"]
 
     def settle_dead(self) -> list[str]:
-        unfinished = dead_runs(self.settings, worker_name(self.settings), WATCHED)
+        unfinished = list_dead_runs(self.settings, worker_name(self.settings), WATCHED)
         # Without the number of a process nothing can be said about it.
         dead = {(str(run.id), str(run.infrastructure_pid)): run for run in unfinished if run.infrastructure_pid}
         certain = [run for key, run in dead.items() if key in self.suspects]
@@ -76,14 +76,14 @@ class Watchdog:
 
     def schedule_unstarted(self) -> list[str]:
         """Runs that a worker took and did not start before it, or the server, was killed."""
-        stuck = never_started(self.settings, worker_name(self.settings))
+        stuck = list_never_started(self.settings, worker_name(self.settings))
         for run in stuck:
             schedule_again(run)
         return [f"the run {run.id} ({run.name}) was taken and never started; it is scheduled again" for run in stuck]
 
     def correct_automation(self) -> list[str]:
         """Runs that the automation marked as crashed and whose process works, or had finished everything."""
-        crashed = runs_in(self.settings, worker_name(self.settings), [StateType.CRASHED], recent=True)
+        crashed = list_runs(self.settings, worker_name(self.settings), [StateType.CRASHED], recent=True)
         marked = [run for run in crashed if run.state and (run.state.message or "").startswith(NO_HEARTBEAT)]
         living = [run for run in marked if process_of(run)]
         results = {run.id: read_result(self.settings.runs / str(run.id)) for run in marked if run not in living}

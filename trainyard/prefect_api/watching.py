@@ -26,7 +26,7 @@ from trainyard.compute.events import Event, EventTail
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.prefect_api.operating import read_run
 from trainyard.prefect_api.server import client
-from trainyard.prefect_api.states import in_words, node_state, run_state, waits_for_trainer, without_trainer
+from trainyard.prefect_api.states import build_waiting, describe_state, node_state, run_state, waits_for_trainer
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import name_run
@@ -57,7 +57,7 @@ def start_run(
     """
     environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
     environment |= {tracing.VARIABLE: parent} if (parent := tracing.current_traceparent()) else {}
-    state: State[object] | None = without_trainer(waits) if waits else None
+    state: State[object] | None = build_waiting(waits) if waits else None
     with client() as prefect:
         deployment = find_deployment(prefect, name)
         try:
@@ -71,9 +71,9 @@ def start_run(
                 idempotency_key=key or None,
             )
         except PrefectHTTPStatusError as error:
-            raise refused_parameters(name, error) from error
+            raise refused_parameters_error(name, error) from error
         require_same(run, parameters)
-        started = started_result(prefect, run, (state.message if state else "") or "started")
+        started = build_started_result(prefect, run, (state.message if state else "") or "started")
         return started.model_copy(update={"state": run_state(run.state)[0]})  # of a run that this key started before
 
 
@@ -97,7 +97,7 @@ def free_name(prefect: SyncPrefectClient, name: str) -> str:
     return f"{name}-{max(numbers) + 1}" if numbers else name
 
 
-def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
+def build_started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
     url = run_url(str(prefect.api_url), run.id)
     run_name = name_run(str(run.id), run.tags)
     return RunResult(id=run_name, run_id=str(run.id), name=run.name, state=JobState.PENDING, message=message, url=url)
@@ -118,7 +118,7 @@ def continue_run(run_id: str) -> RunResult:
                 code="E-JOB-STATE",
             )
         prefect.set_flow_run_state(run.id, Scheduled(name="Resuming", message="continued"), force=True)
-        return started_result(prefect, run, "continued")
+        return build_started_result(prefect, run, "continued")
 
 
 def find_deployment(prefect: SyncPrefectClient, name: str) -> DeploymentResponse:
@@ -137,7 +137,7 @@ def find_deployment(prefect: SyncPrefectClient, name: str) -> DeploymentResponse
         ) from error
 
 
-def refused_parameters(name: str, error: PrefectHTTPStatusError) -> TrainyardError:
+def refused_parameters_error(name: str, error: PrefectHTTPStatusError) -> TrainyardError:
     """Return the server checked the parameters against the flow's form; its words name the field."""
     try:
         detail = str(error.response.json().get("detail", error.response.text))
@@ -165,7 +165,7 @@ def watch(run_id: str, *, settings: Settings, on_progress: OnProgress = ignore, 
     with client() as prefect:
         while True:
             report_progress(events, since, on_progress)
-            if time.monotonic() >= state_due or wrote_result(folder, began):
+            if time.monotonic() >= state_due or has_written_result(folder, began):
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
                 waits = run_state(run.state)[0] is JobState.PENDING and time.monotonic() - started > NO_WORKER_AFTER_S
@@ -177,7 +177,7 @@ def watch(run_id: str, *, settings: Settings, on_progress: OnProgress = ignore, 
         return result_of(prefect, run, folder)
 
 
-def wrote_result(folder: Path, since: float) -> bool:
+def has_written_result(folder: Path, since: float) -> bool:
     """Return whether a run has written its result since then: it ends soon."""
     try:
         return (folder / "result.json").stat().st_mtime >= since
@@ -205,7 +205,9 @@ def worker_runs(prefect: SyncPrefectClient, settings: Settings) -> bool:
 
 def report_state(run: FlowRun, last: str, on_progress: OnProgress, *, alone: bool) -> str:
     """Report a changed state; a run is `alone` while it waits and no worker runs that could take it."""
-    text = "pending: no worker runs that could take it; `trainyard up` starts one" if alone else in_words(run.state)
+    text = (
+        "pending: no worker runs that could take it; `trainyard up` starts one" if alone else describe_state(run.state)
+    )
     if text != last:
         on_progress({"node": "", "event": "state", "time": time.time(), "text": text, "name": run.name})
     return text

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.surfaces.problems import FieldProblem
-from trainyard.surfaces.spool import INLINE_BYTES, UPLOADING, Body, place_for, received_body
+from trainyard.surfaces.spool import INLINE_BYTES, UPLOADING, Body, find_slots, receive_body
 from trainyard.surfaces.structure import USUAL, JsonLimits, require_structure
 from trainyard.tracing import new_traceparent, trace_id
 
@@ -78,16 +78,16 @@ async def read_request(
     kind = media_type(request)
     if kind == TENSORS_TYPE and TENSORS in model.model_fields:
         query = read_query(model, request.query_params, path)
-        async with received_body(request, MAX_TENSORS_BYTES, caller, folder) as body, place_for(tensors=True):
+        async with receive_body(request, MAX_TENSORS_BYTES, caller, folder) as body, find_slots(tensors=True):
             tensors = await anyio.to_thread.run_sync(body.read)
             return query.model_copy(update={TENSORS: tensors})
     if not whole and request.scope["query_string"] and request.query_params:
         raise unknown_fields(request.query_params, "in the query", "Send them in the body, as JSON.")
     decode = partial(decode_request, model, path, kind=kind, query=request.query_params, whole=whole, limits=limits)
-    async with received_body(request, most_bytes(model), caller, folder) as body:
+    async with receive_body(request, most_bytes(model), caller, folder) as body:
         if body.size <= INLINE_BYTES:
             return decode(body)
-        async with place_for(tensors=False):
+        async with find_slots(tensors=False):
             return await anyio.to_thread.run_sync(decode, body)
 
 
@@ -105,7 +105,7 @@ async def read_upload(
     Raises `InvalidFields` (`E-PARAMETER`), `InvalidInput` and `LimitExceeded` as `read_request` does.
     """
     query = read_query(model, request.query_params, {name: str(text) for name, text in request.path_params.items()})
-    body = await stack.enter_async_context(received_body(request, most_bytes, caller, folder, UPLOADING))
+    body = await stack.enter_async_context(receive_body(request, most_bytes, caller, folder, UPLOADING))
     return query.with_received(await anyio.to_thread.run_sync(body.open))
 
 
@@ -128,7 +128,7 @@ def decode_request(
     if twice := sorted(path.keys() & fields.keys()):
         raise unknown_fields(twice, "in the body, and in the path or a header", "Give them once.")
     try:
-        return model.model_validate_json(with_fields(body if fields else b"{}", path), strict=True)
+        return model.model_validate_json(add_fields(body if fields else b"{}", path), strict=True)
     except ValidationError as error:
         raise invalid_fields(error) from error
 
@@ -148,7 +148,7 @@ def has_parts(annotation: object) -> bool:
     return any(has_parts(arg) for arg in get_args(annotation) if not isinstance(arg, str))
 
 
-def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
+def add_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
     """Return a JSON object with further fields: a batch in it is not written out a second time."""
     if not fields:
         return body
@@ -171,7 +171,7 @@ def read_object(body: bytes, kind: str) -> dict[str, object]:
     try:
         value = STRICT.decode(body.decode())
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH:  # fewer cannot be deeper
-            depth_within(value, MAX_DEPTH)
+            require_depth(value, MAX_DEPTH)
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput("The body is not valid JSON.", why=f"{why}.", do="Correct it.", code="E-JSON") from error
@@ -195,7 +195,7 @@ def refuse_constant(text: str) -> object:
 STRICT = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=refuse_constant)
 
 
-def depth_within(value: Any, left: int) -> None:
+def require_depth(value: Any, left: int) -> None:
     """Raise `ValueError` for a value that is nested more deeply."""
     level = [value]
     while level := [

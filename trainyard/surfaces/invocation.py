@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from trainyard.app.context import Context
-from trainyard.cancellation import bound_to
+from trainyard.cancellation import bind_departure
 from trainyard.errors import Denied, InvalidInput, NotFound
 from trainyard.loading import load
 from trainyard.operations.fields import Argument, FieldError, Option
@@ -69,7 +69,7 @@ def work(name: str, request: Any, context: Context) -> Any:
     Raises `LimitExceeded` (`E-RATE`) while too many heavy ones are running, and `CallerLeft` where only an answer is
     lost by that.
     """
-    with bound_to(context.departure if ends_with_caller(name) else None):
+    with bind_departure(context.departure if ends_with_caller(name) else None):
         if context.caller.remote and name in TYPED:
             from trainyard.spec.load.parse import typed_numbers  # only the command line needs it
 

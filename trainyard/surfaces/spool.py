@@ -82,7 +82,7 @@ class Body:
 
 
 @asynccontextmanager
-async def received_body(
+async def receive_body(
     request: Request, most_bytes: int, caller: str = "", folder: Path | None = None, slots: OpenRequests = SPOOLED
 ) -> AsyncIterator[Body]:
     """Receive a whole body; a large one takes one of the places.
@@ -133,7 +133,7 @@ def body_too_long(most_bytes: int) -> LimitExceeded:
     )
 
 
-def place_for(*, tensors: bool) -> asyncio.Semaphore:
+def find_slots(*, tensors: bool) -> asyncio.Semaphore:
     """Return the places of the running loop for bodies that are decoded, or for tensors in memory."""
     slots = PLACES.setdefault(asyncio.get_running_loop(), {})
     if tensors not in slots:

@@ -15,7 +15,7 @@ import pytest
 from trainyard.app.services import spawn, stop
 from trainyard.compute.leftovers import LONGEST_PATH, sweep_locks, sweep_temporary, temporary_folder
 from trainyard.compute.services import record_path, rotate_log
-from trainyard.prefect_api.reviving import BACK_OFF_S, Reviver, dead_services
+from trainyard.prefect_api.reviving import BACK_OFF_S, Reviver, list_dead_services
 from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import RealFiles
@@ -95,14 +95,14 @@ def test_the_log_of_a_service_that_crashed_is_kept(tmp_path: Path) -> None:
 def test_only_what_died_is_dead_and_what_was_stopped_is_not(home: Path) -> None:
     here = settings()
     service = spawn(here, "worker", SLEEP, os.environ, "http://127.0.0.1:1/api")
-    assert dead_services(here) == []
+    assert list_dead_services(here) == []
     process = service.process()
     assert process is not None
     process.kill()
     process.wait()
-    assert dead_services(here) == ["worker"]
+    assert list_dead_services(here) == ["worker"]
     assert not stop(here, "worker"), "`down` removes the record"
-    assert dead_services(here) == []
+    assert list_dead_services(here) == []
 
 
 @pytest.mark.slow

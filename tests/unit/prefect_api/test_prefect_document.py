@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, temporary_settings
 
 from trainyard.app.access.guard import Guard
 from trainyard.app.access.limits import WrongCredentials
-from trainyard.prefect_api.guard import CountedCredentials, GuardedDocument, as_prefect_answers
+from trainyard.prefect_api.guard import CountedCredentials, GuardedDocument, format_refusal
 
 AUTH = "trainyard:a-string-of-this-test"
 ADDRESS = "http://127.0.0.1:4200"
@@ -24,7 +24,7 @@ def authorization(auth_string: str) -> dict[str, str]:
 
 async def test_the_document_needs_credentials_and_is_built_once() -> None:
     guarded = GuardedDocument(create_app(final=True), AUTH)
-    app = Guard(CountedCredentials(guarded, WrongCredentials(10)), [ADDRESS], as_prefect_answers)
+    app = Guard(CountedCredentials(guarded, WrongCredentials(10)), [ADDRESS], format_refusal)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ADDRESS, timeout=60) as client:
         for headers in ({}, authorization("trainyard:another"), {"authorization": "Basic"}):
             for path in ("/openapi.json", "/openapi.json/"):

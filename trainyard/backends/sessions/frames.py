@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from trainyard.cancellation import ended_on_leaving, ending_of
+from trainyard.cancellation import end_on_leaving, ending_of
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, TrainyardError, from_fields
 from trainyard.json_types import JsonMapping, JsonObject
 
@@ -112,7 +112,7 @@ def ask(path: str, header: JsonMapping, body: bytes = b"", *, timeout_s: float |
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(path)
             connection.settimeout(timeout_s)
-            with ended_on_leaving(ending_of(connection)):
+            with end_on_leaving(ending_of(connection)):
                 send_frame(connection, header, body)
                 answer = receive_frame(connection)
     except OSError as error:

@@ -79,7 +79,7 @@ def choose_best(
         fields = {"what": "The answers could not be scored.", "code": "E-CRASH", **(outcome.error or {})}
         raise from_fields(fields)
     selection = keep_best(part, port, read_scores(child / SCORES_FILE))
-    return with_facts(produced, part, port, selection)
+    return add_facts(produced, part, port, selection)
 
 
 def read_scores(path: Path) -> Iterator[Scored]:
@@ -89,7 +89,7 @@ def read_scores(path: Path) -> Iterator[Scored]:
             yield orjson.loads(line)
 
 
-def with_facts(produced: Produced, part: Path, port: Port, selection: Mapping[str, object]) -> Produced:
+def add_facts(produced: Produced, part: Path, port: Port, selection: Mapping[str, object]) -> Produced:
     """Return the result whose facts and whose accounting say what was chosen."""
     facts: Facts = {**produced.facts, "candidates": {**produced.facts["candidates"], **selection}}
     path = part / ACCOUNTING_FILE

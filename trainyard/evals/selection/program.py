@@ -45,7 +45,7 @@ def main(folder: Path, events: Events) -> None:
         total = sum(1 for _ in lines)
     done = 0
     with (folder / SCORES_FILE).open("wb") as out:
-        for part in batched(read_candidates(candidates)):
+        for part in batch_candidates(read_candidates(candidates)):
             if events.stop_requested():
                 raise Stopped("asked to stop while answers were scored; that starts over")
             for scores in judge.score(part):
@@ -70,7 +70,7 @@ def report_refusals(judge: AnswerJudge, events: Events) -> None:
         events.emit("warning", text=f"The reward model's chat template refused answers {'; '.join(refused)}.")
 
 
-def batched(candidates: Iterator[Candidates]) -> Iterator[list[Candidates]]:
+def batch_candidates(candidates: Iterator[Candidates]) -> Iterator[list[Candidates]]:
     while part := list(itertools.islice(candidates, AT_ONCE)):
         yield part
 

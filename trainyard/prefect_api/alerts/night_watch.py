@@ -55,11 +55,11 @@ class NightWatch:
         messages: list[str] = []
         judged = read_versioned("night-watch", self.path.read_bytes(), self.path) if self.path.is_file() else {}
         with client() as prefect:
-            for deployment, zone in scheduled(prefect):
+            for deployment, zone in list_scheduled(prefect):
                 due = last_due(now, zone)
                 if judged.get(str(deployment.id)) == due.isoformat():
                     continue
-                if missed(runs_before(prefect, deployment, due), due):
+                if is_missed(list_runs_before(prefect, deployment, due), due):
                     send(prefect, deployment, due)
                     messages.append(f"no night of {deployment.name} succeeded by {due:%Y-%m-%d %H:%M} ({zone})")
                 judged[str(deployment.id)] = due.isoformat()
@@ -69,7 +69,7 @@ class NightWatch:
         return messages
 
 
-def scheduled(prefect: SyncPrefectClient) -> Iterator[tuple[DeploymentResponse, str]]:
+def list_scheduled(prefect: SyncPrefectClient) -> Iterator[tuple[DeploymentResponse, str]]:
     """Yield the deployments of the night with an active schedule, and its zone."""
     flow = FlowFilter.model_validate({"name": {"any_": [FLOW]}})
     for deployment in prefect.read_deployments(flow_filter=flow):
@@ -85,7 +85,7 @@ def last_due(now: float, zone: str) -> datetime:
     return datetime.combine(date, DUE, ZoneInfo(zone))
 
 
-def runs_before(prefect: SyncPrefectClient, deployment: DeploymentResponse, due: datetime) -> list[FlowRun]:
+def list_runs_before(prefect: SyncPrefectClient, deployment: DeploymentResponse, due: datetime) -> list[FlowRun]:
     """Return the runs that were to begin in the calendar day up to `due`."""
     since = datetime.combine(due.date() - timedelta(days=1), DUE, due.tzinfo)
     expected = {"after_": since.astimezone(UTC), "before_": due.astimezone(UTC)}
@@ -96,7 +96,7 @@ def runs_before(prefect: SyncPrefectClient, deployment: DeploymentResponse, due:
     )
 
 
-def missed(runs: list[FlowRun], due: datetime) -> bool:
+def is_missed(runs: list[FlowRun], due: datetime) -> bool:
     """Return whether the schedule expected a night and no run, by schedule or by hand, had trained or read at `due`.
 
     A run that found its date done does not count: the run that did that night does.

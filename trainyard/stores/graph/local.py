@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from trainyard.cancellation import ended_on_leaving
+from trainyard.cancellation import end_on_leaving
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable, from_fields
 from trainyard.inherited import UMASK, child_environment
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
@@ -63,7 +63,7 @@ class LadybugGraph(AskedGraph):
                 raise self.died() from error
             if verb == "mutate":
                 return self.answer()
-            with ended_on_leaving(self.writer.kill):  # which reads only
+            with end_on_leaving(self.writer.kill):  # which reads only
                 if verb == "query":
                     self.give_way()
                 return self.answer()

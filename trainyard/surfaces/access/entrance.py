@@ -79,7 +79,7 @@ class Entrance:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         if is_page(scope["path"]):
-            send = with_policy(send, PAGE_POLICY)
+            send = add_policy(send, PAGE_POLICY)
         with ExitStack() as exit_stack:
             try:
                 limit = self.admit(scope)
@@ -90,7 +90,7 @@ class Entrance:
                 return await refusal_of(error, scope, 408)(scope, receive, send)
             except TrainyardError as error:
                 return await refusal_of(error, scope)(scope, receive, send)
-            await self.app(scope, capped(receive, limit), send)
+            await self.app(scope, cap_body(receive, limit), send)
 
     def reserve_slot(self, scope: Scope) -> AbstractContextManager[None]:
         """Return where an admitted request is counted until it is answered: with its caller, or with its address."""
@@ -168,7 +168,7 @@ def too_long(limit: int) -> LimitExceeded:
     return LimitExceeded(f"The body is longer than {limit:,} bytes.", do="Send less at a time.", code="E-BODY-LENGTH")
 
 
-def capped(receive: Receive, limit: int) -> Receive:
+def cap_body(receive: Receive, limit: int) -> Receive:
     """Stop reading a body that is longer than it may be, also one that does not say its length."""
     seen = 0
 
@@ -184,7 +184,7 @@ def capped(receive: Receive, limit: int) -> Receive:
     return receiving
 
 
-def with_policy(send: Send, policy: bytes) -> Send:
+def add_policy(send: Send, policy: bytes) -> Send:
     """Add the policy of pages. A browser asks each time whether a file has changed: the names of the files stay."""
 
     async def sending(message: Message) -> None:

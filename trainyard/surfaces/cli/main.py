@@ -88,7 +88,7 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
         return click.Option(names, is_flag=True, show_default=True, **shared)
     if kind is dict:
         return click.Option(
-            names, multiple=True, metavar="KEY=VALUE", callback=lambda *callback: parsed(callback[2]), **shared
+            names, multiple=True, metavar="KEY=VALUE", callback=lambda *callback: parse_pairs(callback[2]), **shared
         )
     shared |= {"metavar": f"<{word_of(kind)}>", "required": field.is_required(), "multiple": repeated}
     return click.Option(names, type=type_of(kind, declared), show_default=True, **shared)
@@ -156,7 +156,7 @@ def word_of(kind: Any) -> str:
     return "|".join(values_of(kind)) or str(kind.__name__).lower()
 
 
-def parsed(pairs: Iterable[str]) -> JsonObject:
+def parse_pairs(pairs: Iterable[str]) -> JsonObject:
     """`key=value` pairs as nested parameters: a value is JSON if it reads as JSON, else text; dots nest.
 
     Raises `InvalidInput` (`E-PARAMETER`) for a pair without `=`, or a key that is given both as a value and a group.

@@ -97,15 +97,15 @@ async def call_tool(
             except anyio.get_cancelled_exc_class():
                 context.departure.note()
                 raise
-        return succeeded(result, sender.parts)
+        return build_result(result, sender.parts)
     except TrainyardError as error:
-        return failed(hide_error(caller, error, settings))
+        return build_error_result(hide_error(caller, error, settings))
     except Exception as error:  # boundary: one tool that fails does not end the server
         LOG.exception("the tool %s failed", tool)
         bug = TrainyardError(
             f"{tool} failed: {type(error).__name__}.", do="The log has the traceback.", code="E-BUG"
         )  # fmt: skip
-        return failed(bug)
+        return build_error_result(bug)
 
 
 def perform(tool: str, arguments: JsonObject, context: Context) -> BaseModel:
@@ -135,7 +135,7 @@ def perform(tool: str, arguments: JsonObject, context: Context) -> BaseModel:
     return result
 
 
-def succeeded(result: BaseModel, parts: list[str]) -> types.CallToolResult:
+def build_result(result: BaseModel, parts: list[str]) -> types.CallToolResult:
     text = result.model_dump_json()
     content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
     if parts:
@@ -160,6 +160,6 @@ def bytes_of(blob: Blob) -> types.BlobResourceContents:
     return types.BlobResourceContents(uri=f"trainyard://blob/{blob.sha256}", mime_type=blob.media_type, blob=data)
 
 
-def failed(error: TrainyardError) -> types.CallToolResult:
+def build_error_result(error: TrainyardError) -> types.CallToolResult:
     text = types.TextContent(type="text", text=str(error))
     return types.CallToolResult(content=[text], structured_content={"error": error.as_dict()}, is_error=True)

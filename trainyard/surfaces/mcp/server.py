@@ -28,7 +28,7 @@ from trainyard.surfaces.mcp.calls import MAX_CALLS, call_tool
 from trainyard.surfaces.mcp.pages import list_resources, read_resource
 from trainyard.surfaces.mcp.tools import list_tools
 from trainyard.surfaces.problems import answer_problem
-from trainyard.surfaces.spool import received_body
+from trainyard.surfaces.spool import receive_body
 from trainyard.surfaces.structure import USUAL, require_structure
 from trainyard.tracing import is_traceparent
 
@@ -114,7 +114,7 @@ class HttpApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             scope[CALLER] = self.authenticate(Request(scope, receive))
-            receive = await checked_message(Request(scope, receive))
+            receive = await check_message(Request(scope, receive))
         except TrainyardError as error:
             await answer_problem(error)(scope, receive, send)
             return
@@ -123,9 +123,9 @@ class HttpApp:
             await manager.handle_request(scope, receive, send)
 
 
-async def checked_message(request: Request) -> Receive:
+async def check_message(request: Request) -> Receive:
     """Receive a message and check what it contains before it is decoded. Raises `LimitExceeded`, `InvalidInput`."""
-    async with received_body(request, MAX_MESSAGE_BYTES) as body:
+    async with receive_body(request, MAX_MESSAGE_BYTES) as body:
         message = await anyio.to_thread.run_sync(body.read)
         await anyio.to_thread.run_sync(require_structure, message, USUAL)
     return whole_body(message, request.receive)

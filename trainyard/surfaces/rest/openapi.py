@@ -112,7 +112,7 @@ def openapi_document() -> Json:
     paths: Json = {}
     for name, row in OPERATIONS.items():
         method, path = route_of(name)
-        request_schema = resolved(schemas[(name, "validation")], components)
+        request_schema = resolve_reference(schemas[(name, "validation")], components)
         document = describe(name, row, request_schema, schemas[(name, "serialization")])
         if body := body_of(name, row, request_schema, schemas.get((f"{name} body", "validation")), components):
             document["requestBody"] = body
@@ -150,7 +150,7 @@ def drop_object_defaults(schema: object) -> None:
             drop_object_defaults(list(value.values()) if key in NAMED and isinstance(value, dict) else value)
 
 
-def resolved(schema: Json, components: Json) -> Json:
+def resolve_reference(schema: Json, components: Json) -> Json:
     """Return the schema itself, where it is a reference to one."""
     reference = schema.get("$ref", "")
     return components[reference.rsplit("/", 1)[-1]] if reference else schema
@@ -217,7 +217,7 @@ def body_of(name: str, row: Operation, request_schema: Json, whole: Json | None,
 
 
 def parameter(name: str, schema: Json, location: str, *, needed: bool) -> Json:
-    schema = without_null(schema)
+    schema = drop_null(schema)
     described: Json = {"name": name, "in": location, "required": needed, "schema": schema}
     if "description" in schema:
         described["description"] = schema["description"]
@@ -226,7 +226,7 @@ def parameter(name: str, schema: Json, location: str, *, needed: bool) -> Json:
     return described
 
 
-def without_null(schema: Json) -> Json:
+def drop_null(schema: Json) -> Json:
     """Return a text cannot be null: a parameter without a value is left out."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     simplified = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}

@@ -82,7 +82,7 @@ def serve_api(
         confined = ChildCalls(settings.api_heavy_calls)
         begin = sockets.enter_context(keep_live(settings, say))
         app: ASGIApp = AtFirstRequest(
-            guarded_app(settings, everybody=everybody, names=names, confined=confined), begin.set
+            build_guarded_app(settings, everybody=everybody, names=names, confined=confined), begin.set
         )
         app = BehindProxy(app, exposure.behind_proxy) if exposure.behind_proxy else app
         server = AnnouncingServer(server_config(app, graceful_s=5), announce)
@@ -90,7 +90,7 @@ def serve_api(
     return url
 
 
-def guarded_app(
+def build_guarded_app(
     settings: Settings, *, everybody: bool = False, names: Iterable[str] = (), confined: ConfinedCalls | None = None
 ) -> Guard:
     """Return the whole service: the API of a home behind its checks, for clients that call it by loopback or one of

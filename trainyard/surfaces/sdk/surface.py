@@ -38,7 +38,7 @@ class Surface:
 
     def __getattr__(self, name: str) -> Surface:
         command = f"{self._word} {name.rstrip('_').replace('_', '-')}".strip()
-        if name.startswith("__") or command not in known_words():
+        if name.startswith("__") or command not in list_known_names():
             raise AttributeError(f"There is no operation {command!r}. Here are: {self._list_names()}.", name=name)
         surface = self.__dict__[name] = Surface(self._call, command)  # the next time it is an attribute like any other
         return surface
@@ -67,7 +67,7 @@ class Surface:
 
 
 @cache
-def known_words() -> frozenset[str]:
+def list_known_names() -> frozenset[str]:
     """Return the names of operations, and of the groups that they are in."""
     operations = [operation.split() for operation in OPERATIONS]
     return frozenset(" ".join(parts[:count]) for parts in operations for count in range(1, len(parts) + 1))
@@ -101,7 +101,7 @@ def call_here(name: str, fields: Mapping[str, Any]) -> Any:
     Raises `InvalidInput` (`E-PARAMETER`) for a field that the operation does not take, and what the operation raises.
     """
     keep_files_private()
-    request = checked_request(name, fields)
+    request = check_request(name, fields)
     live = open_live(name, fields)
     context = Context(settings(), say=ignore, on_progress=live.note_event if live else ignore)
     result = carry_out(name, request, context)
@@ -110,7 +110,7 @@ def call_here(name: str, fields: Mapping[str, Any]) -> Any:
     return result
 
 
-def checked_request(name: str, fields: Mapping[str, object]) -> Any:
+def check_request(name: str, fields: Mapping[str, object]) -> Any:
     try:
         return request_of(name, fields)
     except FieldError as error:

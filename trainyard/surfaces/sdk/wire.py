@@ -35,7 +35,7 @@ from trainyard.spec.load.files import load_value
 from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
 from trainyard.surfaces.invocation import implementation_of
 from trainyard.surfaces.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, media_type, next_event
-from trainyard.surfaces.sdk.surface import checked_request
+from trainyard.surfaces.sdk.surface import check_request
 
 TRIES = 4
 RETRIED = (429, 502, 503, 504)
@@ -95,7 +95,7 @@ def conversation(name: str, fields: JsonMapping, note: Callable[[Any], None] = i
 
 
 def ask(name: str, fields: JsonMapping) -> Talk:
-    response = yield from send(exchange_of(name, checked_request(name, dict(fields))))
+    response = yield from send(exchange_of(name, check_request(name, dict(fields))))
     return response_of(name, response)
 
 
@@ -293,7 +293,7 @@ def read_checked(fields: JsonObject) -> JsonObject:
     return {**fields, "files": tuple(read_here(file) for file in fields.get("files", ()))}
 
 
-def read_planned(fields: JsonObject) -> JsonObject:
+def read_plan_target(fields: JsonObject) -> JsonObject:
     return {**fields, "target": read_here(fields.get("target"))}
 
 
@@ -314,7 +314,7 @@ def lay_over(below: str) -> Callable[[dict[str, object]], dict[str, object]]:
 
 READ_HERE: dict[str, Callable[[dict[str, object]], dict[str, object]]] = {
     "check": read_checked,
-    "plan": read_planned,
+    "plan": read_plan_target,
     "jobs create": lay_over("parameters"),
     "chains create": lay_over("spec"),
     "chains update": lay_over("spec"),

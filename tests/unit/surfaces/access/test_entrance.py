@@ -26,7 +26,7 @@ from trainyard.stores.auth_string import keep_auth
 from trainyard.surfaces.access.authentication import FORGERY_HEADER, Authenticator
 from trainyard.surfaces.access.entrance import MAX_HEADER_BYTES
 from trainyard.surfaces.bodies import MAX_BODY_BYTES
-from trainyard.surfaces.rest.service import guarded_app
+from trainyard.surfaces.rest.service import build_guarded_app
 
 OWN = "http://127.0.0.1:8898"
 TOKENS = "/api/v1/tokens"
@@ -57,7 +57,7 @@ class Service:
 @pytest.fixture
 def service(home: Path) -> Service:
     keep_auth(settings())
-    return Service(guarded_app(settings()), home)
+    return Service(build_guarded_app(settings()), home)
 
 
 def entries() -> list[tuple[str, str, str]]:
@@ -251,7 +251,7 @@ JSON = {"content-type": "application/json"}
 
 def test_a_caller_that_asks_too_often_waits_and_others_do_not(home: Path) -> None:
     keep_auth(settings())
-    slow = Service(guarded_app(load_settings(api_requests_per_s=2)), home)
+    slow = Service(build_guarded_app(load_settings(api_requests_per_s=2)), home)
     reader, runner = slow.token("read"), slow.token("run")
     assert [slow.ask("GET", "/api/v1/none", reader).status_code for _ in range(6)] == [404] * 4 + [429] * 2
     answer = slow.ask("GET", "/api/v1/none", reader)
@@ -263,14 +263,14 @@ def test_a_caller_that_asks_too_often_waits_and_others_do_not(home: Path) -> Non
 def test_names_and_origins_of_the_settings(home: Path) -> None:
     keep_auth(settings())
     named = load_settings(api_hosts=["lab.example.org"], api_origins=["https://lab.example.org"])
-    service = Service(guarded_app(named), home)
+    service = Service(build_guarded_app(named), home)
     assert service.ask("GET", "/health", base="http://lab.example.org").status_code == 200
     assert service.ask("GET", "/health", headers={"origin": "https://lab.example.org"}).status_code == 200
     assert service.ask("GET", "/health", base="http://other.example.org").status_code == 400
 
 
 def test_without_authentication_everybody_is_the_owner_but_pages_of_others_are_not(home: Path) -> None:
-    service = Service(guarded_app(settings(), everybody=True), home)
+    service = Service(build_guarded_app(settings(), everybody=True), home)
     assert service.ask("GET", TOKENS).status_code == 200
     assert service.ask("GET", TOKENS, headers={"origin": "https://evil.example"}).status_code == 403
     assert service.ask("POST", f"{TOKENS}/create", json={"name": "x"}).json()["code"] == "E-LOCAL"

@@ -26,7 +26,7 @@ from trainyard.surfaces.problems import MEDIA_TYPE, STATUS, status_of
 from trainyard.surfaces.rest.app import build_app
 from trainyard.surfaces.rest.openapi import SERVICE_ROUTES, openapi_document
 from trainyard.surfaces.rest.routes import operation_id, path_order
-from trainyard.surfaces.rest.service import guarded_app
+from trainyard.surfaces.rest.service import build_guarded_app
 
 CALLERS = {
     "owner": OWNER,
@@ -122,7 +122,7 @@ def test_health_needs_no_token(app: FastAPI) -> None:
 
 def test_the_routes_of_the_service_answer_as_the_document_says() -> None:
     document = openapi_document()
-    app = guarded_app(settings())
+    app = build_guarded_app(settings())
     token = keep_auth(settings()).partition(":")[2]
     bodies: dict[str, dict[str, Any]] = {"login": {"json": {"token": token}}, "logout": {}}
     assert {route.id for route in SERVICE_ROUTES.values() if route.open} == {"health", "login"}
