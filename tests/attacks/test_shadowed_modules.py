@@ -41,7 +41,7 @@ def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("data", "preview", "chats.jsonl"),
         ("data", "preview", ".", "--generate"),
