@@ -19,9 +19,9 @@ from trainyard.stores.graph.local import QUERY_S, SLICE_S
 PROGRAM = """
 import sys
 from pathlib import Path
-from trainyard.app.graph.server import listening, serve
+from trainyard.app.graph.server import bind_socket, serve
 from trainyard.stores.graph.local import LadybugGraph
-listener = listening("127.0.0.1", 0, None)
+listener = bind_socket("127.0.0.1", 0, None)
 print(listener.getsockname()[1], flush=True)
 with LadybugGraph(Path(sys.argv[1])) as graph:
     graph.stats()

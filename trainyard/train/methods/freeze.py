@@ -75,14 +75,14 @@ class RandomBlocks:
         self.blocks, self.count, self.interval, self.seed = list(blocks), count, interval, seed
         self.trainable: frozenset[int] | None = None
 
-    def choose_blocks(self, step: int) -> frozenset[int]:
+    def sample_blocks(self, step: int) -> frozenset[int]:
         """Indices of the blocks that are trained at a step."""
         generator = random.Random(f"{self.seed}:blocks:{step // self.interval}")
         return frozenset(generator.sample(range(len(self.blocks)), self.count))
 
     def show(self, step: int, optimizer: Any = None) -> None:
         """Let the blocks of a step be trainable, and drop gradients and optimizer states of the others."""
-        if (indices := self.choose_blocks(step)) == self.trainable:
+        if (indices := self.sample_blocks(step)) == self.trainable:
             return
         for index, block in enumerate(self.blocks):
             block.requires_grad_(index in indices)

@@ -125,7 +125,7 @@ def test_the_sdk_sends_the_numbers_of_a_file(url: str, tmp_path: Path) -> None:
     with connect(url, "owner") as remote:
         chain = Chain.of(path, on=remote)
         assert chain.check().ok
-        stored = remote.chains.create(spec=chain.given)
+        stored = remote.chains.create(spec=chain.definition)
         shown_chain = remote.chains.show(chain=stored.id)
         assert remote.check(files=(shown_chain.body,)).files[0].ok
         assert Chain.of(shown_chain.body).spec == chain.spec

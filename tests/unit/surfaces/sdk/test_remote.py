@@ -67,7 +67,7 @@ def test_a_call_over_http_is_the_call_here(url: str) -> None:
         assert remote.adapters.list() == here.adapters.list()
         assert remote.backends().model_dump_json() == here.backends().model_dump_json()
         assert remote.schema(name="trainer").document == here.schema(name="trainer").document
-        assert remote.check(files=(chain().given,)) == here.check(files=(chain().given,))
+        assert remote.check(files=(chain().definition,)) == here.check(files=(chain().definition,))
         assert dir(remote) == dir(here)
 
 
@@ -111,16 +111,16 @@ def test_errors_are_those_of_the_operation(url: str) -> None:
         with pytest.raises(InvalidInput, match="E-PARAMETER: jobs list does not take this value of 'limit'"):
             remote.jobs.list(limit=0)
         with pytest.raises(Denied, match="E-SCOPE"):
-            reader.chains.create(spec=chain().given)
+            reader.chains.create(spec=chain().definition)
         with pytest.raises(Denied, match="E-LOCAL"):
             remote.up()
         with pytest.raises(Denied, match="E-SCOPE"):
             acme.sweep.list()
         with connect(url, "nobody") as nobody, pytest.raises(Denied, match="E-AUTH"):
             nobody.jobs.list()
-        stored = remote.chains.create(spec=chain().given)
+        stored = remote.chains.create(spec=chain().definition)
         with pytest.raises(Conflict, match="E-CONFLICT"):
-            remote.chains.update(chain=stored.id, spec=chain().given, if_match="7-abc")
+            remote.chains.update(chain=stored.id, spec=chain().definition, if_match="7-abc")
 
 
 def test_a_certificate_is_verified(tmp_path: Path) -> None:
@@ -143,12 +143,12 @@ async def test_calls_are_awaited_here_and_over_http(url: str) -> None:
     assert (await aio.templates()).templates == here.templates().templates
     async with connect_async(url, "owner") as remote:
         assert await remote.templates() == here.templates()
-        stored = await remote.chains.create(spec=chain(name="guide").given)
+        stored = await remote.chains.create(spec=chain(name="guide").definition)
         assert [chain.id for chain in (await aio.chains.list()).chains] == [stored.id]
         with pytest.raises(NotFound, match="E-NOT-FOUND"):
             await remote.chains.show(chain="x")
         with pytest.raises(Unavailable, match="E-NO-SERVER"):
-            await remote.run(target=chain(name="guide").given, watch=True)
+            await remote.run(target=chain(name="guide").definition, watch=True)
         assert (await remote.chains.show(chain="guide")).revision == 1
 
 

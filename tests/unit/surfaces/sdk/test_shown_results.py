@@ -35,7 +35,7 @@ def test_a_plan_and_a_check_are_markdown() -> None:
     text = plan._repr_markdown_()
     assert text.startswith(f"**guide** `{plan.digest[:12]}`\n\n| node | type | result |")
     assert "| trainer | trainer | to make |" in text
-    check = chain.on.check(files=(chain.given, {"nodes": [{"type": "trainr"}]}))
+    check = chain.on.check(files=(chain.definition, {"nodes": [{"type": "trainr"}]}))
     lines = check._repr_markdown_().splitlines()
     assert lines[0] == f"- **guide**: ok, 2 nodes, `{plan.digest[:12]}`"
     assert lines[1] == "- **chain**: refused"

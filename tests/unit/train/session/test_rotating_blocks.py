@@ -31,37 +31,37 @@ def block_of(session: Session, index: int) -> list[torch.Tensor]:
 def test_only_the_drawn_blocks_and_what_is_no_block_moves(tmp_path: Path) -> None:
     session, blocks = rotating(tmp_path, warmup_ratio=0.0)
     for step in range(6):
-        (block,) = blocks.choose_blocks(step)
+        (block,) = blocks.sample_blocks(step)
         before = [block_of(session, index) for index in range(2)]
         embeddings = session.engine.model.get_input_embeddings().weight.detach().clone()
         train_step(session, [batch_of(), batch_of()])
         assert [same(before[index], block_of(session, index)) for index in range(2)] == [block != 0, block != 1]
         assert not torch.equal(embeddings, session.engine.model.get_input_embeddings().weight)
-    assert {blocks.choose_blocks(step) for step in range(6)} == {frozenset({0}), frozenset({1})}
+    assert {blocks.sample_blocks(step) for step in range(6)} == {frozenset({0}), frozenset({1})}
 
 
 def test_a_choice_lasts_for_its_interval_and_follows_from_seed_and_step() -> None:
     layers = [torch.nn.Linear(2, 2) for _ in range(8)]
     blocks, again, other = (RandomBlocks(layers, 3, 5, seed) for seed in (1, 1, 2))
-    choices = [blocks.choose_blocks(step) for step in range(50)]
+    choices = [blocks.sample_blocks(step) for step in range(50)]
     assert all(len(choice) == 3 for choice in choices)
     assert all(choices[step] == choices[step - step % 5] for step in range(50))
-    assert choices == [again.choose_blocks(step) for step in range(50)]
-    assert choices != [other.choose_blocks(step) for step in range(50)]
+    assert choices == [again.sample_blocks(step) for step in range(50)]
+    assert choices != [other.sample_blocks(step) for step in range(50)]
 
 
 def test_states_of_a_block_that_goes_out_are_dropped(tmp_path: Path) -> None:
     session, blocks = rotating(tmp_path)
     for step in range(6):
         train_step(session, [batch_of()])
-        layers, (block_index,) = session.engine.model.model.layers, blocks.choose_blocks(step)
+        layers, (block_index,) = session.engine.model.model.layers, blocks.sample_blocks(step)
         with_state = [
             index for index in range(2) if any(p in session.engine.optimizer.state for p in layers[index].parameters())
         ]
         assert with_state == [block_index]
         counts = {int(session.engine.optimizer.state[p]["step"]) for p in layers[block_index].parameters()}
         since = next(
-            back for back in range(step + 2) if back > step or blocks.choose_blocks(step - back) != {block_index}
+            back for back in range(step + 2) if back > step or blocks.sample_blocks(step - back) != {block_index}
         )
         assert counts == {since}  # begun again when it was drawn
 
