@@ -37,20 +37,20 @@ class Evaluations:
 
     def ranked(self, metric: EvalMetric) -> list[int]:
         """The evaluated steps, the best one first; without those whose metric is not finite."""
-        known = {int(one[STEP]): one[metric] for one in self.found if math.isfinite(one[metric])}
-        return list_best(known, choose_by(metric))
+        values = {int(entry[STEP]): entry[metric] for entry in self.found if math.isfinite(entry[metric])}
+        return list_best(values, choose_by(metric))
 
     def best_step(self, metric: EvalMetric) -> int | None:
         return next(iter(self.ranked(metric)), None)
 
     def at(self, step: int) -> dict[str, float] | None:
         """What was measured at a step; None where nothing was."""
-        return next((one for one in reversed(self.found) if one[STEP] == step), None)
+        return next((entry for entry in reversed(self.found) if entry[STEP] == step), None)
 
     def value_at(self, step: int, metric: EvalMetric) -> float | None:
         """The metric of a step; None where it was not measured, or is not finite."""
-        found = self.at(step)
-        return found[metric] if found is not None and math.isfinite(found[metric]) else None
+        metrics = self.at(step)
+        return metrics[metric] if metrics is not None and math.isfinite(metrics[metric]) else None
 
 
 def choose_by(metric: EvalMetric) -> Best:

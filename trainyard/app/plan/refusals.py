@@ -169,8 +169,8 @@ def describe_missing_backend(backends: list[BackendName], settings: Settings) ->
     """Return why the first of these trainers that cannot be used here is missing; empty if all can be used."""
     from trainyard.backends.manager import marker_only  # imports readers of rows; a check does without
 
-    found = [probe(name, settings) for name in backends]
-    return next((marker_only(one) for one in found if not one.available), "")
+    statuses = [probe(name, settings) for name in backends]
+    return next((marker_only(status) for status in statuses if not status.available), "")
 
 
 def require_trainer(name: str, backend: BackendName, settings: Settings) -> None:
@@ -332,9 +332,9 @@ def check_deployments(chain: ResolvedChain, settings: Settings) -> list[Reason]:
 
 def find_source_trainer(chain: ResolvedChain, node: ResolvedNode, *ports: Port) -> ResolvedNode | None:
     """Return the trainer whose adapter or model a node takes, controls left out."""
-    taken = [s for port in ports or (Port.ADAPTER, Port.MODEL) for s in node.inputs.get(port, ()) if not s.control]
-    trainers = (chain.node(source.node_id) for source in taken)
-    return next((one for one in trainers if isinstance(one.config, TrainerConfig)), None)
+    inputs = (source for port in ports or (Port.ADAPTER, Port.MODEL) for source in node.inputs.get(port, ()))
+    sources = (chain.node(source.node_id) for source in inputs if not source.control)
+    return next((source for source in sources if isinstance(source.config, TrainerConfig)), None)
 
 
 def sum_ranks_below(chain: ResolvedChain, trainer: ResolvedNode) -> int:

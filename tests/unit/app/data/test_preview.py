@@ -35,7 +35,9 @@ def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
     return {"messages": turns, **more}
 
 
-def show(tmp_path: Path, examples: list[dict[str, Any]], base: Path, **fields: Any) -> tuple[DataPreview, list[RawRows]]:
+def show(
+    tmp_path: Path, examples: list[dict[str, Any]], base: Path, **fields: Any
+) -> tuple[DataPreview, list[RawRows]]:
     path, parts = tmp_path / "rows.jsonl", list[Any]()
     path.write_text("".join(json.dumps(row) + "\n" for row in examples))
     context = Context(settings(), on_part=parts.append)
