@@ -169,7 +169,7 @@ def main(argv: list[str]) -> int:
         return 3
     tallies = tally_examples(Path(args.folder), args.processes)
     whole = Tally(keys=sum((tally.keys for tally in tallies.values()), Counter()))
-    for name in ("configs", "chains", "others"):
+    for name in ("configs", "chains", "num_others"):
         setattr(whole, name, sum(getattr(tally, name) for tally in tallies.values()))
     problems = [line for tally in tallies.values() for line in (*tally.unknown, *tally.failed)]
     print(table_of({**tallies, "all": whole}))

