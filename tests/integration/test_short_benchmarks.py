@@ -44,11 +44,13 @@ def test_checkouts_are_compared(tmp_path: Path) -> None:
     assert output.startswith("document_ledger")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("package", "task"), [*(("latent", task) for task in LATENT), *(("rl", task) for task in RL)])
 def test_task_runs(package: str, task: str, tmp_path: Path) -> None:
     assert '"task"' in run_short(tmp_path / "run", f"benchmarks.{package}", task, "--share", "0.002")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["memory", "speed", "stall", "dsa_decode", "latent"])
 def test_gpu_benchmark_is_rehearsed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_GPU_TESTS_DEVICE", "cpu")
