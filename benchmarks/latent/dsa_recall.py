@@ -205,7 +205,7 @@ def run_heads(seed: int, dense: int = DENSE_STEPS, steps: int = WARMUP_STEPS) ->
 
 def measure(seed: int, *, share: float = 1.0) -> dict[str, Any]:
     """Both granularities of one seed, with a share of the steps."""
-    dense, warmup, sparse = (round(steps * share) for steps in (DENSE_STEPS, WARMUP_STEPS, SPARSE_STEPS))
+    dense, warmup, sparse = (max(1, round(steps * share)) for steps in (DENSE_STEPS, WARMUP_STEPS, SPARSE_STEPS))
     tokens = asdict(run_tokens(seed, dense, warmup, sparse))
     heads = {f"heads_{name}": value for name, value in asdict(run_heads(seed, dense, warmup)).items()}
     figures = {name: round(value, 7) for name, value in {**tokens, **heads}.items()}
