@@ -42,6 +42,7 @@ STORED_FIELDS = {
     ("trainyard/data/generation/accounting.py", "kept"): "`accounting.json` of a generator",
     ("trainyard/data/limited/frames.py", "what"): "the fields of `TrainyardError` between two processes",
     ("trainyard/night/report.py", "what"): "`report.json` of a night",
+    ("trainyard/workers/trainyard_worker/failures.py", "what"): "`error.json` of a worker",
     ("trainyard/sweeps/asha.py", "found"): "the trials of `sweep show` over REST",
 }
 """(module, name) -> the stored file or answer that has the field as its key."""

@@ -27,7 +27,8 @@ def test_no_path_leads_out(first: int, count: int, tmp_path: Path) -> None:
     (outside / "secret.jsonl").write_text(json.dumps({"prompt": CANARY, "completion": CANARY}) + "\n")
     (work / "link").symlink_to(outside)
     (work / "docs" / "a.md").write_text("# A\n\nA node reads.\n")
-    environment = {**os.environ, "TRAINYARD_HOME": str(tmp_path / "home"), "HOME": str(outside)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment = {**inherited, "TRAINYARD_HOME": str(tmp_path / "home"), "HOME": str(outside)}
     argv = [sys.executable, "-m", "tools.path_program", str(tmp_path), str(first), str(count)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False, env=environment)
     printed = ended.stdout.splitlines()

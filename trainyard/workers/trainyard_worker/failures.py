@@ -16,9 +16,9 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class WorkerError(Exception):
     """An error that a user can read; the runner raises it as the class `kind` of `trainyard.errors`."""
 
-    def __init__(self, message: str, *, why: str = "", do: str = "", code: str, kind: str = "TrainyardError") -> None:
-        super().__init__(f"{code}: {message}")
-        self.fields = {"kind": kind, "code": code, "what": message, "why": why, "do": do}
+    def __init__(self, what: str, *, why: str = "", do: str = "", code: str, kind: str = "TrainyardError") -> None:
+        super().__init__(f"{code}: {what}")
+        self.fields = {"kind": kind, "code": code, "what": what, "why": why, "do": do}
 
 
 def out_of_memory(text: str) -> dict[str, str]:
