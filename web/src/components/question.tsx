@@ -39,7 +39,9 @@ export function QuestionNote({ question, fieldOf }: { question: Question; fieldO
       <p>
         <strong>This runs only if you allow it:</strong>
       </p>
-      <ReasonList reasons={question.reasons} fieldOf={fieldOf} />
+      <div className="question-reasons" role="region" aria-label="Reasons" tabIndex={0}>
+        <ReasonList reasons={question.reasons} fieldOf={fieldOf} />
+      </div>
       <p>
         <input
           id={id}
