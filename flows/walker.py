@@ -226,7 +226,7 @@ def run_info(chain: ResolvedChain) -> RunInfo:
 
 
 def few_rows() -> bool:
-    """Return whether the run trains also on fewer rows than were asked for."""
+    """Return whether the run trains also on fewer rows than were requested."""
     return FEW_ROWS_TAG in flow_run.tags
 
 

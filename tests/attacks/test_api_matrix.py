@@ -155,7 +155,7 @@ def test_what_another_tenant_has_looks_like_what_is_not_there(running: Running) 
 def answer_of(
     running: Running, method: str, path: str, word: str, body: dict[str, object] | None = None
 ) -> tuple[int, str]:
-    """Status and text of an answer to blue's admin, with the name that was asked for and the trace taken out."""
+    """Status and text of an answer to blue's admin, with the name that was requested and the trace taken out."""
     answer = running.ask(method, path, "blue-admin", **({"json": body} if body else {}))
     assert answer.headers["content-type"] == "application/problem+json", (path, answer.status_code, answer.text)
     problem = answer.json() | {"trace": ""}

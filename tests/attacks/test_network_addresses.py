@@ -52,7 +52,7 @@ def test_an_odd_address_ends_in_one_coded_line(url: str, tmp_path: Path) -> None
 
 
 class Site(BaseHTTPRequestHandler):
-    """Answers with the path that it was asked for, or redirects to what stands in `where`."""
+    """Answers with the requested path, or redirects to what stands in `where`."""
 
     where = ""
 

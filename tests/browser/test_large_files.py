@@ -143,7 +143,7 @@ def test_a_large_log_begins_at_its_end(large: LargeJob) -> None:
 
 
 def test_the_memory_of_a_log_is_bounded(large: LargeJob) -> None:
-    """Whether its beginning is asked for, or it grows by more than a page keeps."""
+    """Whether its beginning is requested, or it grows by more than a page keeps."""
     page = large.page
     large.open_job()
     earlier, full = page.get_by_role("button", name="Load earlier"), page.get_by_text("This page keeps no more")

@@ -36,7 +36,7 @@ NOTHING_MB = 64
 
 
 class Watcher:
-    """Asks for a pause after a step, and notes when it was asked for."""
+    """Asks for a pause after a step, and notes when it was requested."""
 
     def __init__(self, pause_after: int | None) -> None:
         self.pause_after, self.step, self.asked_at = pause_after, 0, 0.0

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from trainyard.app.training_logs import TrainingLogs
 
 FEW_ROWS_TAG = "few-rows:allow"
-"""Tag of a run that trains although there are fewer rows than were asked for, or than a verdict needs."""
+"""Tag of a run that trains although there are fewer rows than were requested, or than a verdict needs."""
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result again, including finished ones."""
 REFRESH_FROM = "refresh-from:"

@@ -34,7 +34,7 @@ from trainyard.stores.artifacts import Produced
 from trainyard.stores.whole import write_json_durably
 
 REMEMBERED_FILE = "halved.json"
-"""In the work folder of the job as it was asked for: that it did not fit, and how it continues."""
+"""In the work folder of the job as it was requested: that it did not fit, and how it continues."""
 
 
 def train_within_memory(
@@ -108,7 +108,7 @@ def read_smaller_job(job: TrainingJob, settings: Settings) -> TrainingJob | None
 
 
 def follow_restarts(work: Path) -> Path:
-    """Return the work folder in which a training continues when it did not fit as it was asked for, else its own."""
+    """Return the work folder in which a training continues when it did not fit as it was requested, else its own."""
     path = work / REMEMBERED_FILE
     return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else work
 

@@ -43,7 +43,7 @@ def port_of(job: TrainingJob) -> Port:
 
 
 def rows_of(job: TrainingJob) -> Iterable[Any]:
-    """Return every row of the job, in the shape of its stage, the control applied. Read as they are asked for.
+    """Return every row of the job, in the shape of its stage, the control applied. Read as they are requested.
 
     The split of those that are held out for evaluation is `evaluation`. Raises `InvalidInput` (`E-DATA-EMPTY`) where a
     share leaves none.

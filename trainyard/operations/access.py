@@ -24,8 +24,8 @@ class AuditInput(Request):
     outcome: str | None = Field(
         None, pattern="^(done|failed|denied|stopped|unfinished)$", description="Only those that ended so."
     )
-    hours: float | None = Field(None, gt=0, le=1e6, description="Only those of so many last hours.")
-    limit: int = Field(50, ge=1, le=10_000, description="At most so many, the newest first.")
+    hours: float | None = Field(None, gt=0, le=1e6, description="Only entries of the last hours.")
+    limit: int = Field(50, ge=1, le=10_000, description="Maximum number of results, newest first.")
 
 
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -39,7 +39,7 @@ class CreateTokenInput(Request):
     tenant: str | None = Field(
         None, pattern=NAME, description="Only what belongs to this tenant; default: every tenant."
     )
-    days: int = Field(365, ge=1, le=3650, description="It expires after so many days.")
+    days: int = Field(365, ge=1, le=3650, description="Days until it expires.")
 
 
 class RevokeTokenInput(Request):

@@ -29,7 +29,7 @@ class ArtifactsInput(Request):
     port: Port | None = Field(None, description="Only results of this kind.")
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="Only results with this digest.")
     tenant: Annotated[str | None, Option(completes="tenant")] = Field(None, description="Only this tenant's.")
-    limit: int = Field(50, ge=1, le=200, description="At most so many.")
+    limit: int = Field(50, ge=1, le=200, description="Maximum number of results.")
     cursor: Cursor = None
 
 
@@ -45,7 +45,7 @@ class ArtifactRowsInput(ArtifactInput):
         description="rows, dropped (with reasons), or a held-out set such as unseen_wording.",
     )  # fmt: skip
     offset: int = Field(0, ge=0, le=2**53, description="Number of the first row to look at, from 0.")
-    limit: int = Field(20, ge=1, le=200, description="At most so many rows.")
+    limit: int = Field(20, ge=1, le=200, description="Maximum number of rows.")
     reason: str | None = Field(None, min_length=1, max_length=200, description="Of dropped rows: only with this one.")
     text: str | None = Field(None, min_length=1, max_length=200, description="Only rows that contain this text.")
     text_chars: int = Field(
@@ -56,7 +56,7 @@ class ArtifactRowsInput(ArtifactInput):
 class EvaluationsInput(Request):
     run: Annotated[str | None, Option(completes="run")] = Field(None, min_length=1, max_length=200, description=RUN)
     tenant: Annotated[str | None, Option(completes="tenant")] = Field(None, description="Only this tenant's.")
-    limit: int = Field(50, ge=1, le=200, description="At most so many.")
+    limit: int = Field(50, ge=1, le=200, description="Maximum number of results.")
     cursor: Cursor = None
 
 

@@ -43,7 +43,7 @@ RefreshFrom = Annotated[
 FewRows = Annotated[
     bool,
     Option("-y", "--yes"),
-    Field(description="Train also on fewer rows than were asked for, or than a verdict needs."),
+    Field(description="Train also on fewer rows than were requested, or than a verdict needs."),
 ]
 Tags = Annotated[tuple[str, ...], Option("--tag"), Field(description="A tag for the run; may be repeated.")]
 PARAMETERS = "A parameter; dots reach inside."
@@ -140,8 +140,8 @@ class StoredName(Request):
 
 class StoredChainsInput(Request):
     name: str | None = Field(None, max_length=100, description="Only chains whose name contains this.")
-    limit: int = Field(50, ge=1, le=1000, description="At most so many.")
-    offset: int = Field(0, ge=0, le=10**9, description="Leave out so many, the newest first.")
+    limit: int = Field(50, ge=1, le=1000, description="Maximum number of results.")
+    offset: int = Field(0, ge=0, le=10**9, description="Number of results to skip, newest first.")
 
 
 Body = Annotated[ChainText, Option("--set")]
@@ -177,8 +177,8 @@ class RunChainInput(StoredName):
 
 
 class ChainRunsInput(StoredName):
-    limit: int = Field(50, ge=1, le=1000, description="At most so many.")
-    offset: int = Field(0, ge=0, le=10**9, description="Leave out so many, the newest first.")
+    limit: int = Field(50, ge=1, le=1000, description="Maximum number of results.")
+    offset: int = Field(0, ge=0, le=10**9, description="Number of results to skip, newest first.")
 
 
 MOST_TEXT = 1 << 20

@@ -117,7 +117,7 @@ def preview_text(result: DataPreview) -> str:
 
 
 def generation_text(result: Any) -> str:
-    """Return the pairs by rule: how many of those asked for, of which kinds, examples, and what a model would cost."""
+    """Return the pairs by rule: their share of the requested number, kinds, examples, and the cost of a model."""
     generation = result.generation
     parts = [
         f"{generation.found_pairs:,} pairs by rule in {generation.documents:,} documents, "

@@ -39,7 +39,7 @@ class EntitiesInput(Request):
     text: Annotated[str, Argument("TEXT")] = Field("", max_length=200, description="Only names that contain this.")
     kind: str = Field("", max_length=40, description="Only this kind: person, company, project, account, location.")
     tenant: Tenant = Field(None, description=TENANT)
-    limit: int = Field(50, ge=1, le=200, description="At most so many.")
+    limit: int = Field(50, ge=1, le=200, description="Maximum number of results.")
     offset: int = Field(0, ge=0, le=1_000_000_000, description="So many are left out at the beginning.")
     graph: Annotated[str, Option(local=True)] = Field("", description=ADDRESS)
 
@@ -47,7 +47,7 @@ class EntitiesInput(Request):
 class NeighborsInput(Request):
     key: Annotated[str, Argument("KEY")] = Field(pattern=r"^[0-9a-f]{32}$", description="Key of an entity.")
     tenant: Tenant = Field(None, description=TENANT)
-    limit: int = Field(100, ge=1, le=500, description="At most so many relations, and as many documents.")
+    limit: int = Field(100, ge=1, le=500, description="Maximum number of relations, and of documents.")
     graph: Annotated[str, Option(local=True)] = Field("", description=ADDRESS)
 
 

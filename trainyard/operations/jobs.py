@@ -102,7 +102,7 @@ class VerifyInput(CheckpointsInput):
 class SamplesInput(JobInput):
     node: str | None = Field(None, description="Only this trainer's.")
     step: int | None = Field(None, ge=0, description="Only of this step.")
-    limit: int = Field(10, ge=1, le=200, description="At most so many evaluations, the newest first.")
+    limit: int = Field(10, ge=1, le=200, description="Maximum number of evaluations, newest first.")
 
 
 class JobsInput(Request):
@@ -118,7 +118,7 @@ class JobsInput(Request):
     text: str | None = Field(
         None, min_length=1, max_length=200, description="Only with this text in name, id, tags, base model or message."
     )
-    limit: int = Field(50, ge=1, le=10_000, description="At most so many.")
+    limit: int = Field(50, ge=1, le=10_000, description="Maximum number of results.")
     cursor: str | None = Field(None, max_length=200, description="Continue after a page: its `next`.")
 
 
@@ -132,12 +132,12 @@ class LogsInput(JobInput):
     before: int | None = Field(
         None, ge=0, le=2**63 - 1, description="Where to end in it: the first_offset of the part after."
     )
-    limit_bytes: int = Field(65_536, ge=1, le=4_194_304, description="At most so many bytes of that log.")
+    limit_bytes: int = Field(65_536, ge=1, le=4_194_304, description="Maximum number of bytes of that log.")
 
 
 class MetricsInput(JobInput):
     node: str | None = Field(None, description="Only this trainer.")
-    max_points: int | None = Field(None, ge=1, le=100_000, description="At most so many points; default: each step.")
+    max_points: int | None = Field(None, ge=1, le=100_000, description="Maximum number of points; default: each step.")
     since_step: int | None = Field(None, ge=0, description="Only from this step on.")
     until_step: int | None = Field(None, ge=0, description="Only up to this step.")
     plot: Annotated[bool, Option(local=True)] = Field(

@@ -42,7 +42,7 @@ class WorkerInput(NightInput):
 
 
 class SimulateInput(Request):
-    nights: int = Field(1_000, ge=1, le=10_000_000, description="At least so many nights.")
+    nights: int = Field(1_000, ge=1, le=10_000_000, description="Minimum number of nights.")
     seed: int = Field(0, ge=0, description="The same seed gives the same nights.")
     inject: str | None = Field(None, description="A mistake to put in, which has to be found.")
     processes: int | None = Field(None, ge=1, le=256, description="Default: one per core.")
@@ -69,7 +69,7 @@ class AddInput(Request):
 
 class NightsInput(Request):
     tenant: Tenant = Field(None, description=TENANT)
-    limit: int = Field(30, ge=1, le=200, description="At most so many.")
+    limit: int = Field(30, ge=1, le=200, description="Maximum number of results.")
 
 
 class NightNameInput(Request):

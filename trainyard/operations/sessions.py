@@ -119,7 +119,7 @@ class CreateSessionInput(Request):
 
 
 class SessionsInput(Request):
-    limit: int = Field(50, ge=1, le=1000, description="At most so many.")
+    limit: int = Field(50, ge=1, le=1000, description="Maximum number of results.")
 
 
 class ResumeSessionInput(SessionInput):

@@ -47,7 +47,7 @@ class MigrateInput(Request):
 
 
 class GcInput(Request):
-    days: int = Field(30, ge=1, le=36_500, description="Nothing that was used in the last so many days goes.")
+    days: int = Field(30, ge=1, le=36_500, description="Days for which everything that was used is kept.")
     dry_run: bool = Field(False, description="Show what would be removed, and how much, and remove nothing.")
 
 

@@ -46,7 +46,7 @@ class SweepInput(SweptChain):
     scheduler: Literal["asha", "none"] = Field("asha", description="Whether trials stop early.")
     sampler: Literal["tpe", "random", "grid"] = Field("tpe", description="How values are chosen.")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Of the sampler.")
-    reduction: int = Field(3, ge=2, le=64, description="One trial of so many continues at a rung.")
+    reduction: int = Field(3, ge=2, le=64, description="Share of trials that continue at a rung, as 1/N.")
     first_rung: int | None = Field(None, ge=1, description="Steps before the first rung; default: two rungs below all.")
     parallel: int = Field(1, ge=1, le=64, description="Trials at a time; each waits for a device.")
     trainer: str | None = Field(None, description="Which trainer is compared, if there is more than one.")

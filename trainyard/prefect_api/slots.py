@@ -80,7 +80,7 @@ def device_limit(settings: Settings, device: int, give_up: GiveUp) -> Iterator[N
             except (Unavailable, httpx.HTTPError, PrefectHTTPStatusError, ConcurrencySlotAcquisitionError) as error:
                 if time.monotonic() > patience:
                     raise
-                logger.warning("The device's limit cannot be asked for, trying again: %s", error)
+                logger.warning("The device's limit cannot be read, trying again: %s", error)
                 time.sleep(1.0)
             if give_up():
                 raise Conflict("The run was stopped while it waited for the device's limit.", code="E-DEVICE-BUSY")

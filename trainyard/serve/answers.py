@@ -427,7 +427,7 @@ class CompletionShape(AnswerShape):
         return entry | self.prompt_logprobs(echoed)
 
     def prompt_logprobs(self, scored: list[TokenLogprob | None] | None) -> JsonObject:
-        """Return the field of that name, if it was asked for, as vLLM writes it: id -> logprob, rank, text."""
+        """Return the field of that name, if it was requested, as vLLM writes it: id -> logprob, rank, text."""
         most = self.body.prompt_logprobs if isinstance(self.body, CompletionRequest) else None
         if most is None or scored is None:
             return {}

@@ -97,7 +97,7 @@ class NamedAdapter:
     name: str
     folder: Path
     alias: str | None
-    """The role's name where its live version was asked for, the job's where a job was."""
+    """The role's name where its live version was requested, the job's where a job was."""
 
 
 def full_name(name: str, settings: Settings) -> str:

@@ -98,7 +98,7 @@ def bind_guarded(host: str, port: int, token: str | None, danger: str) -> socket
 
 
 def has_token(request: Request, token: str | None) -> bool:
-    """Whether a request has the bearer token, or none is asked for."""
+    """Whether a request has the bearer token, or none is requested."""
     header = request.headers.get("authorization", "")
     return token is None or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 

@@ -1,4 +1,4 @@
-"""A chain, as asked for and as resolved: typed nodes in a line, or with `needs` as a DAG. Data only, never code.
+"""A chain, as requested and as resolved: typed nodes in a line, or with `needs` as a DAG. Data only, never code.
 
 `ChainSpec` is what a user writes. `spec/graph.py` turns it into a `ResolvedChain`: every id, edge, port and default
 written out, stored with the results, with one digest for one meaning whatever its spelling was.

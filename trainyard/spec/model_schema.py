@@ -43,7 +43,7 @@ class SettingSection:
 
     path: str
     text: str
-    """Its description as written; empty for the model that was asked for."""
+    """Its description as written; empty for the model that was requested."""
     rows: tuple[SettingRow, ...]
 
 

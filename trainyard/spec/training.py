@@ -171,7 +171,7 @@ def without_effect(setting: str, instead: str) -> PydanticCustomError:
 
 
 class EvalSettings(Strict):
-    """Evaluation while a training runs. Off unless it is asked for: a share of the rows would no longer be trained on,
+    """Evaluation while a training runs. Off unless it is requested: a share of the rows would no longer be trained on,
     which changes the losses and the result of a spec that does not mention it.
 
     An evaluation draws no random number and moves nothing, so a training on the same rows has the same bits with it

@@ -1,7 +1,7 @@
 """What a sweep leaves on disk.
 
     sweeps/<name>/
-        sweep.json      the sweep as it was asked for, and the run that carries it out
+        sweep.json      the sweep as it was requested, and the run that carries it out
         study.db        its trials: an Optuna study in SQLite
         lock            one process at a time carries it out
 

@@ -125,7 +125,7 @@ def default_text(exchange: Exchange) -> str:
 
 
 def ok(text: str | Callable[[Exchange], str] | None = None, *, finish_reason: str = "stop") -> Behaviour:
-    """A complete answer: the text, what a function makes of the request, or an example of the schema asked for."""
+    """A complete answer: the text, what a function makes of the request, or an example of the schema requested."""
 
     def behave(exchange: Exchange) -> None:
         content = text(exchange) if callable(text) else default_text(exchange) if text is None else text

@@ -237,7 +237,7 @@ def test_missing_rows_of_the_stage_are_told(jobs: Jobs, tmp_path: Path) -> None:
 def test_absent_device_is_told(jobs: Jobs, tmp_path: Path) -> None:
     if torch.backends.mps.is_available():
         pytest.skip("this machine has an Apple GPU")
-    with pytest.raises(InvalidInput, match="E-DEVICE: The device 'mps' was asked for"):
+    with pytest.raises(InvalidInput, match="E-DEVICE: The device 'mps' was requested"):
         train_here(jobs(device="mps"), tmp_path)
 
 

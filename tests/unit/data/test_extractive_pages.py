@@ -194,5 +194,5 @@ def test_tags_of_a_site_builder_are_no_title() -> None:
     )
     document = DocumentRow("d", "restore-database.md", "markdown", "<%= current_page.data.title %>", text)
     wordings = [wording for pair in pairs(document, GenerationTemplate.QA, wordings=8) for wording in pair.wordings]
-    assert wordings, "the page is asked for by the name of its file"
+    assert wordings, "the questions name the page by its file"
     assert not [question for question in wordings if "<%" in question]

@@ -345,7 +345,7 @@ FAULTS = [
         "same_wording",
         "two wordings of the question are the same",
     ),
-    (pairs_text(), "missing", "1 pairs were asked for, 0 came back"),
+    (pairs_text(), "missing", "1 pairs were requested, 0 came back"),
 ]
 
 
@@ -457,7 +457,7 @@ def test_a_dead_server_is_given_up_after_a_few_failures(tmp_path: Path) -> None:
 
 
 def test_replies_without_one_usable_pair_fail_the_node(tmp_path: Path) -> None:
-    message = r"E-DATA-EMPTY: None of the 24 rows that were asked for could be kept \(invalid_json 24\)\. Why: The"
+    message = r"E-DATA-EMPTY: None of the 24 rows that were requested could be kept \(invalid_json 24\)\. Why: The"
     with pytest.raises(TrainyardError, match=message):
         ask(tmp_path, then=ok("no JSON today"))
 

@@ -1,4 +1,4 @@
-"""The loop: as many steps as asked for, stopped between any two micro-batches, continued to the same bits."""
+"""The loop: as many steps as requested, stopped between any two micro-batches, continued to the same bits."""
 
 from __future__ import annotations
 

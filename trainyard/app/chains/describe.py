@@ -33,7 +33,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
 
 
 class TemplateRow(Response):
-    """One template; its parameters where one was asked for by its name."""
+    """One template; its parameters where one was requested by its name."""
 
     name: str
     description: str

@@ -42,19 +42,19 @@ class ModelCost(Response):
 
 
 class PairCounts(Response):
-    """How many pairs documents give, of those that were asked for."""
+    """How many pairs documents give, of those that were requested."""
 
     documents: int
     documents_with_pairs: int
     documents_without_pairs: tuple[str, ...]
     """The first 20 documents that give no pair."""
     wanted_rows: int
-    """Rows to train on that were asked for."""
+    """Rows to train on that were requested."""
     wanted_pairs: int
     """Pairs that these rows need, with what a validator holds out."""
     found_pairs: int
     trained_rows: int
-    """Rows to train on that the found pairs give, at most those asked for."""
+    """Rows to train on that the found pairs give, at most those requested."""
     found_share: float
     """Share of the wanted pairs that was found, at most 1."""
     enough: bool
@@ -169,7 +169,7 @@ def advise(share: float, pair_count: int, survey: PairSurvey) -> str:
         return "The rules find nothing to ask for here. Name a model that writes the pairs, or add text with headings."
     if share < ENOUGH_SHARE:
         return (
-            f"The rules find {share:.0%} of the pairs that were asked for. Ask for fewer rows (count), add "
+            f"The rules find {share:.0%} of the pairs that were requested. Ask for fewer rows (count), add "
             "documents, or name a model that writes the pairs (model)."
         )
     if survey.last_resort_share > ENOUGH_SHARE:

@@ -349,7 +349,7 @@ def dump_messages(value: object) -> object:
 
 
 def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
-    """Return the renderer of a base model, with its own template or the one that is asked for."""
+    """Return the renderer of a base model, with its own template or the one that is requested."""
     location = resolve_model(name, settings).location
     try:
         tokenizer = load_tokenizer(str(location))

@@ -1,6 +1,6 @@
 """`method: auto`: the first method that fits the memory of the device, and every one that did not, with its numbers.
 
-    full → lora → qlora → freeze      as asked for
+    full → lora → qlora → freeze      as requested
     of the last adapter that can run: smaller micro-batches, gradient checkpointing, shorter rows
 
 `freeze` is last: it trains a few blocks and leaves a whole model, which a user who has an adapter in mind cannot use.
@@ -43,7 +43,7 @@ class Rung(Strict):
 
     method: Method
     knobs: str = ""
-    """What differs from what was asked for, but for the method."""
+    """What differs from what was requested, but for the method."""
     needed_bytes: int | None = None
     """With a reserve of a tenth; None for one that was left out before."""
     fits: bool = False
@@ -193,7 +193,7 @@ def choose_provisional_method(spec: ChainSpec, at: int, config: TrainerConfig, d
 
 
 def find_budget(config: TrainerConfig, node: str) -> Budget:
-    """Return the memory to choose for: as asked for, or of the device. Raises `Refused` (`R-DEVICE`) where it is not
+    """Return the memory to choose for: as requested, or of the device. Raises `Refused` (`R-DEVICE`) where it is not
     known.
     """
     here = devices_here()

@@ -79,7 +79,7 @@ class CheckedChain(NamedTuple):
 
     reasons: list[Reason]
     shortages: list[Reason]
-    """Fewer rows than were asked for, or than a verdict needs: a run has to be asked for all the same."""
+    """Fewer rows than were requested, or than a verdict needs: a run has to be requested all the same."""
     nodes: Mapping[str, SampledNode]
     unread: list[str]
     """Parts of the data that were not read in time."""

@@ -59,7 +59,7 @@ class ChainSample:
     reasons: list[Reason] = field(default_factory=list)
     """Why a run would fail on these rows."""
     shortages: list[Reason] = field(default_factory=list)
-    """Why a run would train on far fewer rows than were asked for, or could give no verdict (`E-FEW-ROWS`)."""
+    """Why a run would train on far fewer rows than were requested, or could give no verdict (`E-FEW-ROWS`)."""
     unread: list[str] = field(default_factory=list)
     """Parts that were not read in time, so that a run may still refuse them."""
 

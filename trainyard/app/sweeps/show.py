@@ -40,7 +40,7 @@ class SweepReport(Response):
     num_whole_steps: int | None = None
     """Steps that whole trainings of these trials take; None where they are not of one length."""
     best_chain: str = ""
-    """The chain with the values of the best trial, as YAML, where it was asked for."""
+    """The chain with the values of the best trial, as YAML, where it was requested."""
     plot: bool = False
     """Draw the metrics of the trials by step."""
 

@@ -215,7 +215,7 @@ def run_tool(run: ExternalRun, tool: ExternalTool) -> None:
 
 
 def pick_device(requested: Device, backend: BackendName, here: Sequence[Device]) -> str:
-    """torch's name of the device asked for, or of the first one `here` that the backend takes.
+    """torch's name of the requested device, or of the first one `here` that the backend takes.
 
     Raises `InvalidInput` (`E-DEVICE`).
     """
@@ -223,7 +223,7 @@ def pick_device(requested: Device, backend: BackendName, here: Sequence[Device])
     usable = [device.value for device in here if device in devices]
     if not usable or (requested is not Device.AUTO and requested.value not in usable):
         raise InvalidInput(
-            f"The device {requested.value!r} was asked for, and this backend has none here.",
+            f"The device {requested.value!r} was requested, and this backend has none here.",
             why=f"It computes on {', '.join(devices)}, and this machine has {', '.join(here)}.",
             do="Use device: auto, which takes what is here.",
             code="E-DEVICE",

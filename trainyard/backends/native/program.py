@@ -221,7 +221,7 @@ def save_checkpoint(
 
 
 def evaluation_of(run: NativeRun, save: Save, events: Events) -> list[PeriodicEvaluation]:
-    """Return the evaluation of a run as a hook of its loop; none where none is asked for."""
+    """Return the evaluation of a run as a hook of its loop; none where none is requested."""
     evaluation = run.job.config.eval
     if evaluation is None or run.held_out is None:
         return []

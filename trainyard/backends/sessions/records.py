@@ -203,7 +203,7 @@ def read_json(path: Path) -> JsonObject | None:
 
 
 def read_unchanged(path: str) -> dict[str, object] | None:
-    """`read_json` for a file that is asked for with every call, and is read again when it was replaced. Not to change.
+    """`read_json` for a file that is requested with every call, and is read again when it was replaced. Not to change.
 
     A writer replaces the file whole, so a file with the same number and time is the same.
     """

@@ -34,14 +34,14 @@ from trainyard.train.model.vocabulary import add_tokens, grow_vocabulary
 
 
 def pick_device(requested: Device) -> str:
-    """torch's name of a GPU, then mps, then cpu; or of the one asked for. Raises `E-DEVICE` when that is not here."""
+    """Return torch's name of a GPU, else mps, else cpu; or of the requested device. Raises `E-DEVICE` if absent."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if requested is Device.AUTO:
         return next(name for name, present in here.items() if present)
     device = requested.facts.torch_type
     if not here[device] or accelerator_of(device) is not requested:
         raise InvalidInput(
-            f"The device {requested.value!r} was asked for, and this machine has none.",
+            f"The device {requested.value!r} was requested, and this machine has none.",
             do="Use device: auto, which takes what is here.",
             code="E-DEVICE",
         )

@@ -21,7 +21,7 @@ from trainyard.train.rows.segments import PromptGroup, collate_rows
 from trainyard.train.rows.sharing import LEAST_GAIN, Operations, reason_against
 
 TokenScores = tuple[torch.Tensor, torch.Tensor | None]
-"""Log-probabilities of the completions' tokens (B, C), and entropies where they are asked for."""
+"""Log-probabilities of the completions' tokens (B, C), and entropies where they are requested."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PromptSharing:
 def choose_sharing(setting: Literal["auto"] | bool, model: object, longest: int) -> PromptSharing:
     """Whether this model's completions may share their prompts; `longest` is the longest prompt with a completion.
 
-    Raises `InvalidInput` (`E-BATCH`) where that was asked for and this model cannot do it.
+    Raises `InvalidInput` (`E-BATCH`) where that was requested and this model cannot do it.
     """
     if setting is False:
         return PromptSharing(False, "not asked for")

@@ -24,7 +24,7 @@ class RowShape:
     name: str
     port: Port
     formats: tuple[DataFormat, ...]
-    """The formats that may have it; a reader reports the first where `auto` was asked for."""
+    """The formats that may have it; a reader reports the first where `auto` was requested."""
     has: Callable[[Keys], bool]
     """Whether a row with these keys has the shape."""
     parse: Callable[[Record], Row]

@@ -33,7 +33,7 @@ from trainyard.spec.axes.data import GenerationTemplate
 from trainyard.spec.nodes import AiGeneratorConfig
 
 MOST_PAIRS = 8
-"""Pairs asked for in one request; small models lose count beyond."""
+"""Pairs requested in one request; small models lose count beyond."""
 PAIR_TOKENS = 96
 WORDING_TOKENS = 32
 LEAST_ANSWERED = 0.5
@@ -63,7 +63,7 @@ class PairRequest:
     account: DocumentCounts
     text: str
     rows: list[int]
-    """Rows of each pair that is asked for."""
+    """Rows of each pair that is requested."""
     part: int
     parts: int
     seed: int
@@ -276,7 +276,7 @@ class ReplyReader:
                 if self.candidates is not None:
                     self.candidates.keep(pair_rows, response.further, index)
         if len(items) < len(request.rows):
-            detail = f"{len(request.rows)} pairs were asked for, {len(items)} came back"
+            detail = f"{len(request.rows)} pairs were requested, {len(items)} came back"
             self.books.reject(request.account, "missing", sum(request.rows[len(items) :]), detail, str(reply))
         self.books.surplus += max(0, len(items) - len(request.rows))
 
@@ -324,7 +324,7 @@ def check_answered(line: Line, books: Books) -> None:
         )
     if not books.rows_kept:
         raise TrainyardError(
-            f"None of the {books.rows_requested:,} rows that were asked for could be kept ({counts}).",
+            f"None of the {books.rows_requested:,} rows that were requested could be kept ({counts}).",
             why="The model's replies do not meet the schema, or repeat themselves.",
             do="Use a model or a server that follows response_format json_schema, or raise config.max_tokens.",
             code="E-DATA-EMPTY",

@@ -1,4 +1,4 @@
-"""What a reading process is asked for, and what it answers. Torch-free and light: both sides import it."""
+"""Requests to a reading process, and its answers. Torch-free and light: both sides import it."""
 
 from __future__ import annotations
 

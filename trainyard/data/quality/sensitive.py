@@ -47,7 +47,7 @@ class Looked:
 
 @dataclass(frozen=True)
 class Rules:
-    """The detectors that are asked for, and which of them mask."""
+    """The detectors that are requested, and which of them mask."""
 
     actions: dict[str, str]
     detectors: dict[str, Detector]

@@ -79,7 +79,7 @@ class Repository:
     name_filter: NameFilter | None = None
     """The files that are read, in commits as well; None for all."""
     any_type: bool = False
-    """Whether files of types that are not known are read too, because they were asked for by name."""
+    """Whether files of types that are not known are read too, because they were requested by name."""
 
     def command(self, *arguments: str) -> list[str]:
         safe = [part for name, value in SAFE.items() for part in ("-c", f"{name}={value}")]

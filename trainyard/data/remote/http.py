@@ -69,7 +69,7 @@ def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
 
 
 def sent(url: str) -> str:
-    """Return a checked address as it is asked for: other letters than ASCII in escapes (RFC 3986), no fragment."""
+    """Return a checked address as it is requested: other letters than ASCII in escapes (RFC 3986), no fragment."""
     parts = urlsplit(url)
     safe = "/%:@!$&'()*+,;=~?-._"
     path, query = (quote(part, safe=safe, errors="replace") for part in (parts.path or "/", parts.query))

@@ -36,7 +36,7 @@ class ChosenTemplate:
     spec: RendererSpec
     text: str
     note: str = ""
-    """What a user should know about it; empty if it is what was asked for."""
+    """What a user should know about it; empty if it is what was requested."""
 
     @property
     def sha256(self) -> str:

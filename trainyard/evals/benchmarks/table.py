@@ -59,7 +59,7 @@ def benchmark(name: str) -> Benchmark:
     """Return the row of a name, or of `lm_eval:<task>`.
 
     Raises `NotFound` (`E-BENCHMARK`) for an unknown name, `Unavailable` (`R-PACKAGE-MISSING`) when a task of the
-    lm-evaluation-harness is asked for and the extra is not installed.
+    lm-evaluation-harness is requested and the extra is not installed.
     """
     if name in BENCHMARKS:
         return BENCHMARKS[name]

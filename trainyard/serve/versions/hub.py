@@ -1,6 +1,6 @@
 """Adapter versions on the Hugging Face Hub: one commit for a version, and back with every digest checked.
 
-Both directions use `huggingface_hub`. A repository is private unless it is asked for in public; a commit contains the
+Both directions use `huggingface_hub`. A repository is private unless it is requested in public; a commit contains the
 files, the manifest and the card, and is one or none. The token comes from an environment variable, else from
 `hf auth login`; it is in no message.
 """
@@ -60,7 +60,7 @@ def push_to_hub(
     `try_run` gets the folder that is sent, before anything is sent, and raises for an adapter that does not run.
 
     Raises `InvalidInput` (`E-NAME`, `E-API-KEY`), `Conflict` (`E-PUBLISH`) for a repository with something else in
-    it or a public one that was not asked for, `Unavailable` (`E-AUTH`, `E-PUBLISH`).
+    it or a public one that was not requested, `Unavailable` (`E-AUTH`, `E-PUBLISH`).
     """
     require_name(to.name)
     hub = load()
@@ -101,7 +101,7 @@ def open_repository(hub: ModuleType, api: Any, to: HubAddress) -> Any:
     if not head.private and not to.public:
         raise Conflict(
             f"The repository {to.name} is public.",
-            why="What is pushed is private unless it is asked for in public.",
+            why="What is pushed is private unless it is requested in public.",
             do="Give --public, or make the repository private on the Hub.",
             code="E-PUBLISH",
         )

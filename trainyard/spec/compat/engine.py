@@ -187,7 +187,7 @@ def unfit_kernels(config: TrainerConfig, device: Device) -> Match:
 
 
 def outside_devices(read: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
-    """Return what is asked for, where it does not run on the device that is asked for."""
+    """Return what is requested, where it does not run on the device that is requested."""
 
     def when(config: TrainerConfig, _: NodeView) -> Match:
         value = read(config)
@@ -325,7 +325,7 @@ def unfit_shard(config: TrainerConfig, _: NodeView) -> Match:
 LAUNCH_ROWS = (
     Row(
         "launch-processes", "R-LAUNCH", "trainer", "config.launch.processes", shares_nothing,
-        "Strategy single is one process, and {config.launch.processes} are asked for.",
+        "Strategy single is one process, and {config.launch.processes} are requested.",
         "Use strategy {strategies}.",
     ),
     Row(

@@ -33,7 +33,7 @@ def unread_settings(config: TrainerConfig, _: NodeView) -> Match:
 
 
 def ends_without_steps(config: TrainerConfig, _: NodeView) -> bool:
-    """Match a schedule that was asked for and depends on the number of steps, which is not known."""
+    """Match a schedule that was requested and depends on the number of steps, which is not known."""
     hyper = config.hyperparameters
     named = {"schedule", "warmup_ratio", "warmup_steps"} & hyper.model_fields_set
     moves = hyper.schedule is not Schedule.CONSTANT or bool(hyper.warmup_steps)
@@ -50,7 +50,7 @@ SESSION_ROWS = (
     Row(
         "session-processes", "R-LAUNCH", "trainer", "config.launch",
         lambda config, _: config.launch.processes > 1,
-        "A session is one process on one device, and {config.launch.processes} are asked for.",
+        "A session is one process on one device, and {config.launch.processes} are requested.",
         "Remove launch, or use a job.", scope="session",
     ),
     Row(

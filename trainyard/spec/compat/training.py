@@ -376,7 +376,7 @@ ROLLOUT_ROWS = (
         "environment-none", "R-REWARD", "trainer", "config.stage.rewards",
         lambda config, _: getattr(config.stage, "environment", None) is None
         and any(isinstance(reward, EnvironmentReward) for reward in getattr(config.stage, "rewards", ())),
-        "The reward of an environment is asked for, and stage {config.stage} has none.",
+        "The reward of an environment is requested, and stage {config.stage} has none.",
         "Name it, such as `environment: {{type: calculator}}`, or another reward, such as exact_match.",
     ),
     Row(

@@ -1,6 +1,6 @@
 """The first way of training that fits the memory: the method as far up as it goes, then its knobs, in one order.
 
-    rungs   full → freeze (only if it is asked for) → lora (or the kind of adapter that is asked for) → qlora
+    rungs   full → freeze (only if it is requested) → lora (or the kind of adapter that is requested) → qlora
     knobs   as asked → gradient checkpointing → 8-bit optimizer states → smaller micro-batches → chunked output layer
 
 Each knob is added to the ones before it, and the first combination that fits wins. A knob that is refused for what is

@@ -42,7 +42,7 @@ class SampledNode(Strict):
     whole: bool = True
     """Whether every row was read."""
     requested: int | None = None
-    """Rows that a generator was asked for, those that are held out included."""
+    """Rows requested of a generator, including those held out."""
     examples: int | None = None
     """What a trainer trains on in a pass: rows that fit, blocks of a text."""
     tokens_per_row: float | None = None

@@ -7,7 +7,7 @@ import math
 from trainyard.spec.training import EvalSettings, TrainerConfig
 
 MOST_ROUNDS = 20
-"""Evaluations of a run where nothing else is asked for."""
+"""Evaluations of a run where nothing else is requested."""
 COST = 0.04
 """Most that they may take of the time of the training by this estimate, so that the measured share is below 5 %."""
 FORWARD_SHARE = 0.5

@@ -47,7 +47,7 @@ def rows_to_generate(count: int, documents: int | None, wordings: int, rules: Ho
 
 
 def held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> int:
-    """Pairs of the documents that are held out: the share that is asked for, and enough for the least rows.
+    """Pairs of the documents that are held out: the share that is requested, and enough for the least rows.
 
     Whole documents are held out, so that the last of them may bring more pairs than are still wanted.
     """

@@ -114,7 +114,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Workload:
-    """The training that a time is asked for, as far as the data is known."""
+    """The training whose time is estimated, as far as the data is known."""
 
     rows: int | None = None
     steps: int | None = None
@@ -165,7 +165,7 @@ def rows_per_step(config: TrainerConfig) -> int:
 
 
 def save_steps(hyper: Hyperparameters, total: int) -> int:
-    """Steps between two checkpoints: as asked for, or five in a run, at least 50 and at most 500 steps apart."""
+    """Steps between two checkpoints: as requested, or five in a run, at least 50 and at most 500 steps apart."""
     share = math.ceil(total / CHECKPOINTS_PER_RUN)
     return hyper.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, share))
 

@@ -2,7 +2,7 @@
 
 Level 0 has each step; level k has one row for 8^k steps with count, smallest, largest, sum and last value of each
 metric, made by one grouping statement from the level below. A query takes the finest level that does not have many
-more rows than were asked for and groups its rows once more. A restart removes the steps beyond its checkpoint, as
+more rows than were requested and groups its rows once more. A restart removes the steps beyond its checkpoint, as
 `stores/metrics.read_curve` does, and the rows above them are made again.
 
 A projection of the training's events: the position in that file is stored in the same transaction as its steps, so a

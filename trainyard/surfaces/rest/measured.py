@@ -24,7 +24,7 @@ Reading = Callable[[], Iterable[tuple[str, str, dict[str, str], float]]]
 
 
 class ReadGauges(Collector):
-    """Gauges that are read when they are asked for."""
+    """Gauges that are read when they are requested."""
 
     def __init__(self, readings: Iterable[Reading]) -> None:
         self.readings = tuple(readings)

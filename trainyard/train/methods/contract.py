@@ -1,4 +1,4 @@
-"""What a method is, what it is asked for and what it hands back."""
+"""The interface of a method: its inputs and its result."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def architecture_of(folder: str, head: Head) -> AttentionSupport:
 
 
 def default_attention(folder: str, head: Head = "causal") -> str:
-    """Return the kernel that transformers takes when none is asked for: sdpa where the model class has it, else eager.
+    """Return the kernel that transformers takes when none is requested: sdpa where the model class has it, else eager.
 
     It is passed to every loader, so that the one in a model's config.json is never used. Raises as `architecture_of`.
     """

@@ -193,7 +193,7 @@ def unknown_module(model: Any, name: str) -> InvalidInput:
     linear = dict.fromkeys(full.rpartition(".")[2] for full, module in model.named_modules() if is_linear(module))
     return InvalidInput(
         f"The adapter does not fit the model as it has no module {name!r}.",
-        why="The adapter would be smaller than what was asked for.",
+        why="The adapter would be smaller than what was requested.",
         do=f"Use method.target_modules: all-linear, or name some of {', '.join(linear)}.",
         code="E-TRAINABLE",
     )

@@ -208,6 +208,6 @@ def chunk_logprobs(hidden_CD: torch.Tensor, target_C: torch.Tensor, output: Outp
 
 
 def require_head(head: Head, device: str) -> None:
-    """Raise `Unavailable` (`E-PACKAGE-MISSING`) when Liger's kernel was asked for and is not possible here."""
+    """Raise `Unavailable` (`E-PACKAGE-MISSING`) when Liger's kernel was requested and is not possible here."""
     if head is Head.LIGER:
         require_liger(device)

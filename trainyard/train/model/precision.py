@@ -205,7 +205,7 @@ def choose_attention(
     eager.
 
     Without `flash`, one that takes a mask of its caller. `capability` is the GPU's (major, minor): on ROCm that of its
-    gfx architecture, whose 9 is not Hopper. Raises `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was asked for
+    gfx architecture, whose 9 is not Hopper. Raises `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was requested
     by name and is not here or not for this architecture: another one would give other numbers under its name.
     """
     if requested == "auto":
@@ -213,14 +213,14 @@ def choose_attention(
     fits = device in FLASH_DEVICES.get(requested, (device,))
     if requested in FLASH_PACKAGES and (not fits or importlib.util.find_spec(FLASH_PACKAGES[requested]) is None):
         raise Unavailable(
-            f"The attention kernel {requested} was asked for, and this machine does not have it.",
+            f"The attention kernel {requested} was requested, and this machine does not have it.",
             why=f"{FLASH_PACKAGES[requested]} is not installed." if fits else "It needs a CUDA device.",
             do=FLASH_INSTALL[requested],
             code="E-PACKAGE-MISSING",
         )
     if against := architecture.reason_against(requested):
         raise Unavailable(
-            f"The attention kernel {requested} was asked for, and this model cannot be computed with it.",
+            f"The attention kernel {requested} was requested, and this model cannot be computed with it.",
             why=f"{against}.",
             do="Use attention: auto, which takes and records a kernel that the model has.",
             code="E-PACKAGE-MISSING",
@@ -254,7 +254,7 @@ FP8_MULTIPLE = 16
 def choose_fp8(requested: str, device: Device, *, capability: tuple[int, int] | None = None) -> KernelChoice | None:
     """torchao's float8 training where device and package allow it; None for none, with the reason recorded by `why`.
 
-    Raises `Unavailable` (`E-PACKAGE-MISSING`) when `torchao` was asked for by name and is not possible here, and
+    Raises `Unavailable` (`E-PACKAGE-MISSING`) when `torchao` was requested by name and is not possible here, and
     `InvalidInput` (`E-PACKAGE-MISSING`) for ms-amp, which needs a torch and an NCCL of years ago.
     """
     if requested == "off":
@@ -269,7 +269,7 @@ def choose_fp8(requested: str, device: Device, *, capability: tuple[int, int] | 
     missing = fp8_missing(device, capability)
     if missing and requested == "torchao":
         raise Unavailable(
-            "fp8 training was asked for, and this machine cannot do it.",
+            "fp8 training was requested, and this machine cannot do it.",
             why=missing,
             do="Use fp8: auto, which falls back to bf16 and says so.",
             code="E-PACKAGE-MISSING",
@@ -317,10 +317,10 @@ LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 
 
 def require_liger(device: str) -> None:
-    """Raise `Unavailable` (`E-PACKAGE-MISSING`) when Liger's kernels were asked for and are not possible here."""
+    """Raise `Unavailable` (`E-PACKAGE-MISSING`) when Liger's kernels were requested and are not possible here."""
     if device != "cuda" or importlib.util.find_spec(LIGER.name) is None:
         raise Unavailable(
-            "Liger's kernels were asked for, and this machine cannot run them.",
+            "Liger's kernels were requested, and this machine cannot run them.",
             why=f"They need a CUDA device, not a {device}." if device != "cuda" else "liger-kernel is not installed.",
             do=f"Run `pip install '{LIGER.install}'`." if device == "cuda" else "Use head: auto and kernels: torch.",
             code="E-PACKAGE-MISSING",
@@ -363,7 +363,7 @@ def compile_blocks(model: Any, device: str) -> int:
     blocks = [module for module in model.modules() if isinstance(module, block)]
     if device != "cuda" or not blocks:
         raise Unavailable(
-            "engine.compile was asked for, and nothing is compiled here.",
+            "engine.compile was requested, and nothing is compiled here.",
             why="The model has no blocks of transformers." if device == "cuda" else f"On a {device} it does not pay.",
             do="Remove engine.compile.",
             code="E-PACKAGE-MISSING",

@@ -120,7 +120,7 @@ def take_device(local_rank: int, size: int) -> None:
     count = torch.cuda.device_count()
     if count < size:
         raise InvalidInput(
-            f"{size} processes were asked for, and this machine shows {count} CUDA devices.",
+            f"{size} processes were requested, and this machine shows {count} CUDA devices.",
             why="Each process computes on a device of its own.",
             do=f"Use launch.processes: {count}, or name the devices in CUDA_VISIBLE_DEVICES.",
             code="E-LAUNCH",

@@ -1,4 +1,4 @@
-"""Who hears of each step: the events file, a bar on a terminal, and the trackers that were asked for.
+"""Who hears of each step: the events file, a bar on a terminal, and the trackers that were requested.
 
     with reporting(events.emit, Place(folder, project, run, config), trackers=("tensorboard",)) as report:
         report.on_step({"step": 1, "total_steps": 300, "loss": 2.1, ...})

@@ -60,7 +60,7 @@ class Cut:
 
 
 def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
-    """Return the cut that was asked for, or the one that suits the device.
+    """Return the cut that was requested, or the one that suits the device.
 
     Raises `InvalidInput` (`E-BATCH`) when rows that are scored as wholes should be packed, and (`E-BATCH`)
     when a step has fewer rows than the loss compares.
@@ -101,7 +101,7 @@ def require_rows(config: TrainerConfig) -> None:
 def sound_cut(cut: Cut, model: Any, config: TrainerConfig) -> Cut:
     """Return the cut, but for packed rows that this model would mix: `auto` then takes buckets and says so.
 
-    Raises `InvalidInput` (`E-BATCH`) when packing was asked for by name.
+    Raises `InvalidInput` (`E-BATCH`) when packing was requested by name.
     """
     if cut.mode != "packed" or keeps_rows_apart(model):
         return cut

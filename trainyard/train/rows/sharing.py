@@ -84,7 +84,7 @@ class Operations:
 def share_prompts(cut: Cut, config: TrainerConfig, stage: StageSpec, model: Any, examples: Sequence[Encoded]) -> Cut:
     """Return the cut with the decision whether prompts are shared, and why.
 
-    Raises `InvalidInput` (`E-BATCH`) where that was asked for and this model cannot do it.
+    Raises `InvalidInput` (`E-BATCH`) where that was requested and this model cannot do it.
     """
     requested = config.stage.asks_shared
     if stage.layout is None:

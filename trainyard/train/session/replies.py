@@ -34,7 +34,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """Reply of `backward`; the norm is of the unscaled gradients and None unless it was asked for."""
+    """Reply of `backward`; the norm is of the unscaled gradients and None unless it was requested."""
 
     accumulated: int
     grad_norm: float | None = None

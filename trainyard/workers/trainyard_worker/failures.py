@@ -22,7 +22,7 @@ class WorkerError(Exception):
 
 
 def out_of_memory(text: str) -> dict[str, str]:
-    """A full device; the first line of `text` says how much was asked for."""
+    """A full device; the first line of `text` says how much was requested."""
     return {
         "what": "The device ran out of memory.",
         "why": text.splitlines()[0],

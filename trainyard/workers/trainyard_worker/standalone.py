@@ -4,9 +4,8 @@
 
 Reads the spec and its rows, trains, and leaves the adapter or the model in `output`. Ctrl-C or SIGTERM saves a
 checkpoint and ends with code 75; it continues when started again. Stages: cpt sft dpo reward. Methods: full lora dora
-lora_plus oft freeze. It computes in float32. On a CPU its losses are those of the training that it was
-written from, step by step, if that one is in float32 too. What is different: packed rows are padded here, and kernels
-of CUDA are those of transformers.
+lora_plus oft freeze. It computes in float32; on a CPU its losses are, step by step, those of the training that it was
+written from, in float32 too. Different are packed rows, padded here, and CUDA kernels: those of transformers.
 
 Shapes: B rows, T positions, V vocabulary.
 """

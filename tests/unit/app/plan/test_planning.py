@@ -200,7 +200,7 @@ def test_a_teacher_is_looked_for_digested_and_estimated(here: Settings, tiny_mod
 
 
 def chain_spec(chain: ResolvedChain) -> ChainSpec:
-    """A resolved chain as it was asked for."""
+    """A resolved chain as it was requested."""
     nodes = [{"type": node.type, "config": node.config.model_dump(mode="json")} for node in chain.nodes]
     return ChainSpec.model_validate({"name": chain.name, "nodes": nodes})
 

@@ -1,4 +1,4 @@
-"""The shape of an adapter is the one that was asked for, and LoRA+ has PEFT's groups."""
+"""The shape of an adapter is the one that was requested, and LoRA+ has PEFT's groups."""
 
 from __future__ import annotations
 

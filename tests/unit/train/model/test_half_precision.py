@@ -136,7 +136,7 @@ def test_torch_of_rocm_is_not_taken_for_cuda() -> None:
     assert accelerator_of("cuda") is Device.ROCM
     assert pick_device(Device.ROCM) == pick_device(Device.AUTO) == "cuda"
     assert native_bf16("cuda") == "cuda"
-    with pytest.raises(InvalidInput, match="E-DEVICE: The device 'cuda' was asked for, and this machine has none"):
+    with pytest.raises(InvalidInput, match="E-DEVICE: The device 'cuda' was requested, and this machine has none"):
         pick_device(Device.CUDA)
     with pytest.raises(Unavailable, match="hqq"):
         require(Quantization.HQQ_INT4, "cuda")
@@ -145,7 +145,7 @@ def test_torch_of_rocm_is_not_taken_for_cuda() -> None:
 
 def test_rocm_is_not_here_without_its_torch() -> None:
     assert accelerator_of("cuda") is Device.CUDA
-    with pytest.raises(InvalidInput, match="E-DEVICE: The device 'rocm' was asked for"):
+    with pytest.raises(InvalidInput, match="E-DEVICE: The device 'rocm' was requested"):
         pick_device(Device.ROCM)
 
 
@@ -154,7 +154,7 @@ def test_the_9_of_a_gfx_architecture_is_not_hopper(monkeypatch: pytest.MonkeyPat
     mi250, mi300 = (9, 0), (9, 4)
     assert choose_attention("auto", Device.ROCM, capability=mi300).name == "flash_attention_2"
     assert choose_attention("auto", Device.CUDA, capability=H100).name == "flash_attention_3"
-    with pytest.raises(Unavailable, match=r"kernel fa3 was asked for, .*needs a CUDA device"):
+    with pytest.raises(Unavailable, match=r"kernel fa3 was requested, .*needs a CUDA device"):
         choose_attention("fa3", Device.ROCM, capability=mi300)
     assert [choose_fp8("auto", Device.ROCM, capability=capability).name for capability in (mi250, mi300)] == [
         "",

@@ -30,7 +30,7 @@ def test_liger_without_its_package_is_refused_with_the_line_that_installs_it() -
 
 def test_a_cpu_compiles_nothing(tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    with pytest.raises(Unavailable, match=r"E-PACKAGE-MISSING: engine\.compile was asked for.* a cpu it does not pay"):
+    with pytest.raises(Unavailable, match=r"E-PACKAGE-MISSING: engine\.compile was requested.* a cpu it does not pay"):
         compile_blocks(model, "cpu")
     assert not any(module._compiled_call_impl for module in model.modules())
 

@@ -92,7 +92,7 @@ MAMBA = AttentionSupport("MambaForCausalLM", frozenset({"eager"}), attends=False
 def test_a_family_without_sdpa_is_computed_eagerly(device: str, architecture: AttentionSupport, why: str) -> None:
     choice = choose_attention("auto", Device(device), capability=(8, 0), architecture=architecture)
     assert (choice.name, choice.why) == ("eager", why)
-    with pytest.raises(Unavailable, match=f"E-PACKAGE-MISSING: .* sdpa was asked for, .*{why}.*attention: auto"):
+    with pytest.raises(Unavailable, match=f"E-PACKAGE-MISSING: .* sdpa was requested, .*{why}.*attention: auto"):
         choose_attention("sdpa", Device(device), architecture=architecture)
 
 
@@ -104,7 +104,7 @@ def test_fp8_falls_back_only_under_auto_and_says_why() -> None:
     old = choose_fp8("auto", Device.CUDA, capability=(8, 0))
     assert old is not None
     assert "capability (8, 0) is below (8, 9)" in old.why
-    with pytest.raises(Unavailable, match="E-PACKAGE-MISSING: fp8 training was asked for"):
+    with pytest.raises(Unavailable, match="E-PACKAGE-MISSING: fp8 training was requested"):
         choose_fp8("torchao", Device.CPU)
     with pytest.raises(InvalidInput, match=r"E-PACKAGE-MISSING: MS-AMP is no longer maintained\."):
         choose_fp8("ms-amp", Device.CUDA, capability=(9, 0))
