@@ -185,7 +185,7 @@ class Trials:
         return await self.ending_of(segment, part, futures)
 
     async def ending_of(self, segment: Segment, part: ResolvedChain, futures: Futures) -> SegmentEnd:
-        """Return what the states of the nodes say about the trial."""
+        """Return the state of the trial, from the states of its nodes."""
         name = self.node_of(segment.trial)
         state = state_of(futures[name])
         if state.is_completed():

@@ -95,7 +95,7 @@ class NodeContext:
     waits: list[str] = field(default_factory=list)
     """What it has waited for, in words."""
     upstream: Upstream = field(default_factory=dict)
-    """What the nodes before it gave."""
+    """Outputs of the nodes before it."""
 
     @property
     def desired_state(self) -> Callable[[], DesiredState]:

@@ -34,7 +34,7 @@ class Reason:
     field: str
     """Dotted path of the field, such as `config.method.rank`; empty when the whole node is meant."""
     because: str
-    """What was given and why it cannot work."""
+    """The input and the reason why it cannot work."""
     instead: str
     """What to write instead."""
     row: str = ""

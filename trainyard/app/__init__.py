@@ -1,1 +1,1 @@
-"""What the operations do. Imports neither Prefect nor a surface."""
+"""Implementation of the operations. Imports neither Prefect nor a surface."""

@@ -1,4 +1,4 @@
-"""What the GPUs of this machine do, and which jobs use their memory."""
+"""Load of the GPUs of this machine, and the jobs that use their memory."""
 
 from __future__ import annotations
 

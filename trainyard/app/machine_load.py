@@ -12,7 +12,7 @@ MIB = 1024 * 1024
 
 
 class CpuJob(Response):
-    """What the processes of one job use now."""
+    """Current load of the processes of one job."""
 
     job: str
     memory_mb: int

@@ -14,7 +14,7 @@ class Response(BaseModel):
 
 
 class Record(Response):
-    """What was written about one thing: an adapter version, or a model that was built."""
+    """Stored record of one thing: an adapter version, or a model that was built."""
 
     record: JsonObject
 

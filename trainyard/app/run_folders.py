@@ -78,7 +78,7 @@ class FoundArtifact:
     ended: float
     reused: bool
     output: NodeOutput | None
-    """What the store has; None if it was removed meanwhile, or cannot be read."""
+    """The stored result; None if it was removed meanwhile, or cannot be read."""
     rows: int | None = None
     problem: str = ""
     """Why it cannot be read."""

@@ -214,8 +214,8 @@ def read_events(folder: Path) -> Iterator[Event]:
 
 
 def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
-    """Return what the data sources of a run have read: {source, format, rows, sha256} for each set; paths by their last
-    name.
+    """Return the sets that the data sources of a run have read: {source, format, rows, sha256} for each set; paths by
+    their last name.
 
     The digest is that of the rows as they were stored.
     """

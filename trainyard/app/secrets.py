@@ -32,7 +32,7 @@ NAMED_SECRET = re.compile(
 )
 """Names of fields whose texts are replaced whatever they are; `token_env` names a variable and `max_tokens` counts."""
 USER_INFO = re.compile(r"(?<=://)[^\s/?#@]{1,512}(?=@)")
-"""What is before the host in a URL: a password, or a token in place of a name."""
+"""Credentials before the host in a URL: a password, or a token in place of a name."""
 MAY_HAVE_KEY = re.compile(r"[A-Za-z0-9_./+~-]{16}|PRIVATE KEY|://")
 """What a text with a key has; the table of keys is imported for these only."""
 OWN_ID = re.compile(r"(?:session|job)-[0-9a-f]{12}|[0-9a-f]{32}")

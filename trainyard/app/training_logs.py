@@ -1,4 +1,4 @@
-"""What the trainers of a run left in their work folders: how far they are, their curve, their log, their checkpoints.
+"""Files that the trainers of a run left in their work folders: progress, their curve, their log, their checkpoints.
 
 A run's events name the work folder of each trainer (`job`); a training that did not fit the memory continues in another
 one, which the first one names. All of it is read from files, while the run is running, and without Prefect.

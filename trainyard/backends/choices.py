@@ -167,7 +167,7 @@ def write_choices(facts: Mapping[str, object], choices: MachineChoices, settings
 
 
 def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) -> dict[str, object]:
-    """Return what the decision is indexed by: the machine, the sizes of the base, the versions, and what is requested.
+    """Return the key of the decision: the machine, the sizes of the base, the versions, and what is requested.
 
     Of the machine it contains what does not change with its load.
     """
@@ -180,13 +180,13 @@ def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) 
 
 
 def evaluation_facts(settings: Settings) -> dict[str, object]:
-    """Return what the decision of an evaluation is indexed by: it takes the first device of the machine."""
+    """Return the key of the decision of an evaluation: it takes the first device of the machine."""
     machine = facts_of_device(devices_here()[0], settings)
     return {"machine": machine, "versions": versions(), "requested": {"node": "evaluator"}}
 
 
 def facts_of_device(device: Device, settings: Settings) -> dict[str, object]:
-    """Return what is true of a device of this machine, whatever else it does."""
+    """Return the constant facts of a device of this machine."""
     return {
         "device": device.value,
         "name": device_name(device),
@@ -253,7 +253,7 @@ def choices_file(facts: Mapping[str, object], settings: Settings) -> Path:
 
 
 def read_choices(facts: Mapping[str, object], settings: Settings) -> MachineChoices | None:
-    """Return what was decided for these facts; None before the first decision, or for a damaged file."""
+    """Return the decision for these facts; None before the first decision, or for a damaged file."""
     path = choices_file(facts, settings)
     try:
         value = read_versioned("choices", path.read_bytes(), path)

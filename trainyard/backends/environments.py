@@ -47,12 +47,12 @@ IMPORT_TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class External:
-    """What is particular to the environment of one trainer."""
+    """Specifics of the environment of one trainer."""
 
     distribution: str
     """The package whose version is the trainer's version."""
     imports: str
-    """What the import test runs; it prints nothing and raises if the environment is broken."""
+    """Code of the import test; it prints nothing and raises if the environment is broken."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set while it is installed and tested."""
     room_gib: int = 6
@@ -97,7 +97,7 @@ class Health:
 
 
 def external_of(name: Installable) -> External | None:
-    """Return what is particular to an environment; None for a backend that runs in Trainyard's."""
+    """Return the specifics of an environment; None for a backend that runs in Trainyard's."""
     return SERVERS.get(name) if isinstance(name, ServerName) else ENVIRONMENTS.get(name)
 
 

@@ -234,7 +234,7 @@ PLACES = {
 
 
 def changed_since(work: Path, job: TrainingJob) -> list[str]:
-    """Return what is different from the job whose work folder this is: `config.method.rank: 8 before, 16 now`."""
+    """Return the differences from the job whose work folder this is: `config.method.rank: 8 before, 16 now`."""
     before = job_in(work)
     changes = list_changes(before.model_dump(mode="json"), job.model_dump(mode="json")) if before else ()
     return [f"{name}: {old} before, {new} now" for name, old, new in changes if name.partition(".")[0] not in PLACES]

@@ -53,7 +53,7 @@ class ExternalProgram:
         """Its program reads `spec.json` alone."""
 
     def environment(self, job: TrainingJob) -> dict[str, str]:
-        """Return what the program needs in its environment next to ours."""
+        """Return the variables that the program needs in addition to ours."""
         return launching.environment(job)
 
 

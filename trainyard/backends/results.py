@@ -40,7 +40,7 @@ RESULT_FOLDER, CHECKPOINT_FOLDER, BEST_FOLDER = "result", "checkpoints", "best"
 RUNG = "rung"
 """Reason of a training that stopped after the step that it was asked for (`TrainingJob.until`)."""
 DECISIONS_FILE, FITTED_FILE = "decisions.json", "fitted.json"
-"""What was measured at the first start (precision, free memory); a restart takes it from here."""
+"""Measurements of the first start (precision, free memory); a restart takes it from here."""
 KEPT_FACTS = (
     "stage",
     "method",

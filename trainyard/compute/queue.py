@@ -22,7 +22,7 @@ from trainyard.settings import Settings
 from trainyard.stores.processes import Start, process_start
 
 DEVICE, TURN, LIMIT = "device", "turn", "limit"
-"""What is waited for: the slot of a device, an equal training, the server's limit of a device."""
+"""Kinds of a wait: the slot of a device, an equal training, the server's limit of a device."""
 SUFFIX = ".ticket"
 
 

@@ -54,7 +54,7 @@ MEMORY_TEXTS = re.compile(
 
 
 class DesiredState(StrEnum):
-    """What the owner of a run wants of its child at this moment."""
+    """State that the owner of a run wants its child to be in."""
 
     RUN = "run"
     PAUSE = "pause"

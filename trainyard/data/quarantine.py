@@ -38,7 +38,7 @@ class Balance:
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> rows: the quarantined ones by their reason, and `duplicate`."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """What was not read at all, such as files of another type; outside of the balance."""
+    """Items that were not read, such as files of another type; outside of the balance."""
     ignored_keys: Counter[str] = field(default_factory=Counter)
     shapes: Counter[str] = field(default_factory=Counter)
 

@@ -49,7 +49,7 @@ class Message(msgspec.Struct, gc=False, omit_defaults=True):
 
     @property
     def extras(self) -> JsonObject:
-        """Return what the turn has in addition to its text and calls, by name."""
+        """Return the fields of the turn other than its text and calls, by name."""
         return msgspec.json.decode(self.more) if self.more else {}
 
     @property

@@ -78,7 +78,7 @@ SET_STEPS: dict[str, SetStep] = {
     "holdout": sets.holdout,
     "decontamination": sets.decontamination,
 }
-"""What is decided with all rows known, in order: no near-duplicate of a held-out row is left for training."""
+"""Decisions made with all rows, in order: no near-duplicate of a held-out row is left for training."""
 
 
 def validate(

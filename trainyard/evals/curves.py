@@ -45,7 +45,7 @@ def points(losses: Sequence[Sequence[float]]) -> list[Point]:
 
 
 def describe(curves: Mapping[str, list[Point]]) -> str:
-    """Return what the picture shows, in words."""
+    """Return a description of the picture."""
     sentences = [
         f"{name}: from {curve[0][1]:.3f} to {curve[-1][1]:.3f} in {curve[-1][0]:.0f} steps"
         for name, curve in curves.items()

@@ -21,7 +21,7 @@ from trainyard.spec.estimate.verdict import undecidable
 
 @dataclass(frozen=True)
 class Measured:
-    """What the gate looks at of one benchmark."""
+    """Input of the gate for one benchmark."""
 
     label: str
     """`benchmark/set`."""
@@ -40,7 +40,7 @@ class GateVerdict:
     reasons: list[str]
     """Why not; empty when better."""
     passed: list[str]
-    """What was looked at and is in order."""
+    """Checks that passed."""
     few_rows: list[str] = field(default_factory=list)
     """Why there are not enough rows to say; they are among the reasons, too."""
     better_on_few: bool = False

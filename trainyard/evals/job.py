@@ -22,7 +22,7 @@ from trainyard.stores.artifacts import Reference
 
 TRAINING_FILE = "training.json"
 SCORES_FILE = "scores.json"
-"""What the child leaves: values per row and participant."""
+"""File that the child leaves: values per row and participant."""
 HELDOUT_FOLDER = "heldout"
 SETS = (UNSEEN_WORDING, UNSEEN_DOCUMENTS, "heldout")
 """Names of held-out sets, the one that decides the gate first."""
@@ -125,7 +125,7 @@ def participant(name: str, reference: Reference) -> Participant:
 
 
 def baseline(config: EvaluatorConfig, live: Path | None, base_sha256: str = "") -> Participant:
-    """Return what the candidate is compared with. Where `live` cannot be, falls back to the base and says so.
+    """Return the baseline of the candidate. Where `live` cannot be, falls back to the base and says so.
 
     An adapter that is live on another base is not a baseline: on this base its weights mean nothing, any trained
     adapter would seem better, and it can no longer be served.

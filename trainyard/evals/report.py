@@ -182,7 +182,7 @@ def skipped_note(line: JsonMapping) -> str:
 
 
 def judge_note(line: JsonMapping) -> str:
-    """What is known of the judge of a line: its bias, its failures, its agreement with labels, and what it took."""
+    """Facts of the judge of a line: its bias, its failures, its agreement with labels, and what it took."""
     judge, sentences = line["judge"], []
     if bias := judge.get("position_bias"):
         sentences.append(f"its verdict changed with the order in {share_text(bias)} of {bias['pairs']} pairs")
@@ -207,7 +207,7 @@ def share_text(interval: Mapping[str, object]) -> str:
 
 
 def training_summary(job: EvaluationJob) -> dict[str, object]:
-    """Return what the trainers wrote about candidate and control: token ledger, losses and how they were trained."""
+    """Return the trainers' records of candidate and control: token ledger, losses and how they were trained."""
     keys = (
         "stage",
         "method",

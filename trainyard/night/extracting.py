@@ -57,7 +57,7 @@ class PhaseTally:
 
 
 class Intents:
-    """What is about to be written to the graph, noted before: `<root>/intent.json`.
+    """Intended writes to the graph, noted before: `<root>/intent.json`.
 
     After a crash between graph and ledger the graph may contain an edit that the ledger does not know. If the edit is
     then taken back, ledger and document agree and only this note says that the graph has to be written again.

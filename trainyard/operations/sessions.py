@@ -175,7 +175,7 @@ def reply_text(result: Any) -> str:
 
 
 def completions_text(result: GenerateReply) -> str:
-    """Return what was generated, one completion after another."""
+    """Return the completions, one after another."""
     if not result.completions:
         return reply_text(result)
     return "\n".join(f"[{completion.prompt}] {completion.text}" for completion in result.completions)

@@ -24,7 +24,7 @@ SWEEP_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
 
 class SweptChain(Request):
-    """What is trained, and what of it varies."""
+    """The trained chain and its varied settings."""
 
     file: Annotated[Path | None, Argument("FILE", local=True)] = Field(
         None, description="A chain or job file with a trainer."

@@ -66,7 +66,7 @@ class Reviver:
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def look(self) -> list[str]:
-        """Return what was begun, in sentences; never waits for a restart."""
+        """Return the started actions, in sentences; never waits for a restart."""
         now = time.monotonic()
         if self.child is not None:
             if self.child.poll() is not None:

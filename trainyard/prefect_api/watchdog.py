@@ -55,7 +55,7 @@ class Watchdog:
         """(run, its process) that the last look found dead."""
 
     def look(self) -> list[str]:
-        """Return what was done, in sentences."""
+        """Return the actions taken, in sentences."""
         done = [f"ended the orphan {pid}" for pid in self.sweeper.look()]
         done += [*self.reviver.look(), *sweep_leftovers(self.settings.home)]
         try:

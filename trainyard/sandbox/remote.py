@@ -59,7 +59,7 @@ SHARED = frozenset(
         "__hash__", "content", *ORDERS,
     )
 )  # fmt: skip
-"""What the code under test may do with any object that it is called with."""
+"""Operations that code under test may apply to any object."""
 
 
 class Proxy:

@@ -315,7 +315,7 @@ class AnswerShape:
 
     object = chunk_object = prefix = ""
     last_part: Mapping[str, Any] = {}
-    """What the last chunk of a choice has in the place of more text."""
+    """Fields of the last chunk of a choice, in place of text."""
 
     def __init__(self, body: SamplingRequest, engine: ModelRunner) -> None:
         self.body, self.engine = body, engine

@@ -41,9 +41,9 @@ class CardFacts:
     config: JsonMapping
     """PEFT's; empty for a whole model."""
     base: str
-    """What the snippets load: the Hub's name of the base, or a word for its folder."""
+    """Base in the snippets: its name on the Hub, or a word for its folder."""
     repository: str
-    """What the snippets load the adapter from."""
+    """Source of the adapter in the snippets."""
     model_type: str
     """Of the base; empty where its config is not on this machine."""
     template: str = ""

@@ -237,7 +237,7 @@ def address(target: Target, settings: Settings) -> str:
 
 
 def describe(request: DeployRequest) -> AdapterCandidate:
-    """Return what the adapter's own files say about it."""
+    """Return the facts in the adapter's own files."""
     training = read_object(request.path / "training.json")
     config = read_object(request.path / "adapter_config.json")
     base = str(training.get("base_path") or config.get("base_model_name_or_path") or "")
@@ -275,7 +275,7 @@ def refuse(reasons: Sequence[Reason]) -> None:
 
 
 def check_files(request: DeployRequest, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
-    """What the adapter's files say against it: it is a control, or its template or base is not that of its training."""
+    """Return the reasons in an adapter's files against it: a control, or another template or base than in training."""
     reasons = []
     if read_object(request.path / "training.json").get("control"):
         because = "the adapter is a control: it was trained on shuffled answers and knows nothing."
@@ -374,7 +374,7 @@ def remove_folders(folders: Sequence[Path]) -> None:
 
 
 def answered(site: TargetDeployment) -> JsonObject:
-    """Return what the facts of a deployment say about one target."""
+    """Return the facts of one target of a deployment."""
     url = str(site.http.base_url) if site.http else None
     return {"type": site.target.type.value, "url": url, "answer": site.answer, **merged.shown_facts(site)}
 

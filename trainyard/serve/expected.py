@@ -1,4 +1,4 @@
-"""What the targets of a deployer will say to an adapter that is not trained yet: their own checks, asked beforehand.
+"""Preflight checks of deploy targets for the adapter that a trainer will produce.
 
 What training will write into the adapter's files is known from the trainer's config and its base, so the functions
 that the deployer calls (`targets.TARGETS[…].check`) answer now. A server that does not answer now may answer then: it
@@ -35,7 +35,7 @@ NOT_YET = ("E-SERVER-UNREACHABLE", "E-API-KEY", "R-TARGET-DOWN")
 
 
 def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0) -> AdapterCandidate:
-    """Return what the adapter of a trainer will be. `rank` is that of the adapters that are written as one with it.
+    """Return the adapter that a trainer will produce. `rank` is that of the adapters that are written as one with it.
 
     Raises what `resolve_model` raises for a base that is not here or may not be loaded.
     """

@@ -60,7 +60,7 @@ class Step:
 
 @dataclass
 class Generation:
-    """What is asked of the model. `adapter` None is the base."""
+    """Request to the model. `adapter` None is the base."""
 
     prompt: list[int]
     max_tokens: int
@@ -86,7 +86,7 @@ class ModelRunner:
         require_memory(folder, dtype)
         self.model: Any = self.read_base()
         self.weights = base_digests(self.model)
-        """What the base's weights are, which no adapter may change."""
+        """Digest of the base's weights, which no adapter may change."""
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
         self.context: int = context_of(self.model.config) or 2048
         self.adapters: dict[str, str] = {}

@@ -240,7 +240,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.deadline = self.unread = None
 
     def phase_now(self) -> Phase:
-        """What the connection waits for: a request's head, its body, the rest of one that is answered, our answer."""
+        """Return the phase of the connection: it waits for a request's head, its body, the rest of one that is
+        answered, our answer.
+        """
         if self.cycle is None or self.cycle.response_complete:
             return "rest" if self.in_body and self.cycle is not None else "body" if self.in_body else "head"
         return "body" if self.cycle.more_body else "answer"

@@ -94,7 +94,7 @@ class CalledFunction(ApiRequest):
 
 class ToolCall(ApiRequest):
     id: str | None = None
-    """What the result of this call names; rows of a training may have none."""
+    """Name in the result of this call; rows of a training may have none."""
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -106,7 +106,7 @@ class ChatMessage(ApiRequest):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    """What the assistant thought before it answered, as the rows of a training have it."""
+    """Thoughts of the assistant before its answer, as the rows of a training have it."""
     reasoning: str | None = None
     """The same under the name that newer servers give it."""
 

@@ -56,7 +56,7 @@ class ServedAdapter:
 
 
 class ServedModels:
-    """What is served under which name. Changes run in the worker of a base, between two of its requests."""
+    """Served models by name. Changes run in the worker of a base, between two of its requests."""
 
     def __init__(
         self, bases: Sequence[ServedBase], roots: Sequence[Path], aliases: Mapping[str, str] | None = None

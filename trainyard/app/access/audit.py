@@ -31,7 +31,7 @@ class AuditRow(Response):
     surface: str
     operation: str
     fields: JsonObject | str
-    """What was asked, without secrets, cut to what fits."""
+    """The request, without secrets, cut to the longest line."""
     request: str
     """Beginning of the SHA-256 of `fields`: equal for calls that asked the same."""
     trace: str

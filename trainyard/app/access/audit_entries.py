@@ -1,4 +1,4 @@
-"""What the audit log says of an operation: who asked for it, through what, with which values, and how it ended.
+"""Entries of the audit log: the caller of an operation, through what, with which values, and how it ended.
 
 An operation that changes nothing (scope read, or a GET) has no entry. One that a caller of this machine asks for has
 one line, when it has ended. One that comes over a network has a line before it begins, too: without it nothing is done,

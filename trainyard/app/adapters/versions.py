@@ -37,7 +37,7 @@ from trainyard.stores.whole import write_whole
 
 
 class Promotion(Response):
-    """What is live now."""
+    """The live version."""
 
     version: str
     previous: str | None

@@ -110,7 +110,7 @@ def options_of(name: BackendName) -> BackendOptions:
 
 
 def read_import_result(name: BackendName, settings: Settings, *, imports: bool) -> str:
-    """Return what is known of the import of a backend; its test is run if that is wanted and it is installed."""
+    """Return the state of a backend's import; its test is run if that is wanted and it is installed."""
     if name not in environments.ENVIRONMENTS:
         return "with trainyard"
     if not (environments.folder(name, settings) / "bin" / "python").exists():

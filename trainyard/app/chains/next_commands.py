@@ -55,7 +55,7 @@ def use_result(label: str, reference: Reference, result: RunResult) -> list[str]
 
 
 def list_trained(nodes: Sequence[NodeResult], folder: Path) -> list[tuple[str, Reference]]:
-    """Return what the last trainers of a run made, by their ids.
+    """Return the results of the last trainers of a run, by their ids.
 
     Controls, and trainers that another one continues, are left out.
     """

@@ -34,7 +34,7 @@ class Checkpoint(Response):
     files: int
     bytes: int
     metric: float | None
-    """What the best ones are kept by."""
+    """Metric by which the best ones are kept."""
     sha256: str
     """Of its manifest, which has the SHA-256 of each file; empty where it cannot be read."""
 
@@ -51,7 +51,7 @@ class VerifiedCheckpoint(Response):
     name: str
     step: int
     damage: str
-    """What is wrong; empty if every file has the bytes that were written."""
+    """The damage; empty if every file has the bytes that were written."""
 
 
 class VerifiedCheckpoints(Response):

@@ -39,7 +39,7 @@ WORDS = {
 
 
 class LogSource(Protocol):
-    """What the log of a run is read from."""
+    """Source of a run's log."""
 
     def find_job(self, name: str, tenant: str = "") -> JsonObject:
         """Return the row of the one job that a word names: id, run_id, state, pid."""

@@ -112,7 +112,7 @@ class Provenance(Response):
 
 
 def show_provenance(request: requests.JobInput, context: Context) -> Provenance:
-    """Return what the run has recorded so far; nothing before it has begun.
+    """Return the records of the run so far; nothing before it has begun.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`), and `Corrupt` (`E-CORRUPT`) for a record that cannot be read.
     """

@@ -63,8 +63,8 @@ def estimate_time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
 
 
 def estimate_by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None:
-    """Return what is left at the pace of the newest steps; None before the second step, or where no one says how
-    many.
+    """Return the remaining seconds at the pace of the newest steps; None before the second step, or where no one says
+    how many.
     """
     store = read_new_steps(work, curves_folder(settings))
     total, pace = store.progress().total_steps, store.pace()
@@ -77,7 +77,7 @@ def estimate_by_steps(work: TrainingLogs, settings: Settings) -> TimeLeft | None
 
 
 def subtract_elapsed(node: str, seconds: float | None, work: TrainingLogs | None) -> TimeLeft:
-    """Return what is left of an estimate, since the training was started."""
+    """Return the remaining seconds of an estimate, since the training was started."""
     if seconds is None:
         return TimeLeft(node=node)
     worked = 0.0 if work is None else max(0.0, time.time() - work.since)

@@ -1,4 +1,4 @@
-"""What the files of a run add to what Prefect says about it: its trainers, how far they are, and what they train."""
+"""Facts of a run that its files have and Prefect does not: its trainers, how far they are, and what they train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the running jobs wait for: the device, who has it since when, and how many are before them."""
+"""Waits of running jobs: for the device, who has it since when, and how many are before them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def add_wait(row: Row, wait: DeviceWait | None, settings: Settings) -> Row:
 
 
 def activity_of(folder: Path) -> str:
-    """Return what the run of a folder does now."""
+    """Return the current activity of the run of a folder."""
     chain = read_chain(folder)
     return read_activity(folder, {node.id: node.type for node in chain.nodes}) if chain else ""
 
@@ -179,14 +179,14 @@ STARTING = "starting"
 
 
 TAIL_BYTES = 16_384
-"""What is read of the end of a run's events: some seconds of them."""
+"""Bytes read from the end of a run's events: some seconds of them."""
 
 
 ACTIVE = ("started", "progress", "note", "warning")
 
 
 def read_activity(folder: Path, types: dict[str, str]) -> str:
-    """Return what the node that reported last does; empty where none is active. `types`: node -> its type."""
+    """Return the activity of the node that reported last; empty where none is active. `types`: node -> its type."""
     for event in reversed(last_events(folder / EVENTS_FILE)):
         word = WORDS.get(types.get(str(event.get("node")), ""))
         if word is None:

@@ -41,7 +41,7 @@ class WorkerWatch:
         self.thread: Thread | None = None
 
     def state(self) -> WorkerState:
-        """Return what was found last; waits a quarter of a second for a look where that is old."""
+        """Return the last finding; waits a quarter of a second for a look where that is old."""
         if self.age() > FRESH_S:
             self.begin_look().join(WAIT_S)
         return self.worker_state if self.age() <= KNOWN_S else WorkerState.UNKNOWN

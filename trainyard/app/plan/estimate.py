@@ -40,7 +40,7 @@ class FinishedNodes:
 
 
 class StoredResult(BaseModel):
-    """What was found about one node's result."""
+    """Facts of one node's result."""
 
     key: str | None = None
     output: NodeOutput | None = None

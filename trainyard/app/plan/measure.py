@@ -97,7 +97,7 @@ def probe_data(nodes: FinishedNodes, node: ResolvedNode, scratch: Path, settings
 
 
 def read_reader_rows(nodes: FinishedNodes, source: Source, scratch: Path, settings: Settings) -> ProbeData | None:
-    """Return what the data source before a trainer reads; None where rows are made by another node."""
+    """Return the data that the data source before a trainer reads; None where rows are made by another node."""
     reader = find_reader(nodes.chain, source.node_id)
     if reader is None:
         return None

@@ -180,7 +180,7 @@ def plan_node(
 
 
 def list_advice(config: Any, settings: Settings) -> list[str]:
-    """Return what is allowed and rarely intended about a node, as `check` and `plan` report it."""
+    """Return settings of a node that are allowed and rarely intended, as `check` and `plan` report it."""
     if not isinstance(config, TrainerConfig):
         return []
     base = find_base_facts(config.base_model, settings) if config.base_model else None

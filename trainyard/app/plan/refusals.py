@@ -261,7 +261,7 @@ def check_teachers(
 
 
 def check_template_choices(chain: ResolvedChain, settings: Settings) -> list[Reason]:
-    """Return what is wrong with the chat templates of the trainers; a file is rendered in a limited child process."""
+    """Return the faults of the trainers' chat templates; a file is rendered in a limited child process."""
     reasons: list[Reason] = []
     for node in chain.nodes:
         name = node.config.engine.template if isinstance(node.config, TrainerConfig) else "auto"

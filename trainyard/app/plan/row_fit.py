@@ -48,7 +48,7 @@ class FittedRows:
     """Reason -> rows that are not trained on."""
     truncated: int = 0
     notes: tuple[str, ...] = ()
-    """What the template hides or refuses."""
+    """Parts that the template hides or refuses."""
 
 
 def load_tokenizer(folder: Path, template: str, roots: Sequence[Path]) -> PreTrainedTokenizerBase:

@@ -53,7 +53,7 @@ LINES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv"})
 
 @dataclass
 class ChainSample:
-    """What was read, node by node, and what a run would say about it."""
+    """Rows read, node by node, and the reasons that a run would report."""
 
     nodes: dict[str, SampledNode] = field(default_factory=dict)
     reasons: list[Reason] = field(default_factory=list)

@@ -16,7 +16,7 @@ WHOLE_CHAIN = "chain"
 
 
 def keep_to_tenant(request: ChainRequest, caller: Caller) -> ChainRequest:
-    """Return what was requested, as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another
+    """Return the request, as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another
     tenant.
     """
     if not caller.tenant:

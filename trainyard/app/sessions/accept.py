@@ -78,7 +78,7 @@ def locate_base(config: TrainerConfig, settings: Settings) -> TrainerConfig:
 
 
 def list_reasons(spec: SessionSpec, config: TrainerConfig, resolved: TrainerConfig, settings: Settings) -> list[Reason]:
-    """Return what the rows of a trainer, those of a session, and this machine say."""
+    """Return the reasons of the rows of a trainer, of a session, and of this machine."""
     chain = ChainSpec(name=spec.name, tenant=spec.tenant, nodes=(TrainerNode(type=TRAINER, config=config),))
     reasons = [reason for reason in check(chain) if reason.code != WITHOUT_ROWS]
     reasons += session_reasons(chain_of(spec, config))

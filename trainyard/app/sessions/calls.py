@@ -45,7 +45,7 @@ class ForwardReply(Operated):
     loss: float | None = None
     """None without labels, and for a number that JSON does not have."""
     units: int | None = None
-    """What the loss is a mean over: labelled tokens, pairs or rows."""
+    """Unit over which the loss is a mean: labelled tokens, pairs or rows."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """Sums over the units."""
     outputs: tuple[OutputReference, ...] = ()
@@ -106,7 +106,7 @@ class LoadReply(Operated):
 
 class ResultReply(Operated):
     result: JsonObject | None = None
-    """What the reply of the verb has next to these fields; None while it is not done."""
+    """Fields of the verb's reply next to these; None while it is not done."""
 
 
 def forward(request: requests.ForwardInput, context: Context) -> ForwardReply:

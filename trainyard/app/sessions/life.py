@@ -52,7 +52,7 @@ class SessionCounters(Response):
     op_seq: int | None = None
     """The last operation that was carried out; of a session that is not open, the last one that was saved."""
     next_op_seq: int | None = None
-    """What the next operation is numbered."""
+    """Number of the next operation."""
     saved_op_seq: int | None = None
     """The last operation that is in a checkpoint: later ones are lost if its process is killed now."""
     resumed_after: int | None = None

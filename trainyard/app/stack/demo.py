@@ -104,7 +104,7 @@ class DemoUrls(Response):
 
 
 class DemoResult(Response):
-    """What the demo found. `ok` asks for what the table's first row must show."""
+    """Result of the demo. `ok`: the table's first row shows an improvement."""
 
     documents: int
     pairs: int

@@ -94,7 +94,7 @@ class Leftover(Response):
 
 
 class Collected(Response):
-    """What was removed, or would be."""
+    """Removed files, or those that would be."""
 
     dry_run: bool
     days: int

@@ -43,7 +43,7 @@ from trainyard.stores.schema import EarlierFiles, earlier_files
 
 
 class UpOutput(Response):
-    """What is up, and where."""
+    """Running services and their addresses."""
 
     api_url: str
     ui_url: str
@@ -222,7 +222,7 @@ class MigratedFolder(Response):
 
 
 class Migration(Response):
-    """What was changed, or would be."""
+    """Changes made, or those that would be."""
 
     dry_run: bool
     folders: tuple[MigratedFolder, ...]

@@ -62,7 +62,7 @@ def list_sweeps(_request: Nothing, context: Context) -> SweepList:
 
 
 def report_of(record: SweepRecord, settings: Settings) -> SweepReport:
-    """Return what the study of a sweep says now; before its first trial there is none."""
+    """Return the current state of a sweep's study; before its first trial there is none."""
     spec, folder = record.spec, sweep_folder(settings, record.spec.name)
     trials = tuple(read_trials(folder, spec))
     return SweepReport(

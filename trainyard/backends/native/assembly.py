@@ -92,7 +92,7 @@ class PreparedData:
     examples: Sequence[Encoded]
     ledger: TokenLedger
     held_out: Sequence[Encoded] = ()
-    """What the run is evaluated on while it trains; empty without evaluation."""
+    """Rows for the evaluation while it trains; empty without evaluation."""
 
     @property
     def widths(self) -> list[int]:
@@ -101,7 +101,7 @@ class PreparedData:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is decided where the data is known, before a session is opened."""
+    """Decisions made from the data before a session is opened."""
 
     total_steps: int
     precision: Precision
@@ -263,7 +263,7 @@ def encode_held_out(
 
 
 def hold_out(job: TrainingJob, feed: Feed, prepared: PreparedData, total_steps: int) -> HeldOut | None:
-    """Return what the run is evaluated on and how often; None without evaluation."""
+    """Return the rows of a run's evaluation and its interval; None without evaluation."""
     evaluation, stage = job.config.eval, prepared.stage
     if evaluation is None:
         return None

@@ -51,7 +51,7 @@ SAMPLING_OPTIONS = ("--generation-config", "vllm", "--logprobs-mode", "processed
 
 
 class SleepingServer(Protocol):
-    """What is used of an `InferenceServer`."""
+    """Interface of an `InferenceServer` that is used here."""
 
     @property
     def url(self) -> str: ...

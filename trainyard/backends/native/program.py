@@ -366,7 +366,7 @@ def standstill_of(run: NativeRun) -> str:
 
 
 def evaluation_record(run: NativeRun) -> dict[str, object]:
-    """Return what the evaluations found, and which step the result is of."""
+    """Return the results of the evaluations, and which step the result is of."""
     evaluation, done = run.job.config.eval, run.progress.evaluations
     assert evaluation is not None, "a run with evaluations"
     best, last = done.best_step(evaluation.metric), count_done(run.session)

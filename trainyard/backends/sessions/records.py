@@ -1,4 +1,4 @@
-"""What is known of a session outside of its process: `TRAINYARD_HOME/sessions/<id>/`, 0700.
+"""Files of a session outside of its process: `TRAINYARD_HOME/sessions/<id>/`, 0700.
 
 session.json    the record: owner, settings, limits; written once
 status.json     what its process is doing, or how it ended; of the process that started it last
@@ -72,7 +72,7 @@ class SessionRecord(BaseModel):
 
 
 class SessionStatus(BaseModel):
-    """What the process that was started last is doing."""
+    """State of the process that was started last."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

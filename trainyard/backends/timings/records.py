@@ -64,7 +64,7 @@ def slowdown_here(device: Device) -> float:
 
 
 def read_timings(key: str, settings: Settings) -> Timings:
-    """Return what was measured; nothing, with the reason, for a file that cannot be used."""
+    """Return the measurements; none, with the reason, for a file that cannot be used."""
     path = settings.timings / f"{key}.json"
     try:
         value = read_versioned("timings", path.read_bytes(), path)

@@ -81,7 +81,7 @@ def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def head_of(job: TrainingJob) -> Head:
-    """Return what the model puts out: text, or one score a row."""
+    """Return the kind of the model's output: text, or one score a row."""
     return job.config.stage.facts.head
 
 
@@ -101,7 +101,7 @@ def load_base(job: TrainingJob, device: str) -> Any:
 
 
 def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
-    """Return what the model is made from, in the words of the native engine."""
+    """Return the sources of the model, in the words of the native engine."""
     adapter = Path(job.adapter) if job.adapter else None
     return PolicyRequest(job.config, job.base, head_of(job), device, job.base_sha256, adapter)
 

@@ -103,7 +103,7 @@ class LossCurve:
     points: list[tuple[int, float, float]] = field(default_factory=list)
     """(step, loss, learning rate)"""
     counted: Counted = field(default_factory=Counted)
-    """What the steps up to the last checkpoint were trained on, in all processes."""
+    """Rows and tokens of the steps up to the last checkpoint, in all processes."""
 
     def save(self, folder: Path) -> None:
         (folder / CURVE_FILE).write_text(json.dumps({"points": self.points, "counted": asdict(self.counted)}))

@@ -1,1 +1,1 @@
-"""What the GPUs of this machine do: memory, load, temperature, power, clocks and processes."""
+"""Readings of the GPUs of this machine: memory, load, temperature, power, clocks and processes."""

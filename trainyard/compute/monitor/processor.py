@@ -22,7 +22,7 @@ class ProcessorTime(NamedTuple):
 
 
 def read_processor_time(pid: int, proc: Path = Path("/proc")) -> ProcessorTime | None:
-    """Return what the kernel counts for the threads of a process; None where it does not, or the process has ended."""
+    """Return the kernel's counters for the threads of a process; None where it does not, or the process has ended."""
     run = wait = 0
     try:
         for path in (proc / str(pid) / "task").iterdir() if pid else ():

@@ -48,7 +48,7 @@ class GpuReading:
 
     @property
     def memory_free_mb(self) -> int:
-        """Return what is not in use. A driver's own number leaves out what it reserves, and would not add up."""
+        """Return the unused memory. A driver's own number leaves out what it reserves, and would not add up."""
         return self.memory_total_mb - self.memory_used_mb
 
 

@@ -1,4 +1,4 @@
-"""What is in front of the main clause of an English sentence: a condition, a purpose, a place or an adverb."""
+"""Fronts of the main clause of an English sentence: a condition, a purpose, a place or an adverb."""
 
 from __future__ import annotations
 

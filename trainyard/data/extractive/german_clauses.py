@@ -62,7 +62,7 @@ class MainClause(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return what the front is: NP, PP, ADV, PRON, CLAUSE, or an empty string for a command."""
+        """Return the kind of the front: NP, PP, ADV, PRON, CLAUSE, or an empty string for a command."""
         return kind_of_front(self.front)
 
     def words(self, tokens: Sequence[Token]) -> str:

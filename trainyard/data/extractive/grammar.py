@@ -1,4 +1,4 @@
-"""What the rules have to know of each language: headings that say nothing, definitions, pointing words, questions."""
+"""Facts of each language for the rules: headings that say nothing, definitions, pointing words, questions."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Statement:
     clause: str = ""
     placed: bool = False
     context: str = ""
-    """What the title is to end with: the label of a list item above, for example."""
+    """End of the title: the label of a list item above, for example."""
     sentences: int = 1
 
 

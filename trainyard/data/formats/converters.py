@@ -36,7 +36,7 @@ class RowConverter:
     function: Callable[[JsonObject], Any]
 
     def __call__(self, record: object) -> object:
-        """Return what the function makes of a record. Raises `BadRow` with what it raised."""
+        """Return the function's result for a record. Raises `BadRow` with what it raised."""
         if isinstance(record, BadRow) or not isinstance(record, Mapping):
             return record
         try:

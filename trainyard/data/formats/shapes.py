@@ -65,7 +65,7 @@ def shape_of_record(record: Mapping[str, object], allowed: tuple[RowShape, ...] 
 
 @dataclass(frozen=True)
 class Detected:
-    """What the first rows of a set look like."""
+    """Shape of the first rows of a set."""
 
     format: DataFormat
     shape: RowShape

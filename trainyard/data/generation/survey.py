@@ -37,7 +37,7 @@ class SurveyedDocument:
 
 @dataclass
 class PairSurvey:
-    """What the rules find in documents."""
+    """Pairs that the rules find in documents, counted."""
 
     documents: list[SurveyedDocument] = field(default_factory=list)
 

@@ -15,7 +15,7 @@ from trainyard.spec.load.text import parse_text
 
 
 def parse_item(item: ParseItem) -> ParsedItem:
-    """Return what is in the item, or why it cannot be read."""
+    """Return the content of the item, or why it cannot be read."""
     try:
         return PARSERS[item.parser](item)
     except Refused as refused:

@@ -120,7 +120,7 @@ class ParseRequest:
 
 
 class ParsedItem(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What was found in one item. Exactly one field is set."""
+    """Content of one item. Exactly one field is set."""
 
     parts: list[tuple[int, int]] = []
     """(start, end) of each part of a document, in characters of its text."""

@@ -107,7 +107,7 @@ class Block:
 
     @cached_property
     def question(self) -> pa.Array:
-        """Return what the model is shown, system messages apart; empty for text rows."""
+        """Return the prompt of a row, without system messages; empty for text rows."""
         if self.port is Port.TEXT:
             return pa.array([""] * len(self), pa.string())
         turns = self.turns(MESSAGE_COLUMNS[self.port][0])

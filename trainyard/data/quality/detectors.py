@@ -1,4 +1,4 @@
-"""What is sensitive in a text: e-mail addresses, phone and card numbers, keys of services, private keys.
+"""Detectors of sensitive text: e-mail addresses, phone and card numbers, keys of services, private keys.
 
 One row of `DETECTORS` a rule: a pattern by which Arrow finds the few texts that have to be looked at (RE2, linear), the
 function that finds the places, and the placeholder. Precision comes first, because a training set is full of numbers,

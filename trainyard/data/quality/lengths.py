@@ -123,7 +123,7 @@ def count_tokens(block: Block, tokens: TokenCounter) -> np.ndarray:
 
 
 def conversations(block: Block) -> list[list[Item]]:
-    """Return what is counted: one list of items, or one a side of a preference row."""
+    """Return the counted items: one list of items, or one a side of a preference row."""
     if block.port is Port.TEXT:
         return [block.column("text").to_pylist()]
     turns, *sides = (messages(block, name) for name in MESSAGE_COLUMNS[block.port])

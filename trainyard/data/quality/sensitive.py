@@ -38,7 +38,7 @@ ESCAPED = r"|\\u00"
 
 @dataclass(frozen=True)
 class Looked:
-    """What was found in one text: places by kind, the text with the masked kinds masked, and with all masked."""
+    """Findings in one text: places by kind, the text with the masked kinds masked, and with all masked."""
 
     matches: Counter[str]
     masked: str
@@ -160,7 +160,7 @@ def look_at(block: Block, name: str, rules: Rules) -> list[FlaggedText]:
 
 
 Reader = Callable[[str, Rules, Collection[str]], Looked]
-"""What is found in a text by the rules that are named, in order."""
+"""Finds sensitive parts of a text by the named rules, in order."""
 
 
 def parts_of(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read: Reader) -> Iterator[FlaggedText]:

@@ -83,7 +83,7 @@ class KeptRows:
     """uint64 hash of the question's words; 0 for none."""
     tokens: np.ndarray
     marks: np.ndarray
-    """What the generator asked for: 0 nothing, 1 unseen documents, 2 unseen wording."""
+    """Reservation by the generator: 0 nothing, 1 unseen documents, 2 unseen wording."""
     fates: np.ndarray
     origins: dict[int, int] = field(default_factory=dict)
     """Near-duplicate -> line of the row that it repeats."""

@@ -53,7 +53,7 @@ class Dialect:
     spaces: bool = False
     """Whether a space follows each delimiter."""
     notes: tuple[str, ...] = ()
-    """What is not as usual, in words for the report."""
+    """Unusual properties of the file, in words for the report."""
 
     def reader(self, lines: Iterable[str]) -> Any:
         texts = (unescape(line) for line in lines) if self.backslash else lines

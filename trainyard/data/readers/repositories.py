@@ -75,7 +75,7 @@ class Repository:
     path: Path
     limits: Limits = field(default_factory=Limits)
     skipped: Counter[str] = field(default_factory=Counter)
-    """What was left out, with its reason: merges, commits without text, too large diffs, other file types."""
+    """Left-out items with their reasons: merges, commits without text, too large diffs, other file types."""
     name_filter: NameFilter | None = None
     """The files that are read, in commits as well; None for all."""
     any_type: bool = False

@@ -54,7 +54,7 @@ class LocalSet:
     """SQL over `tables`, whose rows are the set."""
     tables: Mapping[str, Path] = field(default_factory=dict)
     facts: JsonMapping = field(default_factory=dict)
-    """What was fetched, for the report of the set."""
+    """The fetched files, for the report of the set."""
     complete: bool = True
 
 

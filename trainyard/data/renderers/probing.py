@@ -22,7 +22,7 @@ from trainyard.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Relations:
-    """What was found in one kind of conversation."""
+    """Findings in one kind of conversation."""
 
     prompt: bool
     history: bool
@@ -36,7 +36,7 @@ class Relations:
 
 @dataclass(frozen=True)
 class TemplateProbe:
-    """What was found about a template."""
+    """Findings about a template."""
 
     relations: dict[Flavour, Relations]
     """Kind of conversation -> its relations. A kind that the template does not take, or does not show, is absent."""

@@ -52,7 +52,7 @@ class Cut:
     unlearned: int = 0
     """Turns that would be learned and have no border in any text."""
     prompt: str = ""
-    """What is before the answers."""
+    """Messages before the answers."""
 
 
 class Renderer(TemplateText):
@@ -201,7 +201,7 @@ class Renderer(TemplateText):
 
     @cached_property
     def visibility(self) -> Visibility:
-        """Return what the template shows of a row."""
+        """Return the parts of a row that the template shows."""
         return Visibility(self)
 
     def answered(

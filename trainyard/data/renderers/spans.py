@@ -58,7 +58,7 @@ class Control:
         self.anyone = pattern(special | written)
         """What nobody but the template may write: special tokens, and added tokens that the template uses."""
         self.special = pattern(special)
-        """What the assistant may not write either."""
+        """Further texts that the assistant may not write."""
         self.longest = max(map(len, special | written), default=0)
         newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
         self.keeps_start = tokenizer("\na", add_special_tokens=False)["input_ids"] == [

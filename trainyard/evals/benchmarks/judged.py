@@ -56,7 +56,7 @@ class BadReply(Exception):
 
 
 def pair_messages(case: Case, first: str, second: str) -> list[dict[str, str]]:
-    """Return what the judge is asked about two answers."""
+    """Return the judge's prompt for two answers."""
     task = (
         "Compare two answers to the same prompt. Judge whether they are right, helpful and clear; neither their "
         f'length nor their order counts. {DATA_ONLY} Reply with JSON {{"reason": "one sentence", "winner": "A" | "B" '
@@ -67,7 +67,7 @@ def pair_messages(case: Case, first: str, second: str) -> list[dict[str, str]]:
 
 
 def rubric_messages(case: Case, answer: str, rubric: str) -> list[dict[str, str]]:
-    """Return what the judge is asked about one answer."""
+    """Return the judge's prompt for one answer."""
     task = (
         f"Score an answer from {LEAST_SCORE} (worst) to {BEST_SCORE} (best) by this rubric:\n{rubric}\n{DATA_ONLY} "
         f'Reply with JSON {{"reason": "one sentence", "score": 1 to 5}}.'
@@ -116,7 +116,7 @@ class PairVerdict:
 
     @property
     def share(self) -> float | None:
-        """What the second answer won: 1, 0.5 for a tie that both orders say, 0; None without a consistent verdict."""
+        """Score of the second answer: 1, 0.5 for a tie that both orders say, 0; None without a consistent verdict."""
         if not self.complete or self.flipped:
             return None
         return {Verdict.FIRST: 0.0, Verdict.SECOND: 1.0, Verdict.TIE: 0.5}[Verdict(str(self.straight))]

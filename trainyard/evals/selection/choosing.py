@@ -32,7 +32,7 @@ CHILD_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "OM
 
 
 class SelectionJob(Strict):
-    """What the scoring child is given."""
+    """Input of the scoring child."""
 
     reward_model: str
     """Folder of the adapter or the model that a trainer of stage reward has made."""

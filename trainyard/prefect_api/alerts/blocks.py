@@ -156,7 +156,7 @@ def automations(pool: str, blocks: list[BlockDocument]) -> Iterator[Automation]:
 
 
 def action(alert: Alert, block: BlockDocument) -> ActionTypes:
-    """Return what the server does with a block: call it with a JSON object, or send subject and text."""
+    """Return the server's action for a block: call it with a JSON object, or send subject and text."""
     kind = block.block_type.slug if block.block_type else ""
     if kind != WEBHOOK:
         return SendNotification(block_document_id=block.id, subject=alert.subject, body=alert.text)

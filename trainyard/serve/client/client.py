@@ -230,7 +230,7 @@ class ChatClient:
         await self._http.close()
 
     def usage(self) -> dict[str, int]:
-        """Return what the server was asked so far; tokens as the server counts them."""
+        """Return the usage of the server so far; tokens as the server counts them."""
         return {
             "requests": self.requests,
             "attempts": self.attempts,

@@ -33,7 +33,7 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """Return what the product of the two matrices is multiplied by."""
+        """Return the factor of the product of the two matrices."""
         divisor = math.sqrt(self.rank) if self.config.get("use_rslora") else self.rank
         return float(self.config["lora_alpha"]) / divisor
 

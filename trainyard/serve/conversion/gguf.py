@@ -23,7 +23,7 @@ from trainyard.serve.conversion.tensors import Tensor, Tensors
 CONFIG_KEY = "trainyard.peft_config"
 """PEFT's own config travels along under this key, which llama.cpp ignores, so that the way back is exact."""
 DAMAGED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-"""What the reader raises for a file that is none, is cut off, or has other types than it should."""
+"""Exceptions of the reader for a file of another kind, cut off, or with unexpected types."""
 ENDINGS = {"a": ".weight.lora_a", "b": ".weight.lora_b"}
 
 

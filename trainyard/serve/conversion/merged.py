@@ -21,7 +21,7 @@ from trainyard.stores.whole import write_folder, write_json_durably
 
 PROGRAM = "trainyard.serve.versions.merge_program:main"
 MERGED_FILE = "merged.json"
-"""What the child leaves, and the folder keeps with the names of version and base."""
+"""File that the child leaves, kept in the folder with the names of version and base."""
 GGUF_MODEL = "model.gguf"
 BACKEND = "llamacpp"
 Format = Literal["safetensors", "gguf"]

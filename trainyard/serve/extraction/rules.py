@@ -291,6 +291,8 @@ def add_project(name: str, mentions: Mentions) -> None:
 
 
 def answer(messages: extraction.Messages) -> str:
-    """What the model `rules` says to a prompt of `extraction.prompt`. Raises `InvalidInput` for any other prompt."""
+    """Return the reply of the model `rules` to a prompt of `extraction.prompt`. Raises `InvalidInput` for any other
+    prompt.
+    """
     document, _stream = extraction.document_of(messages)
     return json.dumps(extract(document), ensure_ascii=False, separators=(",", ":"))

@@ -40,7 +40,7 @@ class UniqueKeys(yaml.BaseLoader):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the labels of records mean: label -> kind, and the labels that a description of a person or company has."""
+    """Meaning of the labels of records: label -> kind, and the labels that a description of a person or company has."""
 
     kinds: Mapping[str, str]
     described: Set[str]

@@ -65,13 +65,13 @@ class TargetDeployment:
     loaded: bool = False
     switched: bool = False
     alias_before: str | None = None
-    """What the alias meant on this server before the switch."""
+    """Target of the alias on this server before the switch."""
     answer: str = ""
-    """What the canary prompt was answered with."""
+    """Answer to the canary prompt."""
     settings: Settings | None = None
     """For the targets that start a server or write files of their own."""
     action: str = "deploy"
-    """What the history of the live pointer calls this: deploy, promote or rollback."""
+    """Action in the history of the live pointer: deploy, promote or rollback."""
     server: Replacement | None = None
     """The server that this deployment started next to the one that answers now."""
 

@@ -199,7 +199,7 @@ def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> 
 
 
 def sealer_of(key: str) -> Sealer | None:
-    """Return what the setting `checkpoint_key` names, as a key; None without one. The variable is not kept."""
+    """Return the key that the setting `checkpoint_key` names; None without one. The variable is not kept."""
     if not key:
         return None
     name = key_variable(key)

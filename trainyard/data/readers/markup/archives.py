@@ -19,7 +19,7 @@ DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, ValueError, LookupError, TypeError),
     *(AttributeError, ArithmeticError, AssertionError, RuntimeError, OSError, EOFError),
 )
-"""What the libraries raise on a damaged file; each means the same to the user."""
+"""Exceptions of the libraries for a damaged file; each means the same to the user."""
 DECLARED = re.compile(rb"<!(?:DOCTYPE|ENTITY)", re.IGNORECASE)
 DECLARATION_BYTES = 1 << 16
 """Of a part, in which a declaration can be: it comes before the first element."""
