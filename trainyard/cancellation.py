@@ -143,8 +143,8 @@ def watch_request(request: Any) -> None:
     def note_connection(event: str, info: JsonMapping) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             departure.on_leaving(ending_of(info["return_value"].get_extra_info("socket")))
-        elif event.endswith(".failed"):  # so that a client which tries again does not
-            departure.require_caller()
+        elif event.endswith(".failed") and not isinstance(info.get("exception"), GeneratorExit):
+            departure.require_caller()  # so that a client does not try again; a stream that is closed may not raise
 
     request.extensions["trace"] = note_connection
 
