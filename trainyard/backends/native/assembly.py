@@ -22,7 +22,7 @@ from trainyard.backends.rows import evaluation_rows, mixed_sets, rows_of
 from trainyard.backends.trl.loading import read_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision

@@ -15,7 +15,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput, Refused
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Device

@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from trainyard.data.renderers.contract import Turn
-from trainyard.data.renderers.refusals import TemplateRefusal
+from trainyard.data.renderers.contract import TemplateRefusal, Turn
 from trainyard.json_types import JsonObject
 
 MAX_NESTING = 3

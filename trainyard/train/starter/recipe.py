@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from trainyard.data.renderers.templates import STARTER_TEMPLATE as CHAT_TEMPLATE
+from trainyard.data.renderers.table import STARTER_TEMPLATE as CHAT_TEMPLATE
 from trainyard.spec.chain import digest
 
 PAD, END_OF_TEXT, TURN_START, TURN_END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
 
 from tests.unit.data.renderers.toys import assistant, toy, user
-from trainyard.data.renderers.refusals import TemplateRefusal
+from trainyard.data.renderers.contract import TemplateRefusal
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.turns import in_order, read_arguments
