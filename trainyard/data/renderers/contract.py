@@ -2,23 +2,14 @@
 
 A turn is a message as OpenAI's API and chat templates write it: {"role", "content"} and, where there are such,
 "reasoning_content" and "tool_calls" (a list of {"type": "function", "function": {"name", "arguments"}}).
-
-The refusals of chat templates: what a template raises for a conversation that it does not take, under one name.
-
-A template is a program, and a conversation that it was not written for ends in whatever its expressions raise. Every
-rendering passes through `refusals`, so a caller catches `TemplateError` (or `TemplateRefusal`) alone and has the
-template's own words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from jinja2.exceptions import TemplateError
 
 Turn = dict[str, Any]
 Tools = list[dict[str, Any]]
@@ -94,25 +85,3 @@ class Parsed:
 
     turn: Turn
     termination: Termination
-
-
-REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What a template raises for a conversation that it does not take."""
-
-
-class TemplateRefusal(TemplateError):
-    """A conversation that a chat template does not take; its text is the template's own, or says what was raised."""
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Raise a `TemplateRefusal` in place of anything that a template raises for a conversation.
-
-    `TemplateLimit`, of a template that used up its limits, passes.
-    """
-    try:
-        yield
-    except TemplateError:
-        raise
-    except REFUSALS as error:
-        raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
