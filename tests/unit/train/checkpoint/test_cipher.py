@@ -10,15 +10,8 @@ import torch
 
 from trainyard.errors import Corrupt, InvalidInput
 from trainyard.train.checkpoint.checkpoints import damage_of, newest_valid
-from trainyard.train.checkpoint.streams import (
-    PIECE_BYTES,
-    SEALED,
-    TAG_BYTES,
-    CheckpointCipher,
-    is_sealed,
-    read_bytes,
-    write_bytes,
-)
+from trainyard.train.checkpoint.cipher import PIECE_BYTES, TAG_BYTES, CheckpointCipher
+from trainyard.train.checkpoint.streams import SEALED, is_sealed, read_bytes, write_bytes
 from trainyard.train.checkpoint.writer import CheckpointWriter, load_checkpoint
 
 SECRET = "k" * 32

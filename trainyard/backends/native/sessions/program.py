@@ -204,7 +204,7 @@ def sealer_of(key: str) -> Sealer | None:
         return None
     name = key_variable(key)
     secret = os.environ.pop(name, "") if name else read_key(Path(key))
-    from trainyard.train.checkpoint.streams import CheckpointCipher  # cryptography, only for encrypted checkpoints
+    from trainyard.train.checkpoint.cipher import CheckpointCipher  # cryptography, only for encrypted checkpoints
 
     return CheckpointCipher(secret)
 
