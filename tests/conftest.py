@@ -38,6 +38,9 @@ hypothesis_settings.register_profile("default_tests", hypothesis_settings.get_pr
 hypothesis_settings.load_profile("default_tests")  # `make test-all` draws the 100 of `busy`
 tqdm.monitor_interval = 0  # the thread that looks after slow progress bars is not started
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
+# Tiny tensors in several threads: the workers of pytest share the cores, and threads that wait for each other spin.
+# Before torch and numpy are imported; also for the processes that tests start.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 READING = ReadingService()
 """What reads data sets for all tests of this process: a start takes a second of CPU time, a request milliseconds."""
