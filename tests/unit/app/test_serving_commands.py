@@ -37,7 +37,7 @@ from trainyard.surfaces.live.answers import follow_answers
 from trainyard.surfaces.live.sse import ServerEvent
 from trainyard.surfaces.serve import serve
 
-pytestmark = pytest.mark.xdist_group("model-server")
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("model-server")]
 
 START_S = 600.0
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "What is a chain?"}], "max_tokens": 6, "temperature": 0}
