@@ -59,6 +59,8 @@ EXECUTORS_THREADS = ("asyncio_",)
 
 
 TOGETHER = ("tests/flows/", "tests/browser/")
+SINGLY = "tests/integration/"
+"""Folder whose tests share nothing, each as long as a file of others: whichever worker is free takes the next."""
 INTEGRATION = ("tests/flows/", "tests/integration/")
 """Folders whose tests all start servers, flows or many processes."""
 
@@ -67,6 +69,8 @@ class FlowsTogether(LoadFileScheduling):
     """`--dist loadfile`, with all flow tests in one worker, and all of a browser: a Prefect server starts slowly."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(SINGLY):
+            return nodeid
         return next((prefix for prefix in TOGETHER if nodeid.startswith(prefix)), super()._split_scope(nodeid))
 
 
@@ -192,6 +196,12 @@ def nothing_is_left_by_the_session() -> Iterator[None]:
         each.stop()
     end_loops_of_prefect()
     nothing_left(before)
+
+
+@pytest.fixture
+def reading_service() -> ReadingService:
+    """What reads data sets for all tests of this process."""
+    return READING
 
 
 def end_loops_of_prefect() -> None:
