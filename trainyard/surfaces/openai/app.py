@@ -26,7 +26,7 @@ from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import MAX_BODY_BYTES, TRACEPARENT, media_type, read_object, trace_of
-from trainyard.surfaces.openai import completions, events, files, jobs, models
+from trainyard.surfaces.openai import completions, events, files, jobs, models, uploads
 from trainyard.surfaces.openai.calls import WireCall
 from trainyard.surfaces.openai.errors import WireError, translate_error, unknown_parameter, unknown_url
 from trainyard.surfaces.openai.prefix import FORM_TYPE, REQUEST_ID
@@ -38,6 +38,8 @@ LOG = logging.getLogger("trainyard.openai")
 MAX_CALLS = 32
 """Requests that are worked on at a time; further ones wait."""
 MAX_FIELDS = 8
+FILE_FIELDS = {"/files": "file", "/uploads/{upload_id}/parts": "data"}
+"""The field of a form that is its file."""
 Answer = Callable[[WireCall], JsonObject | Response]
 Authenticate = Callable[[Request], Caller]
 JOB = "/fine_tuning/jobs/{fine_tuning_job_id}"
@@ -66,6 +68,10 @@ ROUTES = (
     WireRoute("GET", "/files/{file_id}", files.show_file),
     WireRoute("DELETE", "/files/{file_id}", files.delete_file),
     WireRoute("GET", "/files/{file_id}/content", files.read_file),
+    WireRoute("POST", "/uploads", uploads.create_upload),
+    WireRoute("POST", "/uploads/{upload_id}/parts", uploads.add_part, takes_form=True),
+    WireRoute("POST", "/uploads/{upload_id}/complete", uploads.complete_upload),
+    WireRoute("POST", "/uploads/{upload_id}/cancel", uploads.cancel_upload),
     WireRoute("POST", "/fine_tuning/jobs", jobs.create_job),
     WireRoute("GET", "/fine_tuning/jobs", jobs.list_jobs),
     WireRoute("GET", JOB, jobs.show_job),
@@ -138,7 +144,7 @@ def endpoint(row: WireRoute, parts: WireParts) -> Callable[[Request], Awaitable[
         query = dict(request.query_params.multi_items())
         call = WireCall(context, dict(request.path_params), query)
         if row.takes_form:
-            call = await read_form(request, call, stack)
+            call = await read_form(request, call, row, stack)
         elif row.method == "POST":
             call = WireCall(context, call.path, query, await read_body(request, context))
         if row.passes_on:
@@ -160,7 +166,7 @@ async def read_body(request: Request, context: Context) -> Mapping[str, object]:
         return await anyio.to_thread.run_sync(read_object, data, media_type(request))
 
 
-async def read_form(request: Request, call: WireCall, stack: AsyncExitStack) -> WireCall:
+async def read_form(request: Request, call: WireCall, row: WireRoute, stack: AsyncExitStack) -> WireCall:
     """Return the call with the fields and the file of a form. Raises `WireError` 400."""
     if media_type(request) != FORM_TYPE:
         raise WireError(400, f"Send the file as {FORM_TYPE}.", code="invalid_content_type")
@@ -182,7 +188,7 @@ async def read_form(request: Request, call: WireCall, stack: AsyncExitStack) -> 
             fields[outer][inner.removesuffix("]")] = value
         else:
             fields[name] = value
-    unexpected = sorted(files_of_form.keys() - {"file", "data"})
+    unexpected = sorted(files_of_form.keys() - {FILE_FIELDS[row.path]})
     if unexpected:
         raise unknown_parameter(unexpected[0][:100])
     upload = next(iter(files_of_form.values()), None)

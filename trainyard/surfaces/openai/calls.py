@@ -103,10 +103,10 @@ def page_of(records: list[Any], after: str | None, limit: int, name: str) -> tup
     """
     start = 0
     if after is not None:
-        found = [index for index, record in enumerate(records) if record.id == after]
-        if not found:
+        positions = [index for index, record in enumerate(records) if record.id == after]
+        if not positions:
             raise WireError(400, f"There is no {name} '{after[:100]}' to continue after.", param="after")
-        start = found[0] + 1
+        start = positions[0] + 1
     return records[start : start + limit], len(records) > start + limit
 
 

@@ -128,12 +128,19 @@ async def send_translated(messages: list[Message], scope: Scope, send: Send) -> 
     if start["status"] == HTTPStatus.NOT_FOUND:
         error = unknown_url(scope["method"], scope["path"])
     content = orjson.dumps(error.body())
-    kept = [(key, value) for key, value in start["headers"] if key.lower() not in (b"content-type", b"content-length")]
+    headers_left = [
+        (key, value) for key, value in start["headers"] if key.lower() not in (b"content-type", b"content-length")
+    ]
     identity = (
         []
-        if any(key.lower() == REQUEST_ID.encode() for key, _ in kept)
+        if any(key.lower() == REQUEST_ID.encode() for key, _ in headers_left)
         else [(REQUEST_ID.encode(), f"req_{problem.get('trace') or ''}".encode())]
     )
-    rows = [*kept, *identity, (b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    rows = [
+        *headers_left,
+        *identity,
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(content)).encode()),
+    ]
     await send({"type": "http.response.start", "status": error.status, "headers": rows})
     await send({"type": "http.response.body", "body": content})

@@ -62,7 +62,7 @@ def read_events(call: WireCall, record: JobRecord, job: JobDetail | None) -> lis
         WireEvent(f"ftevent-{number}-created", record.created, f"Created fine-tuning job: {record.id}"),
         WireEvent(f"ftevent-{number}-validating", record.created, f"Validating training file: {file}"),
     ]
-    shown = describe_job(record, job)
+    described = describe_job(record, job)
     if job is not None and job.started is not None:
         text = "Files validated, moving job to queued state"
         events.append(WireEvent(f"ftevent-{number}-validated", record.created, text))
@@ -76,14 +76,14 @@ def read_events(call: WireCall, record: JobRecord, job: JobDetail | None) -> lis
         events.append(WireEvent(f"ftevent-{number}-step{point.step}", point.time, text, data=metrics))
     if job is not None and job.state is JobState.PAUSED:
         events.append(WireEvent(f"ftevent-{number}-paused", end_of(job), "Fine-tuning job paused"))
-    if shown["status"] == "succeeded":
+    if described["status"] == "succeeded":
         text = f"New fine-tuned model created: {record.model}"
-        events.append(WireEvent(f"ftevent-{number}-model", shown["finished_at"], text))
-    if shown["status"] in ENDS:
-        events.append(WireEvent(f"ftevent-{number}-ended", shown["finished_at"], ENDS[shown["status"]]))
-    if shown["error"] is not None:
-        when = shown["finished_at"] or record.created
-        events.append(WireEvent(f"ftevent-{number}-failed", when, shown["error"]["message"], "error"))
+        events.append(WireEvent(f"ftevent-{number}-model", described["finished_at"], text))
+    if described["status"] in ENDS:
+        events.append(WireEvent(f"ftevent-{number}-ended", described["finished_at"], ENDS[described["status"]]))
+    if described["error"] is not None:
+        when = described["finished_at"] or record.created
+        events.append(WireEvent(f"ftevent-{number}-failed", when, described["error"]["message"], "error"))
     return events
 
 

@@ -103,17 +103,13 @@ def show_job(call: WireCall) -> JsonObject:
 def list_jobs(call: WireCall) -> JsonObject:
     """Return a page of the jobs that were created over the wire, the newest first."""
     call.require_scope("jobs list")
-    wanted = {key: value for key, value in call.query.items() if not key.startswith("metadata")}
-    query = call_query(call, wanted)
+    plain = {key: value for key, value in call.query.items() if not key.startswith("metadata")}
+    query = WireCall(call.context, call.path, plain).parse_query(JobsQuery)
     filters = metadata_filter(call)
     records = call.jobs.list(lambda record: has_metadata(record, filters))
     page, has_more = page_of(records, query.after, query.limit, "fine-tuning job")
     jobs = [describe_job(record, find_job(call, record)) for record in page]
     return {"object": "list", "data": jobs, "has_more": has_more}
-
-
-def call_query(call: WireCall, wanted: dict[str, str]) -> JobsQuery:
-    return WireCall(call.context, call.path, wanted).parse_query(JobsQuery)
 
 
 def metadata_filter(call: WireCall) -> dict[str, str] | None:

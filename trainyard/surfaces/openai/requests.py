@@ -57,10 +57,11 @@ def plan_job(body: CreateJobBody, record: FileRecord, name: str, settings: Setti
     """Return the job of a body. Raises `WireError` 400 for what has no effect here."""
     refuse_unsupported(body)
     method = method_of(body)
-    chosen = getattr(method, method.type)
-    hyper = chosen.hyperparameters if chosen is not None else body.hyperparameters
-    given = hyper.model_dump() if hyper is not None else {}
-    stage, dataset = stage_of(method, given), {"path": record.path, "format": "openai"}
+    settings_of_method = getattr(method, method.type)
+    hyper = settings_of_method.hyperparameters if settings_of_method is not None else body.hyperparameters
+    fields = hyper.model_dump() if hyper is not None else {}
+    stage = stage_of(method, fields)
+    dataset: JsonObject = {"path": record.path, "format": "openai"}
     if method.type == "reinforcement":
         assert method.reinforcement is not None
         graded = read_grader(method.reinforcement.grader)
@@ -68,11 +69,11 @@ def plan_job(body: CreateJobBody, record: FileRecord, name: str, settings: Setti
         dataset |= {"columns": {"answer": graded.answer}} if graded.answer is not None else {}
     parameters = {
         "name": name, "tenant": settings.tenant, "base_model": body.model, "dataset": dataset, "stage": stage,
-        "hyperparameters": hyperparameters_of(body, method, given),
+        "hyperparameters": hyperparameters_of(body, method, fields),
     }  # fmt: skip
     request = body.model_dump(mode="json", exclude_none=True) | {"method": method.model_dump(exclude_none=True)}
     resolved = resolve(parameters, settings)
-    request["method"][method.type] = shown_method(method, given, resolved)
+    request["method"][method.type] = shown_method(method, fields, resolved)
     request["seed"] = resolved.hyperparameters.seed
     return PlannedJob(parameters, request)
 
@@ -93,14 +94,14 @@ def refuse_unsupported(body: CreateJobBody) -> None:
         raise WireError(400, text, param="validation_file", code="unsupported_parameter")
 
 
-def stage_of(method: MethodBody, given: JsonObject) -> JsonObject:
+def stage_of(method: MethodBody, fields: JsonObject) -> JsonObject:
     """Return the stage of a method. Raises `WireError` 400 for a setting of reinforcement without an effect."""
     stage: JsonObject = {"type": STAGES[method.type].value}
-    if given.get("beta", AUTO) != AUTO:
-        stage["beta"] = float(given["beta"])
+    if fields.get("beta", AUTO) != AUTO:
+        stage["beta"] = float(fields["beta"])
     if method.reinforcement is not None:
         for name in ("compute_multiplier", "eval_interval", "eval_samples", "reasoning_effort"):
-            if given[name] != ReinforcementHyperparameters.model_fields[name].default:
+            if fields[name] != ReinforcementHyperparameters.model_fields[name].default:
                 path = f"method.reinforcement.hyperparameters.{name}"
                 raise WireError(400, f"'{path}' has no effect here.", param=path, code="unsupported_parameter")
         if method.reinforcement.response_format is not None:
@@ -109,14 +110,14 @@ def stage_of(method: MethodBody, given: JsonObject) -> JsonObject:
     return stage
 
 
-def hyperparameters_of(body: CreateJobBody, method: MethodBody, given: JsonObject) -> JsonObject:
+def hyperparameters_of(body: CreateJobBody, method: MethodBody, fields: JsonObject) -> JsonObject:
     """Return the hyperparameters that a body sets. Raises `WireError` 400 for a learning rate above 1."""
     hyper: JsonObject = {}
-    if given.get("n_epochs", AUTO) != AUTO:
-        hyper["epochs"] = given["n_epochs"]
-    if given.get("batch_size", AUTO) != AUTO:
-        hyper["batch_size"] = given["batch_size"]
-    if (multiplier := given.get("learning_rate_multiplier", AUTO)) != AUTO:
+    if fields.get("n_epochs", AUTO) != AUTO:
+        hyper["epochs"] = fields["n_epochs"]
+    if fields.get("batch_size", AUTO) != AUTO:
+        hyper["batch_size"] = fields["batch_size"]
+    if (multiplier := fields.get("learning_rate_multiplier", AUTO)) != AUTO:
         rate = default_learning_rate(STAGES[method.type], Method.LORA, body.model) * multiplier
         if not 0 < rate <= LARGEST_RATE:
             path = f"method.{method.type}.hyperparameters.learning_rate_multiplier"
@@ -137,9 +138,9 @@ def resolve(parameters: JsonObject, settings: Settings) -> TrainerConfig:
     return resolve_trainer(trainer.config, settings.default_base_model)
 
 
-def shown_method(method: MethodBody, given: JsonObject, resolved: TrainerConfig) -> JsonObject:
+def shown_method(method: MethodBody, fields: JsonObject, resolved: TrainerConfig) -> JsonObject:
     """Return the settings of a method with numbers in place of `auto`, as far as they have one."""
-    hyper = dict(given) or {"n_epochs": AUTO, "batch_size": AUTO, "learning_rate_multiplier": AUTO}
+    hyper = dict(fields) or {"n_epochs": AUTO, "batch_size": AUTO, "learning_rate_multiplier": AUTO}
     epochs = resolved.hyperparameters.epochs
     numbers: JsonObject = {
         "n_epochs": int(epochs) if epochs is not None else AUTO,
@@ -147,9 +148,9 @@ def shown_method(method: MethodBody, given: JsonObject, resolved: TrainerConfig)
         "learning_rate_multiplier": 1.0,
         "beta": getattr(resolved.stage, "beta", AUTO),
     }
-    shown = {name: numbers.get(name, value) if value == AUTO else value for name, value in hyper.items()}
+    numbered = {name: numbers.get(name, value) if value == AUTO else value for name, value in hyper.items()}
     grader = {"grader": method.reinforcement.grader} if method.reinforcement is not None else {}
-    return {"hyperparameters": shown, **grader}
+    return {"hyperparameters": numbered, **grader}
 
 
 def slug_of(text: str) -> str:

@@ -46,7 +46,7 @@ def require_jsonl(source: BinaryIO) -> None:
     number = 0
     for number, line in read_lines(source):
         if read_object(line) is None:
-            start = line.decode(errors="replace").strip()[:HINT]
+            start = line.decode(errors="relabel").strip()[:HINT]
             raise WireError(
                 400,
                 "Expected file to have JSONL format, where every line is a valid JSON dictionary. "
@@ -65,9 +65,9 @@ def find_fault(source: BinaryIO, method: str, param: str, least: int = LEAST_EXA
         example = read_object(line)
         wrong = "is not a JSON dictionary" if example is None else check(example)
         if wrong:
-            place = f"Example {count}" if count == number else f"Example {count} (line {number})"
+            label = f"Example {count}" if count == number else f"Example {count} (line {number})"
             message = (
-                f"The job failed due to a file format error in the {word} file. Invalid file format. {place} {wrong}"
+                f"The job failed due to a file format error in the {word} file. Invalid file format. {label} {wrong}"
             )
             return WireJobError(code="invalid_file_format", message=message, param=param)
     if count < least:
