@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -23,6 +24,8 @@ CODES = {"E-AUTH": "invalid_api_key", "E-RATE": "rate_limit_exceeded", "E-JSON":
 STATUSES = {422: 400, 424: 400}
 """A request that OpenAI refuses has the status 400."""
 LOWEST_FAULT = 500
+TYPE_OF_UNION = re.compile(r"literal\[.*\]|constrained-\w+|int|float|str|union\[.*\]")
+"""A part of a location that names a type among several, not a field."""
 
 
 class WireError(Exception):
@@ -64,8 +67,9 @@ def translate_problem(problem: Mapping[str, object], status: int) -> WireError:
 
 def translate_validation(error: ValidationError) -> WireError:
     """Return the first thing that is wrong with a body, in OpenAI's words."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    names = [str(part) for part in first["loc"]]
+    problems = error.errors(include_url=False, include_input=False)
+    first = next((problem for problem in problems if problem["type"] != "literal_error"), problems[0])
+    names = [str(part) for part in first["loc"] if not TYPE_OF_UNION.fullmatch(str(part))]
     path = "".join(f"[{name}]" if name.isdecimal() else f".{name}" for name in names).removeprefix(".") or None
     if first["type"] == "extra_forbidden":
         return unknown_parameter(path or "")

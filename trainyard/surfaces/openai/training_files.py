@@ -46,7 +46,7 @@ def require_jsonl(source: BinaryIO) -> None:
     number = 0
     for number, line in read_lines(source):
         if read_object(line) is None:
-            start = line.decode(errors="relabel").strip()[:HINT]
+            start = line.decode(errors="replace").strip()[:HINT]
             raise WireError(
                 400,
                 "Expected file to have JSONL format, where every line is a valid JSON dictionary. "
