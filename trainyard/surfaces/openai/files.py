@@ -101,11 +101,11 @@ def require_filename(filename: str) -> str:
 
 
 def describe_file(record: FileRecord) -> JsonObject:
-    return {
+    file = {
         "id": record.id, "object": "file", "bytes": record.bytes, "created_at": int(record.created),
-        "filename": record.filename, "purpose": record.purpose, "status": "processed", "status_details": None,
-        "expires_at": int(record.expires) if record.expires is not None else None,
+        "filename": record.filename, "purpose": record.purpose, "status": "processed",
     }  # fmt: skip
+    return file if record.expires is None else {**file, "expires_at": int(record.expires)}
 
 
 def list_files(call: WireCall) -> JsonObject:

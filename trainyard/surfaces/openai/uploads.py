@@ -140,7 +140,11 @@ def add_part(call: WireCall) -> JsonObject:
             require_pending(newest)
         parts = (*newest.parts, PartRecord(id=part_id, created=now, bytes=size))
         call.uploads.replace(newest.model_copy(update={"parts": parts}))
-    return {"id": part_id, "object": "upload.part", "created_at": int(now), "upload_id": record.id}
+    return describe_part(record.id, part_id, now)
+
+
+def describe_part(upload_id: str, part_id: str, created: float) -> JsonObject:
+    return {"id": part_id, "object": "upload.part", "created_at": int(created), "upload_id": upload_id}
 
 
 def copy_part(call: WireCall, record: UploadRecord, source: BinaryIO, target: Path) -> int:
