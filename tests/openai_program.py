@@ -30,9 +30,11 @@ def refusal(call: Any) -> tuple[int, str | None]:
     try:
         call()
     except openai.APIStatusError as error:
-        assert error.request_id
-        return error.status_code, error.code
-    raise AssertionError("it was accepted")
+        refused = error
+    else:
+        raise AssertionError("it was accepted")
+    assert refused.request_id
+    return refused.status_code, refused.code
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from trainyard.serve.base_sources import find_bases
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
-from trainyard.stores.openai_records import FileRecord, JobRecord, UploadRecord
+from trainyard.stores.openai_records import FileRecord, FineTuningRecord, UploadRecord
 from trainyard.surfaces.openai import events, files, job_bodies, jobs, models, uploads
 from trainyard.surfaces.openai.app import ROUTES
 from trainyard.surfaces.openai.calls import WireCall, list_of
@@ -56,7 +56,7 @@ REFUSED_HERE = {("POST", "/fine_tuning/jobs"): {"validation_file", "integrations
 REFUSED_ROUTES = {"/embeddings"}
 
 
-def sample_records() -> tuple[FileRecord, UploadRecord, JobRecord, JobDetail]:
+def sample_records() -> tuple[FileRecord, UploadRecord, FineTuningRecord, JobDetail]:
     """Return a file, an upload and a finished job, as a service has them."""
     now = time.time()
     file = FileRecord(
@@ -69,7 +69,7 @@ def sample_records() -> tuple[FileRecord, UploadRecord, JobRecord, JobDetail]:
     )  # fmt: skip
     body = job_bodies.CreateJobBody(model="starter", training_file=file.id, metadata={"team": "a"})
     planned = plan_job(body, file, "job", Settings())
-    job = JobRecord(
+    job = FineTuningRecord(
         id="ftjob-000000000000", created=now, request=planned.request, name="job", job="job-000000000000",
         model="ft:starter:default::000000000000",
     )  # fmt: skip

@@ -90,7 +90,7 @@ class WireJobError(BaseModel):
     param: str | None = None
 
 
-class JobRecord(WireRecord):
+class FineTuningRecord(WireRecord):
     """A fine-tuning job that was created over the wire."""
 
     request: JsonObject
@@ -116,7 +116,7 @@ class WireRecords(Generic[Record]):
         self.folder, self.kind, self.files = folder, kind, files
 
     def path(self, record_id: str) -> Path | None:
-        """Return where a record is; None for a text that is no id."""
+        """Return where a record is; None for a text that is not an id."""
         return self.folder / f"{record_id}.json" if RECORD_ID.fullmatch(record_id) else None
 
     def create(self, record: Record) -> Record:
@@ -128,7 +128,7 @@ class WireRecords(Generic[Record]):
         return record
 
     def replace(self, record: Record) -> Record:
-        """Write a record anew."""
+        """Write a record again."""
         data = versioned("openai", record.model_dump(mode="json"))
         write_json_durably(self.folder / f"{record.id}.json", data, self.files)
         return record

@@ -12,12 +12,12 @@ from trainyard.app.context import Context, settings_of
 from trainyard.errors import TrainyardError
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import Settings
-from trainyard.stores.openai_records import FOLDER, FileRecord, JobRecord, UploadRecord, WireRecords
+from trainyard.stores.openai_records import FOLDER, FileRecord, FineTuningRecord, UploadRecord, WireRecords
 from trainyard.surfaces.invocation import carry_out, refuse_early
 from trainyard.surfaces.openai.errors import WireError, translate_error, translate_validation
 
 Body = TypeVar("Body", bound=BaseModel)
-Record = TypeVar("Record", FileRecord, JobRecord, UploadRecord)
+Record = TypeVar("Record", FileRecord, FineTuningRecord, UploadRecord)
 
 
 class WireBody(BaseModel):
@@ -81,8 +81,8 @@ class WireCall:
         return self.records("uploads", UploadRecord)
 
     @property
-    def jobs(self) -> WireRecords[JobRecord]:
-        return self.records("jobs", JobRecord)
+    def jobs(self) -> WireRecords[FineTuningRecord]:
+        return self.records("jobs", FineTuningRecord)
 
     def records(self, name: str, kind: type[Record]) -> WireRecords[Record]:
         settings = self.settings

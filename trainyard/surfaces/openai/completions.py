@@ -6,6 +6,7 @@ they are made. When the client leaves, the request to the model server ends, and
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
@@ -41,7 +42,7 @@ async def pass_on(model: ServedModel, path: str, body: Mapping[str, object]) -> 
         timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
         client = httpx.AsyncClient(base_url=model.url, trust_env=False, timeout=timeout)
         await stack.enter_async_context(client)
-        content = orjson.dumps({**body, "model": model.name})
+        content = json.dumps({**body, "model": model.name}).encode()
         headers = {"content-type": "application/json"}
         try:
             answer = await stack.enter_async_context(client.stream("POST", path, content=content, headers=headers))

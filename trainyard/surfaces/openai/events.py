@@ -9,7 +9,7 @@ from trainyard.errors import NotFound, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
-from trainyard.stores.openai_records import JobRecord
+from trainyard.stores.openai_records import FineTuningRecord
 from trainyard.surfaces.openai.calls import WireCall, list_of, page_of, run_operation
 from trainyard.surfaces.openai.errors import translate_error
 from trainyard.surfaces.openai.job_bodies import CheckpointsQuery, EventsQuery
@@ -55,7 +55,7 @@ def describe_event(event: WireEvent) -> JsonObject:
     }  # fmt: skip
 
 
-def read_events(call: WireCall, record: JobRecord, job: JobDetail | None) -> list[WireEvent]:
+def read_events(call: WireCall, record: FineTuningRecord, job: JobDetail | None) -> list[WireEvent]:
     """Return what has happened to a job, the oldest first. Ids stay as the list grows."""
     file, number = record.request["training_file"], record.id.partition("-")[2]
     events = [
@@ -64,7 +64,7 @@ def read_events(call: WireCall, record: JobRecord, job: JobDetail | None) -> lis
     ]
     described = describe_job(record, job)
     if job is not None and job.started is not None:
-        text = "Files validated, moving job to queued state"
+        text = "Files validated, job is queued"
         events.append(WireEvent(f"ftevent-{number}-validated", record.created, text))
         events.append(WireEvent(f"ftevent-{number}-started", job.started, "Fine-tuning job started"))
     points = read_points(call, job)
@@ -114,7 +114,7 @@ def list_checkpoints(call: WireCall) -> JsonObject:
     return list_of([describe_checkpoint(record, entry, points.get(entry.step)) for entry in page], has_more)
 
 
-def read_checkpoints(call: WireCall, record: JobRecord, job: JobDetail | None) -> list[WireCheckpoint]:
+def read_checkpoints(call: WireCall, record: FineTuningRecord, job: JobDetail | None) -> list[WireCheckpoint]:
     if job is None:
         return []
     number = record.id.partition("-")[2]
@@ -134,7 +134,7 @@ def read_checkpoints(call: WireCall, record: JobRecord, job: JobDetail | None) -
     return [entries[step] for step in sorted(entries, reverse=True)]
 
 
-def describe_checkpoint(record: JobRecord, checkpoint: WireCheckpoint, point: Point | None) -> JsonObject:
+def describe_checkpoint(record: FineTuningRecord, checkpoint: WireCheckpoint, point: Point | None) -> JsonObject:
     return {
         "object": "fine_tuning.job.checkpoint", "id": checkpoint.id, "created_at": int(checkpoint.created),
         "fine_tuned_model_checkpoint": checkpoint.model, "fine_tuning_job_id": record.id,

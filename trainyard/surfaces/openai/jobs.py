@@ -13,7 +13,7 @@ from trainyard.app.jobs.jobs import Job, JobDetail
 from trainyard.errors import NotFound, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.spec.states import JobState
-from trainyard.stores.openai_records import JOB_ID_BYTES, JobRecord, WireJobError, draw_id
+from trainyard.stores.openai_records import JOB_ID_BYTES, FineTuningRecord, WireJobError, draw_id
 from trainyard.surfaces.openai.calls import WireCall, page_of, run_operation
 from trainyard.surfaces.openai.errors import WireError, translate_error
 from trainyard.surfaces.openai.files import find_file, path_of
@@ -48,8 +48,8 @@ def create_job(call: WireCall) -> JsonObject:
     name = "-".join(filter(None, (slug_of(body.suffix or ""), job_id.partition("-")[2])))
     planned = plan_job(body, file, name, call.settings)
     with path_of(call, file).open("rb") as source:
-        fault = find_fault(source, method_of(body).type, "training_file")
-    record = JobRecord(
+        fault = find_fault(source, method_of(body).type, "training_file", planned.answer)
+    record = FineTuningRecord(
         id=job_id, created=time.time(), request=planned.request, name=name, error=fault,
         model=model_name(body, call.settings.tenant, job_id),
     )  # fmt: skip
@@ -72,7 +72,7 @@ def translate_refusal(error: TrainyardError) -> WireError:
     return refused
 
 
-def find_record(call: WireCall) -> JobRecord:
+def find_record(call: WireCall) -> FineTuningRecord:
     """Return the record of the job that a path names. Raises `WireError` 404."""
     job_id = call.path["fine_tuning_job_id"]
     record = call.jobs.read(job_id)
@@ -82,7 +82,7 @@ def find_record(call: WireCall) -> JobRecord:
     return record
 
 
-def find_job(call: WireCall, record: JobRecord) -> JobDetail | None:
+def find_job(call: WireCall, record: FineTuningRecord) -> JobDetail | None:
     """Return the job of a record; None for one that was not started."""
     if record.error is not None:
         return None
@@ -125,7 +125,7 @@ def metadata_filter(call: WireCall) -> dict[str, str] | None:
     return filters
 
 
-def has_metadata(record: JobRecord, filters: dict[str, str] | None) -> bool:
+def has_metadata(record: FineTuningRecord, filters: dict[str, str] | None) -> bool:
     metadata = record.request.get("metadata") or {}
     return not metadata if filters is None else all(metadata.get(key) == value for key, value in filters.items())
 
@@ -159,7 +159,7 @@ def resume_job(call: WireCall) -> JsonObject:
     return steer_job(call, "resume", (JobState.PAUSED,))
 
 
-def describe_job(record: JobRecord, job: JobDetail | Job | None) -> JsonObject:
+def describe_job(record: FineTuningRecord, job: JobDetail | Job | None) -> JsonObject:
     """Return a job in OpenAI's shape."""
     request = record.request
     method = request["method"]
@@ -184,7 +184,7 @@ def top_hyperparameters(method: JsonObject) -> JsonObject:
     return {name: hyper[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier") if name in hyper}
 
 
-def status_of(record: JobRecord, job: Job | None) -> str:
+def status_of(record: FineTuningRecord, job: Job | None) -> str:
     if job is not None:
         return STATUS[job.state]
     if record.error is None and time.time() - record.created < STARTING_S:
@@ -192,7 +192,7 @@ def status_of(record: JobRecord, job: Job | None) -> str:
     return "failed"
 
 
-def error_of(record: JobRecord, job: Job | None) -> WireJobError | None:
+def error_of(record: FineTuningRecord, job: Job | None) -> WireJobError | None:
     """Return why a job failed; None for one that has not."""
     if record.error is not None or (job is not None and job.state is not JobState.FAILED):
         return record.error

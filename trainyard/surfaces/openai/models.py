@@ -15,7 +15,7 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve import embedded
 from trainyard.serve.base_origins import NamedAdapter
 from trainyard.spec.states import JobState
-from trainyard.stores.openai_records import JobRecord
+from trainyard.stores.openai_records import FineTuningRecord
 from trainyard.surfaces.openai.calls import WireCall
 from trainyard.surfaces.openai.errors import WireError, translate_error
 from trainyard.surfaces.openai.jobs import end_of, find_job
@@ -80,7 +80,7 @@ def describe_version(row: JsonMapping) -> JsonObject:
     return describe_model(name, datetime.fromisoformat(str(row["created"])).timestamp(), name.partition("/")[0])
 
 
-def describe_tuned(call: WireCall, record: JobRecord) -> JsonObject | None:
+def describe_tuned(call: WireCall, record: FineTuningRecord) -> JsonObject | None:
     """Return the entry of a job's model; None before it is there, and after it was deleted."""
     job = None if record.is_deleted else find_job(call, record)
     if job is None or job.state is not JobState.COMPLETED:
@@ -88,7 +88,7 @@ def describe_tuned(call: WireCall, record: JobRecord) -> JsonObject | None:
     return describe_model(record.model, end_of(job), call.settings.tenant)
 
 
-def find_tuned(call: WireCall, name: str) -> JobRecord:
+def find_tuned(call: WireCall, name: str) -> FineTuningRecord:
     """Return the record whose model has a name. Raises `WireError` 404."""
     matched = MODEL_NAME.fullmatch(name)
     record = call.jobs.read(f"ftjob-{matched['id']}") if matched is not None else None

@@ -34,6 +34,8 @@ class PlannedJob:
     parameters: JsonObject
     request: JsonObject
     """The body as it is shown, with `auto` replaced by the values that were chosen."""
+    answer: str | None = None
+    """The field of an example that a grader compares with."""
 
 
 def method_of(body: CreateJobBody) -> MethodBody:
@@ -62,11 +64,13 @@ def plan_job(body: CreateJobBody, record: FileRecord, name: str, settings: Setti
     fields = hyper.model_dump() if hyper is not None else {}
     stage = stage_of(method, fields)
     dataset: JsonObject = {"path": record.path, "format": "openai"}
+    answer = None
     if method.type == "reinforcement":
         assert method.reinforcement is not None
         graded = read_grader(method.reinforcement.grader)
-        stage["rewards"] = list(graded.rewards)
-        dataset |= {"columns": {"answer": graded.answer}} if graded.answer is not None else {}
+        stage["rewards"], answer = list(graded.rewards), graded.answer
+        dataset["format"] = "prompts"
+        dataset |= {"columns": {"messages": "messages", "answer": answer}} if answer is not None else {}
     parameters = {
         "name": name, "tenant": settings.tenant, "base_model": body.model, "dataset": dataset, "stage": stage,
         "hyperparameters": hyperparameters_of(body, method, fields),
@@ -75,7 +79,7 @@ def plan_job(body: CreateJobBody, record: FileRecord, name: str, settings: Setti
     resolved = resolve(parameters, settings)
     request["method"][method.type] = shown_method(method, fields, resolved)
     request["seed"] = resolved.hyperparameters.seed
-    return PlannedJob(parameters, request)
+    return PlannedJob(parameters, request, answer)
 
 
 def refuse_unsupported(body: CreateJobBody) -> None:
@@ -88,8 +92,8 @@ def refuse_unsupported(body: CreateJobBody) -> None:
         raise WireError(400, text, param=name, code="unsupported_integration")
     if body.validation_file is not None:
         text = (
-            "'validation_file' is not supported here: an evaluation during training holds a share of the training file "
-            "out (`eval.share` of a job of `trainyard run`)."
+            "'validation_file' is not supported here: for an evaluation during training, set `eval.share` in a job of "
+            "`trainyard run`, which takes rows of the training file for it."
         )
         raise WireError(400, text, param="validation_file", code="unsupported_parameter")
 

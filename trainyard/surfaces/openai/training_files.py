@@ -57,21 +57,23 @@ def require_jsonl(source: BinaryIO) -> None:
         raise WireError(400, "File is empty, or has no line with a JSON dictionary.", param="file", code="empty_file")
 
 
-def find_fault(source: BinaryIO, method: str, param: str, least: int = LEAST_EXAMPLES) -> WireJobError | None:
-    """Return why a job fails on a training file; None if it does not."""
+def find_fault(source: BinaryIO, method: str, param: str, answer: str | None = None) -> WireJobError | None:
+    """Return why a job fails on a training file; None if it does not. Every example has the field `answer`."""
     word = "training" if param == "training_file" else "validation"
     count, check = 0, CHECKS[method]
     for count, (number, line) in enumerate(read_lines(source), 1):
         example = read_object(line)
         wrong = "is not a JSON dictionary" if example is None else check(example)
+        if example is not None and not wrong and answer is not None and answer not in example:
+            wrong = f"is missing the key '{answer}', which the grader compares with"
         if wrong:
             label = f"Example {count}" if count == number else f"Example {count} (line {number})"
             message = (
                 f"The job failed due to a file format error in the {word} file. Invalid file format. {label} {wrong}"
             )
             return WireJobError(code="invalid_file_format", message=message, param=param)
-    if count < least:
-        message = f"{word.capitalize()} file has {count} example(s), but must have at least {least} examples"
+    if count < LEAST_EXAMPLES:
+        message = f"{word.capitalize()} file has {count} example(s), but must have at least {LEAST_EXAMPLES} examples"
         return WireJobError(code="invalid_n_examples", message=message, param=param)
     return None
 

@@ -86,7 +86,11 @@ def test_graders_become_rewards() -> None:
     grader = {"type": "reinforcement", "reinforcement": {"grader": EXACT}}
     job = JobSpec.model_validate(plan(method=grader).parameters)
     assert job.stage.type.value == "grpo"
-    assert job.dataset.columns == {"answer": "answer"}
+    assert job.dataset.columns == {"messages": "messages", "answer": "answer"}
+    lines = b'{"messages": [{"role": "user", "content": "a"}], "other": "b"}\n' * 10
+    fault = find_fault(io.BytesIO(lines), "reinforcement", "training_file", "answer")
+    assert fault is not None
+    assert "Example 1 is missing the key 'answer'" in fault.message
 
 
 @pytest.mark.parametrize(
