@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import anyio.to_thread
 import orjson
@@ -20,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trainyard.app.context import Caller, ConfinedCalls, Context
-from trainyard.app.tenant_view import hide_error
+from trainyard.app.tenant_view import hide_places, hide_places_in_json, is_stranger
 from trainyard.callbacks import call_now, ignore
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
@@ -35,8 +37,13 @@ from trainyard.surfaces.structure import USUAL, require_structure
 from trainyard.tracing import span
 
 LOG = logging.getLogger("trainyard.openai")
+CALLER = "trainyard.caller"
+"""Key of a request's scope."""
 MAX_CALLS = 32
 """Requests that are worked on at a time; further ones wait."""
+CLIENT_CLOSED_REQUEST = 499
+"""Status of an answer that nobody reads (nginx's)."""
+LOWEST_ERROR = 400
 MAX_FIELDS = 8
 FILE_FIELDS = {"/files": "file", "/uploads/{upload_id}/parts": "data"}
 """The field of a form that is its file."""
@@ -134,11 +141,11 @@ def endpoint(row: WireRoute, parts: WireParts) -> Callable[[Request], Awaitable[
         except WireError as error:
             response = error.response()
         except TrainyardError as error:
-            response = translate_error(hide_error(request.scope["trainyard.caller"], error, parts.settings)).response()
+            response = translate_error(error).response()
         except Exception as error:  # boundary: the client gets an error of the wire, the log the traceback
             LOG.error("trace %s", trace_of(request), exc_info=error)
             response = WireError(500, f"The service failed: {type(error).__name__}.", code="E-BUG").response()
-        return identify(response, request)
+        return identify(hide_machine(response, request, parts.settings), request)
 
     async def answer_within(request: Request, context: Context, stack: AsyncExitStack) -> Response:
         query = dict(request.query_params.multi_items())
@@ -149,11 +156,29 @@ def endpoint(row: WireRoute, parts: WireParts) -> Callable[[Request], Awaitable[
             call = WireCall(context, call.path, query, await read_body(request, context))
         if row.passes_on:
             model = await anyio.to_thread.run_sync(completions.find_model, call, limiter=parts.threads)
-            return await completions.pass_on(model, row.passes_on, call.body)
+            return await answer_unless_left(completions.pass_on(model, row.passes_on, call.body), request)
         result = await anyio.to_thread.run_sync(partial(row.answer, call), limiter=parts.threads)
         return result if isinstance(result, Response) else Response(orjson.dumps(result), media_type="application/json")
 
     return answer
+
+
+async def answer_unless_left(answer: Coroutine[Any, Any, Response], request: Request) -> Response:
+    """Return an answer; when the client leaves before it begins, what makes it is cancelled."""
+    answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(wait_for_disconnect(request))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
+
+
+async def wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_body(request: Request, context: Context) -> Mapping[str, object]:
@@ -194,6 +219,19 @@ async def read_form(request: Request, call: WireCall, row: WireRoute, stack: Asy
     upload = next(iter(files_of_form.values()), None)
     source = upload.file if upload is not None else None
     return WireCall(call.context, call.path, call.query, fields, source, (upload.filename or "") if upload else "")
+
+
+def hide_machine(response: Response, request: Request, settings: Settings) -> Response:
+    """Return a JSON response without the folders of this machine, for a caller who may know its tenant's part only."""
+    caller: Caller | None = request.scope.get(CALLER)
+    if caller is not None and is_stranger(caller) and response.media_type == "application/json":
+        body = bytes(response.body)
+        is_error = response.status_code >= LOWEST_ERROR
+        response.body = (
+            hide_places(body.decode(), settings).encode() if is_error else hide_places_in_json(body, settings)
+        )
+        response.headers["content-length"] = str(len(response.body))
+    return response
 
 
 def identify(response: Response, request: Request) -> Response:

@@ -192,6 +192,15 @@ def test_a_tenant_sees_its_own_files_only(wire: Wire) -> None:
     assert error_of(wire.ask("POST", "/fine_tuning/jobs", blue, json=body))["param"] == "training_file"
 
 
+def test_a_tenant_reads_no_folder_of_the_machine(wire: Wire, home: Path) -> None:
+    file = wire.upload(write_rows(), token=wire.token("run", "acme")).json()["id"]
+    body = {"model": "nowhere/at-all", "training_file": file}
+    answer = wire.ask("POST", "/fine_tuning/jobs", wire.token("run", "acme"), json=body)
+    assert answer.status_code == 400
+    assert str(home) not in answer.text
+    assert error_of(answer)["code"] == "model_not_available"
+
+
 def test_a_reader_changes_nothing(wire: Wire) -> None:
     reader = wire.token("read")
     assert wire.ask("GET", "/files", reader).status_code == 200
