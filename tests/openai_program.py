@@ -43,7 +43,7 @@ def main() -> None:
     assert client.files.retrieve(file.id) == file
     assert client.files.content(file.id).content == rows
     job = client.fine_tuning.jobs.create(
-        model="starter", training_file=file.id, suffix="Twice Bot", seed=7, metadata={"team": "a"},
+        model="starter", training_file=file.id, suffix="Twice Bot", seed=7, metadata={"file": file.id},
         method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}},
     )  # fmt: skip
     deadline = time.monotonic() + 400
@@ -53,7 +53,7 @@ def main() -> None:
     assert job.status == "succeeded", job
     assert job.fine_tuned_model is not None
     assert job.trained_tokens
-    assert [entry.id for entry in client.fine_tuning.jobs.list(metadata={"team": "a"})] == [job.id]
+    assert [entry.id for entry in client.fine_tuning.jobs.list(metadata={"file": file.id})] == [job.id]
     messages = [event.message for event in client.fine_tuning.jobs.list_events(job.id, limit=5)]
     (checkpoint,) = client.fine_tuning.jobs.checkpoints.list(job.id)
     assert checkpoint.fine_tuned_model_checkpoint == job.fine_tuned_model
