@@ -32,6 +32,7 @@ from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
 from trainyard.surfaces.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE, trace_of
+from trainyard.surfaces.openai.prefix import takes_files
 from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
 
 LOG = logging.getLogger("trainyard.rest")
@@ -45,6 +46,8 @@ CALLER = "trainyard.caller"
 """Key of a request's scope."""
 MAX_TARGET_BYTES, MAX_HEADER_BYTES = 8 << 10, 32 << 10
 """Of path and query, and of all headers."""
+MAX_FORM_BYTES = 1 << 20
+"""Of a form around its file."""
 SINGLE_HEADERS = (b"authorization", b"content-type", b"content-length", b"idempotency-key")
 API_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
@@ -156,6 +159,8 @@ def longest_body(scope: Scope, headers: Headers, upload_bytes: int) -> int:
         return MAX_LOGIN_BYTES
     if scope["path"].startswith(UPLOADS) and media_type(headers) == FILE_TYPE:
         return upload_bytes
+    if takes_files(scope["path"]):
+        return upload_bytes + MAX_FORM_BYTES
     is_tensors = media_type(headers) == TENSORS_TYPE and scope["path"].startswith(SESSIONS)
     return MAX_TENSORS_BYTES if is_tensors else MAX_BODY_BYTES
 
@@ -217,4 +222,5 @@ def protect(
     return Guard(
         entrance, (*settings.api_origins, *origins), as_problem,
         names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE), headers=API_HEADERS,
+        takes_forms=takes_files,
     )  # fmt: skip
