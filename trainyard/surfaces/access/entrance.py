@@ -31,13 +31,22 @@ from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
-from trainyard.surfaces.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE, trace_of
+from trainyard.surfaces.bodies import (
+    FILE_TYPE,
+    MAX_BODY_BYTES,
+    MAX_TENSORS_BYTES,
+    MAX_TINKER_BYTES,
+    PROTOBUF_TYPE,
+    TENSORS_TYPE,
+    trace_of,
+)
 from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
 
 LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
 SESSIONS = "/api/v1/sessions/"
 UPLOADS = "/api/v1/data/uploads/"
+TINKER = "/tinker/"
 PAGES = "/dashboard"
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health"), ("POST", LOGIN)})
 """What needs no caller: whether the service lives, and how to become one."""
@@ -45,7 +54,7 @@ CALLER = "trainyard.caller"
 """Key of a request's scope."""
 MAX_TARGET_BYTES, MAX_HEADER_BYTES = 8 << 10, 32 << 10
 """Of path and query, and of all headers."""
-SINGLE_HEADERS = (b"authorization", b"content-type", b"content-length", b"idempotency-key")
+SINGLE_HEADERS = (b"authorization", b"x-api-key", b"content-type", b"content-length", b"idempotency-key")
 API_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -156,6 +165,8 @@ def longest_body(scope: Scope, headers: Headers, upload_bytes: int) -> int:
         return MAX_LOGIN_BYTES
     if scope["path"].startswith(UPLOADS) and media_type(headers) == FILE_TYPE:
         return upload_bytes
+    if scope["path"].startswith(TINKER):
+        return MAX_TINKER_BYTES
     is_tensors = media_type(headers) == TENSORS_TYPE and scope["path"].startswith(SESSIONS)
     return MAX_TENSORS_BYTES if is_tensors else MAX_BODY_BYTES
 
@@ -216,5 +227,6 @@ def protect(
     entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
     return Guard(
         entrance, (*settings.api_origins, *origins), as_problem,
-        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE), headers=API_HEADERS,
+        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE, PROTOBUF_TYPE),
+        headers=API_HEADERS,
     )  # fmt: skip
