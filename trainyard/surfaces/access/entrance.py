@@ -46,7 +46,8 @@ LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
 SESSIONS = "/api/v1/sessions/"
 UPLOADS = "/api/v1/data/uploads/"
-TINKER = "/tinker/"
+TINKER, LINKS = "/tinker/", "/tinker/files/"
+"""The Tinker SDK's wire, and its links to files, whose codes nobody can guess."""
 PAGES = "/dashboard"
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health"), ("POST", LOGIN)})
 """What needs no caller: whether the service lives, and how to become one."""
@@ -118,7 +119,8 @@ class Entrance:
             raise too_long(limit)
         address = (scope.get("client") or ("",))[0]
         reads_page = scope["method"] in ("GET", "HEAD") and is_page(scope["path"])
-        if reads_page or (scope["method"], scope["path"]) in OPEN:
+        reads_link = scope["method"] == "GET" and scope["path"].startswith(LINKS)
+        if reads_page or reads_link or (scope["method"], scope["path"]) in OPEN:
             self.buckets.take(f"address {address}")
             return limit
         try:

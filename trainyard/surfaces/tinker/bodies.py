@@ -6,7 +6,7 @@ A step arrives as rows (`StepRequest`), whatever its encoding was.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +16,17 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
-from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.surfaces.bodies import MAX_TINKER_BYTES
 from trainyard.surfaces.structure import BATCHES, require_structure
 from trainyard.surfaces.tinker.messages import BFLOAT16, FLOAT32, INT32, INT64, message_classes
-from trainyard.surfaces.tinker.requests import Chunk, ForwardBackwardBody, TensorData
+from trainyard.surfaces.tinker.requests import Chunk, Datum, ForwardBackwardBody, TensorData
 
 MAX_ROWS = 4096
 MAX_ELEMENTS = 1 << 24
 """Of one tensor, its empty places included."""
 DTYPES = {FLOAT32: np.dtype("<f4"), INT64: np.dtype("<i8"), INT32: np.dtype("<i4"), BFLOAT16: np.dtype("<u2")}
 INT_TENSORS = ("target_tokens",)
-PROVENANCE = "provenance spans"
 
 
 @dataclass
@@ -50,6 +49,8 @@ class StepRequest:
     rows: list[WireRow]
     digest: str = field(default="", repr=False)
     """Of the body: the same number with another body is refused."""
+    error: TrainyardError | None = None
+    """Why it is refused. It takes its number all the same: the client counts on from there."""
 
 
 def decompress(body: bytes, encoding: str) -> bytes:
@@ -102,17 +103,15 @@ def read_json_step(body: bytes, *, forward_only: bool) -> StepRequest:
     given = request.forward_backward_input or request.forward_input
     if given is None:
         raise refused("The request has no data.", "Send forward_backward_input.")
-    rows = [
-        WireRow(
-            tokens_of(datum.model_input.chunks),
-            {name: dense_of_json(name, tensor) for name, tensor in datum.loss_fn_inputs.items()},
-        )
-        for datum in given.data
-    ]
     step = StepRequest(
-        request.model_id, request.seq_id, given.loss_fn, dict(given.loss_fn_config or {}), forward_only, rows
+        request.model_id, request.seq_id, given.loss_fn, dict(given.loss_fn_config or {}), forward_only, []
     )
-    return complete(step, body)
+    return complete(step, body, lambda: [row_of_json(datum) for datum in given.data])
+
+
+def row_of_json(datum: Datum) -> WireRow:
+    inputs = {name: dense_of_json(name, tensor) for name, tensor in datum.loss_fn_inputs.items()}
+    return WireRow(tokens_of(datum.model_input.chunks), inputs)
 
 
 def read_proto_step(body: bytes) -> StepRequest:
@@ -122,34 +121,35 @@ def read_proto_step(body: bytes) -> StepRequest:
         message.ParseFromString(body)
     except DecodeError as error:
         raise refused(f"The body is not a ForwardBackwardRequest: {error}.", "Send protobuf of the SDK.") from error
-    if len(message.data) > MAX_ROWS:
-        raise too_many_rows(len(message.data))
-    if any(datum.model_input_spans or datum.loss_fn_input_spans for datum in message.data):
-        raise refused("The rows have provenance spans.", "Leave them out: only stable_reinforce reads them.")
     settings: dict[str, Any] = {entry.key: entry.value for entry in message.loss_fn_config}
     for entry in message.loss_fn_config_v2:
         value = entry.value
         settings[entry.key] = value.text if value.HasField("text") else value.number
-    rows = [
-        WireRow(
-            tokens_of_proto(datum.model_input),
-            {entry.key: dense_of_proto(entry.key, entry.value) for entry in datum.loss_fn_inputs},
-        )
-        for datum in message.data
-    ]
-    step = StepRequest(message.model_id, message.seq_id or None, message.loss_fn, settings, message.forward_only, rows)
-    return complete(step, body)
+    step = StepRequest(message.model_id, message.seq_id or None, message.loss_fn, settings, message.forward_only, [])
+    return complete(step, body, lambda: [row_of_proto(datum) for datum in message.data])
 
 
-def complete(step: StepRequest, body: bytes) -> StepRequest:
-    """Check what every step has, and add the digest of its body. Raises `InvalidInput` and `LimitExceeded`."""
-    if not step.rows:
-        raise refused("The request has no data.", "Send at least one datum.")
-    if len(step.rows) > MAX_ROWS:
-        raise too_many_rows(len(step.rows))
-    for index, row in enumerate(step.rows):
-        require_targets(row, index)
+def row_of_proto(datum: Any) -> WireRow:
+    """Return one datum. Raises `InvalidInput` (`E-REQUEST-REFUSED`) for one that has what is not read."""
+    if datum.model_input_spans or datum.loss_fn_input_spans:
+        raise refused("The rows have provenance spans.", "Leave them out: only stable_reinforce reads them.")
+    inputs = {entry.key: dense_of_proto(entry.key, entry.value) for entry in datum.loss_fn_inputs}
+    return WireRow(tokens_of_proto(datum.model_input), inputs)
+
+
+def complete(step: StepRequest, body: bytes, read_rows: Callable[[], list[WireRow]]) -> StepRequest:
+    """Add the rows of a step and the digest of its body; what is wrong with the rows becomes its error."""
     step.digest = hashlib.sha256(body).hexdigest()
+    try:
+        step.rows = read_rows()
+        if not step.rows:
+            raise refused("The request has no data.", "Send at least one datum.")
+        if len(step.rows) > MAX_ROWS:
+            raise too_many_rows(len(step.rows))
+        for index, row in enumerate(step.rows):
+            require_targets(row, index)
+    except TrainyardError as error:
+        step.error = error
     return step
 
 

@@ -9,12 +9,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from trainyard.app.context import Caller, Context
 from trainyard.app.sessions.call import ask_session
 from trainyard.app.sessions.life import info_of
-from trainyard.backends.sessions.records import SessionState, list_records, read_record, read_status
+from trainyard.backends.sessions.records import (
+    SOCKET_FILE,
+    SessionState,
+    folder_of_session,
+    list_records,
+    read_record,
+    read_status,
+    read_unchanged,
+)
 from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable
 from trainyard.json_types import JsonObject
@@ -39,6 +48,15 @@ TARGETS: dict[tuple[bool, bool], object] = {
 }
 """(train_attn, train_mlp) -> layers with an adapter."""
 OnPause = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """One process of a step session, and where it began."""
+
+    pid: int
+    resumed_after: int | None
+    """The operation after which it continued; None at a first start."""
 
 
 class Engines:
@@ -70,8 +88,8 @@ class Engines:
 
         return str(locate_model(base, self.settings))
 
-    def ensure_open(self, tenant: str, engine: str, on_pause: OnPause = ignore) -> int:
-        """Wait until a step session takes calls; returns the operation after which it was resumed, or -1.
+    def ensure_open(self, tenant: str, engine: str, on_pause: OnPause = ignore) -> Incarnation:
+        """Wait until a step session takes calls, and return which of its processes that is.
 
         Raises `Conflict` (`E-SESSION-STATE`) for one that does not open, `Unavailable` if that takes too long.
         """
@@ -80,8 +98,8 @@ class Engines:
         while time.monotonic() < deadline:
             try:
                 reply = ask_session(context, engine, {"call": "status"})
-                after = reply.get("resumed_after")
-                return -1 if after is None else int(after)
+                address = read_unchanged(f"{folder_of_session(self.settings, engine)}/{SOCKET_FILE}") or {}
+                return Incarnation(int(str(address.get("pid") or 0)), reply.get("resumed_after"))
             except Conflict:
                 status = read_status(self.settings, engine)
             if status.state is SessionState.PENDING:

@@ -24,8 +24,8 @@ from trainyard.stores.whole import write_json_durably
 SESSION_ID = re.compile(r"[0-9a-f]{24}")
 CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SCHEME = "tinker://"
-TRAINING, SAMPLER = "weights", "sampler_weights"
-KINDS = {TRAINING: "training", SAMPLER: "sampler"}
+TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
+KINDS = {TRAINING: "training", SAMPLER: "sampler", EXTERNAL: "external"}
 """Part of a path -> what the SDK calls its kind."""
 
 
@@ -63,6 +63,8 @@ class ModelRecord(BaseModel):
     next_seq: int = 1
     last_op: int = 0
     """Number of its newest operation in the step session."""
+    process: int = 0
+    """Process of the step session that carried it out."""
     closed: str = ""
     """Why it takes no more requests."""
     user_metadata: dict[str, Any] | None = None

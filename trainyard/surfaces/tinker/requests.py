@@ -135,6 +135,15 @@ class SaveForSampler(Body):
     user_metadata: Metadata = None
 
 
+class SaveExternal(Body):
+    model_id: Name
+    seq_id: Seq | None = None
+    path: Annotated[str, Field(max_length=128)]
+    ttl_seconds: Seconds | None = None
+    user_metadata: Metadata = None
+    age_encryption_recipients: list[str] | None = None
+
+
 class LoadWeights(Body):
     path: Annotated[str, Field(max_length=512)]
     optimizer: bool = False

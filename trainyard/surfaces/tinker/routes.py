@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
+from email.utils import formatdate
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import anyio
 import anyio.to_thread
 import orjson
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from trainyard.app.context import Caller
@@ -25,11 +26,11 @@ from trainyard.surfaces.problems import status_of
 from trainyard.surfaces.tinker import requests
 from trainyard.surfaces.tinker.bodies import decompress, read_json, read_json_step, read_proto_step
 from trainyard.surfaces.tinker.futures import Future
-from trainyard.surfaces.tinker.service import TinkerService, live_checkpoints, tenant_of
+from trainyard.surfaces.tinker.service import TinkerService, live_checkpoints, moment, tenant_of
 
 LOG = logging.getLogger("trainyard.tinker")
 PREFIX = "/tinker"
-API = f"{PREFIX}/api/v1"
+API, FILES = f"{PREFIX}/api/v1", f"{PREFIX}/files"
 CLIENT_CONFIG = {
     "pjwt_auth_enabled": False,
     "credential_default_source": "api_key",
@@ -46,6 +47,7 @@ CLIENT_CONFIG = {
 }
 """Flags of the SDK: optional paths are off, steps come as protobuf."""
 DYNAMIC_CONFIG = {"refresh_interval_sec": 300, "sample_cancel_enabled": True, "sample_cancel_max_batch_size": 64}
+CHECKPOINT = "/training_runs/{run}/checkpoints/{kind}/{name}"
 PATIENCE_S = 20.0
 """How long a request for a future waits before it says: try again. The SDK waits for 45 s at most."""
 POLL_S = 0.02
@@ -56,10 +58,11 @@ Handler = Callable[[Request, str], Awaitable[Response]]
 def tinker_routes(settings: Settings, authenticate: Callable[[Request], Caller]) -> list[Route]:
     """Return the routes of the wire for a home."""
     wire = TinkerWire(settings, authenticate)
-    return [
+    routes = [
         Route(f"{API}{path}", wire.endpoint(handler, scope), methods=[method])
         for method, path, handler, scope in wire.table()
     ]
+    return [*routes, Route(f"{FILES}/{{code}}/{{name:path}}", wire.send_file, methods=["GET"])]
 
 
 class TinkerWire:
@@ -93,6 +96,7 @@ class TinkerWire:
             ("POST", "/optim_step", call(requests.OptimStep, self.optimize), run),
             ("POST", "/save_weights", numbered(requests.SaveWeights, "save"), run),
             ("POST", "/save_weights_for_sampler", numbered(requests.SaveForSampler, "save_for_sampler"), run),
+            ("POST", "/save_weights_external", numbered(requests.SaveExternal, "save_external"), run),
             ("POST", "/load_weights", call(requests.LoadWeights, service.load), run),
             ("POST", "/create_sampling_session", call(requests.CreateSampler, service.create_sampler), run),
             ("POST", "/asample", self.sample, run),
@@ -103,7 +107,10 @@ class TinkerWire:
             ("GET", "/training_runs", self.list_runs, read),
             ("GET", "/training_runs/{run}", self.show_run, read),
             ("GET", "/training_runs/{run}/checkpoints", self.list_checkpoints, read),
-            ("DELETE", "/training_runs/{run}/checkpoints/{kind}/{name}", self.delete_checkpoint, run),
+            ("DELETE", CHECKPOINT, self.delete_checkpoint, run),
+            ("PUT", f"{CHECKPOINT}/ttl", self.set_lifetime, run),
+            ("GET", f"{CHECKPOINT}/external_weights_urls", self.list_files, read),
+            ("GET", f"{CHECKPOINT}/archive", self.show_archive, read),
             ("GET", "/checkpoints", self.list_all_checkpoints, read),
         ]
 
@@ -166,11 +173,7 @@ class TinkerWire:
         return respond_with(await anyio.to_thread.run_sync(work))
 
     def optimize(self, tenant: str, body: requests.OptimStep) -> Future:
-        if body.optimizer_params is not None:
-            kind = str(body.optimizer_params.get("type", ""))[:40]
-            raise InvalidInput(f"The optimizer {kind!r} is not known.", do="Use adamw.", code="E-REQUEST-REFUSED")
-        params = body.adam_params or requests.AdamParams()
-        return self.service.submit(tenant, body.model_id, body.seq_id, body.model_dump_json(), "optimize", params)
+        return self.service.submit(tenant, body.model_id, body.seq_id, body.model_dump_json(), "optimize", body)
 
     async def sample(self, request: Request, tenant: str) -> Response:
         body = await request.body()
@@ -294,8 +297,43 @@ class TinkerWire:
         )
         return Response(status_code=204)
 
+    async def set_lifetime(self, request: Request, tenant: str) -> Response:
+        body = read_json(await request.body(), requests.Lifetime)
+        await anyio.to_thread.run_sync(self.service.set_lifetime, tenant, checkpoint_path(request), body)
+        return Response(status_code=204)
+
+    async def list_files(self, request: Request, tenant: str) -> Response:
+        """Return a link for each file of a checkpoint as a PEFT adapter."""
+        codes, expires = await anyio.to_thread.run_sync(self.service.file_links, tenant, checkpoint_path(request))
+        urls = {name: link_of(request, code, name) for name, code in codes.items()}
+        return JSONResponse({"urls": urls, "expires": moment(expires)})
+
+    async def show_archive(self, request: Request, tenant: str) -> Response:
+        """Redirect to the archive of a checkpoint as a PEFT adapter."""
+        code, expires = await anyio.to_thread.run_sync(self.service.archive_link, tenant, checkpoint_path(request))
+        headers = {"location": link_of(request, code, "archive.tar"), "expires": formatdate(expires, usegmt=True)}
+        return Response(status_code=302, headers=headers)
+
+    async def send_file(self, request: Request) -> Response:
+        """Send the file of a link, which needs no token."""
+        try:
+            path = self.service.downloads.find(request.path_params["code"])
+        except NotFound as error:
+            return problem(error)
+        return FileResponse(path, media_type="application/octet-stream")
+
     def unload(self, tenant: str, body: requests.ModelBody) -> Future:
         return self.service.unload(tenant, body.model_id)
+
+
+def checkpoint_path(request: Request) -> str:
+    path = request.path_params
+    return f"tinker://{path['run']}/{path['kind']}/{path['name']}"
+
+
+def link_of(request: Request, code: str, name: str) -> str:
+    """Return the address of a link, as the client calls this server."""
+    return str(request.url.replace(path=f"{FILES}/{code}/{name}", query=""))
 
 
 def page_of(request: Request) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from trainyard.settings import Settings
 from trainyard.stores.models import resolve_model
 from trainyard.surfaces.tinker import requests
 from trainyard.surfaces.tinker.bodies import StepRequest
+from trainyard.surfaces.tinker.downloads import Downloads, list_files
 from trainyard.surfaces.tinker.engines import Engines
 from trainyard.surfaces.tinker.futures import Future, Futures
 from trainyard.surfaces.tinker.queues import Item, NumberedQueue, WorkQueue
@@ -31,7 +32,7 @@ from trainyard.surfaces.tinker.records import (
     require_open,
 )
 from trainyard.surfaces.tinker.sampling import Sampler
-from trainyard.surfaces.tinker.training import LOST, Operation, Trainer
+from trainyard.surfaces.tinker.training import EPHEMERAL, LOST, Operation, Trainer
 
 DEFAULT_TENANT = "default"
 STALE_S = 300.0
@@ -50,6 +51,7 @@ class TinkerService:
         self.settings = settings
         self.store, self.engines, self.futures = TinkerStore(settings), Engines(settings), Futures()
         self.trainer, self.sampler = Trainer(self.store, self.engines), Sampler(self.store, self.engines)
+        self.downloads = Downloads(settings.services / "tinker")
         self.lock = threading.RLock()
         self.models: dict[str, NumberedQueue] = {}
         self.samplers: dict[str, WorkQueue] = {}
@@ -90,6 +92,7 @@ class TinkerService:
         for model in session.models.values():
             if (queue := self.models.pop(model.id, None)) is not None:
                 queue.abandon(error)
+            self.drop_ephemeral(model)
             if not model.closed:
                 model.closed = f"its session has finished ({reason})"
                 if model.engine:
@@ -97,6 +100,12 @@ class TinkerService:
                         target=self.engines.forget, args=(tenant, model.engine, model.id), daemon=True
                     ).start()
         self.store.write(session)
+
+    def drop_ephemeral(self, model: ModelRecord) -> None:
+        """Remove the weights that were saved for one sampler without a name."""
+        for checkpoint in [other for other in model.checkpoints if other.name.startswith(EPHEMERAL)]:
+            model.checkpoints.remove(checkpoint)
+            self.trainer.remove_files(model, checkpoint)
 
     def drop_stale(self, tenant: str) -> None:
         """Finish the sessions whose clients have not been heard of for a while."""
@@ -180,7 +189,7 @@ class TinkerService:
 
     def submit_step(self, tenant: str, step: StepRequest) -> Future:
         if step.loss in UNSUPPORTED:
-            raise InvalidInput(UNSUPPORTED[step.loss], do="Use another loss.", code="E-REQUEST-REFUSED")
+            step.error = InvalidInput(UNSUPPORTED[step.loss], do="Use another loss.", code="E-REQUEST-REFUSED")
         return self.submit(tenant, step.model_id, step.seq_id, f"{step.forward_only} {step.digest}", "run_step", step)
 
     def load(self, tenant: str, body: requests.LoadWeights) -> Future:
@@ -297,6 +306,23 @@ class TinkerService:
         _, checkpoint = self.store.checkpoint(tenant, f"tinker://{model_id}/{checkpoint_id}")
         model.checkpoints.remove(checkpoint)
         self.store.write(session)
+        self.trainer.remove_files(model, checkpoint)
+
+    def set_lifetime(self, tenant: str, path: str, body: requests.Lifetime) -> None:
+        """Let a checkpoint expire, or not."""
+        model, checkpoint = self.store.checkpoint(tenant, path)
+        checkpoint.expires = time.time() + body.ttl_seconds if body.ttl_seconds else None
+        self.store.write(self.store.model(tenant, model.id)[0])
+
+    def file_links(self, tenant: str, path: str) -> tuple[dict[str, str], float]:
+        """Return the code of a link for each file of a checkpoint's export, and when they expire."""
+        folder = self.trainer.export(tenant, path)
+        links = {str(file.relative_to(folder)): self.downloads.add(file) for file in list_files(folder)}
+        return {name: code for name, (code, _) in links.items()}, min(expires for _, expires in links.values())
+
+    def archive_link(self, tenant: str, path: str) -> tuple[str, float]:
+        """Return the code of a link to the archive of a checkpoint's export, and when it expires."""
+        return self.downloads.add(self.downloads.pack(self.trainer.export(tenant, path)), temporary=True)
 
     def list_models(self, tenant: str) -> list[ModelRecord]:
         return [model for session in self.store.list(tenant) for model in session.models.values()]

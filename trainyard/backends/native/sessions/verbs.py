@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import math
-import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -234,14 +233,6 @@ def drop_slot(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject
     return {"name": arguments["name"]}
 
 
-def remove_saved(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
-    """Remove a saved state. Twice is once."""
-    require_name(arguments["name"])
-    side.loaded.pop(arguments["name"], None)
-    shutil.rmtree(side.session.folder / SAVED_FOLDER / arguments["name"], ignore_errors=True)
-    return {"name": arguments["name"]}
-
-
 def run_verb(side: SessionSide, verb: str, arguments: JsonMapping, body: bytes) -> JsonObject:
     """Carry out a verb with the adapter of its slot in the model; what uses saved weights needs none."""
     if verb not in SLOT_VERBS and "weights" not in arguments:
@@ -249,8 +240,8 @@ def run_verb(side: SessionSide, verb: str, arguments: JsonMapping, body: bytes) 
     return {**SLOT_VERBS, **VERBS}[verb](side, arguments, body)
 
 
-SLOT_VERBS: dict[str, Verb] = {"open_slot": open_slot, "drop_slot": drop_slot, "remove_saved": remove_saved}
-"""Calls about the adapters and saved states of a session, besides the eight verbs."""
+SLOT_VERBS: dict[str, Verb] = {"open_slot": open_slot, "drop_slot": drop_slot}
+"""Calls about the adapters of a session, besides the eight verbs."""
 VERBS: dict[str, Verb] = {
     "forward": forward,
     "backward": backward,
@@ -261,7 +252,7 @@ VERBS: dict[str, Verb] = {
     "save": save,
     "load": load,
 }
-LOOKING = frozenset({"generate", "logprobs", "save", "remove_saved"})
+LOOKING = frozenset({"generate", "logprobs", "save"})
 """Verbs that change nothing that a checkpoint contains."""
 
 
