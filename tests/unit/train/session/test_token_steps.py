@@ -58,7 +58,7 @@ def test_twenty_steps_have_the_losses_of_the_native_loop(session: Session) -> No
         wire.append(run_token_step(session, rows_of_tokens(), "cross_entropy", {}, backward=True).loss / tokens)
         move(session)
     assert wire == pytest.approx(native, abs=1e-5)
-    assert wire[-1] < 0.8 * wire[0]
+    assert wire[-1] < wire[0] - 0.5
 
 
 def test_adapters_in_turns_come_to_the_bits_of_one_alone(session: Session) -> None:
