@@ -22,7 +22,7 @@ from trainyard.backends.sessions.records import SAVED_FOLDER
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import write_folder
-from trainyard.train.checkpoint.snapshot import digest_of, load_snapshot, require_name
+from trainyard.train.checkpoint.state import digest_of, load_snapshot, require_name
 from trainyard.train.contracts import Generated, Sampling
 from trainyard.train.model.sampling import PromptQuestions
 from trainyard.train.session.session import Session
