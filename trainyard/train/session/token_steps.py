@@ -19,10 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.train.contracts import Batch
+from trainyard.train.history import require_finite_loss
 from trainyard.train.losses.token_losses import complete_settings, find_token_loss
 from trainyard.train.model.head import CHUNK_LOGITS, Output, hidden_states, token_logprobs
 from trainyard.train.session.determinism import strict_kernels
-from trainyard.train.session.finite import require_finite_loss
 from trainyard.train.session.session import Session
 
 RowLoss = Callable[[torch.Tensor, Mapping[str, torch.Tensor]], torch.Tensor]
