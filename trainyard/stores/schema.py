@@ -56,6 +56,7 @@ KINDS: Mapping[str, StoredKind] = {
     "session": StoredKind(("sessions/*/session.json", "sessions/*/status.json")),
     "sweep": StoredKind(("sweeps/*/sweep.json",)),
     "timings": StoredKind(("timings/*.json",)),
+    "tinker": StoredKind(("tinker/*/*.json",)),
     "tokens": StoredKind(("access/tokens.json",)),
     "trained": StoredKind(("tenants/*/training/*/trained.json",)),
 }

@@ -30,6 +30,7 @@ from trainyard.surfaces.rest.openapi import openapi_document
 from trainyard.surfaces.rest.pages import add_pages
 from trainyard.surfaces.rest.replays import Replays
 from trainyard.surfaces.rest.routes import PLAIN_PATHS, ApiParts, Authenticate, add_operations, answer_refusal
+from trainyard.surfaces.tinker.routes import tinker_routes
 
 LOG = logging.getLogger("trainyard.rest")
 
@@ -62,6 +63,7 @@ def build_app(settings: Settings, authenticate: Authenticate, confined: Confined
             document.update(await anyio.to_thread.run_sync(openapi_document))
         return JSONResponse(document)
 
+    app.router.routes.extend(tinker_routes(settings, authenticate))
     app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate, confined)))
     app.router.routes.append(Mount(PREFIX, build_wire(settings, authenticate, confined)))
     add_pages(app)
