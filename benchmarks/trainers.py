@@ -40,11 +40,11 @@ from trainyard.train.loop import Hook, train
 from trainyard.train.methods.table import parameter_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.progress import SavedProgress
-from trainyard.train.reporting.reporting import reporting
-from trainyard.train.reporting.trackers import TrackedRun
+from trainyard.train.reporting import reporting
 from trainyard.train.rows.batching import StepRows
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.session import Session
+from trainyard.train.trackers import TrackedRun
 
 VOCABULARY, LONGEST = 4096, 512
 SPECIAL = ["<pad>", "<end>", "<user>", "<assistant>"]

@@ -32,7 +32,7 @@ from trainyard.testing.nights.simulate import campaign_of
 pytestmark = pytest.mark.integration
 
 CONFIG = {**night_program.CONFIG, "streams": [{"name": "notes", "globs": ["**"]}]}
-CHILDREN = ("data/limited/items.py", "data/readers/parts.py", "spec/load/text.py")
+CHILDREN = ("data/limited/jobs.py", "data/readers/parts.py", "spec/load/text.py")
 """The code that parses documents and lines."""
 QUICK = Limits(document_cpu_s=5.0, document_cpu_s_per_mib=0.0)
 SHORT = Limits(document_cpu_s=0.1, document_cpu_s_per_mib=0.0)

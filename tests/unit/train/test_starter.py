@@ -17,9 +17,8 @@ from trainyard.errors import NotFound, TrainyardError
 from trainyard.settings import load_settings
 from trainyard.stores.models import SHIPPED_STARTER, ModelSource, chat_template, resolve_model
 from trainyard.train.starter.build import build_starter, compare, starter_key
-from trainyard.train.starter.card import model_card
-from trainyard.train.starter.corpus import PACKAGES, corpus_sources
-from trainyard.train.starter.recipe import CARD_FILE, CHAT_TEMPLATE, MANIFEST, StarterRecipe
+from trainyard.train.starter.corpus import CARD_FILE, CHAT_TEMPLATE, MANIFEST, PACKAGES, StarterRecipe, corpus_sources
+from trainyard.train.starter.pretrain import model_card
 
 LITTLE = StarterRecipe(steps=8, vocabulary=1024, layers=2, hidden=64, intermediate=128, batch_rows=4, row_tokens=64)
 PACKAGE = ("trl",)

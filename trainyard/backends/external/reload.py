@@ -13,7 +13,7 @@ from trainyard.backends import frame
 from trainyard.backends.external.runner import RELOADED_FILE, errors_left_in_plan
 from trainyard.backends.trl.loading import head_of
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.methods.trial import try_adapter
+from trainyard.train.methods.reloading import try_adapter
 from trainyard.workers.trainyard_worker import names
 
 

@@ -22,9 +22,8 @@ import traceback
 import msgspec
 import pyarrow as pa
 
-from trainyard.data.limited.frames import SentError, read_frames, sent_error, write_frame
 from trainyard.data.limited.jobs import carry_out
-from trainyard.data.limited.requests import Answer, Request
+from trainyard.data.limited.requests import Answer, Request, SentError, read_frames, sent_error, write_frame
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.sandbox.limits import NETWORK, die_with_parent, limit, limit_memory, refuse_calls
 

@@ -17,7 +17,7 @@ from trainyard.app.plan.refusals import check_chain, list_refusals, refuse_or_wa
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.backends.job import job_for
 from trainyard.backends.rows import rows_of
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.data.sources import read_source
 from trainyard.errors import Refused, TrainyardError
 from trainyard.operations.chains import CheckInput

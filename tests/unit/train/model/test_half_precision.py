@@ -23,7 +23,7 @@ from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import base_dtype
 from trainyard.train.model import precision
 from trainyard.train.model.precision import accelerator_of, choose_attention, choose_fp8, frozen_dtype, native_bf16
-from trainyard.train.quantization.formats import load_config, require
+from trainyard.train.quantization import load_config, require
 from trainyard.workers.trainyard_worker.files import WorkerFiles
 
 V100, T4, A100, H100 = (7, 0), (7, 5), (8, 0), (9, 0)
