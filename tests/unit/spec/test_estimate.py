@@ -445,10 +445,7 @@ def test_an_unknown_model_leaves_figures_out_and_says_so() -> None:
     trainer_estimate = planned(source(), node("trainer", base_model="org/far"))["trainer"]
     assert trainer_estimate == Estimate(
         node="trainer",
-        basis=(
-            "steps: not known without the rows",
-            "memory, disk and time: the shape of 'org/far' is not known here",
-        ),
+        basis=("steps: not known without the rows", "memory, disk and time: the shape of 'org/far' is not known here"),
     )
 
 

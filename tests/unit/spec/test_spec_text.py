@@ -111,8 +111,7 @@ def test_a_key_that_is_written_twice_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["a: .nan", "a: .inf", "a: -.INF", "a: NaN", "a: 1e999", '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}'],
+    "text", ["a: .nan", "a: .inf", "a: -.INF", "a: NaN", "a: 1e999", '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}']
 )
 def test_numbers_that_are_not_finite_are_refused(text: str) -> None:
     assert "is not a finite number. Instead: Write a finite number." in refusal(text)
