@@ -17,8 +17,7 @@ from peft.tuners.lora import LoraLayer
 
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.train.checkpoint.snapshot import Snapshot
-from trainyard.train.checkpoint.state import Tensors, flatten, rebuild
+from trainyard.train.checkpoint.state import Snapshot, Tensors, flatten, rebuild
 from trainyard.train.session.session import COUNTERS, Session
 
 MAX_SLOTS = 64
