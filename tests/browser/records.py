@@ -16,7 +16,7 @@ from tests.unit.app.test_record_verbs import make_report, make_rows
 from tests.unit.app.test_serving_commands import register
 from trainyard.app.context import Context
 from trainyard.app.run_records import RunRecord
-from trainyard.app.sweeps.build import build_sweep
+from trainyard.app.sweep_start import build_sweep
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.night.report import BucketReport, NightReport, Phase1Report, Phase2Report, Quarantined, write_report
 from trainyard.night.training import tenant_root

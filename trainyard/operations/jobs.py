@@ -447,7 +447,7 @@ ROWS: dict[str, Operation] = {
     ),
     "jobs retry": Operation(
         "Start a new job with the parameters of an earlier one; its newest checkpoint is used, if it left one.",
-        request=RetryInput, run="app.jobs.retry:retry_job", text=run_text, scope=RUN,
+        request=RetryInput, run="app.jobs.jobs:retry_job", text=run_text, scope=RUN,
         route="POST /api/v1/jobs/{job}/retry", status=202, tenants=True,
     ),
     "jobs checkpoints": Operation(

@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.exceptions import ObjectNotFound
 
-from trainyard.app.jobs.log_source import PLANNED, text_of
+from trainyard.app.jobs.logs import PLANNED, text_of
 from trainyard.app.live.trainings import add_chain_facts
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainyard.app.adapters.trained import TrainedAdapter, find_served, find_version_or_job
 from trainyard.app.chat import base_of
 from trainyard.app.context import Context
-from trainyard.app.graph.graph import serve_graph
+from trainyard.app.graph import serve_graph
 from trainyard.app.responses import Response
 from trainyard.app.stack.api_service import PORT
 from trainyard.compute.child import silence_missing_kernel

@@ -11,9 +11,8 @@ import pytest
 
 from trainyard.app.chat import AskedAnswer, ask
 from trainyard.app.context import Caller, Context
-from trainyard.app.graph.graph import count_graph
-from trainyard.app.graph.neighbors import list_entities, show_neighbors
-from trainyard.app.night_reports import list_night_reports, show_night
+from trainyard.app.graph import count_graph, list_entities, show_neighbors
+from trainyard.app.nights import list_night_reports, show_night
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.night.report import (
     BucketReport,

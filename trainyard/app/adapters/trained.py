@@ -12,7 +12,7 @@ from typing import Any
 
 from trainyard.app.chains.next_commands import list_ancestors
 from trainyard.app.context import Context
-from trainyard.app.live.manager_jobs import find_recorded
+from trainyard.app.live.jobs import find_recorded
 from trainyard.app.names import find_ended_run, require_single
 from trainyard.app.run_folders import FoundArtifact, RunFolder, artifacts_of, missing_result_error, open_store
 from trainyard.errors import InvalidInput, NotFound, TrainyardError

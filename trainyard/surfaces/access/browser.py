@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from trainyard.app.access.audit_entries import record_event
+from trainyard.app.access.audit import record_event
 from trainyard.app.context import Caller
 from trainyard.errors import Denied
 from trainyard.json_types import JsonObject

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 import trainyard
 from trainyard.app.context import ConfinedCalls
-from trainyard.app.live.workers import WorkerWatch
+from trainyard.app.live.service_threads import WorkerWatch
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.operations.table import API
 from trainyard.settings import Settings

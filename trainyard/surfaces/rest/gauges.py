@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from trainyard.app.gpus import MONITOR
 from trainyard.app.live.jobs import open_index
-from trainyard.app.live.speeds import TrainingSpeed, read_speeds
+from trainyard.app.live.trainings import TrainingSpeed, read_speeds
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 

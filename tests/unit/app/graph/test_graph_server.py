@@ -13,8 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from trainyard.app.context import Context
-from trainyard.app.graph.graph import count_graph, export_graph, query_graph
-from trainyard.app.graph.server import GraphServer, bind_socket
+from trainyard.app.graph import count_graph, export_graph, query_graph
+from trainyard.app.graph_server import GraphServer, bind_socket
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
 from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
 from trainyard.settings import settings

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainyard.app.live.jobs import open_index
-from trainyard.app.live.speeds import speed_of
+from trainyard.app.live.trainings import speed_of
 from trainyard.compute.monitor.readings import GpuMonitor, GpuReading, MonitorReading
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
