@@ -24,9 +24,9 @@ from trainyard.operations.sweeps import SweepInput
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import ArtifactStore, Produced
 from trainyard.stores.files import DISK
-from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation
 from trainyard.stores.graph.local import LadybugGraph
+from trainyard.stores.graph.remote import graph_file
 from trainyard.sweeps.folder import SweepRecord, sweep_folder, write_record
 from trainyard.sweeps.study import SweepStudy
 

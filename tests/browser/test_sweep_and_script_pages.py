@@ -15,7 +15,7 @@ from tests.browser.dashboard import SLOW_MS, Audit, PageWatch, open_page
 from tests.browser.records import seed_sweep
 from trainyard.app.sweeps import SweepReport, report_of
 from trainyard.settings import Settings, load_settings
-from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = [pytest.mark.browser]
 

@@ -26,11 +26,10 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.graph import EntitiesInput, ExportInput, GraphInput, NeighborsInput, QueryInput
 from trainyard.serve.listening import url_of
 from trainyard.settings import Settings
-from trainyard.stores.graph.addresses import graph_file, open_graph
 from trainyard.stores.graph.contract import Graph, GraphStats
 from trainyard.stores.graph.facts import ENTITY_KINDS
 from trainyard.stores.graph.local import LadybugGraph
-from trainyard.stores.graph.remote import TOKEN_VARIABLE
+from trainyard.stores.graph.remote import TOKEN_VARIABLE, graph_file, open_graph
 
 OF_TENANT = "($tenant = '' OR {0}.tenant = $tenant)"
 FIELDS = "{0}.key AS {0}_key, {0}.tenant AS {0}_tenant, {0}.kind AS {0}_kind, {0}.name AS {0}_name"

@@ -12,8 +12,7 @@ from pydantic import Field
 from trainyard.operations.base import Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
-from trainyard.operations.texts import next_lines
+from trainyard.operations.tables import next_lines, table
 from trainyard.serve.conversion.architectures import Layout
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from pydantic import Field
 from trainyard.operations.base import Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
-from trainyard.operations.texts import json_text
+from trainyard.operations.tables import json_text, table
 from trainyard.spec.axes.data import Port
 
 if TYPE_CHECKING:

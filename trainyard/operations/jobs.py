@@ -24,8 +24,7 @@ from trainyard.operations.chains import (
 )
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
-from trainyard.operations.texts import draw_curves, message_text, next_lines, short_reason
+from trainyard.operations.tables import draw_curves, message_text, next_lines, short_reason, table
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState

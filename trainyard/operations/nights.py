@@ -11,8 +11,7 @@ from trainyard.night.report import NightReport, markdown
 from trainyard.operations.base import TENANT, Request, Tenant
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
-from trainyard.operations.texts import json_text
+from trainyard.operations.tables import json_text, table
 from trainyard.testing.simulation import violation_lines
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from trainyard.operations.chains import (
 )
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
-from trainyard.operations.texts import draw_lines
+from trainyard.operations.tables import draw_lines, table
 from trainyard.spec.axes.stages import EvalMetric
 
 if TYPE_CHECKING:

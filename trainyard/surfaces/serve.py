@@ -15,8 +15,7 @@ from trainyard.compute.child import silence_missing_kernel
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput
 from trainyard.operations.serving import ServeInput
-from trainyard.serve.base_origins import NamedAdapter, require_bases
-from trainyard.serve.base_sources import find_bases, require_room
+from trainyard.serve.base_sources import NamedAdapter, find_bases, require_bases, require_room
 from trainyard.serve.embedded import server_options
 
 GRAPH_PORT = 9081

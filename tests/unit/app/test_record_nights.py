@@ -30,9 +30,9 @@ from trainyard.operations.nights import NightNameInput, NightsInput, night_detai
 from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import DISK
-from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, entity_key
 from trainyard.stores.graph.local import LadybugGraph
+from trainyard.stores.graph.remote import graph_file
 from trainyard.stores.schema import versioned
 
 JANE, ACME = Named("person", "Jane Doe"), Named("company", "Acme")

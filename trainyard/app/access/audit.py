@@ -32,7 +32,7 @@ from trainyard.operations.access import AuditInput
 from trainyard.operations.base import Nothing
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import Settings
-from trainyard.stores.access.audit import AuditLog, canonical, verify_log
+from trainyard.stores.audit import AuditLog, canonical, verify_log
 
 REQUEST_TARGETS = ("job", "name", "role", "target", "adapter", "chain", "session", "run", "source")
 RESPONSE_TARGETS = ("job", "run_id", "id", "session", "version", "name", "chain")

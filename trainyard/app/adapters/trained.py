@@ -17,7 +17,7 @@ from trainyard.app.names import find_ended_run, require_single
 from trainyard.app.run_folders import FoundArtifact, RunFolder, artifacts_of, missing_result_error, open_store
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.serve.base_origins import NamedAdapter, find_adapter, full_name
+from trainyard.serve.base_sources import NamedAdapter, find_adapter, full_name
 from trainyard.serve.version_facts import base_facts
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest, parse_name

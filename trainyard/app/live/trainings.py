@@ -16,7 +16,7 @@ from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.curves import CurveStore, Position, curve_path, open_curve
-from trainyard.stores.live.job_facts import WORDS, read_chain_facts
+from trainyard.stores.live.job_ids import WORDS, read_chain_facts
 from trainyard.stores.live.job_index import JobIndex, JobQuery, Row
 from trainyard.stores.metrics import number, select_since
 

@@ -44,11 +44,11 @@ from trainyard.json_types import JsonObject
 from trainyard.operations.stack import BackupInput, RestoreInput
 from trainyard.serve.trial import TrialRun, try_version
 from trainyard.settings import Settings
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
-from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.local import LadybugGraph
+from trainyard.stores.graph.remote import graph_file
+from trainyard.stores.secret_files import TokenFile
 from trainyard.stores.whole import BLOCK_BYTES, MANIFEST, disk_full, flush_tree, new_file, remove_folder
 
 

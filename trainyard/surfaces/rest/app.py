@@ -22,8 +22,7 @@ from trainyard.settings import Settings
 from trainyard.surfaces.bodies import trace_of
 from trainyard.surfaces.mcp.server import HttpApp
 from trainyard.surfaces.problems import answer_problem
-from trainyard.surfaces.rest.gauges import read_gpus, read_jobs, read_trainings
-from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests
+from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests, read_gpus, read_jobs, read_trainings
 from trainyard.surfaces.rest.openapi import openapi_document
 from trainyard.surfaces.rest.pages import add_pages
 from trainyard.surfaces.rest.replays import Replays
