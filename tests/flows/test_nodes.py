@@ -13,12 +13,13 @@ from prefect.client.schemas.objects import State
 
 from flows.chain import chain
 from flows.qa_pipeline import qa_pipeline
+from tests.flows.chain_runs import fill_working_folder, result_of, twice
 from trainyard.app.jobs.jobs import divergence_of
-from trainyard.app.run_records import RunResult, read_events, read_result
+from trainyard.app.run_records import read_events
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec
-from trainyard.spec.templates import PublishForm, Steps, TrainingForm
+from trainyard.spec.templates import PublishForm, TrainingForm
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import open_reference
 
@@ -43,30 +44,13 @@ def work(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> P
     """A working folder with twelve documents and a data set, and the tiny model as the default base."""
     folder = tmp_path / "work"
     (folder / "docs").mkdir(parents=True)
-    names = [
-        "amber",
-        "basalt",
-        "cedar",
-        "dune",
-        "ember",
-        "fjord",
-        "grove",
-        "harbour",
-        "iris",
-        "juniper",
-        "kelp",
-        "lagoon",
-    ]
+    names = (
+        "amber", "basalt", "cedar", "dune", "ember", "fjord", "grove", "harbour", "iris", "juniper", "kelp", "lagoon",
+    )  # fmt: skip
     for n, name in enumerate(names):
         text = PAGE.format(name=name, count=n + 2, year=1850 + n, hour=5 + n % 4, price=12 + 3 * n)
         (folder / "docs" / f"{name}.md").write_text(text)
-    rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(60)]
-    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(folder))
-    monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
-    monkeypatch.setenv("TRAINYARD_THREADS", "1")
-    settings.cache_clear()
-    return folder
+    return fill_working_folder(folder, tiny_model, monkeypatch, {"data.jsonl": twice(60)})
 
 
 def run(*nodes: dict[str, Any]) -> State[Any]:
@@ -76,12 +60,6 @@ def run(*nodes: dict[str, Any]) -> State[Any]:
         return await chain(spec, return_state=True)
 
     return asyncio.run(carry_out())
-
-
-def result_of(state: State[Any]) -> RunResult:
-    result = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert result is not None
-    return result
 
 
 def source(path: str = "docs", **config: Any) -> dict[str, Any]:
@@ -163,8 +141,7 @@ def test_a_relative_model_starts_at_the_working_folder_and_not_at_the_worker_s(w
 
 def test_rows_of_another_kind_are_refused_before_a_node_starts(work: Path) -> None:
     state = run(
-        source("data.jsonl"),
-        {"type": "trainer", "config": {"stage": "dpo", "hyperparameters": {"max_steps": 1}}},
+        source("data.jsonl"), {"type": "trainer", "config": {"stage": "dpo", "hyperparameters": {"max_steps": 1}}}
     )
     assert state.is_failed()
     assert "R-PORT trainer: Stage dpo learns from preference, and what was read is sft rows" in str(state.message)
@@ -184,8 +161,7 @@ def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
             documents="docs",
             count=90,
             training=TrainingForm(epochs=8, learning_rate=5e-3, rank=8, max_length=256),
-            publish=PublishForm(role="guide", few_rows="allow"),
-            steps=Steps(control=True),
+            publish=PublishForm(role="guide", few_rows="allow", quotes=0),
             return_state=True,
         )
 
@@ -193,7 +169,6 @@ def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
     assert state.is_completed(), state.message
     result = result_of(state)
     assert [node.id for node in result.nodes][-2:] == ["evaluator", "deployer"]
-    assert result.node("control").facts["control"] == "shuffled_answers"
     live = AdapterRegistry(settings().adapters).show("default/guide")
     assert live.name == "default/guide/v1"
     assert "default/guide/v1 is live" in result.message

@@ -74,7 +74,7 @@ def count_parts(body: bytes) -> tuple[int, int]:
 
 
 JSON_TYPE, TENSORS_TYPE = "application/json", "application/x-safetensors"
-FILE_TYPE = "application/octet-stream"
+FILE_TYPE, PROTOBUF_TYPE = "application/octet-stream", "application/x-protobuf"
 TRACEPARENT = "trainyard.traceparent"
 """Where the scope of a request has its traceparent."""
 TENSORS, IF_MATCH = "tensors", "if_match"
@@ -83,6 +83,8 @@ MAX_BODY_BYTES = 8 << 20
 SMALL_BODY_BYTES = 256 << 10
 """Of a request without lists and objects."""
 MAX_TENSORS_BYTES = 256 << 20
+MAX_TINKER_BYTES = 64 << 20
+"""Of a request of the Tinker SDK, which cuts a step into chunks of 5 MB."""
 MAX_DEPTH = 100
 NESTED = {dict, list}
 """What a JSON reader makes of values that contain others."""

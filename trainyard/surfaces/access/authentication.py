@@ -2,6 +2,7 @@
 
 Authorization: Bearer ty_…              a token that `trainyard tokens create` made
 Authorization: Bearer | Basic STRING    the string of this home, whole or its part after the colon: everything
+X-API-Key: tml-…                        either of both, as the Tinker SDK sends it
 Cookie                                  a browser that logged in; what changes something needs X-CSRF-Token, too
 """
 
@@ -26,6 +27,8 @@ from trainyard.stores.secret_files import PREFIX, LoginFile, TokenFile, TokenRec
 
 REMOTE_OWNER = replace(OWNER, remote=True)
 FORGERY_HEADER = "x-csrf-token"
+API_KEY_HEADER, API_KEY_PREFIX = "x-api-key", "tml-"
+"""How the Tinker SDK sends a token; it takes only keys with this prefix."""
 LOGIN_AGAIN = "Send the header Authorization: Bearer TOKEN; `trainyard tokens create` makes one."
 
 
@@ -47,6 +50,8 @@ class Authenticator:
             return REMOTE_OWNER
         if "authorization" in headers:
             return self.caller_of_credentials(token_of(headers["authorization"]), address)[0]
+        if API_KEY_HEADER in headers:
+            return self.caller_of_credentials(headers[API_KEY_HEADER].removeprefix(API_KEY_PREFIX), address)[0]
         cookie = self.cookie_of(headers)
         if not cookie:
             raise Denied("There is no token.", do=LOGIN_AGAIN, code="E-AUTH")

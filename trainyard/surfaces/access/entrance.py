@@ -38,7 +38,16 @@ from trainyard.app.access.limits import (
 from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 from trainyard.surfaces.access.authentication import Authenticator
-from trainyard.surfaces.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE, trace_of
+from trainyard.surfaces.bodies import (
+    FILE_TYPE,
+    MAX_BODY_BYTES,
+    MAX_TENSORS_BYTES,
+    MAX_TINKER_BYTES,
+    PROTOBUF_TYPE,
+    TENSORS_TYPE,
+    trace_of,
+)
+from trainyard.surfaces.openai.prefix import takes_files
 from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
 
 MAX_LOGIN_BYTES = 4 << 10
@@ -109,6 +118,8 @@ LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
 SESSIONS = "/api/v1/sessions/"
 UPLOADS = "/api/v1/data/uploads/"
+TINKER, LINKS = "/tinker/", "/tinker/files/"
+"""The Tinker SDK's wire, and its links to files, whose codes nobody can guess."""
 PAGES = "/dashboard"
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health"), ("POST", LOGIN)})
 """What needs no caller: whether the service lives, and how to become one."""
@@ -116,7 +127,9 @@ CALLER = "trainyard.caller"
 """Key of a request's scope."""
 MAX_TARGET_BYTES, MAX_HEADER_BYTES = 8 << 10, 32 << 10
 """Of path and query, and of all headers."""
-SINGLE_HEADERS = (b"authorization", b"content-type", b"content-length", b"idempotency-key")
+MAX_FORM_BYTES = 1 << 20
+"""Of a form around its file."""
+SINGLE_HEADERS = (b"authorization", b"x-api-key", b"content-type", b"content-length", b"idempotency-key")
 API_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -127,10 +140,7 @@ API_HEADERS = (
     (b"cache-control", b"no-store"),
 )
 """Of every answer: it is data, of which nothing runs, which nobody shows in a frame and nothing keeps."""
-PAGE_POLICY = (
-    b"default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; "
-    b"require-trusted-types-for 'script'"
-)
+PAGE_POLICY = b"default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; require-trusted-types-for 'script'"
 """Of the pages of the dashboard: their own scripts and styles, no inline ones, and no other origin's."""
 
 
@@ -180,7 +190,8 @@ class Entrance:
             raise too_long(limit)
         address = (scope.get("client") or ("",))[0]
         reads_page = scope["method"] in ("GET", "HEAD") and is_page(scope["path"])
-        if reads_page or (scope["method"], scope["path"]) in OPEN:
+        reads_link = scope["method"] == "GET" and scope["path"].startswith(LINKS)
+        if reads_page or reads_link or (scope["method"], scope["path"]) in OPEN:
             self.buckets.take(f"address {address}")
             return limit
         try:
@@ -227,6 +238,10 @@ def longest_body(scope: Scope, headers: Headers, upload_bytes: int) -> int:
         return MAX_LOGIN_BYTES
     if scope["path"].startswith(UPLOADS) and media_type(headers) == FILE_TYPE:
         return upload_bytes
+    if takes_files(scope["path"]):
+        return upload_bytes + MAX_FORM_BYTES
+    if scope["path"].startswith(TINKER):
+        return MAX_TINKER_BYTES
     is_tensors = media_type(headers) == TENSORS_TYPE and scope["path"].startswith(SESSIONS)
     return MAX_TENSORS_BYTES if is_tensors else MAX_BODY_BYTES
 
@@ -287,5 +302,7 @@ def protect(
     entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
     return Guard(
         entrance, (*settings.api_origins, *origins), as_problem,
-        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE), headers=API_HEADERS,
+        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE, PROTOBUF_TYPE),
+        headers=API_HEADERS,
+        takes_forms=takes_files,
     )  # fmt: skip

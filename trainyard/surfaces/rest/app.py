@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 import trainyard
 from trainyard.app.context import ConfinedCalls
@@ -21,12 +21,15 @@ from trainyard.operations.table import API
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import trace_of
 from trainyard.surfaces.mcp.server import HttpApp
+from trainyard.surfaces.openai.app import build_wire
+from trainyard.surfaces.openai.prefix import PREFIX
 from trainyard.surfaces.problems import answer_problem
 from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests, read_gpus, read_jobs, read_trainings
 from trainyard.surfaces.rest.openapi import openapi_document
 from trainyard.surfaces.rest.pages import add_pages
 from trainyard.surfaces.rest.replays import Replays
 from trainyard.surfaces.rest.routes import PLAIN_PATHS, ApiParts, Authenticate, add_operations, answer_refusal
+from trainyard.surfaces.tinker.routes import tinker_routes
 
 LOG = logging.getLogger("trainyard.rest")
 
@@ -59,7 +62,9 @@ def build_app(settings: Settings, authenticate: Authenticate, confined: Confined
             document.update(await anyio.to_thread.run_sync(openapi_document))
         return JSONResponse(document)
 
+    app.router.routes.extend(tinker_routes(settings, authenticate))
     app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate, confined)))
+    app.router.routes.append(Mount(PREFIX, build_wire(settings, authenticate, confined)))
     add_pages(app)
     add_error_answers(app)
     return app
