@@ -140,7 +140,10 @@ API_HEADERS = (
     (b"cache-control", b"no-store"),
 )
 """Of every answer: it is data, of which nothing runs, which nobody shows in a frame and nothing keeps."""
-PAGE_POLICY = b"default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; require-trusted-types-for 'script'"
+PAGE_POLICY = (
+    b"default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; "
+    b"require-trusted-types-for 'script'"
+)
 """Of the pages of the dashboard: their own scripts and styles, no inline ones, and no other origin's."""
 
 
