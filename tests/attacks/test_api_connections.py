@@ -25,8 +25,8 @@ from trainyard.compute.child import LOG_FILE
 from trainyard.serve.listening import BODY_S, HEAD_S, MAX_CONNECTIONS, MAX_HEAD_BYTES
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.live.job_index import JobIndex
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = pytest.mark.integration
 

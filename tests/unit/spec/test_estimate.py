@@ -14,10 +14,10 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.estimate.estimate import Estimate, Known, estimate, steps_of
-from trainyard.spec.estimate.heldout import few_rows, rows_to_generate, tiny_sets
 from trainyard.spec.estimate.memory import GIB, count_trainable, half_copies, memory_of, positions, reached
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import NOT_MEASURED, StepTiming, Timings
+from trainyard.spec.estimate.verdict import few_rows, rows_to_generate, tiny_sets
 from trainyard.spec.graph import resolve
 from trainyard.spec.nodes import HoldoutRules
 from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_trainer

@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.errors import Refused
-from trainyard.spec.load.limits import MAX_DEPTH, MAX_INTEGER_DIGITS, MAX_SPEC_BYTES, MAX_VALUES
-from trainyard.spec.load.text import FLOAT, NOT_FINITE, parse_text
+from trainyard.spec.load.text import (
+    FLOAT,
+    MAX_DEPTH,
+    MAX_INTEGER_DIGITS,
+    MAX_SPEC_BYTES,
+    MAX_VALUES,
+    NOT_FINITE,
+    parse_text,
+)
 
 
 def refusal(text: str | bytes) -> str:

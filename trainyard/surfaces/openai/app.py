@@ -27,13 +27,20 @@ from trainyard.callbacks import call_now, ignore
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
-from trainyard.surfaces.bodies import MAX_BODY_BYTES, TRACEPARENT, media_type, read_object, trace_of
+from trainyard.surfaces.bodies import (
+    MAX_BODY_BYTES,
+    TRACEPARENT,
+    USUAL,
+    media_type,
+    read_object,
+    require_structure,
+    trace_of,
+)
 from trainyard.surfaces.openai import completions, events, files, jobs, models, uploads
 from trainyard.surfaces.openai.calls import WireCall
 from trainyard.surfaces.openai.errors import WireError, translate_error, unknown_parameter, unknown_url
 from trainyard.surfaces.openai.prefix import FORM_TYPE, REQUEST_ID
 from trainyard.surfaces.spool import receive_body
-from trainyard.surfaces.structure import USUAL, require_structure
 from trainyard.tracing import span
 
 LOG = logging.getLogger("trainyard.openai")

@@ -13,7 +13,7 @@ from trainyard.app.context import Context
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve import embedded
-from trainyard.serve.base_origins import NamedAdapter
+from trainyard.serve.base_sources import NamedAdapter
 from trainyard.spec.states import JobState
 from trainyard.stores.openai_records import FineTuningRecord
 from trainyard.surfaces.openai.calls import WireCall

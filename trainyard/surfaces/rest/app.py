@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route
 
 import trainyard
 from trainyard.app.context import ConfinedCalls
-from trainyard.app.live.workers import WorkerWatch
+from trainyard.app.live.service_threads import WorkerWatch
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.operations.table import API
 from trainyard.settings import Settings
@@ -24,8 +24,7 @@ from trainyard.surfaces.mcp.server import HttpApp
 from trainyard.surfaces.openai.app import build_wire
 from trainyard.surfaces.openai.prefix import PREFIX
 from trainyard.surfaces.problems import answer_problem
-from trainyard.surfaces.rest.gauges import read_gpus, read_jobs, read_trainings
-from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests
+from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests, read_gpus, read_jobs, read_trainings
 from trainyard.surfaces.rest.openapi import openapi_document
 from trainyard.surfaces.rest.pages import add_pages
 from trainyard.surfaces.rest.replays import Replays

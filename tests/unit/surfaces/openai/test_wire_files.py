@@ -14,8 +14,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from trainyard.settings import load_settings, settings
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.auth_string import keep_auth
+from trainyard.stores.secret_files import TokenFile
 from trainyard.surfaces.openai.app import ROUTES
 from trainyard.surfaces.openai.prefix import PREFIX
 from trainyard.surfaces.rest.service import build_guarded_app

@@ -1,4 +1,8 @@
-"""At six in the morning, in the zone of the schedule: was a night expected since yesterday at six, and did one succeed?
+"""A disk with less free space than the setting `min_free_mb`: one event when that begins, not one a look.
+
+A GPU whose memory is nearly full (`gpu_memory_alert_percent`): one event when that begins, not one a look.
+
+At six in the morning, in the zone of the schedule: was a night expected since yesterday at six, and did one succeed?
 
 A night is expected if the server had scheduled one; a deployment without an active schedule expects none. A date is
 judged once, also over restarts of the watchdog, and later on that day if no check was possible at six. Days are local
@@ -15,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from datetime import time as Time
 from pathlib import Path
+from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -22,11 +27,93 @@ from prefect.client.schemas.filters import DeploymentFilter, FlowFilter, FlowRun
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 
-from trainyard.prefect_api.server import NO_SUCCESS, client
+from trainyard.app.gpus import MONITOR
+from trainyard.compute.monitor.readings import GpuMonitor, GpuReading
+from trainyard.json_types import JsonObject
+from trainyard.prefect_api.server import DISK_LOW, GPU_PRESSURE, NO_SUCCESS, client
 from trainyard.prefect_api.states import SKIPPED
 from trainyard.settings import Settings
+from trainyard.stores.files import lacking_space
 from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
+
+BYTES_PER_MIB = 1 << 20
+
+
+@dataclass
+class DiskWatch:
+    """Looks at the free space of the home's disk; says once that it is low, and again after it was not."""
+
+    settings: Settings
+    low: bool = field(default=False, init=False)
+
+    def look(self) -> list[str]:
+        """Send the event if space has become low; return its sentence. Raises what the server's client raises."""
+        lacking = lacking_space(self.settings.home, self.settings.min_free_mb * BYTES_PER_MIB)
+        if lacking is None:
+            self.low = False
+        if lacking is None or self.low:
+            return []
+        event: dict[str, object] = {
+            "id": str(uuid4()),
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": DISK_LOW,
+            "resource": {
+                "prefect.resource.id": f"trainyard.home.{self.settings.home}",
+                "prefect.resource.name": str(self.settings.home),
+            },
+            "payload": {"message": lacking.what},
+        }
+        with client() as prefect:
+            prefect.request("POST", "/events", json=[event])
+        self.low = True
+        return [lacking.what]
+
+
+RELIEVED_PERCENT = 5
+"""By so much less the pressure has ended: memory that goes up and down at the threshold is one episode."""
+
+
+@dataclass
+class GpuWatch:
+    """Looks at the memory of each GPU; says once that it is nearly full, and again after it was not."""
+
+    settings: Settings
+    monitor: GpuMonitor = MONITOR
+    pressed: set[int] = field(default_factory=set, init=False)
+    """GPUs whose event was sent."""
+
+    def look(self) -> list[str]:
+        """Send the event of each GPU that has become nearly full. Raises what the server's client raises."""
+        threshold = self.settings.gpu_memory_alert_percent
+        messages = []
+        for gpu in self.monitor.read().gpus if threshold else ():
+            percent = 100 * gpu.memory_used_mb / max(1, gpu.memory_total_mb)
+            if percent < threshold - RELIEVED_PERCENT:
+                self.pressed.discard(gpu.index)
+            if percent >= threshold and gpu.index not in self.pressed:
+                message = f"GPU {gpu.index} ({gpu.name}) uses {gpu.memory_used_mb:,} of {gpu.memory_total_mb:,} MiB."
+                with client() as prefect:
+                    prefect.request("POST", "/events", json=[self.event(gpu, message)])
+                self.pressed.add(gpu.index)
+                messages.append(message)
+        return messages
+
+    def event(self, gpu: GpuReading, message: str) -> JsonObject:
+        return {
+            "id": str(uuid4()),
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": GPU_PRESSURE,
+            "resource": {
+                "prefect.resource.id": f"trainyard.gpu.{self.settings.home}.{gpu.index}",
+                "prefect.resource.name": f"GPU {gpu.index} of {self.settings.home}",
+            },
+            "payload": {
+                "message": message, "memory_used_mb": gpu.memory_used_mb, "memory_total_mb": gpu.memory_total_mb,
+                "threshold_percent": self.settings.gpu_memory_alert_percent,
+            },
+        }  # fmt: skip
+
 
 FLOW, DUE = "nightly", Time(6, 0)
 JUDGED_FILE = "night-watch.json"

@@ -1,4 +1,8 @@
-"""The stores of a home on a disk that forgets: failed calls, deaths between any two calls, power cuts.
+"""Bugs that are injected into the stores on purpose: each is a mistake that somebody could make, and is found.
+
+python -m trainyard.testing.store_faults.simulate --campaigns 2000 --inject found-not-flushed    ends with exit code 1
+
+The stores of a home on a disk that forgets: failed calls, deaths between any two calls, power cuts.
 
     campaign = campaign_of(seed)            a pure function of its seed
     campaign.violations                     what was promised and is not there
@@ -6,15 +10,21 @@
 Artifacts, checkpoints, job records and the adapter registry work through `Files`; here it is the disk in memory of
 `simulated_files`. What a call returned is a promise: it has to be there after every later fault, whole. What a call
 did not return may be there or not, but never half. Nights have a simulator of their own (`testing/nights`).
+
+Simulate faults over the stores: `python -m trainyard.testing.store_faults.simulate --campaigns 2000`.
+
+Prints each violation with its campaign's seed and the line that replays it. Exit code 1 when something was violated.
 """
 
 from __future__ import annotations
 
+import argparse
 import errno
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainyard.errors import Corrupt, TrainyardError
 from trainyard.spec.axes.backends import BackendName
@@ -22,12 +32,85 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
+from trainyard.stores import adapters, artifacts, files, whole
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.files import make_folders
 from trainyard.stores.jobs import JobRecord, JobStore
 from trainyard.testing.simulated_files import SimulatedFiles
+from trainyard.testing.simulation import Simulator, Swap, always, violation_lines
 from trainyard.train.checkpoint import checkpoints
+
+
+def moves_without_flush(disk: files.Files, source: Path, target: Path) -> None:
+    files.make_folders(disk, target.parent)
+    disk.rename_noreplace(source, target)
+
+
+def moves_into_an_unflushed_folder(disk: files.Files, source: Path, target: Path) -> None:
+    """The folder that it moves to may be new itself."""
+    missing = [parent for parent in reversed(target.parents) if not disk.is_folder(parent)]
+    for parent in missing:
+        disk.mkdir(parent)
+    disk.rename_noreplace(source, target)
+    disk.fsync_folder(target.parent)
+
+
+def flushes_files_only(disk: files.Files, folder: Path) -> None:
+    for path in whole.files_below(disk, folder):
+        disk.fsync(path)
+    disk.fsync_folder(folder)
+
+
+def manifest_before_flush(
+    disk: files.Files, folder: Path, described: Any, facts: Any = whole.NO_FACTS, *_: object
+) -> None:
+    whole.write_json_durably(folder / whole.MANIFEST, {**facts, "files": described}, disk)
+
+
+def believes_the_version(_self: object, version: object) -> object:
+    return version
+
+
+def removes_first(disk: files.Files, replaced: Path, final: Path) -> None:
+    """The old result goes before the new one is there for certain."""
+    if disk.is_folder(replaced):
+        whole.remove_folder(disk, replaced)
+
+
+def writes_in_place(disk: files.Files, path: Path, data: bytes) -> None:
+    disk.write(path, data)
+    disk.fsync(path)
+    disk.fsync_folder(path.parent)
+
+
+def renames_unflushed(disk: files.Files, path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    disk.write(temporary, data)
+    disk.replace(temporary, path)
+    disk.fsync_folder(path.parent)
+
+
+def table() -> dict[str, tuple[Swap, ...]]:
+    """Name -> what is replaced."""
+    return {
+        "no-fsync": ((SimulatedFiles, "fsync", always()),),
+        "no-folder-fsync": ((SimulatedFiles, "fsync_folder", always()),),
+        "moved-not-flushed": ((whole, "move_folder", moves_without_flush),),
+        "new-folder-not-flushed": ((whole, "move_folder", moves_into_an_unflushed_folder),),
+        "sub-folders-not-flushed": ((whole, "flush_tree", flushes_files_only),),
+        "rename-before-fsync": ((whole, "seal", manifest_before_flush),),
+        "found-not-flushed": ((artifacts, "flush_name", always()),),
+        "found-checkpoint-not-flushed": ((checkpoints, "flush_name", always()),),
+        "found-version-not-flushed": ((adapters.AdapterRegistry, "flushed", believes_the_version),),
+        "old-removed-first": ((whole, "finish_exchange", removes_first),),
+        "written-in-place": tuple((module, "write_whole", writes_in_place) for module in (adapters, whole)),
+        "file-renamed-before-fsync": tuple((module, "write_whole", renames_unflushed) for module in (adapters, whole)),
+    }  # fmt: skip
+
+
+INJECTED_BUGS = tuple(table())
+
 
 HOME = Path("/home")
 STEPS = 14
@@ -276,3 +359,25 @@ def nothing_left(campaign: StoreCampaign) -> None:
     left = [path for path in names if any(".replaced" in part or part.endswith("-work") for part in path.parts)]
     if left:
         campaign.violated(f"left behind: {sorted(map(str, left))[:3]}")
+
+
+simulate = Simulator(campaign_of, table).run
+REPLAY = "python -m trainyard.testing.store_faults.simulate"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--campaigns", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--campaign", type=int, help="replay the one that has this seed")
+    parser.add_argument("--inject", choices=INJECTED_BUGS)
+    options = parser.parse_args()
+    outcome = simulate(options.campaigns, options.seed, inject=options.inject, campaign=options.campaign)
+    print(*violation_lines(outcome.violations, outcome.failed, REPLAY, outcome.inject), sep="\n")
+    print(f"{outcome.nights:,} campaigns in {outcome.seconds:.0f} s")
+    print(outcome.last_line)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,29 +1,35 @@
-"""The knowledge graph for a browser: entities by their names, and what is next to one.
+"""The knowledge graph from outside: ask it, count it, write it out, serve it.
+
+The knowledge graph for a browser: entities by their names, and what is next to one.
 
 Every statement is one that reads, with values as parameters; a tenant sees nothing of another's.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from typing import Literal
 
 import orjson
 
+from trainyard.app import graph_server
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.app.run_folders import resolve_tenant
 from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.json_types import JsonMapping
-from trainyard.operations.graph import EntitiesInput, NeighborsInput
+from trainyard.json_types import JsonMapping, JsonObject
+from trainyard.operations.graph import EntitiesInput, ExportInput, GraphInput, NeighborsInput, QueryInput
+from trainyard.serve.listening import url_of
 from trainyard.settings import Settings
-from trainyard.stores.graph.addresses import graph_file, open_graph
-from trainyard.stores.graph.contract import Graph
+from trainyard.stores.graph.contract import Graph, GraphStats
 from trainyard.stores.graph.facts import ENTITY_KINDS
 from trainyard.stores.graph.local import LadybugGraph
+from trainyard.stores.graph.remote import TOKEN_VARIABLE, graph_file, open_graph
 
 OF_TENANT = "($tenant = '' OR {0}.tenant = $tenant)"
 FIELDS = "{0}.key AS {0}_key, {0}.tenant AS {0}_tenant, {0}.kind AS {0}_kind, {0}.name AS {0}_name"
@@ -161,3 +167,50 @@ def graph_in_turn(address: str, settings: Settings) -> Iterator[Graph]:
         require_caller()  # who may have left while others had their turn
         with graph:
             yield graph
+
+
+class QueryRows(Response):
+    rows: tuple[JsonObject, ...]
+
+
+class GraphCounts(Response):
+    documents: int
+    entities: int
+    relations: int
+    entities_by_kind: dict[str, int]
+    relations_by_kind: dict[str, int]
+
+
+class Exported(Response):
+    file: str
+    lines: int
+
+
+def query_graph(request: QueryInput, context: Context) -> QueryRows:
+    with graph_in_turn(request.graph, context.settings) as graph:
+        return QueryRows(rows=tuple(graph.query(request.cypher, request.parameters)))
+
+
+def count_graph(request: GraphInput, context: Context) -> GraphCounts:
+    tenant = resolve_tenant(request.tenant, context)
+    if tenant is None or is_unwritten(request.graph, context):
+        return GraphCounts(**asdict(GraphStats()))
+    with graph_in_turn(request.graph, context.settings) as graph:
+        return GraphCounts(**asdict(graph.stats(tenant or None)))
+
+
+def export_graph(request: ExportInput, context: Context) -> Exported:
+    with graph_in_turn(request.graph, context.settings) as graph:
+        return Exported(file=str(request.file), lines=graph.export(request.file.absolute(), request.tenant))
+
+
+def serve_graph(address: str, host: str, port: int, context: Context) -> str:
+    """Serve until a signal; the database is opened first, so that a taken one is reported at once."""
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    listener = graph_server.bind_socket(host, port, token)
+    url = url_of(listener)
+    with listener, open_graph(address, context.settings) as graph:
+        counts = graph.stats()
+        context.say(f"the graph answers at {url}: {counts.documents:,} documents, {counts.entities:,} entities")
+        graph_server.serve(graph, listener, token)
+    return url

@@ -10,8 +10,8 @@ from trainyard.app.responses import Response
 from trainyard.errors import Unavailable
 from trainyard.operations.base import Nothing
 from trainyard.settings import Settings
-from trainyard.stores.access.logins import CODE_S, LoginFile, id_of_string
 from trainyard.stores.auth_string import read_auth
+from trainyard.stores.secret_files import CODE_S, LoginFile, id_of_string
 
 
 class DashboardLink(Response):
