@@ -24,7 +24,12 @@ from trainyard.surfaces.tinker.requests import Chunk, Datum, ForwardBackwardBody
 MAX_ROWS = 4096
 MAX_ELEMENTS = 1 << 24
 """Of one tensor, its empty places included."""
-DTYPES = {FLOAT32: np.dtype("<f4"), INT64: np.dtype("<i8"), INT32: np.dtype("<i4"), BFLOAT16: np.dtype("<u2")}
+DTYPES: dict[object, np.dtype[Any]] = {
+    FLOAT32: np.dtype("<f4"),
+    INT64: np.dtype("<i8"),
+    INT32: np.dtype("<i4"),
+    BFLOAT16: np.dtype("<u2"),
+}
 INT_TENSORS = ("target_tokens",)
 
 
