@@ -43,8 +43,7 @@ from trainyard.stores.live.job_ids import TENANT_TAG, job_tags
 from trainyard.sweeps.asha import Trial, TrialState, find_best
 from trainyard.sweeps.chains import apply_values, needed_nodes
 from trainyard.sweeps.folder import SweepRecord, find_record, sweep_folder, sweep_lock, write_record
-from trainyard.sweeps.measuring import measured_at, value_of
-from trainyard.sweeps.scheduling import ATTEMPTS, Segment, SegmentEnd, TrialSchedule
+from trainyard.sweeps.scheduling import ATTEMPTS, Segment, SegmentEnd, TrialSchedule, measured_at, value_of
 from trainyard.sweeps.spec import SweepSpec
 from trainyard.sweeps.study import SweepStudy
 

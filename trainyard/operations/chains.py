@@ -14,8 +14,7 @@ from trainyard.loading import load
 from trainyard.operations.base import Nothing, Parameters, Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import paragraph, table
-from trainyard.operations.texts import message_text, next_lines, short_reason
+from trainyard.operations.tables import message_text, next_lines, paragraph, short_reason, table
 
 if TYPE_CHECKING:
     from trainyard.app.chains.describe import ShownSchema, TemplateRows

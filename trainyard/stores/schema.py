@@ -49,6 +49,7 @@ KINDS: Mapping[str, StoredKind] = {
     "night-watch": StoredKind(("services/night-watch.json",)),
     "note": StoredKind(("notes/*.json",)),
     "object": StoredKind(()),
+    "openai": StoredKind(("tenants/*/openai/*/*.json",)),
     "pin": StoredKind(("pins/*.json",)),
     "run": StoredKind(("runs/*/result.json",)),
     "service": StoredKind(("services/*.json", "services/started/*.json")),

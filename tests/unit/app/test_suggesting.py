@@ -14,7 +14,7 @@ from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import settings
-from trainyard.spec.load.nearest import nearest, nearest_paths
+from trainyard.spec.load.spellings import nearest, nearest_paths
 from trainyard.stores.chain_revisions import ChainStore, StoredChain
 from trainyard.surfaces.invocation import carry_out
 

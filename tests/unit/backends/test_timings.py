@@ -12,10 +12,7 @@ import psutil
 import pytest
 
 from tests.small_jobs import Jobs, conversation
-from trainyard.backends.timings.probing import run_probe
-from trainyard.backends.timings.reading import Stopwatch, read_measurement
-from trainyard.backends.timings.records import add_timing, read_timings
-from trainyard.backends.timings.watching import key_of
+from trainyard.backends.timings import Stopwatch, add_timing, key_of, read_measurement, read_timings, run_probe
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
 from trainyard.compute.monitor.processor import ProcessorTime, read_processor_time

@@ -14,10 +14,10 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.estimate.estimate import Estimate, Known, estimate, steps_of
-from trainyard.spec.estimate.heldout import few_rows, rows_to_generate, tiny_sets
 from trainyard.spec.estimate.memory import GIB, count_trainable, half_copies, memory_of, positions, reached
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import NOT_MEASURED, StepTiming, Timings
+from trainyard.spec.estimate.verdict import few_rows, rows_to_generate, tiny_sets
 from trainyard.spec.graph import resolve
 from trainyard.spec.nodes import HoldoutRules
 from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_trainer
@@ -445,10 +445,7 @@ def test_an_unknown_model_leaves_figures_out_and_says_so() -> None:
     trainer_estimate = planned(source(), node("trainer", base_model="org/far"))["trainer"]
     assert trainer_estimate == Estimate(
         node="trainer",
-        basis=(
-            "steps: not known without the rows",
-            "memory, disk and time: the shape of 'org/far' is not known here",
-        ),
+        basis=("steps: not known without the rows", "memory, disk and time: the shape of 'org/far' is not known here"),
     )
 
 

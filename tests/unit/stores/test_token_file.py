@@ -7,9 +7,19 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
-from trainyard.stores.access.logins import LOGIN_S, MAX_LOGINS, OWN_STRING, LoginFile, forgery_token, logins_file
-from trainyard.stores.access.secret_files import digest_of
-from trainyard.stores.access.tokens import DAY_S, MAX_TOKENS, TokenFile, tokens_file
+from trainyard.stores.secret_files import (
+    DAY_S,
+    LOGIN_S,
+    MAX_LOGINS,
+    MAX_TOKENS,
+    OWN_STRING,
+    LoginFile,
+    TokenFile,
+    digest_of,
+    forgery_token,
+    logins_file,
+    tokens_file,
+)
 
 
 @pytest.fixture

@@ -18,12 +18,7 @@ from trainyard.testing.nights.campaign import NightCampaign
 from trainyard.testing.nights.injected_bugs import INJECTED_BUGS
 from trainyard.testing.nights.simulate import campaign_of, simulate
 
-FOUND_SOON = (
-    "ledger-before-graph",
-    "two-nights-at-once",
-    "trains-on-live-corpus",
-    "device-not-measured",
-)
+FOUND_SOON = ("ledger-before-graph", "two-nights-at-once", "trains-on-live-corpus", "device-not-measured")
 LATER = tuple(bug for bug in FOUND_SOON if bug != "two-nights-at-once")
 """Found in seconds, not in one."""
 

@@ -12,7 +12,7 @@ import orjson
 from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.chains.compare import Comparison, DifferingSetting, compare_trainings
 from trainyard.app.context import Context
-from trainyard.app.jobs.retry import read_run_request
+from trainyard.app.jobs.jobs import read_run_request
 from trainyard.app.names import find_job
 from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.resolve import resolve_chain

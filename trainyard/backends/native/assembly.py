@@ -30,9 +30,8 @@ from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.axes.stages import DistillSettings, PpoSettings, Stage
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.compat.run import length_advice
-from trainyard.spec.estimate.bases import BaseFacts
-from trainyard.spec.estimate.evaluations import default_interval
-from trainyard.spec.estimate.timing import save_steps
+from trainyard.spec.estimate.shape import BaseFacts
+from trainyard.spec.estimate.timing import default_interval, save_steps
 from trainyard.spec.packages import LIGER
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably

@@ -21,12 +21,10 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
-from trainyard.spec.estimate.evaluations import held_out_rows
-from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
-from trainyard.spec.estimate.memory import Memory, count_trainable, memory_of
-from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
+from trainyard.spec.estimate.memory import Memory, count_trainable, drawn_length, memory_of, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.estimate.timing import Timings, Workload, estimate_time
+from trainyard.spec.estimate.timing import Timings, Workload, estimate_time, held_out_rows
+from trainyard.spec.estimate.verdict import generated_rows, generator_basis, written_by_generator
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 

@@ -22,9 +22,8 @@ from trainyard.app.context import OWNER, Caller
 from trainyard.errors import Denied
 from trainyard.operations.table import Scope
 from trainyard.settings import Settings
-from trainyard.stores.access.logins import LoginFile, forgery_token, id_of_string
-from trainyard.stores.access.tokens import PREFIX, TokenFile, TokenRecord
 from trainyard.stores.auth_string import read_auth
+from trainyard.stores.secret_files import PREFIX, LoginFile, TokenFile, TokenRecord, forgery_token, id_of_string
 
 REMOTE_OWNER = replace(OWNER, remote=True)
 FORGERY_HEADER = "x-csrf-token"

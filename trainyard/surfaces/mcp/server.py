@@ -23,13 +23,12 @@ import trainyard
 from trainyard.app.context import Caller, ConfinedCalls
 from trainyard.errors import NotFound, TrainyardError
 from trainyard.settings import Settings
-from trainyard.surfaces.access.strangers import whole_body
-from trainyard.surfaces.mcp.calls import MAX_CALLS, call_tool
+from trainyard.surfaces.access.entrance import whole_body
+from trainyard.surfaces.bodies import USUAL, require_structure
+from trainyard.surfaces.mcp.calls import MAX_CALLS, call_tool, list_tools
 from trainyard.surfaces.mcp.pages import list_resources, read_resource
-from trainyard.surfaces.mcp.tools import list_tools
 from trainyard.surfaces.problems import answer_problem
 from trainyard.surfaces.spool import receive_body
-from trainyard.surfaces.structure import USUAL, require_structure
 from trainyard.tracing import is_traceparent
 
 INSTRUCTIONS = """Trainyard trains, evaluates and serves language models as chains of nodes on Prefect.

@@ -11,19 +11,20 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 import trainyard
 from trainyard.app.context import ConfinedCalls
-from trainyard.app.live.workers import WorkerWatch
+from trainyard.app.live.service_threads import WorkerWatch
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.operations.table import API
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import trace_of
 from trainyard.surfaces.mcp.server import HttpApp
+from trainyard.surfaces.openai.app import build_wire
+from trainyard.surfaces.openai.prefix import PREFIX
 from trainyard.surfaces.problems import answer_problem
-from trainyard.surfaces.rest.gauges import read_gpus, read_jobs, read_trainings
-from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests
+from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests, read_gpus, read_jobs, read_trainings
 from trainyard.surfaces.rest.openapi import openapi_document
 from trainyard.surfaces.rest.pages import add_pages
 from trainyard.surfaces.rest.replays import Replays
@@ -63,6 +64,7 @@ def build_app(settings: Settings, authenticate: Authenticate, confined: Confined
 
     app.router.routes.extend(tinker_routes(settings, authenticate))
     app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate, confined)))
+    app.router.routes.append(Mount(PREFIX, build_wire(settings, authenticate, confined)))
     add_pages(app)
     add_error_answers(app)
     return app

@@ -31,8 +31,10 @@ from trainyard.loading import load
 from trainyard.operations.table import OPERATIONS, Operation, route_of
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import (
+    BATCHES,
     FILE_TYPE,
     TRACEPARENT,
+    USUAL,
     InvalidFields,
     media_type,
     read_request,
@@ -44,7 +46,6 @@ from trainyard.surfaces.problems import answer_problem
 from trainyard.surfaces.rest.measured import OPERATION
 from trainyard.surfaces.rest.replays import Replays, read_key
 from trainyard.surfaces.spool import INLINE_BYTES
-from trainyard.surfaces.structure import BATCHES, USUAL
 from trainyard.tracing import span
 
 Answer = Callable[[Request], Awaitable[Response]]

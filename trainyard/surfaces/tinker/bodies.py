@@ -17,8 +17,7 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
-from trainyard.surfaces.bodies import MAX_TINKER_BYTES
-from trainyard.surfaces.structure import BATCHES, require_structure
+from trainyard.surfaces.bodies import BATCHES, MAX_TINKER_BYTES, require_structure
 from trainyard.surfaces.tinker.messages import BFLOAT16, FLOAT32, INT32, INT64, message_classes
 from trainyard.surfaces.tinker.requests import Chunk, Datum, ForwardBackwardBody, TensorData
 

@@ -14,7 +14,7 @@ from trainyard.operations.access import AuditInput
 from trainyard.operations.base import Nothing
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import settings
-from trainyard.stores.access.audit import AuditLog
+from trainyard.stores.audit import AuditLog
 from trainyard.surfaces.invocation import carry_out, changes_something, request_of
 from trainyard.surfaces.sdk.surface import here
 

@@ -1,1 +1,0 @@
-"""How long trainings take on this machine: measured by a probe or by a run, kept under the home, used by every plan."""

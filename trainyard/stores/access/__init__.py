@@ -1,1 +1,0 @@
-"""Who may use this home over a network, and what they changed: tokens, logins of browsers, the audit log."""
