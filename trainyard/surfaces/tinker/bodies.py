@@ -24,7 +24,7 @@ from trainyard.surfaces.tinker.requests import Chunk, Datum, ForwardBackwardBody
 MAX_ROWS = 4096
 MAX_ELEMENTS = 1 << 24
 """Of one tensor, its empty places included."""
-DTYPES: dict[object, np.dtype[Any]] = {
+DTYPES: dict[int, np.dtype[Any]] = {
     FLOAT32: np.dtype("<f4"),
     INT64: np.dtype("<i8"),
     INT32: np.dtype("<i4"),
@@ -92,9 +92,9 @@ def read_json(body: bytes, model: type[BaseModel]) -> Any:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the body"
+        location = ".".join(str(part) for part in first["loc"]) or "the body"
         raise InvalidInput(
-            f"{place}: {first['msg']}.", do="Use a Tinker SDK of 0.19 to 0.38.", code="E-PARAMETER"
+            f"{location}: {first['msg']}.", do="Use a Tinker SDK of 0.19 to 0.38.", code="E-PARAMETER"
         ) from error
 
 
@@ -104,13 +104,13 @@ def read_json(body: bytes, model: type[BaseModel]) -> Any:
 def read_json_step(body: bytes, *, forward_only: bool) -> StepRequest:
     """Return a step that came as JSON."""
     request: ForwardBackwardBody = read_json(body, ForwardBackwardBody)
-    given = request.forward_backward_input or request.forward_input
-    if given is None:
+    step_input = request.forward_backward_input or request.forward_input
+    if step_input is None:
         raise refused("The request has no data.", "Send forward_backward_input.")
     step = StepRequest(
-        request.model_id, request.seq_id, given.loss_fn, dict(given.loss_fn_config or {}), forward_only, []
+        request.model_id, request.seq_id, step_input.loss_fn, dict(step_input.loss_fn_config or {}), forward_only, []
     )
-    return complete(step, body, lambda: [row_of_json(datum) for datum in given.data])
+    return complete(step, body, lambda: [row_of_json(datum) for datum in step_input.data])
 
 
 def row_of_json(datum: Datum) -> WireRow:
@@ -261,8 +261,8 @@ def too_many_rows(count: int) -> LimitExceeded:
     )
 
 
-def refused(what: str, do: str) -> InvalidInput:
-    return InvalidInput(what, do=do, code="E-REQUEST-REFUSED")
+def refused(problem: str, do: str) -> InvalidInput:
+    return InvalidInput(problem, do=do, code="E-REQUEST-REFUSED")
 
 
 def step_body(step: StepRequest) -> bytes:

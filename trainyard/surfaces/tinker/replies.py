@@ -138,16 +138,16 @@ def topk(rows: Pairs, k: int) -> Any:
 
 def target_tensor(request: Sample, rows: Sequence[Sequence[float]]) -> Any:
     """Return the log-probabilities of the named tokens in the layout in which the request named them."""
-    given = request.target_prompt_logprobs
-    assert given is not None, "checked when the request was read"
-    assert given.shape is not None, "checked when the request was read"
-    dense = np.array(rows, dtype="<f4").reshape(given.shape)
-    if given.sparse_crow_indices is None:
-        return tensor_of(dense, FLOAT32, given.shape)
-    crow, col = np.array(given.sparse_crow_indices, "<i8"), np.array(given.sparse_col_indices or [], "<i8")
+    tensor = request.target_prompt_logprobs
+    assert tensor is not None, "checked when the request was read"
+    assert tensor.shape is not None, "checked when the request was read"
+    dense = np.array(rows, dtype="<f4").reshape(tensor.shape)
+    if tensor.sparse_crow_indices is None:
+        return tensor_of(dense, FLOAT32, tensor.shape)
+    crow, col = np.array(tensor.sparse_crow_indices, "<i8"), np.array(tensor.sparse_col_indices or [], "<i8")
     values = dense[np.repeat(np.arange(len(dense)), np.diff(crow)), col].astype("<f4")
     csr = make_message("SparseCsr", values=values.tobytes(), crow_indices=crow.tobytes(), col_indices=col.tobytes())
-    return make_message("Tensor", sparse_csr=csr, dtype=FLOAT32, shape=given.shape)
+    return make_message("Tensor", sparse_csr=csr, dtype=FLOAT32, shape=tensor.shape)
 
 
 def tensor_of(values: np.ndarray, dtype: int, shape: Sequence[int]) -> Any:

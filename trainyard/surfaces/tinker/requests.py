@@ -12,14 +12,14 @@ Seq = Annotated[int, Field(ge=0, le=2**62)]
 Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 86_400)]
 
 
-class Body(BaseModel):
+class WireBody(BaseModel):
     """A request; every key is known."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
     type: str | None = None
 
 
-class TensorData(Body):
+class TensorData(WireBody):
     data: list[int] | list[float]
     dtype: Literal["float32", "int64"]
     shape: list[int] | None = None
@@ -35,22 +35,22 @@ class Chunk(BaseModel):
     tokens: list[int] = []
 
 
-class ModelInput(Body):
+class ModelInput(WireBody):
     chunks: list[Chunk]
 
 
-class Datum(Body):
+class Datum(WireBody):
     model_input: ModelInput
     loss_fn_inputs: dict[str, TensorData]
 
 
-class StepInput(Body):
+class StepInput(WireBody):
     data: list[Datum]
     loss_fn: str
     loss_fn_config: dict[str, float | str] | None = None
 
 
-class ForwardBackwardBody(Body):
+class ForwardBackwardBody(WireBody):
     model_id: Name
     seq_id: Seq | None = None
     forward_backward_input: StepInput | None = None
@@ -62,7 +62,7 @@ class OptimizerConfig(BaseModel):
     type: str = "adamw"
 
 
-class LoraConfig(Body):
+class LoraConfig(WireBody):
     rank: int = Field(32, ge=1, le=256)
     seed: int | None = None
     train_unembed: bool = True
@@ -70,7 +70,7 @@ class LoraConfig(Body):
     train_attn: bool = True
 
 
-class CreateSession(Body):
+class CreateSession(WireBody):
     tags: list[str] = []
     user_metadata: Metadata = None
     sdk_version: str = ""
@@ -78,16 +78,16 @@ class CreateSession(Body):
     display_name: str | None = None
 
 
-class FinishSession(Body):
+class FinishSession(WireBody):
     reason: dict[str, Any] | None = None
     detail: str | None = None
 
 
-class SessionBody(Body):
+class SessionBody(WireBody):
     session_id: Name
 
 
-class CreateModel(Body):
+class CreateModel(WireBody):
     session_id: Name
     model_seq_id: Seq
     base_model: Annotated[str, Field(min_length=1, max_length=512)]
@@ -96,11 +96,11 @@ class CreateModel(Body):
     optimizer_config: OptimizerConfig | None = None
 
 
-class ModelBody(Body):
+class ModelBody(WireBody):
     model_id: Name
 
 
-class AdamParams(Body):
+class AdamParams(WireBody):
     learning_rate: float = Field(1e-4, ge=0, le=1)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
@@ -109,14 +109,14 @@ class AdamParams(Body):
     grad_clip_norm: float = Field(0.0, ge=0, allow_inf_nan=False)
 
 
-class OptimStep(Body):
+class OptimStep(WireBody):
     model_id: Name
     seq_id: Seq | None = None
     adam_params: AdamParams | None = None
     optimizer_params: dict[str, Any] | None = None
 
 
-class SaveWeights(Body):
+class SaveWeights(WireBody):
     model_id: Name
     seq_id: Seq | None = None
     path: str | None = None
@@ -125,7 +125,7 @@ class SaveWeights(Body):
     user_metadata: Metadata = None
 
 
-class SaveForSampler(Body):
+class SaveForSampler(WireBody):
     model_id: Name
     seq_id: Seq | None = None
     path: str | None = None
@@ -135,7 +135,7 @@ class SaveForSampler(Body):
     user_metadata: Metadata = None
 
 
-class SaveExternal(Body):
+class SaveExternal(WireBody):
     model_id: Name
     seq_id: Seq | None = None
     path: Annotated[str, Field(max_length=128)]
@@ -144,7 +144,7 @@ class SaveExternal(Body):
     age_encryption_recipients: list[str] | None = None
 
 
-class LoadWeights(Body):
+class LoadWeights(WireBody):
     path: Annotated[str, Field(max_length=512)]
     optimizer: bool = False
     model_id: Name | None = None
@@ -158,14 +158,14 @@ class LoadWeights(Body):
     lora_config: LoraConfig | None = None
 
 
-class CreateSampler(Body):
+class CreateSampler(WireBody):
     session_id: Name
     sampling_session_seq_id: Seq
     base_model: Annotated[str, Field(max_length=512)] | None = None
     model_path: Annotated[str, Field(max_length=512)] | None = None
 
 
-class SamplingParams(Body):
+class SamplingParams(WireBody):
     max_tokens: int | None = Field(None, ge=1, le=32_768)
     seed: int | None = None
     stop: str | list[str] | list[int] | None = None
@@ -174,7 +174,7 @@ class SamplingParams(Body):
     top_p: float = Field(1.0, gt=0, le=1)
 
 
-class Sample(Body):
+class Sample(WireBody):
     prompt: ModelInput
     sampling_params: SamplingParams
     num_samples: int = Field(1, ge=1, le=512)
@@ -191,15 +191,15 @@ class Sample(Body):
     record_stability_info: bool | None = None
 
 
-class Retrieve(Body):
+class Retrieve(WireBody):
     request_id: Name
     model_id: str | None = None
     allow_metadata_only: bool = False
 
 
-class WeightsInfo(Body):
+class WeightsInfo(WireBody):
     tinker_path: Annotated[str, Field(max_length=512)]
 
 
-class Lifetime(Body):
+class Lifetime(WireBody):
     ttl_seconds: Seconds | None = None

@@ -205,7 +205,7 @@ class TinkerWire:
         return Response(orjson.dumps(answer.json), media_type="application/json")
 
     def cancel(self, tenant: str, body: requests.Retrieve) -> dict[str, Any]:
-        """Cancel a sample that has not begun; one that has ends by itself."""
+        """Cancel a sample that has not begun; one that has runs to its end."""
         future = self.service.futures.find(tenant, body.request_id)
         if future is not None and future.model_id is None:
             future.canceled = True

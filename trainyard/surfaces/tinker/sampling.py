@@ -47,8 +47,8 @@ class Sampler:
     ) -> dict[str, Any] | None:
         """Return the scores of the prompt; None where the request wants none."""
         targets = target_rows(request, len(tokens))
-        wanted = request.prompt_logprobs or request.topk_prompt_logprobs or targets or request.prompt_alt_tokens_k
-        if not wanted:
+        requested = request.prompt_logprobs or request.topk_prompt_logprobs or targets or request.prompt_alt_tokens_k
+        if not requested:
             return None
         last = request.prompt_logprobs_last_n
         if last is not None and (last > len(tokens) - 1 or not request.prompt_logprobs):
@@ -66,22 +66,22 @@ class Sampler:
 
 
 def target_rows(request: Sample, length: int) -> list[list[int]]:
-    """Return the tokens that the request names at each position; -1 stands for none.
+    """Return the tokens that the request names at each position; -1 means none.
 
     Raises `InvalidInput` (`E-PARAMETER`) for another shape than [length - 1, K].
     """
-    given = request.target_prompt_logprobs
-    if given is None:
+    tensor = request.target_prompt_logprobs
+    if tensor is None:
         return []
-    shape = given.shape or []
-    if given.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1 or shape[1] < 1:
+    shape = tensor.shape or []
+    if tensor.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1 or shape[1] < 1:
         raise InvalidInput(
             f"target_prompt_logprobs has the shape {shape}.", do=f"Give int64 of the shape [{length - 1}, K].",
             code="E-PARAMETER",
         )  # fmt: skip
-    if given.sparse_crow_indices is None:
-        return [[int(token) for token in row] for row in dense_of_json("target_tokens", given).tolist()]
-    shifted = given.model_copy(update={"data": [int(token) + 1 for token in given.data]})  # what is not listed is -1
+    if tensor.sparse_crow_indices is None:
+        return [[int(token) for token in row] for row in dense_of_json("target_tokens", tensor).tolist()]
+    shifted = tensor.model_copy(update={"data": [int(token) + 1 for token in tensor.data]})  # what is not listed is -1
     return [[int(token) - 1 for token in row] for row in dense_of_json("target_tokens", shifted).tolist()]
 
 

@@ -32,7 +32,7 @@ from trainyard.surfaces.tinker.records import (
     require_open,
 )
 from trainyard.surfaces.tinker.sampling import Sampler
-from trainyard.surfaces.tinker.training import EPHEMERAL, LOST, Operation, Trainer
+from trainyard.surfaces.tinker.training import EPHEMERAL, LOST, ModelTrainer, Operation
 
 DEFAULT_TENANT = "default"
 STALE_S = 300.0
@@ -50,7 +50,7 @@ class TinkerService:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.store, self.engines, self.futures = TinkerStore(settings), Engines(settings), Futures()
-        self.trainer, self.sampler = Trainer(self.store, self.engines), Sampler(self.store, self.engines)
+        self.trainer, self.sampler = ModelTrainer(self.store, self.engines), Sampler(self.store, self.engines)
         self.downloads = Downloads(settings.services / "tinker")
         self.lock = threading.RLock()
         self.models: dict[str, NumberedQueue] = {}

@@ -37,7 +37,7 @@ EPHEMERAL = "ephemeral-"
 LOST = "its step session was killed and continued before some of its steps"
 
 
-class Trainer:
+class ModelTrainer:
     """Carries out the requests about the models of all clients."""
 
     def __init__(self, store: TinkerStore, engines: Engines) -> None:
@@ -185,13 +185,13 @@ class Trainer:
         self,
         session: ClientSession,
         model: ModelRecord,
-        place: tuple[str, str],
+        slot: tuple[str, str],
         request: requests.SaveWeights | requests.SaveForSampler | requests.SaveExternal,
         future: Future,
     ) -> CheckpointRecord:
         """Save a state of a model. Raises `Conflict` (`E-FILE-EXISTS`) for a name that is taken."""
-        kind, name = place[0], require_checkpoint_name(place[1])
-        earlier = next((other for other in model.checkpoints if (other.kind, other.name) == place), None)
+        kind, name = slot[0], require_checkpoint_name(slot[1])
+        earlier = next((other for other in model.checkpoints if (other.kind, other.name) == slot), None)
         if earlier is not None and not getattr(request, "overwrite", False):
             raise Conflict(
                 f"The model has a checkpoint {earlier.id} already.", do="Choose another name, or overwrite it.",

@@ -240,7 +240,7 @@ class PromptQuestions:
 
     top_k: int = 0
     targets: Sequence[Sequence[int]] = ()
-    """A row of token ids for each position after the first; -1 stands for none."""
+    """A row of token ids for each position after the first; -1 means none."""
     draws: int = 0
     temperature: float = 1.0
     """Of the draws."""

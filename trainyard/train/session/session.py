@@ -554,12 +554,14 @@ class Session:
         """
         state.require_same_weights(self.engine.model, weights)
         with _unsafe_preserve_version_counter(tuple(self.parameters)):
-            own = {name: value.detach().clone() for name, value in self.parallelism.weights(self.engine.model).items()}
+            weights_before = {
+                name: value.detach().clone() for name, value in self.parallelism.weights(self.engine.model).items()
+            }
             self.parallelism.take_weights(self.engine.model, dict(weights))
             try:
                 yield
             finally:
-                self.parallelism.take_weights(self.engine.model, own)
+                self.parallelism.take_weights(self.engine.model, weights_before)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

@@ -132,10 +132,10 @@ def backward(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
 
 def step(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:
     names = ("max_grad_norm", "learning_rate", "metric", "options")
-    given = {name: arguments.get(name) for name in names}
-    if given["max_grad_norm"] == 0:
-        given["max_grad_norm"] = math.inf  # no clipping
-    result = side.session.step(**given)
+    values = {name: arguments.get(name) for name in names}
+    if values["max_grad_norm"] == 0:
+        values["max_grad_norm"] = math.inf  # no clipping
+    result = side.session.step(**values)
     return {
         "skipped": result.skipped,
         "global_step": result.global_step,
