@@ -19,8 +19,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.states import Completed, Failed
 
 from flows.qa_pipeline import qa_pipeline
-from trainyard.compute.monitor.nvidia import read_nvidia
-from trainyard.compute.monitor.readings import GpuMonitor
+from trainyard.compute.monitor import GpuMonitor, read_nvidia
 from trainyard.errors import InvalidInput
 from trainyard.prefect_api import alert_blocks, server
 from trainyard.prefect_api.alerts import DiskWatch, GpuWatch

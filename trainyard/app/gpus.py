@@ -14,9 +14,16 @@ from trainyard.app.context import Context
 from trainyard.app.live.jobs import list_job_rows
 from trainyard.app.live.waits import DeviceState, read_devices
 from trainyard.app.responses import Response
-from trainyard.compute.monitor.nvidia import read_nvidia
-from trainyard.compute.monitor.readings import Clocks, GpuMonitor, GpuReading, MonitorReading, ProcessMemory
-from trainyard.compute.monitor.tools import read_amd, read_apple
+from trainyard.compute.monitor import (
+    Clocks,
+    GpuMonitor,
+    GpuReading,
+    MonitorReading,
+    ProcessMemory,
+    read_amd,
+    read_apple,
+    read_nvidia,
+)
 from trainyard.errors import Unavailable
 from trainyard.operations.base import Nothing
 from trainyard.spec.states import JobState

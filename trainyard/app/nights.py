@@ -43,7 +43,7 @@ from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import MarkerState
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.schema import read_versioned
-from trainyard.testing.nights.simulate import simulate
+from trainyard.testing.nights.injected_bugs import simulate
 
 CONFIG_FILE = "nightly.yaml"
 PRESETS = project_folder() / "deployments" / "presets"

@@ -28,7 +28,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.backends import STOP_AT_STEPS
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.chain import ChainSpec, ResolvedChain, digest
-from trainyard.spec.changes import flatten_settings
+from trainyard.spec.model_schema import flatten_settings
 from trainyard.spec.training import EvalSettings, TrainerConfig
 from trainyard.stores.live.job_ids import JOB_TAG, TENANT_TAG, draw_job_id
 from trainyard.sweeps.chains import apply_values, check_parameters, find_trainer, split_path

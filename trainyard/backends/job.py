@@ -18,7 +18,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
-from trainyard.spec.changes import list_changes
+from trainyard.spec.model_schema import list_changes
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK
 from trainyard.stores.live.job_ids import read_chain_facts

@@ -34,7 +34,7 @@ from trainyard.compute.child import LOG_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.gpus import device_numbers, devices_here, training_threads
 from trainyard.compute.lease import claim_devices, device_lock, holder, slot_lock
-from trainyard.compute.monitor.processor import ProcessorTime, read_processor_time
+from trainyard.compute.monitor import ProcessorTime, read_processor_time
 from trainyard.compute.supervise import kernel_kills, ran_out_of_memory, read_tail
 from trainyard.data.rows import ROWS_FILE, count_rows
 from trainyard.errors import Conflict, TrainyardError

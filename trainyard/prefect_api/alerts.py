@@ -28,7 +28,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 
 from trainyard.app.gpus import MONITOR
-from trainyard.compute.monitor.readings import GpuMonitor, GpuReading
+from trainyard.compute.monitor import GpuMonitor, GpuReading
 from trainyard.json_types import JsonObject
 from trainyard.prefect_api.server import DISK_LOW, GPU_PRESSURE, NO_SUCCESS, client
 from trainyard.prefect_api.states import SKIPPED

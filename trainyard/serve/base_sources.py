@@ -20,7 +20,7 @@ import psutil
 
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound
 from trainyard.loading import load
-from trainyard.serve.chat_templates import check_folder
+from trainyard.serve.prompt_fields import check_folder
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.memory import answering_bytes

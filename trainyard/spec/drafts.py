@@ -26,13 +26,13 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode, Source
-from trainyard.spec.changes import drop_defaults
 from trainyard.spec.compat.context import View
 from trainyard.spec.compat.data import DATA_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.table import apply_rows
 from trainyard.spec.graph import MAX_CYCLE_SHOWN, complete_config, describe_cycle, in_order, place_nodes
 from trainyard.spec.load.parse import ParsedNode, number, parse_nodes
+from trainyard.spec.model_schema import drop_defaults
 from trainyard.spec.nodes import NODE_CONFIGS, NODE_MODELS, AiGeneratorConfig
 from trainyard.spec.ports import (
     EVALUATED_PORTS,

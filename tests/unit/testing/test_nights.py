@@ -15,8 +15,7 @@ from trainyard.errors import NotFound
 from trainyard.night import claim, phases, worker
 from trainyard.surfaces.cli.main import app
 from trainyard.testing.nights.campaign import NightCampaign
-from trainyard.testing.nights.injected_bugs import INJECTED_BUGS
-from trainyard.testing.nights.simulate import campaign_of, simulate
+from trainyard.testing.nights.injected_bugs import INJECTED_BUGS, campaign_of, simulate
 
 FOUND_SOON = ("ledger-before-graph", "two-nights-at-once", "trains-on-live-corpus", "device-not-measured")
 LATER = tuple(bug for bug in FOUND_SOON if bug != "two-nights-at-once")

@@ -19,7 +19,7 @@ from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.runs import connect_runs
 from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
 from trainyard.operations import jobs as requests
-from trainyard.spec.changes import list_node_changes, read_change
+from trainyard.spec.model_schema import list_node_changes, read_change
 from trainyard.stores.live.job_index import Row
 
 PAIR = 2

@@ -43,17 +43,17 @@ from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.settings import Settings
-from trainyard.spec.changes import flatten_settings, list_changes
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
+from trainyard.spec.model_schema import flatten_settings, list_changes
 from trainyard.spec.states import JobState
 from trainyard.spec.templates import TEMPLATES
+from trainyard.stores.jobs import NoteStore
 from trainyard.stores.live.curves import Columns
 from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, continued_run, is_reserved
 from trainyard.stores.live.job_index import ENDED, JobQuery, read_cursor
 from trainyard.stores.metrics import Point
-from trainyard.stores.notes import NoteStore
 from trainyard.train.divergence import DivergenceKind
 
 STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3

@@ -30,10 +30,9 @@ from trainyard.backends.oom import follow_restarts
 from trainyard.errors import Conflict, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
-from trainyard.stores.jobs import JobRecord, JobStore, SubmittingProcess
+from trainyard.stores.jobs import JobRecord, JobStore, NoteStore, SubmittingProcess
 from trainyard.stores.live.job_ids import derive_job_id, group_of, is_named
 from trainyard.stores.live.job_index import JobIndex, JobPage, JobQuery, Row, page_of, place_of
-from trainyard.stores.notes import NoteStore
 
 NODE = "trainer"
 OPEN = (JobState.PENDING, JobState.RUNNING)

@@ -62,8 +62,8 @@ from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import STRATEGIES, SharedSession
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import SavedProgress
-from trainyard.train.rl.critic import attach_critic, make_critic, split_groups
 from trainyard.train.rl.feed import RolloutFeed, RolloutPlan
+from trainyard.train.rl.reward_model import attach_critic, make_critic, split_groups
 from trainyard.train.rows.batching import Cut, Feed, choose_cut, make_plan, sound_cut
 from trainyard.train.rows.prompts import require_any_prompt
 from trainyard.train.rows.row_attention import choose_row_attention

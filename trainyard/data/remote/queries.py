@@ -19,9 +19,8 @@ from trainyard.data.functions import RowConverter
 from trainyard.data.paths import open_inside, suffix_of
 from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk, OpenedSet
 from trainyard.data.readers.columns import restored, restorers
-from trainyard.data.readers.jsonl import SAMPLE_ROWS
 from trainyard.data.readers.selection import nothing_to_read
-from trainyard.data.readers.tables import chunks_of
+from trainyard.data.readers.tables import SAMPLE_ROWS, chunks_of
 from trainyard.data.remote.databases import bad_query
 from trainyard.errors import LimitExceeded, Unavailable, first_line
 from trainyard.json_types import JsonObject

@@ -12,7 +12,7 @@ import pytest
 
 from trainyard.app.live.jobs import open_index
 from trainyard.app.live.trainings import speed_of
-from trainyard.compute.monitor.readings import GpuMonitor, GpuReading, MonitorReading
+from trainyard.compute.monitor import GpuMonitor, GpuReading, MonitorReading
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
 from trainyard.surfaces.rest import measured
