@@ -69,7 +69,7 @@ class ChainSample:
     """Why a run would fail on these rows."""
     shortages: list[Reason] = field(default_factory=list)
     """Why a run is only started when its user allows it: it would train on far fewer rows than were requested, could
-    give no verdict (`E-FEW-ROWS`), or has a base that does not learn to answer questions (`E-SMALL-BASE`).
+    give no verdict (`E-FEW-ROWS`), or has a base that does not learn to answer questions (`E-STARTER`).
     """
     unread: list[str] = field(default_factory=list)
     """Parts that were not read in time, so that a run may still refuse them."""
@@ -180,7 +180,7 @@ class Reading:
             if reads and is_new and isinstance(node.config, TrainerConfig) and node.config.base_model == STARTER:
                 self.note(node_id, f"small base: {STARTER_SUCCESS}")
                 self.sample.shortages.append(
-                    Reason("E-SMALL-BASE", node_id, "config.base_model", STARTER_SUCCESS, STARTER_REMEDY)
+                    Reason("E-STARTER", node_id, "config.base_model", STARTER_SUCCESS, STARTER_REMEDY)
                 )
                 return
 

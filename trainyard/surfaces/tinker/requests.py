@@ -12,14 +12,14 @@ Seq = Annotated[int, Field(ge=0, le=2**62)]
 Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 86_400)]
 
 
-class WireBody(BaseModel):
+class TinkerBody(BaseModel):
     """A request; every key is known."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
     type: str | None = None
 
 
-class TensorData(WireBody):
+class TensorData(TinkerBody):
     data: list[int] | list[float]
     dtype: Literal["float32", "int64"]
     shape: list[int] | None = None
@@ -35,22 +35,22 @@ class Chunk(BaseModel):
     tokens: list[int] = []
 
 
-class ModelInput(WireBody):
+class ModelInput(TinkerBody):
     chunks: list[Chunk]
 
 
-class Datum(WireBody):
+class Datum(TinkerBody):
     model_input: ModelInput
     loss_fn_inputs: dict[str, TensorData]
 
 
-class StepInput(WireBody):
+class StepInput(TinkerBody):
     data: list[Datum]
     loss_fn: str
     loss_fn_config: dict[str, float | str] | None = None
 
 
-class ForwardBackwardBody(WireBody):
+class ForwardBackwardBody(TinkerBody):
     model_id: Name
     seq_id: Seq | None = None
     forward_backward_input: StepInput | None = None
@@ -62,7 +62,7 @@ class OptimizerConfig(BaseModel):
     type: str = "adamw"
 
 
-class LoraConfig(WireBody):
+class LoraConfig(TinkerBody):
     rank: int = Field(32, ge=1, le=256)
     seed: int | None = None
     train_unembed: bool = True
@@ -70,7 +70,7 @@ class LoraConfig(WireBody):
     train_attn: bool = True
 
 
-class CreateSession(WireBody):
+class CreateSession(TinkerBody):
     tags: list[str] = []
     user_metadata: Metadata = None
     sdk_version: str = ""
@@ -78,16 +78,16 @@ class CreateSession(WireBody):
     display_name: str | None = None
 
 
-class FinishSession(WireBody):
+class FinishSession(TinkerBody):
     reason: dict[str, Any] | None = None
     detail: str | None = None
 
 
-class SessionBody(WireBody):
+class SessionBody(TinkerBody):
     session_id: Name
 
 
-class CreateModel(WireBody):
+class CreateModel(TinkerBody):
     session_id: Name
     model_seq_id: Seq
     base_model: Annotated[str, Field(min_length=1, max_length=512)]
@@ -96,11 +96,11 @@ class CreateModel(WireBody):
     optimizer_config: OptimizerConfig | None = None
 
 
-class ModelBody(WireBody):
+class ModelBody(TinkerBody):
     model_id: Name
 
 
-class AdamParams(WireBody):
+class AdamParams(TinkerBody):
     learning_rate: float = Field(1e-4, ge=0, le=1)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
@@ -109,14 +109,14 @@ class AdamParams(WireBody):
     grad_clip_norm: float = Field(0.0, ge=0, allow_inf_nan=False)
 
 
-class OptimStep(WireBody):
+class OptimStep(TinkerBody):
     model_id: Name
     seq_id: Seq | None = None
     adam_params: AdamParams | None = None
     optimizer_params: dict[str, Any] | None = None
 
 
-class SaveWeights(WireBody):
+class SaveWeights(TinkerBody):
     model_id: Name
     seq_id: Seq | None = None
     path: str | None = None
@@ -125,7 +125,7 @@ class SaveWeights(WireBody):
     user_metadata: Metadata = None
 
 
-class SaveForSampler(WireBody):
+class SaveForSampler(TinkerBody):
     model_id: Name
     seq_id: Seq | None = None
     path: str | None = None
@@ -135,7 +135,7 @@ class SaveForSampler(WireBody):
     user_metadata: Metadata = None
 
 
-class SaveExternal(WireBody):
+class SaveExternal(TinkerBody):
     model_id: Name
     seq_id: Seq | None = None
     path: Annotated[str, Field(max_length=128)]
@@ -144,7 +144,7 @@ class SaveExternal(WireBody):
     age_encryption_recipients: list[str] | None = None
 
 
-class LoadWeights(WireBody):
+class LoadWeights(TinkerBody):
     path: Annotated[str, Field(max_length=512)]
     optimizer: bool = False
     model_id: Name | None = None
@@ -158,14 +158,14 @@ class LoadWeights(WireBody):
     lora_config: LoraConfig | None = None
 
 
-class CreateSampler(WireBody):
+class CreateSampler(TinkerBody):
     session_id: Name
     sampling_session_seq_id: Seq
     base_model: Annotated[str, Field(max_length=512)] | None = None
     model_path: Annotated[str, Field(max_length=512)] | None = None
 
 
-class SamplingParams(WireBody):
+class SamplingParams(TinkerBody):
     max_tokens: int | None = Field(None, ge=1, le=32_768)
     seed: int | None = None
     stop: str | list[str] | list[int] | None = None
@@ -174,7 +174,7 @@ class SamplingParams(WireBody):
     top_p: float = Field(1.0, gt=0, le=1)
 
 
-class Sample(WireBody):
+class Sample(TinkerBody):
     prompt: ModelInput
     sampling_params: SamplingParams
     num_samples: int = Field(1, ge=1, le=512)
@@ -191,15 +191,15 @@ class Sample(WireBody):
     record_stability_info: bool | None = None
 
 
-class Retrieve(WireBody):
+class Retrieve(TinkerBody):
     request_id: Name
     model_id: str | None = None
     allow_metadata_only: bool = False
 
 
-class WeightsInfo(WireBody):
+class WeightsInfo(TinkerBody):
     tinker_path: Annotated[str, Field(max_length=512)]
 
 
-class Lifetime(WireBody):
+class Lifetime(TinkerBody):
     ttl_seconds: Seconds | None = None

@@ -182,7 +182,7 @@ def rule_chain(count: int, **deployer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("deployer", "codes"), [({}, {"E-FEW-ROWS", "E-SMALL-BASE"}), ({"few_rows": "allow"}, {"E-SMALL-BASE"})]
+    ("deployer", "codes"), [({}, {"E-FEW-ROWS", "E-STARTER"}), ({"few_rows": "allow"}, {"E-STARTER"})]
 )
 def test_too_few_rows_need_to_be_allowed(deployer: dict[str, Any], codes: set[str], here: Settings) -> None:
     folder = here.working_folder / "docs"
@@ -212,7 +212,7 @@ def test_the_starter_is_asked_about_on_pairs_by_rule_alone(here: Settings, tiny_
         [reason.code for reason in check_chain(resolve_chain(parse_request(body).spec, here), here).shortages]
         for body in (chain, {**chain, "nodes": other}, {"name": "rows", "nodes": rows})
     ]
-    assert ["E-SMALL-BASE" in codes for codes in asked] == [True, False, False]
+    assert ["E-STARTER" in codes for codes in asked] == [True, False, False]
 
 
 def test_check_says_what_it_had_no_time_to_read(here: Settings) -> None:
