@@ -200,6 +200,6 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def reason_of(error: TrainyardError, node: str | None, field: str) -> Reason:
+def to_reason(error: TrainyardError, node: str | None, field: str) -> Reason:
     """An error as a reason of a node."""
     return Reason(error.code, node, field, f"{error.what} {error.why}".strip(), error.do)

@@ -57,15 +57,15 @@ def span(name: str, parent: str = "", **attributes: str | int | float | bool) ->
     parent = parent if is_traceparent(parent) else current_traceparent()
     tracer = open_tracer()
     if tracer is None:
-        yield from opened(new_traceparent(parent))
+        yield from open_span(new_traceparent(parent))
         return
     extracted = tracer.propagator.extract({"traceparent": parent})
     with tracer.tracer.start_as_current_span(name, context=extracted, attributes=attributes) as started:
         facts = started.get_span_context()
-        yield from opened(f"00-{facts.trace_id:032x}-{facts.span_id:016x}-01")
+        yield from open_span(f"00-{facts.trace_id:032x}-{facts.span_id:016x}-01")
 
 
-def opened(traceparent: str) -> Iterator[str]:
+def open_span(traceparent: str) -> Iterator[str]:
     before = CURRENT.set(traceparent)
     try:
         yield traceparent

@@ -25,7 +25,7 @@ from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, Row, finish
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.estimate.memory import Memory, memory_of
+from trainyard.spec.estimate.memory import Memory, estimate_memory
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 STEPS, TOLERANCE = 3, 0.10
@@ -63,7 +63,7 @@ class MemoryCase:
     def planned(self, platform: Platform) -> Memory:
         """What the plan counts."""
         resolved = resolve_trainer(TrainerConfig.model_validate(self.config(platform)), self.shape)
-        return memory_of(model_shape(self.shape, platform), resolved, Device(platform.device))
+        return estimate_memory(model_shape(self.shape, platform), resolved, Device(platform.device))
 
 
 CASES = (

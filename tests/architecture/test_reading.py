@@ -22,7 +22,7 @@ PARSES = (
 )
 """Modules of `trainyard/data/readers` that look at the bytes of a file."""
 SIMULATED = "trainyard/testing/nights/"
-"""Its documents are its own and in memory: `parse_here` parses them in the simulator's process."""
+"""Its documents are its own and in memory: `parse_in_process` parses them in the simulator's process."""
 NIGHT = ("trainyard/night/", "trainyard/data/corpora.py")
 """Code of the night's process, which has the bytes of documents and of lines of a corpus."""
 OWN_RECORDS = {"read_intent", "write_report", "point_there", "judge"}

@@ -18,7 +18,7 @@ from docx.oxml.ns import qn
 from pyarrow import parquet
 
 from tests.unit.data.reading import Result, read_all, settings_for
-from trainyard.data.limited.service import ReadingService, kept_service
+from trainyard.data.limited.service import ReadingService, keep_service
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import LimitExceeded
 
@@ -32,7 +32,7 @@ MOST_BYTES = 2 << 30
 
 @pytest.fixture(scope="module", autouse=True)
 def service() -> Iterator[ReadingService]:
-    with kept_service() as reading_service:
+    with keep_service() as reading_service:
         yield reading_service
 
 

@@ -16,7 +16,7 @@ import pptx
 import pytest
 
 from tests.unit.data.reading import read_all, settings_for
-from trainyard.data.limited.service import ReadingService, kept_service
+from trainyard.data.limited.service import ReadingService, keep_service
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +28,7 @@ LAUGHS = """<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "ha"><!ENTITY b "&a;&a;
 
 @pytest.fixture(scope="module", autouse=True)
 def service() -> Iterator[ReadingService]:
-    with kept_service() as reading_service:
+    with keep_service() as reading_service:
         yield reading_service
 
 

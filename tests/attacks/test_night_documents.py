@@ -17,7 +17,7 @@ import pytest
 from tools import night_program
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import Parse, ParsedItem, ParseItem, ParseRequest
-from trainyard.data.limited.service import ReadingService, kept_service, parse_limited
+from trainyard.data.limited.service import ReadingService, keep_service, parse_limited
 from trainyard.data.readers.streams import Limits
 from trainyard.night.deps import NightDeps
 from trainyard.night.phases import run_night
@@ -27,7 +27,7 @@ from trainyard.night.wiring import make_night_deps
 from trainyard.settings import Settings
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.testing.nights.simulate import campaign_of
+from trainyard.testing.nights.simulate import run_campaign
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +41,7 @@ SMALL = Limits(document_memory=8 << 20)
 
 @pytest.fixture(scope="module", autouse=True)
 def service() -> Iterator[ReadingService]:
-    with kept_service() as reading_service:
+    with keep_service() as reading_service:
         yield reading_service
 
 
@@ -180,7 +180,7 @@ def test_simulated_nights_start_no_process() -> None:
             started.append(event)
 
     sys.addaudithook(hook)
-    campaign = campaign_of(326 * 1_000_003)
+    campaign = run_campaign(326 * 1_000_003)
     watching[0] = False
     assert campaign.violations == []
     assert campaign.recorded

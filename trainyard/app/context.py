@@ -69,7 +69,7 @@ class Context:
     """Receives what can be done once the caller has the response of an operation that has succeeded."""
 
 
-def key_of(context: Context, purpose: str = "") -> str:
+def make_run_key(context: Context, purpose: str = "") -> str:
     """Return the idempotency key for Prefect's server; two callers may choose the same one. Empty without a key.
 
     Operations that start runs of one flow for different purposes name theirs.
@@ -80,7 +80,7 @@ def key_of(context: Context, purpose: str = "") -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def settings_of(context: Context) -> Settings:
+def get_settings(context: Context) -> Settings:
     """Return the settings of the caller's tenant, whose folder is one of the data roots.
 
     A token of a tenant reads that tenant's folder, not the one in which the operator works.
@@ -95,5 +95,5 @@ def settings_of(context: Context) -> Settings:
 class ConfinedCalls(Protocol):
     """Carries out operations in child processes with limits."""
 
-    def carry_out(self, name: str, request: Any, context: Any) -> Any:
+    def run_operation(self, name: str, request: Any, context: Any) -> Any:
         """Return the response of an operation. Raises what it raises, `LimitExceeded`, and `CallerLeft`."""

@@ -50,7 +50,7 @@ def show_settings(request: Nothing, context: Context) -> MachineSettingList:
                 name=name,
                 value=redact_value(values[name]),
                 default=defaults[name],
-                source=source_of(name, settings, in_file),
+                source=find_source(name, settings, in_file),
                 variable=PREFIX + name.upper(),
                 text=field.description or "",
             )
@@ -66,7 +66,7 @@ def default_values() -> dict[str, object]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
 
 
-def source_of(name: str, settings: Settings, in_file: set[str]) -> Source:
+def find_source(name: str, settings: Settings, in_file: set[str]) -> Source:
     """Return where a value comes from."""
     variable = PREFIX + name.upper()
     if any(key.upper() == variable or key.upper().startswith(variable + NESTED) for key in os.environ):

@@ -16,7 +16,7 @@ from trainyard.night.phases import BEGUN_FILE
 from trainyard.night.report import REPORT_FILE, NightReport, next_steps, read_report
 from trainyard.night.training import tenant_root
 from trainyard.operations.nights import NightNameInput, NightsInput
-from trainyard.spec.night import checked_name
+from trainyard.spec.night import check_name
 from trainyard.stores.files import DISK
 from trainyard.stores.schema import read_versioned
 
@@ -59,7 +59,7 @@ def list_night_reports(request: NightsInput, context: Context) -> NightList:
     tenant = resolve_tenant(request.tenant, context)
     if tenant is None:
         return NightList(nights=())
-    folders = sorted(night_folders(tenant, context), key=lambda path: (path.name, tenant_of(path)), reverse=True)
+    folders = sorted(night_folders(tenant, context), key=lambda path: (path.name, parse_tenant(path)), reverse=True)
     lines = tuple(NightLine(**read_line(path).model_dump(include=set(NightLine.model_fields))) for path in
                   folders[: request.limit])  # fmt: skip
     return NightList(nights=lines, more=len(folders) > request.limit)
@@ -72,15 +72,15 @@ def night_folders(tenant: str, context: Context) -> Iterator[Path]:
             yield from (path for path in (root / "nights").glob("*") if path.is_dir())
 
 
-def tenant_of(folder: Path) -> str:
+def parse_tenant(folder: Path) -> str:
     return folder.parent.parent.name
 
 
 def show_night(request: NightNameInput, context: Context) -> NightDetail:
     """Return one night. Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-NAME`), `Corrupt` (`E-CORRUPT`)."""
-    tenant, night = resolve_tenant(request.tenant, context), checked_name(request.night, "night")
+    tenant, night = resolve_tenant(request.tenant, context), check_name(request.night, "night")
     if tenant is not None:
-        tenant = checked_name(tenant or context.settings.tenant, "tenant")
+        tenant = check_name(tenant or context.settings.tenant, "tenant")
         folder = tenant_root(context.settings, tenant) / "nights" / night
     if tenant is None or not folder.is_dir():
         raise NotFound(
@@ -94,14 +94,14 @@ def show_night(request: NightNameInput, context: Context) -> NightDetail:
 
 def read_line(folder: Path) -> NightDetail:
     """Return a night by its files; one whose report cannot be read says why."""
-    named = {"tenant": tenant_of(folder), "night": folder.name}
+    named = {"tenant": parse_tenant(folder), "night": folder.name}
     try:
         report = read_report(folder, DISK)
     except (ValidationError, ValueError, OSError) as error:
         return NightDetail(**named, state=UNREADABLE, headline=f"Its report cannot be read: {error}"[:500])
     if report is None:
         text = f"Night {folder.name} was begun and has no report."
-        return NightDetail(**named, state=BEGUN, headline=text, started=begun_at(folder))
+        return NightDetail(**named, state=BEGUN, headline=text, started=read_start_time(folder))
     return NightDetail(
         **named, state=report.state, headline=report.headline, started=report.started or None, seconds=report.seconds,
         window_s=report.window_s, next_steps=tuple(next_steps(report.failures)), report=report,
@@ -109,7 +109,7 @@ def read_line(folder: Path) -> NightDetail:
     )  # fmt: skip
 
 
-def begun_at(folder: Path) -> float | None:
+def read_start_time(folder: Path) -> float | None:
     """Return when a night was begun; None where its record cannot be read."""
     path = folder / BEGUN_FILE
     try:

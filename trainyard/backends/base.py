@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from trainyard.backends.job import TrainingJob, adopt_earlier_work
-from trainyard.backends.results import Listener, collect_result, count_starts, make_failure, unless_stopped
+from trainyard.backends.results import Listener, collect_result, count_starts, enter_unless_stopped, make_failure
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
@@ -71,7 +71,7 @@ BACKENDS: dict[BackendName, str] = {name: f"trainyard.backends.{name.value}.back
 """Name -> module of the backend, whose `BACKEND` is its program. It is imported without its tool."""
 
 
-def load(name: BackendName, settings: Settings | None = None) -> Program:
+def load_program(name: BackendName, settings: Settings | None = None) -> Program:
     """Return the program of that name. Raises `Unavailable` (`R-BACKEND-MISSING`) with what to do."""
     probe_result = probe(name, settings)
     if not probe_result.available:
@@ -105,7 +105,7 @@ def turn_folder(job: TrainingJob, settings: Settings) -> Path:
 
 def check(job: TrainingJob, settings: Settings) -> Program:
     """Return the program that would run the job. Raises `Unavailable` or `Refused`, with all reasons."""
-    program = load(job.config.backend, settings)
+    program = load_program(job.config.backend, settings)
     if reasons := program.reasons(job):
         raise Refused(reasons)
     return program
@@ -130,7 +130,9 @@ def run_training(
     """
     program, work = check(job, settings), work_folder(job, settings)  # what is refused leaves no file behind
     lock = job_lock(settings, work, run=job.run, give_up=lambda: desired_state() is not DesiredState.RUN)
-    with unless_stopped(lock, desired_state, "The training was stopped while the same one was running elsewhere."):
+    with enter_unless_stopped(
+        lock, desired_state, "The training was stopped while the same one was running elsewhere."
+    ):
         if earlier := adopt_earlier_work(work, job, settings):
             on_event({"event": "adopted_work", "earlier": earlier.name, "work": work.name})
         work.mkdir(parents=True, exist_ok=True)

@@ -177,9 +177,9 @@ def supervise(
             last[:] = [event]
         on_event(event)
 
-    with started(argv, folder, env, min(grace_s, ABANDONED_GRACE_S)) as (process, tree):
+    with run_child(argv, folder, env, min(grace_s, ABANDONED_GRACE_S)) as (process, tree):
         stop = StopRequest(budget_s, grace_s)
-        while not ended(process, poll_s):
+        while not wait_for_end(process, poll_s):
             for event in tail.read():
                 hand_on(event)
             tree.refresh(every_s=TREE_REFRESH_S)
@@ -199,7 +199,7 @@ def kernel_kills(files: tuple[Path, ...] = (VMSTAT, CGROUP_EVENTS)) -> int:
 
 
 @contextmanager
-def started(
+def run_child(
     argv: list[str], folder: Path, env: Mapping[str, str] | None, abandoned_grace_s: float
 ) -> Iterator[tuple[subprocess.Popen[bytes], ProcessTree]]:
     """Yield the running child; its whole tree is gone when the block is left, also by an exception."""
@@ -215,14 +215,14 @@ def started(
         yield process, tree
     except BaseException:
         process.send_signal(signal.SIGTERM)
-        ended(process, abandoned_grace_s)
+        wait_for_end(process, abandoned_grace_s)
         raise
     finally:
         tree.end()
         process.wait()
 
 
-def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+def wait_for_end(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     """Wait at most `timeout_s` for the end of a process."""
     try:
         process.wait(timeout=timeout_s)

@@ -119,7 +119,7 @@ class TextRow(msgspec.Struct, gc=False):
     split: str = TRAIN
 
 
-def chosen_side(row: PreferenceRow) -> SftRow:
+def to_chosen_row(row: PreferenceRow) -> SftRow:
     """Return a preference row as a row to imitate: its prompt with the better answer."""
     return SftRow([*row.prompt, *row.chosen], row.doc_id, row.source, row.split, "", row.tools)
 

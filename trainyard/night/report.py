@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.stores.files import Files
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_whole
 
 REPORT_FILE = "report.json"
@@ -152,7 +152,7 @@ def write_report(report: NightReport, folder: Path, files: Files) -> None:
     """`report.md`, `report.html`, then `report.json`, which alone decides whether a night is finished."""
     write_whole(files, folder / "report.md", markdown(report).encode())
     write_whole(files, folder / "report.html", page(report).encode())
-    stored = versioned("night", json.loads(report.model_dump_json()))
+    stored = add_version("night", json.loads(report.model_dump_json()))
     write_whole(files, folder / REPORT_FILE, json.dumps(stored, indent=1).encode())
 
 

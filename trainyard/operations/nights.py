@@ -11,7 +11,7 @@ from trainyard.night.report import NightReport, markdown
 from trainyard.operations.base import TENANT, Request, Tenant
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
+from trainyard.operations.tables import format_table
 from trainyard.operations.texts import json_text
 from trainyard.testing.simulation import violation_lines
 
@@ -119,7 +119,7 @@ def corpora_text(corpus_status: CorpusStatus) -> str:
          f"{bucket.duplicates:,}", f"{max(0, bucket.threshold - bucket.valid):,}")
         for bucket in corpus_status.buckets
     ]  # fmt: skip
-    return table(rows, ("bucket", "method", "role", "valid", "threshold", "invalid", "duplicates", "missing"))
+    return format_table(rows, ("bucket", "method", "role", "valid", "threshold", "invalid", "duplicates", "missing"))
 
 
 def nights_text(result: NightList) -> str:

@@ -105,7 +105,7 @@ class Operation(NetworkFacts):
 
 
 @cache
-def rows_of(word: str) -> Mapping[str, Operation]:
+def list_rows(word: str) -> Mapping[str, Operation]:
     """Return the rows whose first word is `word`; none for a word that no operation has."""
     if word not in MODULES:
         return {}
@@ -126,7 +126,7 @@ class OperationTable(Mapping[str, Operation]):
     """Name -> row of every operation; names are known without their rows, and a row imports its resource."""
 
     def __getitem__(self, name: str) -> Operation:
-        return rows_of(name.partition(" ")[0])[name]
+        return list_rows(name.partition(" ")[0])[name]
 
     def __contains__(self, name: object) -> bool:
         return name in read_summaries()
@@ -147,7 +147,7 @@ def group_lines() -> dict[str, str]:
     return {word: entry.line for word, entry in WORDS.items() if word not in OPERATIONS}
 
 
-def route_of(name: str) -> tuple[str, str]:
+def find_route(name: str) -> tuple[str, str]:
     """Return the method and the path of an operation in REST, such as `("GET", "/api/v1/jobs/{job}")`."""
     method, _, path = (OPERATIONS[name].route or f"POST {API}/{name.replace(' ', '/')}").partition(" ")
     return method, path

@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from trainyard.loading import load
+from trainyard.loading import load_object
 
 GAP = 2
 LEAST = 16
@@ -38,7 +38,7 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+def format_table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     """Return columns padded with spaces, which cut and grep work on; on a terminal, fitted to its width."""
     texts = [[str(cell) for cell in row] for row in rows]
     widths = natural_widths(texts, header)
@@ -61,7 +61,7 @@ def natural_widths(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list
 
 def cell_width(text: str) -> int:
     """Columns that a text takes, of which some characters have two."""
-    return len(text) if text.isascii() else int(load("rich.cells:cell_len")(text))
+    return len(text) if text.isascii() else int(load_object("rich.cells:cell_len")(text))
 
 
 def total_width(widths: Sequence[int]) -> int:
@@ -72,7 +72,7 @@ def fit_table(rows: Sequence[Sequence[str]], header: Sequence[str], columns: int
     """Wrap texts; where that is not enough leave columns out; where that is not enough, write a block for each row."""
     visible, left_out = [*range(len(header))], []
     widths = natural_widths(rows, header)
-    least = [least_width(header[at], [row[at] for row in rows], widths[at]) for at in visible]
+    least = [minimum_width(header[at], [row[at] for row in rows], widths[at]) for at in visible]
     for name in SPARE:
         if total_width([least[at] for at in visible]) <= columns or len(visible) == 1:
             break
@@ -86,7 +86,7 @@ def fit_table(rows: Sequence[Sequence[str]], header: Sequence[str], columns: int
     return f"{text}\n(left out for the width: {', '.join(left_out)})" if left_out else text
 
 
-def least_width(name: str, cells: Sequence[str], natural: int) -> int:
+def minimum_width(name: str, cells: Sequence[str], natural: int) -> int:
     """Width below which a column must not be: its own for what is copied, else that of its words."""
     if name in WHOLE or natural <= LEAST:
         return natural
@@ -106,13 +106,13 @@ def shrink(widths: list[int], least: Sequence[int], columns: int) -> list[int]:
 
 def draw(rows: Sequence[Sequence[str]], header: Sequence[str], widths: Sequence[int]) -> str:
     """Return a table whose cells are wrapped at the borders of words."""
-    console = load("rich.console:Console")(
+    console = load_object("rich.console:Console")(
         file=io.StringIO(), width=total_width(widths), highlight=False, color_system=None, force_terminal=False
     )
-    grid = load("rich.table:Table").grid(padding=(0, GAP, 0, 0))
+    grid = load_object("rich.table:Table").grid(padding=(0, GAP, 0, 0))
     for width in widths:
         grid.add_column(width=width, overflow="fold")
-    plain = load("rich.text:Text")
+    plain = load_object("rich.text:Text")
     for row in [header, *rows]:
         grid.add_row(*map(plain, row))
     console.print(grid)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainyard.errors import TrainyardError
-from trainyard.loading import load
+from trainyard.loading import load_object
 
 HEIGHT = 16
 WIDEST = 100
@@ -23,7 +23,7 @@ MARKS = ((None, "o"), ("+", "x"))
 
 def draw_curves(curves: Mapping[str, Sequence[Any]]) -> str:
     """Draw losses and evaluation losses by step; `curves` is name -> points."""
-    canvas = load("plotille:Figure")()
+    canvas = load_object("plotille:Figure")()
     canvas.width, canvas.height = min(WIDEST, shutil.get_terminal_size().columns) - TICKS - 4, HEIGHT
     canvas.with_colors, canvas.x_label, canvas.y_label = sys.stdout.isatty() and len(curves) > 1, "step", "loss"
     canvas.x_ticks_fkt, canvas.y_ticks_fkt = lambda low, _: f"{low:.0f}", lambda low, _: f"{low:.4g}"
@@ -52,7 +52,7 @@ def fit_height(canvas: Any, values: Sequence[float]) -> None:
 
 def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> str:
     """Draw lines of (x, y) pairs in one picture; those that are not finite are left out."""
-    canvas = load("plotille:Figure")()
+    canvas = load_object("plotille:Figure")()
     canvas.width, canvas.height = min(WIDEST, shutil.get_terminal_size().columns) - TICKS - 4, HEIGHT
     canvas.with_colors, canvas.x_label, canvas.y_label = sys.stdout.isatty(), x, y
     canvas.x_ticks_fkt, canvas.y_ticks_fkt = lambda low, _: f"{low:.0f}", lambda low, _: f"{low:.4g}"

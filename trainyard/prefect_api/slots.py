@@ -15,7 +15,7 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import PrefectHTTPStatusError
 
-from trainyard.backends.results import unless_stopped
+from trainyard.backends.results import enter_unless_stopped
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import GiveUp, OnWait, Patience, claim_devices, holder, slot_lock
@@ -50,7 +50,7 @@ def device_slots(
         settings, count, run=run, among=among, turn=turn, limit=partial(device_limit, settings),
         patience=Patience(give_up=lambda: read_state() is not DesiredState.RUN, on_wait=on_wait),
     )  # fmt: skip
-    return unless_stopped(claim, read_state, "The run was stopped while it waited for the device.")
+    return enter_unless_stopped(claim, read_state, "The run was stopped while it waited for the device.")
 
 
 @contextmanager

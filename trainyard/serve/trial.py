@@ -57,7 +57,7 @@ def try_adapter_folder(folder: Path, settings: Settings, base: Path | None = Non
     spec = {
         "adapter": str(folder),
         "base": str(base_folder),
-        "head": head_of(folder),
+        "head": find_head(folder),
         "threads": child_threads(settings),
     }
     with TemporaryDirectory(prefix="trainyard-trial-") as work:
@@ -119,13 +119,13 @@ def require_finite(folder: Path) -> None:
         )
 
 
-def recorded_run(folder: Path) -> TrialRun | None:
+def read_trial(folder: Path) -> TrialRun | None:
     """Return what the training of an adapter has recorded about running it; None if nothing."""
     record = read_object(folder / "training.json").get("adapter_run")
     return None if not record else TrialRun("" if record == "yes" else str(record))
 
 
-def head_of(folder: Path) -> str:
+def find_head(folder: Path) -> str:
     """Return what the model puts out with this adapter: text, or one score a row."""
     training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
     if training.get("stage") in {stage.value for stage in Stage}:

@@ -25,8 +25,8 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
-from trainyard.spec.load.parse import reasons_of
-from trainyard.spec.migrate import night_words, variant_of
+from trainyard.spec.load.parse import build_reasons
+from trainyard.spec.migrate import night_words, read_variant
 from trainyard.spec.nodes import (
     DataSourceConfig,
     DataSourceNode,
@@ -122,16 +122,16 @@ class Window(Strict):
             raise ValueError(f"there is no time zone {zone!r}") from None
         return zone
 
-    def date_of(self, moment: float) -> str:
+    def find_date(self, moment: float) -> str:
         """Return the date (YYYYMMDD) of the night that a moment (Unix seconds) belongs to: from one start to the next.
 
         A night of 23 or 25 hours is still one night.
         """
         today = datetime.fromtimestamp(moment, ZoneInfo(self.zone)).date()
         days = (today + timedelta(days=count) for count in (1, 0, -1))
-        return next(day for day in days if self.start_of(day) <= moment).strftime("%Y%m%d")
+        return next(day for day in days if self.find_start(day) <= moment).strftime("%Y%m%d")
 
-    def start_of(self, day: date) -> float:
+    def find_start(self, day: date) -> float:
         """Return the Unix second at which the night of a date starts.
 
         Of a local time that occurs twice, it is the first. One that clocks skip starts an hour before the clock would
@@ -253,12 +253,12 @@ def read_night(value: Mapping[str, object] | None = None) -> NightConfig:
     raises, `E-SPEC-…` for the rest.
     """
     settings = dict(value or {})
-    if reasons := scheduled_pretraining(settings):
+    if reasons := refuse_pretraining(settings):
         raise Refused(reasons, "A night does not pre-train.")
     try:
         config = NightConfig.model_validate(settings)
     except ValidationError as error:
-        raise Refused(reasons_of(error, NightConfig), "The night's config is not valid.") from error
+        raise Refused(build_reasons(error, NightConfig), "The night's config is not valid.") from error
     return require_trainable(config)
 
 
@@ -340,13 +340,13 @@ def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
     return list({(reason.code, reason.field, reason.because): reason for reason in placed}.values())
 
 
-def scheduled_pretraining(value: JsonMapping) -> list[Reason]:
+def refuse_pretraining(value: JsonMapping) -> list[Reason]:
     """Return a reason for each place that asks for the cpt stage: a new base takes weeks, and a person decides about
     it.
     """
     buckets, phase2 = value.get("buckets"), value.get("phase2")
     training = phase2.get("training") if isinstance(phase2, Mapping) else None
-    stage = variant_of(training, "stage")["type"] if isinstance(training, Mapping) else None
+    stage = read_variant(training, "stage")["type"] if isinstance(training, Mapping) else None
     fields = [
         f"buckets.{index}.method"
         for index, bucket in enumerate(buckets if isinstance(buckets, list | tuple) else ())
@@ -358,7 +358,7 @@ def scheduled_pretraining(value: JsonMapping) -> list[Reason]:
     return [Reason("R-NIGHT", None, field, because, instead) for field in fields]
 
 
-def checked_name(text: str, kind: str) -> str:
+def check_name(text: str, kind: str) -> str:
     """Return a tenant, role, bucket or run as part of a path. Raises `InvalidInput` (`E-NAME`)."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text):
         raise InvalidInput(

@@ -33,7 +33,7 @@ from trainyard.spec.axes.stages import (
     StageSettings,
 )
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.migrate import device_word, named_gpu, trainer_words
+from trainyard.spec.migrate import device_word, parse_gpu, trainer_words
 
 FUSED = "moves the weights inside the backward pass: gradients could be neither accumulated, clipped nor saved"
 NO_STEP_OF_THEIR_OWN = {
@@ -165,7 +165,7 @@ def bare_metric(value: Any) -> object:
     return value.removeprefix("eval_") if isinstance(value, str) else value
 
 
-def without_effect(setting: str, instead: str) -> PydanticCustomError:
+def no_effect_error(setting: str, instead: str) -> PydanticCustomError:
     """Return the error of settings that exclude each other or that nothing reads."""
     return PydanticCustomError("eval_settings", "{what}", {"what": setting, "instead": instead})
 
@@ -210,13 +210,13 @@ class EvalSettings(Strict):
     def each_has_an_effect(self) -> EvalSettings:
         """Refuse settings that exclude each other or that nothing would read."""
         if self.share is not None and self.set is not None:
-            raise without_effect("An evaluation takes either a share or a set", "Remove share or set.")
+            raise no_effect_error("An evaluation takes either a share or a set", "Remove share or set.")
         if self.load_best and not self.keep_best:
-            raise without_effect("An evaluation with load_best needs its best checkpoint", "Use a keep_best of 1.")
+            raise no_effect_error("An evaluation with load_best needs its best checkpoint", "Use a keep_best of 1.")
         if self.min_delta and self.patience is None:
-            raise without_effect("An evaluation without patience does not read min_delta", "Add patience.")
+            raise no_effect_error("An evaluation without patience does not read min_delta", "Add patience.")
         if self.sample_tokens != DEFAULT_SAMPLE_TOKENS and not self.samples:
-            raise without_effect("An evaluation without samples does not read sample_tokens", "Add samples.")
+            raise no_effect_error("An evaluation without samples does not read sample_tokens", "Add samples.")
         return self
 
     @property
@@ -302,7 +302,7 @@ class TrainingSettings(Strict):
     def read_device(cls, value: Any) -> object:
         """Refuse the number of a GPU above 0: which one is taken shows when one is free."""
         word = device_word(value)
-        number = named_gpu(word) if isinstance(word, str) else None
+        number = parse_gpu(word) if isinstance(word, str) else None
         if number is not None:
             args = {
                 "word": word,

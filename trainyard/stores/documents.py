@@ -26,7 +26,7 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Unavailable
 from trainyard.stores.clock import Clock, RealClock
 from trainyard.stores.files import DISK, Files, make_folders, translate_os_errors
-from trainyard.stores.schema import unversioned, versioned
+from trainyard.stores.schema import add_version, strip_version
 
 POINTS = ("ledger.appending", "ledger.appended", "ledger.flushed")
 """Where `at` is called."""
@@ -213,7 +213,7 @@ def check_entry(entry: Entry) -> Entry:
 def to_line(entry: Entry) -> bytes:
     """Return the entry as one line with its checksum. Invalid Unicode is replaced, since JSON cannot encode it."""
     fields = {**vars(entry), "key": vars(entry.key), "name": _clean(entry.name), "reason": _clean(entry.reason)}
-    body = orjson.dumps(versioned("document", fields))
+    body = orjson.dumps(add_version("document", fields))
     return b"".join((_HEAD, hashlib.sha256(body).hexdigest().encode(), _MIDDLE, body, _TAIL, b"\n"))
 
 
@@ -222,7 +222,7 @@ def from_line(line: bytes) -> Entry | None:
     body = line[_BODY_AT : -len(_TAIL)]
     if line != b"".join((_HEAD, hashlib.sha256(body).hexdigest().encode(), _MIDDLE, body, _TAIL)):
         return None
-    fields = unversioned("document", orjson.loads(body), "An entry of the document ledger")
+    fields = strip_version("document", orjson.loads(body), "An entry of the document ledger")
     return Entry(**{**fields, "key": DocumentKey(**fields["key"])})
 
 

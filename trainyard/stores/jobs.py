@@ -21,7 +21,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 from trainyard.stores.files import DISK, Files, make_folders
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 RECORD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -82,7 +82,7 @@ class JobStore:
         now = self.now()
         record = record.model_copy(update={"created": record.created or now, "updated": now})
         make_folders(self.files, self.folder)
-        write_json_durably(self.path(record.id), versioned("job", record.model_dump(mode="json")), self.files)
+        write_json_durably(self.path(record.id), add_version("job", record.model_dump(mode="json")), self.files)
         return record
 
     def get(self, job_id: str) -> JobRecord:

@@ -110,17 +110,17 @@ class TrainingPace:
         step, total = int(number(event.get("step")) or 0), number(event.get("total_steps"))
         loss, speed = number(event.get("loss")), number(event.get("tokens_per_second"))
         held_out = number(event.get("eval_loss"))
-        left = self.left_s(step, total, number(event.get("time")))
+        left = self.estimate_remaining_s(step, total, number(event.get("time")))
         parts = [
             f"step {step}/{total:.0f}" if total else f"step {step}",
             "" if loss is None else f"loss {loss:.4f}",
             "" if held_out is None else f"eval loss {held_out:.4f}",
             "" if speed is None else f"{speed:,.0f} tokens/s",
-            "" if left is None else f"about {in_time(left)} left",
+            "" if left is None else f"about {format_duration(left)} left",
         ]
         return ", ".join(part for part in parts if part)
 
-    def left_s(self, step: int, total: float | None, time: float | None) -> float | None:
+    def estimate_remaining_s(self, step: int, total: float | None, time: float | None) -> float | None:
         """Seconds to the last step; None before the second step, and at the last."""
         if time is None or total is None or step >= total:
             return None
@@ -131,7 +131,7 @@ class TrainingPace:
         return (total - step) * (time - began) / (step - since)
 
 
-def in_time(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`45 s`, `12 min`, `2 h 5 min`."""
     if round(seconds) < 60:
         return f"{seconds:.0f} s"

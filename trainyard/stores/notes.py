@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.errors import InvalidInput
 from trainyard.stores.files import DISK, Files, make_folders
 from trainyard.stores.jobs import RECORD_ID
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 
@@ -50,7 +50,7 @@ class NoteStore:
             return
         make_folders(self.files, self.folder)
         note = RunNote(text=text.strip(), author=author, updated=time.time())
-        write_json_durably(path, versioned("note", note.model_dump(mode="json")), self.files)
+        write_json_durably(path, add_version("note", note.model_dump(mode="json")), self.files)
 
     def read(self, run_id: str) -> RunNote | None:
         """Return the note of a run; None where nobody wrote one, or the file is not one."""

@@ -13,7 +13,7 @@ from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.stages import EvalMetric
 
 
-def value_of(facts: JsonMapping, metric: EvalMetric) -> float:
+def read_metric(facts: JsonMapping, metric: EvalMetric) -> float:
     """Return the metric of a finished training, at the step whose weights are its result.
 
     Raises `InvalidInput` (`E-PARAMETER`) when it was not measured.
@@ -24,7 +24,7 @@ def value_of(facts: JsonMapping, metric: EvalMetric) -> float:
     return require_finite(metrics.get(metric.value), metric, "the end")
 
 
-def measured_at(work: Path, step: int, metric: EvalMetric) -> float:
+def read_metric_at(work: Path, step: int, metric: EvalMetric) -> float:
     """Return the metric that the training of a work folder found at a step.
 
     Raises `InvalidInput` (`E-PARAMETER`) when it was not measured there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainyard.compute.child import faultpoint
-from trainyard.sweeps.asha import Trial, TrialState, find_promotion, ranked
+from trainyard.sweeps.asha import Trial, TrialState, find_promotion, rank_trials
 from trainyard.sweeps.spec import SweepSpec
 from trainyard.sweeps.study import SweepStudy
 
@@ -44,19 +44,21 @@ class TrialSchedule:
     def take(self) -> Segment | None:
         """The next segment; None while all that can be decided depends on those that are running, or at the end."""
         trials = self.study.trials()
-        segment = self.interrupted(trials) or self.promoted(trials) or self.begin_trial(trials) or self.finished(trials)
+        segment = (
+            self.find_interrupted(trials) or self.promoted(trials) or self.begin_trial(trials) or self.finished(trials)
+        )
         if segment is not None:
             self.running.add(segment.trial.number)
         return segment
 
-    def interrupted(self, trials: list[Trial]) -> Segment | None:
+    def find_interrupted(self, trials: list[Trial]) -> Segment | None:
         """Return a segment that an earlier process of this sweep did not finish."""
         left = (trial for trial in trials if trial.state is TrialState.RUNNING and trial.number not in self.running)
         return next((self.segment(trial) for trial in left), None)
 
     def promoted(self, trials: list[Trial]) -> Segment | None:
         promotion = find_promotion(trials, self.spec.levels, self.spec.reduction, highest=self.study.highest)
-        return self.aimed(*promotion) if promotion is not None else None
+        return self.build_segment(*promotion) if promotion is not None else None
 
     def begin_trial(self, trials: list[Trial]) -> Segment | None:
         if len(trials) >= self.spec.trials:
@@ -70,11 +72,11 @@ class TrialSchedule:
         if self.running or not paused or any(trial.state is TrialState.COMPLETED for trial in trials):
             return None
         rung = max(trial.target or 0 for trial in paused)
-        best = ranked((trial for trial in paused if trial.target == rung), rung, highest=self.study.highest)[0]
+        best = rank_trials((trial for trial in paused if trial.target == rung), rung, highest=self.study.highest)[0]
         target = self.spec.levels[self.spec.levels.index(rung) + 1]
-        return self.aimed(best, target)
+        return self.build_segment(best, target)
 
-    def aimed(self, trial: Trial, target: int) -> Segment:
+    def build_segment(self, trial: Trial, target: int) -> Segment:
         self.study.aim(trial.number, target)
         return self.segment(trial.model_copy(update={"state": TrialState.RUNNING, "target": target}))
 

@@ -113,7 +113,7 @@ class Simulator:
             yield from pool.imap(partial(self.result, inject), seeds, chunksize=4)
 
     def result(self, inject: str | None, seed: int) -> CampaignResult:
-        with swapped(self.bugs()[inject] if inject else ()):
+        with apply_swaps(self.bugs()[inject] if inject else ()):
             campaign = self.campaign_of(seed)
         return seed, campaign.attempts, campaign.checked, campaign.violations[:MAX_SHOWN]
 
@@ -133,7 +133,7 @@ def always(value: object = None) -> Callable[..., object]:
 
 
 @contextmanager
-def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
+def apply_swaps(swaps: Sequence[Swap]) -> Iterator[None]:
     """Set each attribute to its other value; the old values come back at the end."""
     originals = [(where, attribute, getattr(where, attribute)) for where, attribute, _ in swaps]
     for where, attribute, other in swaps:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainyard.data.limited.service import ReadingService, kept_service
+from trainyard.data.limited.service import ReadingService, keep_service
 
 
 @pytest.fixture(scope="session", autouse=True)
 def service() -> Iterator[ReadingService]:
-    with kept_service() as reading_service:
+    with keep_service() as reading_service:
         yield reading_service

@@ -100,7 +100,7 @@ def test_splits_configs_and_offline_reading(served: Path, tmp_path: Path) -> Non
             {"hub": {"name": "org/chats", "split": "dev"}}, {"hub": "org/closed"},
             {"hub": {"name": "org/chats", "config": "odd"}},
         )  # fmt: skip
-        commit = server.commit_of("org/chats", "main")[0]  # type: ignore[index]
+        commit = server.find_commit("org/chats", "main")[0]  # type: ignore[index]
     assert (whole["port"], len(whole["rows"]), whole["facts"]["files"]) == ("sft", 40, 4)
     assert whole["rows"][0] == "part-0.jsonl:1"
     assert whole["facts"]["revision"] == commit

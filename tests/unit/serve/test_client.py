@@ -22,13 +22,14 @@ from trainyard.serve.client.client import (
     ServerUnreachable,
     api_key_from,
     api_url,
-    seconds_of,
+    parse_retry_after,
 )
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.testing.scripted_server import (
     Behaviour,
     Exchange,
     ScriptedServer,
+    answer_no_choices,
     die,
     drop,
     error_body,
@@ -36,7 +37,6 @@ from trainyard.testing.scripted_server import (
     half_json,
     half_reply,
     hang,
-    no_choices,
     ok,
     slow,
     status,
@@ -91,7 +91,7 @@ PASSING = {
     "garbage": garbage(),
     "error_body": error_body(),
     "wrong_types": wrong_types(),
-    "no_choices": no_choices(),
+    "no_choices": answer_no_choices(),
 }
 
 
@@ -142,7 +142,7 @@ FAILURES = [
         InvalidServerResponse,
         r"a field has another type than the API says: Expected `str \| null`, got `int`",
     ),
-    (no_choices(), InvalidServerResponse, r"\(3 attempts\)\. Why: the reply has no choices\."),
+    (answer_no_choices(), InvalidServerResponse, r"\(3 attempts\)\. Why: the reply has no choices\."),
     (ok(lambda _: None), InvalidServerResponse, r"Why: the reply has no text \(content is null\)\."),  # type: ignore[arg-type, return-value]
 ]
 
@@ -183,13 +183,13 @@ async def test_retry_after_is_kept() -> None:
 
 
 def test_retry_after_may_be_a_date_or_nonsense() -> None:
-    assert seconds_of("12") == 12
-    assert seconds_of(" 1.5 ") == 1.5
+    assert parse_retry_after("12") == 12
+    assert parse_retry_after(" 1.5 ") == 1.5
     assert (
-        seconds_of(None)
-        is seconds_of("Fri, 31 Dec 1999 23:59:59 GMT")
-        is seconds_of("-3")
-        is seconds_of("9" * 30)
+        parse_retry_after(None)
+        is parse_retry_after("Fri, 31 Dec 1999 23:59:59 GMT")
+        is parse_retry_after("-3")
+        is parse_retry_after("9" * 30)
         is None
     )
 

@@ -22,8 +22,8 @@ from trainyard.stores.markers.records import (
     MarkerState,
     MarkerStore,
     Owner,
+    find_owner,
     owner_alive,
-    this_owner,
 )
 from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.addresses import open_store
@@ -130,7 +130,7 @@ def test_a_dead_process_of_this_machine_is_replaced_at_once(markers: MarkerStore
     markers.publish(marker())
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    me = this_owner()
+    me = find_owner()
     assert markers.claim(marker(), replace(me, pid=dead.pid)) is not None
     assert len(markers.expired()) == 1
     claim = markers.claim(marker(), me)
@@ -143,7 +143,7 @@ def test_a_dead_process_of_this_machine_is_replaced_at_once(markers: MarkerStore
 
 def test_no_clock_change_ends_a_lease_on_the_owners_machine(markers: MarkerStore, clock: HandClock) -> None:
     markers.publish(marker())
-    assert markers.claim(marker(), this_owner()) is not None
+    assert markers.claim(marker(), find_owner()) is not None
     clock.time += 10 * LEASE_S
     assert markers.expired() == []
     clock.time -= 20 * LEASE_S
@@ -152,7 +152,7 @@ def test_no_clock_change_ends_a_lease_on_the_owners_machine(markers: MarkerStore
 
 
 def test_who_is_alive() -> None:
-    me = this_owner()
+    me = find_owner()
     assert owner_alive(me) is True
     assert owner_alive(replace(me, create_time="another boot/1")) is False
     assert owner_alive(replace(me, boot_id="another")) is False

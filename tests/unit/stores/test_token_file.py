@@ -8,7 +8,7 @@ import pytest
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.stores.access.logins import LOGIN_S, MAX_LOGINS, OWN_STRING, LoginFile, forgery_token, logins_file
-from trainyard.stores.access.secret_files import digest_of
+from trainyard.stores.access.secret_files import hash_secret
 from trainyard.stores.access.tokens import DAY_S, MAX_TOKENS, TokenFile, tokens_file
 
 
@@ -50,7 +50,7 @@ def test_a_token_expires_and_gives_its_name_free(tokens: TokenFile) -> None:
     token = tokens.create("ci", "run", "", 1, now=1_000.0)
     assert tokens.find(token, now=1_000.0 + DAY_S - 1) is not None
     assert tokens.find(token, now=1_000.0 + DAY_S) is None
-    assert tokens.find_by_id(digest_of(token)) is None
+    assert tokens.find_by_id(hash_secret(token)) is None
     tokens.create("ci", "read", "", 1)
     assert [token.scope for token in tokens.list()] == ["read"]
 

@@ -14,7 +14,8 @@ import pytest
 from trainyard.testing.scripted_server import (
     Behaviour,
     ScriptedServer,
-    body,
+    answer_body,
+    answer_no_choices,
     die,
     drop,
     error_body,
@@ -23,7 +24,6 @@ from trainyard.testing.scripted_server import (
     half_json,
     half_reply,
     hang,
-    no_choices,
     ok,
     slow,
     status,
@@ -111,7 +111,12 @@ def test_bodies_that_are_not_json(behaviour: Behaviour) -> None:
 
 @pytest.mark.parametrize(
     ("behaviour", "key"),
-    [(error_body(), "error"), (wrong_types(), "choices"), (no_choices(), "choices"), (body({"x": 1}), "x")],
+    [
+        (error_body(), "error"),
+        (wrong_types(), "choices"),
+        (answer_no_choices(), "choices"),
+        (answer_body({"x": 1}), "x"),
+    ],
 )
 def test_bodies_of_another_form(behaviour: Behaviour, key: str) -> None:
     with ScriptedServer([behaviour]) as server:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.selection import by_default
-from trainyard.testing.store_faults.campaign import campaign_of
+from trainyard.testing.store_faults.campaign import run_campaign
 from trainyard.testing.store_faults.injected_bugs import INJECTED_BUGS
 from trainyard.testing.store_faults.simulate import simulate
 
@@ -18,7 +18,7 @@ SOON = ("no-fsync", "no-folder-fsync", "moved-not-flushed")
 
 
 def test_the_same_seed_gives_the_same_campaign() -> None:
-    first, second = campaign_of(3), campaign_of(3)
+    first, second = run_campaign(3), run_campaign(3)
     assert first.disk.snapshot() == second.disk.snapshot()
     assert first.checked == second.checked > 0
 

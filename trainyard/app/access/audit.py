@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainyard.app.access.audit_entries import log_of
+from trainyard.app.access.audit_entries import open_log
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.errors import Corrupt
@@ -68,13 +68,13 @@ def list_audit(request: AuditInput, context: Context) -> AuditRows:
     }
     filters = {name: value for name, value in fields.items() if value is not None}
     entries = (
-        AuditRow.model_validate(row) for row in rows_of(log_of(context.settings.home).lines(newest_first=True))
+        AuditRow.model_validate(row) for row in merge_phases(open_log(context.settings.home).lines(newest_first=True))
         if row["time"] >= since and all(row[name] == value for name, value in filters.items())
     )  # fmt: skip
     return AuditRows(entries=tuple(islice(entries, request.limit)))
 
 
-def rows_of(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
+def merge_phases(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
     """Yield one row for each call, from lines that begin with the newest: its last line, or its first if it has no
     last.
     """

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from trainyard.app.access.guard import JSON_TYPE, RefusalBody, send_answer
-from trainyard.app.exposure import Certificate, Exposure, addresses_of
+from trainyard.app.exposure import Certificate, Exposure, resolve_addresses
 from trainyard.serve.listening import bind, is_loopback
 
 NOT_THE_PROXY = RefusalBody(b'{"code": "E-REQUEST-REFUSED", "detail": "Use the proxy of this server."}', JSON_TYPE)
@@ -55,7 +55,7 @@ def bind_exposed(exposure: Exposure, port: int) -> list[socket.socket]:
     """Sockets beyond loopback, on the port of the loopback one. Raises what `bind` raises, and leaves none open."""
     bound: list[socket.socket] = []
     try:
-        for address in addresses_of(exposure.host) if exposure.beyond_loopback else ():
+        for address in resolve_addresses(exposure.host) if exposure.beyond_loopback else ():
             bound.append(bind(address, port))
     except BaseException:
         for listener in bound:

@@ -17,7 +17,7 @@ from trainyard.serve.versions.promotion import parse_target, roll_out_version
 from trainyard.settings import Settings
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
-from trainyard.stores.adapters import AdapterRegistry, checked
+from trainyard.stores.adapters import AdapterRegistry, check_name
 
 
 class Registered(Response):
@@ -49,9 +49,9 @@ def register_job(request: RegisterInput, context: Context) -> Registered:
     """
     if request.targets and not request.promote:
         raise InvalidInput("--target belongs to --promote.", do="Give --promote, too.", code="E-PARAMETER")
-    settings, trained, role = context.settings, find_trained(request.job, context), checked(request.role)
-    verdict = verdict_of(trained)
-    targets = targets_of(request.targets, settings)
+    settings, trained, role = context.settings, find_trained(request.job, context), check_name(request.role)
+    verdict = find_verdict(trained)
+    targets = resolve_targets(request.targets, settings)
     config = DeployerConfig(tenant=trained.tenant, role=role, targets=targets, unevaluated=not verdict)
     adapter = trained.reference.model_copy(update={"facts": {"sources": list(trained.sources)}})
     key = f"job:{trained.job}:{adapter.sha256}"
@@ -73,7 +73,7 @@ def register_job(request: RegisterInput, context: Context) -> Registered:
     )  # fmt: skip
 
 
-def verdict_of(trained: TrainedAdapter) -> Mapping[str, object]:
+def find_verdict(trained: TrainedAdapter) -> Mapping[str, object]:
     """Return the gate's verdict on an adapter in the run of its job; empty where nothing evaluated it."""
     if trained.report is None:
         return {}
@@ -82,7 +82,7 @@ def verdict_of(trained: TrainedAdapter) -> Mapping[str, object]:
     return verdict
 
 
-def targets_of(names: Sequence[str], settings: Settings) -> tuple[Target, ...]:
+def resolve_targets(names: Sequence[str], settings: Settings) -> tuple[Target, ...]:
     """Return where an adapter becomes live: as written, else the model server of `up` if it runs, and the registry."""
     if names:
         return tuple(parse_target(word, settings) for word in names)

@@ -15,7 +15,7 @@ from trainyard.operations.adapters import AdapterName, AdaptersInput, ConvertInp
 from trainyard.serve.card import write_card
 from trainyard.serve.conversion.adapters import CONFIG_FILE
 from trainyard.serve.conversion.architectures import Layout
-from trainyard.serve.conversion.between import TOKENIZER_FOLDER, convert, layout_of
+from trainyard.serve.conversion.between import TOKENIZER_FOLDER, convert, detect_layout
 from trainyard.serve.trial import try_adapter_folder
 from trainyard.serve.version_facts import base_facts
 from trainyard.settings import Settings
@@ -52,7 +52,7 @@ def list_adapters(request: AdaptersInput, context: Context) -> AdapterRows:
     )
 
 
-def registry_of(context: Context, name: str) -> AdapterRegistry:
+def open_registry(context: Context, name: str) -> AdapterRegistry:
     """Return the registry in which a caller may look a name up: for the name of another tenant, one without any
     version.
     """
@@ -81,7 +81,7 @@ def run_word(version: AdapterVersion) -> str:
 
 
 def show_adapter(request: AdapterName, context: Context) -> Record:
-    registry = registry_of(context, request.name)
+    registry = open_registry(context, request.name)
     version = registry.show(request.name)
     live = registry.live(version.tenant, version.role)
     state = {
@@ -105,7 +105,7 @@ def convert_adapter(request: ConvertInput, context: Context) -> Converted:
             source, version, origin = AdapterRegistry(settings.adapters).path(adapter), adapter, ""
         else:
             source, version, origin = adapter.folder, adapter.as_version(), f"trained by the job `{adapter.name}`"
-    base, runs = base_of(request, source, settings), []
+    base, runs = find_base(request, source, settings), []
 
     def try_run(folder: Path) -> None:
         runs.append(try_adapter_folder(folder, settings, base))
@@ -137,11 +137,11 @@ def complete_folder(folder: Path, source: Path, base: Path | None) -> None:
                 shutil.copyfile(base / name, tokenizer / name)
 
 
-def base_of(request: ConvertInput, source: Path, settings: Settings) -> Path | None:
+def find_base(request: ConvertInput, source: Path, settings: Settings) -> Path | None:
     """Return the folder of the base, where one is named and on this machine."""
     if request.base is not None:
         return resolve_model(request.base, settings).path
-    if layout_of(source) is not Layout.PEFT:
+    if detect_layout(source) is not Layout.PEFT:
         return None
     named = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
     folder = Path(str(named))

@@ -12,7 +12,7 @@ from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.backends import environments, installing
 from trainyard.backends.base import probe
-from trainyard.compute.gpus import devices_here
+from trainyard.compute.gpus import list_devices
 from trainyard.operations.backends import BackendsInput, CancelInstallInput, InstallInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -69,7 +69,7 @@ def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
     """Return every backend: version, whether it imports, whether a device fits, why it is not available, what fixes
     it.
     """
-    here = frozenset(devices_here())
+    here = frozenset(list_devices())
     return BackendTable(rows=tuple(build_row(name, settings, here, imports=imports) for name in BackendName))
 
 
@@ -92,12 +92,12 @@ def build_row(name: BackendName, settings: Settings, here: frozenset[Device], *,
         why=why,
         fix=availability.fix,
         installable=name in environments.ENVIRONMENTS and not environments.is_named(name, settings),
-        options=options_of(name),
+        options=describe_options(name),
         installation=read_installation(name, settings, available=availability.available),
     )
 
 
-def options_of(name: BackendName) -> BackendOptions:
+def describe_options(name: BackendName) -> BackendOptions:
     facts = name.facts
     return BackendOptions(
         stages=facts.stages,
@@ -113,7 +113,7 @@ def read_import_result(name: BackendName, settings: Settings, *, imports: bool) 
     """Return the state of a backend's import; its test is run if that is wanted and it is installed."""
     if name not in environments.ENVIRONMENTS:
         return "with trainyard"
-    if not (environments.folder(name, settings) / "bin" / "python").exists():
+    if not (environments.find_folder(name, settings) / "bin" / "python").exists():
         return "-"
     health = environments.health(name, settings) if imports else environments.read_last_health(name, settings)
     if health is None:

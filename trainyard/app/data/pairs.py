@@ -89,13 +89,13 @@ def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tup
 
     characters: list[int] = []
 
-    def counted() -> Iterable[DocumentRow]:
+    def count_documents() -> Iterable[DocumentRow]:
         for document in documents:
             characters.append(len(document.text))
             yield document
 
-    survey: PairSurvey = rules.survey_documents(counted(), wordings=request.wordings)
-    target_count, _, rows = rules.rows_of(survey, request.count, request.wordings, HoldoutRules())
+    survey: PairSurvey = rules.survey_documents(count_documents(), wordings=request.wordings)
+    target_count, _, rows = rules.count_rows(survey, request.count, request.wordings, HoldoutRules())
     pair_count = len(survey.pairs)
     calls, prompt, reply = rules.model_cost(
         characters, target_count, AiGeneratorConfig(count=request.count, wordings=request.wordings)

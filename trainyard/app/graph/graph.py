@@ -12,7 +12,7 @@ from trainyard.app.responses import Response
 from trainyard.app.run_folders import resolve_tenant
 from trainyard.json_types import JsonObject
 from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
-from trainyard.serve.listening import url_of
+from trainyard.serve.listening import build_url
 from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.remote import TOKEN_VARIABLE
@@ -57,7 +57,7 @@ def serve_graph(address: str, host: str, port: int, context: Context) -> str:
     """Serve until a signal; the database is opened first, so that a taken one is reported at once."""
     token = os.environ.get(TOKEN_VARIABLE) or None
     listener = graph_server.bind_socket(host, port, token)
-    url = url_of(listener)
+    url = build_url(listener)
     with listener, open_graph(address, context.settings) as graph:
         counts = graph.stats()
         context.say(f"the graph answers at {url}: {counts.documents:,} documents, {counts.entities:,} entities")

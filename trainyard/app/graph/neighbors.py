@@ -88,7 +88,7 @@ def list_entities(request: EntitiesInput, context: Context) -> EntityList:
     with graph_in_turn(request.graph, context.settings) as graph:
         rows = graph.query(cypher, values)
     more = request.offset + request.limit if len(rows) > request.limit else None
-    return EntityList(entities=tuple(entity_of(row, "e") for row in rows[: request.limit]), next_offset=more)
+    return EntityList(entities=tuple(build_entity(row, "e") for row in rows[: request.limit]), next_offset=more)
 
 
 def show_neighbors(request: NeighborsInput, context: Context) -> Neighbors:
@@ -97,13 +97,13 @@ def show_neighbors(request: NeighborsInput, context: Context) -> Neighbors:
     """
     tenant = resolve_tenant(request.tenant, context)
     if tenant is None or is_unwritten(request.graph, context):
-        raise no_entity(request.key)
+        raise no_entity_error(request.key)
     values, most = {"key": request.key, "tenant": tenant}, request.limit + 1
     with graph_in_turn(request.graph, context.settings) as graph:
         of_tenant = OF_TENANT.format("e")
         itself = graph.query(f"MATCH (e:Entity) WHERE e.key = $key AND {of_tenant} RETURN {FIELDS.format('e')}", values)
         if not itself:
-            raise no_entity(request.key)
+            raise no_entity_error(request.key)
         end = f"RETURN r.kind AS kind, {FIELDS.format('o')} ORDER BY r.kind, o.name, o.key LIMIT {most}"
         out, into = (
             graph.query(f"MATCH {pattern} WHERE e.key = $key AND {of_tenant} {end}", values)
@@ -114,9 +114,9 @@ def show_neighbors(request: NeighborsInput, context: Context) -> Neighbors:
             f"d.stream AS stream, d.names AS names ORDER BY d.stream, d.key LIMIT {most}",
             values,
         )
-    relations = [*relations_of(out, "out"), *relations_of(into, "in")]
+    relations = [*build_relations(out, "out"), *build_relations(into, "in")]
     return Neighbors(
-        entity=entity_of(itself[0], "e"), relations=tuple(relations[: request.limit]),
+        entity=build_entity(itself[0], "e"), relations=tuple(relations[: request.limit]),
         documents=tuple(
             StatingDocument(key=row["key"], stream=row["stream"], names=tuple(orjson.loads(row["names"])))
             for row in documents[: request.limit]
@@ -130,17 +130,17 @@ def is_unwritten(address: str, context: Context) -> bool:
     return not address and not graph_file(context.settings).exists()
 
 
-def relations_of(rows: Iterable[Mapping[str, object]], direction: Literal["out", "in"]) -> list[GraphRelation]:
-    return [GraphRelation(kind=row["kind"], direction=direction, entity=entity_of(row, "o")) for row in rows]
+def build_relations(rows: Iterable[Mapping[str, object]], direction: Literal["out", "in"]) -> list[GraphRelation]:
+    return [GraphRelation(kind=row["kind"], direction=direction, entity=build_entity(row, "o")) for row in rows]
 
 
-def entity_of(row: JsonMapping, name: str) -> GraphEntity:
+def build_entity(row: JsonMapping, name: str) -> GraphEntity:
     """Return the entity that a row has under the name of a variable."""
     values = {key: row[f"{name}_{key}"] for key in ("key", "tenant", "kind", "name")}
     return GraphEntity(**values, attributes=orjson.loads(row[f"{name}_attributes"] or "{}"))
 
 
-def no_entity(key: str) -> NotFound:
+def no_entity_error(key: str) -> NotFound:
     return NotFound(
         f"There is no entity {key!r} in the graph.",
         why="No document states it, or not any more.",

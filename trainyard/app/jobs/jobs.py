@@ -20,7 +20,7 @@ from trainyard.app.jobs.logs import is_gone
 from trainyard.app.jobs.remaining_time import TimeLeft, estimate_time_left
 from trainyard.app.live.jobs import add_labels, list_job_rows, note_change
 from trainyard.app.live.manager_jobs import refuse_steering
-from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
+from trainyard.app.live.trainings import curves_folder, find_trainings, read_new_steps
 from trainyard.app.live.waits import DeviceWait
 from trainyard.app.names import find_job, shortest_name
 from trainyard.app.plan.parse import JOB, deep_merge
@@ -191,7 +191,7 @@ Resumed = Job | RunResult
 
 def create_job(request: requests.CreateInput, context: Context) -> RunResult:
     options = {"watch": request.watch, "yes": request.yes, "group": request.group}
-    return run(RunInput(target=JOB, parameters=body(request), **options), context)
+    return run(RunInput(target=JOB, parameters=build_body(request), **options), context)
 
 
 def list_jobs(request: requests.JobsInput, context: Context) -> JobList:
@@ -211,14 +211,14 @@ def show_job(request: requests.JobInput, context: Context) -> JobDetail:
     row, as_of = find_job(request.job, context)
     result = read_result(context.settings.runs / row["run_id"])
     trainings = tuple(
-        Training(**{**progress_of(training), "checkpoints": tuple(work.checkpoints())})
-        for training, work in zip(row["trainings"], trainings_of(row), strict=True)
+        Training(**{**describe_progress(training), "checkpoints": tuple(work.checkpoints())})
+        for training, work in zip(row["trainings"], find_trainings(row), strict=True)
     )
     return JobDetail(
-        **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
+        **build_job(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
         nodes=result.nodes if result else (), gate=result.gate if result else None,
         left=estimate_time_left(row, context),
-        divergence=divergence_of(context.settings.runs / row["run_id"], result if row["state"] in ENDED else None),
+        divergence=read_divergence(context.settings.runs / row["run_id"], result if row["state"] in ENDED else None),
         next=list_next(row, result, context),
     )  # fmt: skip
 
@@ -232,7 +232,7 @@ def list_next(row: JsonObject, result: RunResult | None, context: Context) -> tu
     return next_commands(RunResult(message="", **now, **nodes), folder, known_as)
 
 
-def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:
+def read_divergence(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:
     """Return what each finished training says, and the newest warnings of each kind of the others."""
     divergences: dict[tuple[str, str], JsonObject] = {}
     for event in read_events(folder):
@@ -249,15 +249,15 @@ def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDiver
     return tuple(TrainingDivergence(node=node, **divergence) for (node, _), divergence in divergences.items())
 
 
-def progress_of(training: Mapping[str, object]) -> dict[str, object]:
+def describe_progress(training: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in training.items() if key in Training.model_fields}
 
 
 def show_metrics(request: requests.MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
     row, _ = find_job(request.job, context)
-    works = [work for work in trainings_of(row) if request.node in (None, work.node)]
-    curves = [curve_of(work, request, context.settings) for work in works]
+    works = [work for work in find_trainings(row) if request.node in (None, work.node)]
+    curves = [read_curve(work, request, context.settings) for work in works]
     if not any(curve.points for curve in curves):
         raise NotFound(
             f"The job {row['name']} has no metrics yet.",
@@ -268,7 +268,7 @@ def show_metrics(request: requests.MetricsInput, context: Context) -> JobMetrics
     return JobMetrics(id=row["id"], trainings=tuple(curves), plot=request.plot)
 
 
-def curve_of(work: TrainingLogs, request: requests.MetricsInput, settings: Settings) -> TrainingCurve:
+def read_curve(work: TrainingLogs, request: requests.MetricsInput, settings: Settings) -> TrainingCurve:
     """Return one trainer's curve from its store, which has read every step that is there by now."""
     curve = read_new_steps(work, curves_folder(settings)).read(
         request.max_points, request.since_step, request.until_step
@@ -280,7 +280,7 @@ def note_job(request: requests.NoteInput, context: Context) -> Job:
     """Replace the note of a job; an empty text removes it."""
     row, _ = find_job(request.job, context)
     NoteStore(context.settings.notes).write(row["run_id"], request.text, context.caller.name)
-    return job_of(add_labels(row, context.settings))
+    return build_job(add_labels(row, context.settings))
 
 
 def pause_job(request: requests.StopInput, context: Context) -> Job:
@@ -301,13 +301,13 @@ def resume_job(request: requests.ResumeInput, context: Context) -> Resumed:
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
     runs.resume_run(row["run_id"])
-    job = job_of(note_change(runs.find_job(row["run_id"]), context))
+    job = build_job(note_change(runs.find_job(row["run_id"]), context))
     if not request.watch:
         return job
     return add_next_commands(runs.watch_run(job.run_id, on_progress=context.on_progress, since=since), context)
 
 
-def body(request: requests.CreateInput) -> JsonObject:
+def build_body(request: requests.CreateInput) -> JsonObject:
     """Return the body of a job: a file's, with the parameters laid over it.
 
     Raises `InvalidInput` (`E-SPEC-FILE`) for a file without a job.
@@ -339,10 +339,10 @@ def stop_job(request: requests.StopInput, context: Context, verb: Literal["pause
     while request.wait and not is_gone(row) and time.monotonic() < deadline:
         time.sleep(STOP_POLL_S)
         row = runs.find_job(run_id)
-    return job_of(note_change(row, context))
+    return build_job(note_change(row, context))
 
 
-def job_of(row: Mapping[str, object]) -> Job:
+def build_job(row: Mapping[str, object]) -> Job:
     """Return the row of a job, with the part of its files, as lists show it."""
     return Job.model_validate(row, extra="ignore")
 

@@ -15,13 +15,13 @@ import psutil
 
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow, connect_runs
-from trainyard.app.services import is_own, known_api_url, locked_out_error, unreachable_error
+from trainyard.app.services import is_own, locked_out_error, resolve_api_url, unreachable_error
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import auth_header, read_auth
-from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, name_run, select_meant, tenant_of
+from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, find_tenant, name_run, select_meant
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
@@ -50,7 +50,7 @@ class LogSource(Protocol):
 
 def choose_source(settings: Settings) -> LogSource:
     """Return what knows the logs of runs. Raises `Unavailable` (`E-NO-SERVER`) where there is no server."""
-    url = known_api_url(settings)
+    url = resolve_api_url(settings)
     if is_own(settings, url):
         return OwnServer(settings, url)
     return connect_runs(settings)
@@ -67,7 +67,7 @@ class OwnServer:
 
         Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
         """
-        rows = (run for run in self.candidates(name) if tenant in ("", tenant_of(run["tags"])))
+        rows = (run for run in self.candidates(name) if tenant in ("", find_tenant(run["tags"])))
         return require_single([row_of_log(run) for run in rows], name)
 
     def candidates(self, word: str) -> Iterator[JsonObject]:
@@ -83,7 +83,7 @@ class OwnServer:
     def read_log(self, run_id: str, offset: int = 0) -> list[LogRow]:
         """Return the run's lines from an offset on, in order: {time, level, text}."""
         query = {"flow_run_id": {"any_": [run_id]}}
-        return [line_of(log) for log in self.pages("logs", query, sort="TIMESTAMP_ASC", offset=offset)]
+        return [build_log_row(log) for log in self.pages("logs", query, sort="TIMESTAMP_ASC", offset=offset)]
 
     def pages(self, kind: str, query: JsonMapping, *, sort: str = "", offset: int = 0) -> Iterator[Any]:
         """Yield every row of a query from the `offset`-th on."""
@@ -135,11 +135,11 @@ def live_process(labels: JsonMapping, pid: object) -> psutil.Process | None:
         return None
 
 
-def line_of(log: JsonMapping) -> LogRow:
+def build_log_row(log: JsonMapping) -> LogRow:
     at = datetime.fromisoformat(log["timestamp"]).timestamp()
-    return {"time": at, "level": log["level"], "text": text_of(log["message"])}
+    return {"time": at, "level": log["level"], "text": strip_traceback(log["message"])}
 
 
-def text_of(message: str) -> str:
+def strip_traceback(message: str) -> str:
     """Return a message without the traceback of no exception, which Prefect adds where a flow returned a failure."""
     return message.removesuffix(NO_TRACEBACK)

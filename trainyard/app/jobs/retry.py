@@ -12,7 +12,7 @@ from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.spec.templates import TEMPLATES
-from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, continued_run, is_reserved
+from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, find_continued_run, is_reserved
 
 
 def retry_job(request: requests.RetryInput, context: Context) -> RunResult:
@@ -29,7 +29,7 @@ def retry_job(request: requests.RetryInput, context: Context) -> RunResult:
         tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
     )
     chain = tuple(tag for tag in row["tags"] if CHAIN_ID.fullmatch(tag) or REVISION_TAG.fullmatch(tag))
-    work = () if request.refresh else (f"{CONTINUES_TAG}{continued_run(row['tags']) or row['run_id']}",)
+    work = () if request.refresh else (f"{CONTINUES_TAG}{find_continued_run(row['tags']) or row['run_id']}",)
     again = RunInput(target=target, parameters=parameters, refresh=request.refresh, watch=request.watch, tags=tags)
     return start(again, context, own_tags=(*chain, *work))
 
@@ -41,7 +41,7 @@ def read_run_request(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObjec
         return JOB, parameters["job"]
     if "spec" in parameters:
         return parameters["spec"], {}
-    template = runs.deployment_of(row["run_id"]).partition("/")[0]
+    template = runs.find_deployment(row["run_id"]).partition("/")[0]
     if template not in TEMPLATES:
         raise NotFound(
             f"The job {row['name']} cannot be started again.",

@@ -19,7 +19,7 @@ from trainyard.app.run_records import RunResult
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Unavailable
 from trainyard.settings import Settings
-from trainyard.stores.live.job_ids import group_of
+from trainyard.stores.live.job_ids import find_group
 from trainyard.stores.live.job_index import JobIndex, JobPage, JobQuery, Row
 from trainyard.stores.notes import NoteStore
 
@@ -43,7 +43,7 @@ def list_job_rows(query: JobQuery, context: Context) -> FoundJobs:
 def add_labels(row: Row, settings: Settings) -> Row:
     """Return the row with its group and with what somebody wrote about it."""
     note = NoteStore(settings.notes).read(row["run_id"])
-    return row | {"group": group_of(row.get("tags", ())), "note": note.text if note else ""}
+    return row | {"group": find_group(row.get("tags", ())), "note": note.text if note else ""}
 
 
 def select_page(query: JobQuery, context: Context) -> FoundJobs:

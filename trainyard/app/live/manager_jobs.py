@@ -19,7 +19,7 @@ from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobRecord, JobStore, SubmittingProcess
 from trainyard.stores.live.job_ids import derive_job_id, is_named
-from trainyard.stores.live.job_index import JobPage, JobQuery, Row, page_of, place_of
+from trainyard.stores.live.job_index import JobPage, JobQuery, Row, build_page, sort_key
 
 NODE = "trainer"
 OPEN = (JobState.PENDING, JobState.RUNNING)
@@ -88,9 +88,9 @@ def merge_recorded(page: JobPage, query: JobQuery, settings: Settings) -> JobPag
     accepted = [row for row in list_recorded_rows(settings) if query.accepts(row)]
     if not accepted:
         return page
-    rows = sorted([*page.rows, *accepted], key=place_of, reverse=True)
+    rows = sorted([*page.rows, *accepted], key=sort_key, reverse=True)
     if len(rows) > query.limit:
-        return page_of(rows, query.limit)
+        return build_page(rows, query.limit)
     return JobPage(rows, page.next)
 
 

@@ -39,10 +39,10 @@ def read_speeds(index: JobIndex) -> Iterator[TrainingSpeed]:
     for row in index.select(JobQuery(state=JobState.RUNNING, limit=MOST_RUNNING)).rows:
         if row.get("trainings"):
             folder = Path(row["trainings"][-1]["folder"])
-            yield speed_of(row, EventTail.at_end(folder / EVENTS_FILE, TAIL_BYTES).read_all())
+            yield measure_speed(row, EventTail.at_end(folder / EVENTS_FILE, TAIL_BYTES).read_all())
 
 
-def speed_of(row: Row, events: Iterable[Event]) -> TrainingSpeed:
+def measure_speed(row: Row, events: Iterable[Event]) -> TrainingSpeed:
     """Return what some events say, the oldest first."""
     first: tuple[float, float] | None = None
     last: tuple[float, float] | None = None

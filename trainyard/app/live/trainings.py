@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainyard.app.training_logs import TrainingLogs, training_logs_of
+from trainyard.app.training_logs import TrainingLogs, find_training_logs
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.json_types import JsonObject
@@ -21,7 +21,7 @@ SHOWN = ("node", "step", "total_steps", "loss")
 def add_files(row: Row, settings: Settings) -> Row:
     """Return the row of a job with the facts of its resolved chain and the progress of its trainers."""
     folder = settings.runs / row["run_id"]
-    trainings = [describe(work, curves_folder(settings)) for work in training_logs_of(folder)]
+    trainings = [describe(work, curves_folder(settings)) for work in find_training_logs(folder)]
     progress = {name: trainings[-1][name] for name in SHOWN} if trainings else {}
     return {**add_chain_facts(row, folder), **progress, "trainings": trainings}
 
@@ -38,7 +38,7 @@ def describe(work: TrainingLogs, curves: Path) -> JsonObject:
     return {"node": work.node, "folder": str(work.folder), "since": work.since, **progress.model_dump()}
 
 
-def trainings_of(row: Row) -> list[TrainingLogs]:
+def find_trainings(row: Row) -> list[TrainingLogs]:
     """Return the trainers of a row that has its files' part."""
     return [
         TrainingLogs(training["node"], Path(training["folder"]), training["since"]) for training in row["trainings"]

@@ -141,11 +141,11 @@ def add_wait(row: Row, wait: DeviceWait | None, settings: Settings) -> Row:
         return row
     if wait is None:
         is_silent = row["state"] is JobState.RUNNING and not row.get("detail")
-        return {**row, "detail": activity_of(settings.runs / row["run_id"])} if is_silent else row
+        return {**row, "detail": describe_activity(settings.runs / row["run_id"])} if is_silent else row
     return {**row, "detail": f"waiting for {SUBJECTS[wait.reason]}", "message": wait.text, "waiting": wait}
 
 
-def activity_of(folder: Path) -> str:
+def describe_activity(folder: Path) -> str:
     """Return the current activity of the run of a folder."""
     chain = read_chain(folder)
     return read_activity(folder, {node.id: node.type for node in chain.nodes}) if chain else ""

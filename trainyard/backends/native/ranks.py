@@ -52,7 +52,7 @@ def follow(folder: Path, events: Events, team: Team, device: str) -> None:
         return
     job = TrainingJob.model_validate(arguments[0])
     assembly.set_determinism(job)
-    tokenizer = assembly.tokenizer_of(job, events)
+    tokenizer = assembly.load_tokenizer(job, events)
     policy = assembly.make_policy(job, device, events, tokenizer)
     word, arguments = team.receive_command()
     if word == END:

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainyard.backends.base import run_training, work_folder
 from trainyard.backends.job import PROBE_RUN, TrainingJob
 from trainyard.backends.timings.records import add_timing
-from trainyard.backends.timings.watching import TrainingClock, key_of
+from trainyard.backends.timings.watching import TrainingClock, make_key
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import claim_devices, holder, slot_lock
@@ -61,7 +61,7 @@ def run_probe(job: TrainingJob, folder: Path, settings: Settings, say: Callable[
             hyper = job.config.hyperparameters
             why = f"ten steps ran out of memory: {error.what}"
             problem = Problem(time=time.time(), max_length=hyper.max_length, rows_per_batch=hyper.batch_size, why=why)
-            add_timing(key_of(job, settings), problem, settings)
+            add_timing(make_key(job, settings), problem, settings)
             return problem
         finally:
             shutil.rmtree(work, ignore_errors=True)

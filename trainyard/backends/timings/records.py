@@ -21,7 +21,7 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.timing import Problem, StepTiming, Timings
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 KEPT = 50
@@ -53,7 +53,7 @@ def timing_key(config: TrainerConfig, base: Path | None, device: Device, setting
     return digest(facts)[:32]
 
 
-def slowdown_here(device: Device) -> float:
+def measure_slowdown(device: Device) -> float:
     """Return how much longer a computation takes next to the other programs of this machine; 1 on a GPU.
 
     Measured on this process: the time that it computed and waited for a processor, over that in which it computed. (The
@@ -89,4 +89,4 @@ def add_timing(key: str, entry: StepTiming | Problem, settings: Settings) -> Non
             "measured": [timing.model_dump(mode="json") for timing in measured[-KEPT:]],
             "problems": [problem.model_dump(mode="json") for problem in problems[-KEPT:]],
         }
-        write_json_durably(path, versioned("timings", value))
+        write_json_durably(path, add_version("timings", value))

@@ -47,7 +47,7 @@ def require_prompts(job: TrainingJob, ledger: TokenLedger) -> None:
         )
 
 
-def rollouts_of(job: TrainingJob) -> GrpoSettings:
+def rollout_settings(job: TrainingJob) -> GrpoSettings:
     """Return the settings of the stage. Raises `InvalidInput` where they are not given or do not fit the batch."""
     settings, hyper = job.config.stage, job.config.hyperparameters
     assert isinstance(settings, GrpoSettings), settings

@@ -18,7 +18,7 @@ from trainyard.errors import InvalidInput
 from trainyard.train.contracts import IGNORED, SEQUENCES, Batch
 from trainyard.train.model.head import attention_mask
 from trainyard.train.rows.segments import PromptGroup, collate_rows
-from trainyard.train.rows.sharing import LEAST_GAIN, Operations, reason_against
+from trainyard.train.rows.sharing import LEAST_GAIN, Operations, explain_unshared
 
 TokenScores = tuple[torch.Tensor, torch.Tensor | None]
 """Log-probabilities of the completions' tokens (B, C), and entropies where they are requested."""
@@ -49,7 +49,7 @@ def choose_sharing(setting: Literal["auto"] | bool, model: object, longest: int)
     """
     if setting is False:
         return PromptSharing(False, "not asked for")
-    if against := reason_against(model, longest):
+    if against := explain_unshared(model, longest):
         if setting is True:
             raise InvalidInput(
                 f"The prompts cannot be shared: {against}.",

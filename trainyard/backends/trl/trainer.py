@@ -30,7 +30,7 @@ from trainyard.json_types import JsonObject
 from trainyard.train.checkpoint.checkpoints import commit
 from trainyard.train.parallel.team import Team
 from trainyard.train.reporting.counts import Counted
-from trainyard.train.rows.tokens import IGNORED, answer_of
+from trainyard.train.rows.tokens import IGNORED, get_answer
 from trainyard.train.session.finite import require_finite_loss
 
 LOGITS_AT_ONCE = 1 << 26
@@ -133,7 +133,7 @@ def token_counts(example: JsonObject) -> tuple[int, int]:
     if PROMPT_TOKENS in example:  # the sides have the prompt in them
         tokens = sum(len(example[f"{name}_ids"]) for name in names)
         return tokens - 2 * example[PROMPT_TOKENS], 2 * example[PROMPT_TOKENS]
-    answers = [answer_of(example, name) for name in names]
+    answers = [get_answer(example, name) for name in names]
     trained, tokens = sum(answer.trained for answer in answers), sum(len(answer.ids) for answer in answers)
     return trained, len(answers) * len(example["prompt_ids"]) + tokens - trained
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import psutil
 
-from trainyard.compute.gpus import MIB, load
+from trainyard.compute.gpus import MIB, import_nvml
 from trainyard.compute.monitor.readings import NO_GPU, OK, Clocks, GpuReading, MonitorReading, ProcessMemory
 
 MILLIWATTS = 1000
 
 
-def read_nvidia(find: Callable[[], Any] = load) -> MonitorReading | None:
+def read_nvidia(find: Callable[[], Any] = import_nvml) -> MonitorReading | None:
     """Return every NVIDIA GPU; None without the driver's library. Never raises."""
     nvml = find()
     if nvml is None:
@@ -44,7 +44,7 @@ def read_one(nvml: Any, index: int) -> GpuReading:
         except nvml.NVMLError:
             return None
 
-    total, used = memory_of(ask("nvmlDeviceGetMemoryInfo"))
+    total, used = read_memory(ask("nvmlDeviceGetMemoryInfo"))
     rates, power = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetPowerUsage")
     return GpuReading(
         index=index,
@@ -62,7 +62,7 @@ def read_one(nvml: Any, index: int) -> GpuReading:
     )
 
 
-def memory_of(info: Any) -> tuple[int, int]:
+def read_memory(info: Any) -> tuple[int, int]:
     """(total, used) in MiB; a GPU without memory of its own shares the machine's."""
     if info is None:
         machine = psutil.virtual_memory()

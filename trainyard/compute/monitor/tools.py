@@ -65,13 +65,13 @@ def amd_reading(value: JsonMapping) -> MonitorReading:
 def amd_gpu(index: int, card: Mapping[str, str], processes: tuple[ProcessMemory, ...]) -> GpuReading:
     return GpuReading(
         index=index,
-        name=first_of(card, NAMES) or f"AMD GPU {index}",
+        name=find_first(card, NAMES) or f"AMD GPU {index}",
         memory_total_mb=int(card["VRAM Total Memory (B)"]) // MIB,
         memory_used_mb=int(card["VRAM Total Used Memory (B)"]) // MIB,
         utilization_gpu=whole(card.get("GPU use (%)")),
-        utilization_memory=whole(first_of(card, MEMORY_LOADS)),
-        temperature_c=whole(first_of(card, TEMPERATURES)),
-        power_draw_w=number_in(first_of(card, POWERS)),
+        utilization_memory=whole(find_first(card, MEMORY_LOADS)),
+        temperature_c=whole(find_first(card, TEMPERATURES)),
+        power_draw_w=parse_number(find_first(card, POWERS)),
         clocks=Clocks(whole(card.get("sclk clock speed:")), whole(card.get("mclk clock speed:"))),
         processes=processes,
     )
@@ -85,18 +85,18 @@ def amd_processes(system: Mapping[str, str]) -> Iterator[ProcessMemory]:
             yield ProcessMemory(int(match[1]), int(used[2]) // MIB if len(used) > 2 and used[2].isdigit() else None)
 
 
-def first_of(card: Mapping[str, str], names: Sequence[str]) -> str | None:
+def find_first(card: Mapping[str, str], names: Sequence[str]) -> str | None:
     return next((card[name] for name in names if card.get(name) not in (None, "", "N/A")), None)
 
 
-def number_in(text: str | None) -> float | None:
+def parse_number(text: str | None) -> float | None:
     """Return the number of `41.0`, `(500Mhz)` or `35 %`."""
     match = re.search(r"\d+(?:\.\d+)?", text or "")
     return float(match[0]) if match else None
 
 
 def whole(text: str | None) -> int | None:
-    number = number_in(text)
+    number = parse_number(text)
     return None if number is None else round(number)
 
 

@@ -20,7 +20,7 @@ def take(config: AiGeneratorConfig, documents: Path, books: Books, report: Calla
 
     Raises `TrainyardError` (`E-DATA-EMPTY`) when the rules find nothing in any document.
     """
-    wordings = shapes.wordings_of(config)
+    wordings = shapes.count_wordings(config)
     by_document: list[tuple[DocumentRow, list[Pair]]] = []
     for number, document in enumerate(shapes.read_documents(documents), 1):
         document_pairs = [

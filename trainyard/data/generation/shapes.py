@@ -17,7 +17,7 @@ def read_documents(folder: Path) -> Iterator[DocumentRow]:
     return cast(Iterator[DocumentRow], read_rows(folder / ROWS_FILE, Port.DOCUMENTS))
 
 
-def wordings_of(config: AiGeneratorConfig) -> int:
+def count_wordings(config: AiGeneratorConfig) -> int:
     """Rows of one pair: only questions are asked in several wordings."""
     return config.wordings if config.template is GenerationTemplate.QA else 1
 
@@ -27,7 +27,7 @@ def with_heldout(config: AiGeneratorConfig, documents: int) -> AiGeneratorConfig
 
     `documents` is how many can give rows.
     """
-    shares = rows_to_generate(config.count, max(1, documents), wordings_of(config), config.holdout)
+    shares = rows_to_generate(config.count, max(1, documents), count_wordings(config), config.holdout)
     return config.model_copy(update={"count": shares.generated})
 
 

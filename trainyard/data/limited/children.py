@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trainyard.data.limited.frames import SentError, Silence, TooLong, read_frames, sent_error, write_frame
+from trainyard.data.limited.frames import SentError, Silence, TooLong, pack_error, read_frames, write_frame
 from trainyard.data.limited.requests import ParsedItem, describe_end
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.streams import Limits
@@ -145,7 +145,7 @@ class Batch:
         except BadRow as bad:
             return DocumentReply(None, bad.reason, bad.detail)
         except TrainyardError as error:
-            return DocumentReply(None, error.code, error.why or error.what, sent_error(error))
+            return DocumentReply(None, error.code, error.why or error.what, pack_error(error))
         except (MemoryError, OSError):
             raise
         except SystemError as error:

@@ -32,12 +32,12 @@ class SentError(msgspec.Struct):
     """Traceback of an error that nobody foresaw, for the log."""
 
 
-def sent_error(error: TrainyardError) -> SentError:
+def pack_error(error: TrainyardError) -> SentError:
     reasons = list(getattr(error, "reasons", ()))
     return SentError(type(error).__name__, error.what, error.why, error.do, error.code, reasons)
 
 
-def received_error(sent: SentError) -> TrainyardError:
+def unpack_error(sent: SentError) -> TrainyardError:
     """Return the error itself, of the same class."""
     return Refused(sent.reasons, sent.what) if sent.reasons else from_fields(msgspec.structs.asdict(sent))
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ipc
 
-from trainyard.data.quality.words import WordTable, words
+from trainyard.data.quality.words import WordTable, split_words
 from trainyard.data.quarantine import ROW_CHARS, ROWS_WITH_TEXT
 from trainyard.data.rows import BATCH_ROWS, SCHEMAS
 from trainyard.errors import TrainyardError
@@ -53,7 +53,7 @@ class Turns:
 
     @staticmethod
     def of(column: pa.Array) -> Turns:
-        sizes = values(pc.list_value_length(column).fill_null(0))
+        sizes = to_numpy(pc.list_value_length(column).fill_null(0))
         flat = column.flatten()
         roles, contents, calls, more = (part.fill_null("") for part in flat.flatten())
         return Turns(roles, contents, calls, more, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
@@ -74,7 +74,7 @@ class Turns:
         return is_last
 
     def is_role(self, role: str) -> np.ndarray:
-        return values(pc.equal(self.roles, role))
+        return to_numpy(pc.equal(self.roles, role))
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Block:
         if self.counted_words is None:
             both = pa.concat_arrays([self.question, self.body])
             order = np.arange(2 * len(self)).reshape(2, -1).T.ravel()
-            self.counted_words = words(both.take(pa.array(order)))
+            self.counted_words = split_words(both.take(pa.array(order)))
         return self.counted_words
 
     @property
@@ -150,7 +150,7 @@ class Block:
         return WordTable(self.words.hashes, self.words.offsets[::2])
 
 
-def values(array: pa.Array) -> np.ndarray:
+def to_numpy(array: pa.Array) -> np.ndarray:
     """Return an Arrow array without nulls as NumPy, copied where its layout differs (booleans)."""
     return np.asarray(array.to_numpy(zero_copy_only=False))
 

@@ -99,7 +99,7 @@ class Shingles:
             FlaggedRow(index, tokens[start:end].tolist(), answer, int(pairs[index]))
             for index, start, end, answer in spans
         ]
-        return proved(rows, threshold)
+        return prove_duplicates(rows, threshold)
 
 
 def shingles(table: WordTable) -> WordTable:
@@ -144,7 +144,7 @@ class FlaggedRow:
         return frozenset(self.tokens[self.answer_start :])
 
 
-def proved(rows: list[FlaggedRow], threshold: float) -> dict[int, int]:
+def prove_duplicates(rows: list[FlaggedRow], threshold: float) -> dict[int, int]:
     """Go through the flagged rows in order; one that is similar enough to a kept one is its duplicate."""
     index = RMinHashLSH(threshold, SIGNATURE, bands(threshold))
     signatures = RMinHash.from_token_sets([row.tokens for row in rows], SIGNATURE, SEED)

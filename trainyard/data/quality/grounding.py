@@ -13,9 +13,9 @@ import pyarrow as pa
 import xxhash
 
 from trainyard.data.quality.blocks import Block, read_blocks
-from trainyard.data.quality.sensitive import masked_texts
+from trainyard.data.quality.sensitive import mask_texts
 from trainyard.data.quality.sieve import RowFilter, Vocabulary
-from trainyard.data.quality.words import words
+from trainyard.data.quality.words import split_words
 from trainyard.data.rows import ROWS_FILE
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
@@ -38,7 +38,7 @@ def load_vocabulary(documents: Path | None, masks: SensitiveRules) -> Vocabulary
         )
     vocabulary: Vocabulary = {}
     for block in read_blocks(documents / ROWS_FILE, Port.DOCUMENTS):
-        of_block = words(masked_texts(pa.concat_arrays([block.column("text").fill_null("")]), masks))
+        of_block = split_words(mask_texts(pa.concat_arrays([block.column("text").fill_null("")]), masks))
         for index, doc_id in enumerate(block.column("doc_id").to_pylist()):
             vocabulary[document_key(doc_id)] = np.unique(of_block.of(index))
     return vocabulary
@@ -53,7 +53,7 @@ def grounding(block: Block, sieve: RowFilter) -> Block:
     least = sieve.config.grounding
     if least is None or sieve.vocabulary is None or not len(block):
         return block
-    answers = words(block.answer)
+    answers = split_words(block.answer)
     shares = np.full(len(block), -1.0)
     for index, doc_id in enumerate(block.column("doc_id").to_pylist()):
         document = sieve.vocabulary.get(document_key(doc_id))

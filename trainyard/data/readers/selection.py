@@ -32,7 +32,7 @@ def is_selected(name: str, include: Sequence[str], exclude: Sequence[str]) -> bo
     return (not include or matches(include)) and not matches(exclude)
 
 
-def nothing_to_read(name: str, why: str) -> InvalidInput:
+def empty_set_error(name: str, why: str) -> InvalidInput:
     """Return the error (`E-DATA-EMPTY`) of a set without rows or documents."""
     return InvalidInput(
         f"{name} contains nothing to read.",

@@ -117,7 +117,9 @@ class ValueStream:
         )
 
 
-def chunks_of(records: Iterable[tuple[int, int, object, object]], name: str, normalise: Normaliser) -> Iterator[Chunk]:
+def build_chunks(
+    records: Iterable[tuple[int, int, object, object]], name: str, normalise: Normaliser
+) -> Iterator[Chunk]:
     """Chunks of records that come as (line, offset, record, what the quarantine shows)."""
     chunk, begin = Chunk(name), 0
     for line, offset, record, text in records:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainyard.data.remote.listing import Pin, RemoteFile, RemotePlace
 from trainyard.settings import Settings
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 
@@ -46,5 +46,5 @@ def pin_place(remote: RemotePlace, settings: Settings, *, run: str = "", refresh
     pin = Pin(remote.address, revision, tuple(files), run)
     path = pin_file(remote.address, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(path, versioned("pin", asdict(pin)))
+    write_json_durably(path, add_version("pin", asdict(pin)))
     return pin

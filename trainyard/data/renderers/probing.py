@@ -59,7 +59,7 @@ def assistant(text: str, **more: Any) -> Turn:
     return {"role": "assistant", "content": text, **more}
 
 
-def result(text: str, call_id: str) -> Turn:
+def build_result(text: str, call_id: str) -> Turn:
     return {"role": "tool", "name": "weigh_fruit", "tool_call_id": call_id, "content": text}
 
 
@@ -95,7 +95,7 @@ def samples(flavour: Flavour) -> list[Sample]:
     thought_too = ("thought number",) if thinks else ()
     plain = Sample(talk(flavour), ("And a stone?", "Yes.", *thought_too))
     more = [thought(n) if thinks else {} for n in range(3)]
-    used = [assistant("", tool_calls=[CALL], **more[0]), result("it weighs 80 gram", "call00001")]
+    used = [assistant("", tool_calls=[CALL], **more[0]), build_result("it weighs 80 gram", "call00001")]
     answered = [assistant("80 gram.", **more[1]), QUESTIONS[1], assistant("Yes.", **more[2])]
     called = Sample([QUESTIONS[0], *used, *answered], ("quince", "it weighs", *thought_too), TOOLS)
     return {Flavour.TOOLS: [called], Flavour.THOUGHTS: [plain, called]}.get(flavour, [plain])
@@ -109,7 +109,7 @@ LONG_FLAVOURS = frozenset({Flavour.PLAIN, Flavour.TOOLS})
 """Kinds that are tried in a long conversation: a window hides messages whether there is a system message or not."""
 
 
-def hidden_by(renderer: TemplateText, flavour: Flavour) -> str:
+def find_hidden(renderer: TemplateText, flavour: Flavour) -> str:
     """Return what a conversation of many exchanges does not show; empty if it shows all that a short one does.
 
     Judged by the texts that each message is alone in having.
@@ -119,7 +119,7 @@ def hidden_by(renderer: TemplateText, flavour: Flavour) -> str:
         turns.append(user(f"question-{number:03}"))
         if flavour is Flavour.TOOLS:
             call = {**CALL, "id": f"call{number:05}"}  # of its own, which some templates look up
-            turns += [assistant("", tool_calls=[call]), result(f"result-{number:03}", call["id"])]
+            turns += [assistant("", tool_calls=[call]), build_result(f"result-{number:03}", call["id"])]
         turns.append(assistant(f"answer-{number:03}"))
     try:
         text = renderer.text(turns, TOOLS if flavour is Flavour.TOOLS else None)
@@ -155,7 +155,7 @@ def measure(renderer: TemplateText) -> TemplateProbe:
             relations for sample in samples(flavour) if (relations := relate(renderer, sample)) is not None
         ]
         if sample_relations:
-            hidden = hidden_by(renderer, flavour) if flavour in LONG_FLAVOURS else ""
+            hidden = find_hidden(renderer, flavour) if flavour in LONG_FLAVOURS else ""
             history = not hidden and all(entry.history for entry in sample_relations)
             by_flavour[flavour] = Relations(all(entry.prompt for entry in sample_relations), history, hidden)
     return TemplateProbe(by_flavour)

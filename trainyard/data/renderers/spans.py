@@ -21,7 +21,7 @@ from trainyard.data.renderers.choice import recognise_template
 from trainyard.data.renderers.contract import RendererSpec, Tools, Turn
 from trainyard.data.renderers.limited import LimitedTemplate, is_known, open_limited
 from trainyard.data.renderers.refusals import REFUSALS, refusals
-from trainyard.data.renderers.turns import as_blocks, in_order, with_arguments
+from trainyard.data.renderers.turns import sort_results, to_blocks, with_arguments
 
 OPEN, CLOSE = "\U000f0000", "\U000f0001"
 MARKERS = re.compile(f"[{OPEN}{CLOSE}]")
@@ -164,15 +164,15 @@ class TemplateText:
         """The turns in the form that the template takes: contents as text or blocks, arguments as objects or text, and
         results in the order of their calls. Raises `TemplateRefusal` for arguments that are not an object."""
         if any(turn.get("tool_calls") for turn in turns):
-            turns = [with_arguments(turn, as_text=self.wants_argument_text) for turn in in_order(turns)]
-        return as_blocks(turns) if self.wants_blocks else turns
+            turns = [with_arguments(turn, as_text=self.wants_argument_text) for turn in sort_results(turns)]
+        return to_blocks(turns) if self.wants_blocks else turns
 
     # What is known about the template
 
     @cached_property
     def wants_blocks(self) -> bool:
         """Whether a content has to be a list of blocks, as in templates of models that see pictures."""
-        results = [ASKED["content"] in self.attempt(turns, ask=True) for turns in ([ASKED], as_blocks([ASKED]))]
+        results = [ASKED["content"] in self.attempt(turns, ask=True) for turns in ([ASKED], to_blocks([ASKED]))]
         return results == [False, True]
 
     @cached_property
@@ -181,7 +181,7 @@ class TemplateText:
         function = {"name": "weigh", "arguments": {"fruit": "kiwi"}}
         called: Turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         forms = [[ASKED, with_arguments(called, as_text=as_text)] for as_text in (False, True)]
-        results = [bool(self.attempt(as_blocks(form) if self.wants_blocks else form, ask=False)) for form in forms]
+        results = [bool(self.attempt(to_blocks(form) if self.wants_blocks else form, ask=False)) for form in forms]
         return results == [False, True]
 
     def attempt(self, turns: list[Turn], *, ask: bool) -> str:

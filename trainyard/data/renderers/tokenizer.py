@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trainyard.loading import load
+from trainyard.loading import load_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +30,7 @@ def load_tokenizer(location: str) -> PreTrainedTokenizerBase:
     collects = gc.isenabled()
     gc.disable()  # the import makes a million objects that stay
     try:
-        auto_tokenizer = load("transformers:AutoTokenizer")
+        auto_tokenizer = load_object("transformers:AutoTokenizer")
     finally:
         if collects:
             gc.enable()

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trainyard.data.renderers.choice import digest, list_shipped, named, read, recognise_template, template_text
+from trainyard.data.renderers.choice import digest, find_renderer, list_shipped, read, recognise_template, template_text
 from trainyard.data.renderers.contract import Flavour, RendererSpec, Tools, Turn
 from trainyard.data.renderers.probing import Relations, measure, samples, wrong_flag
 from trainyard.data.renderers.rendering import Renderer
@@ -46,7 +46,7 @@ class Verified:
 
 
 @cache
-def trained_backend() -> str:
+def name_backend() -> str:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -61,7 +61,7 @@ def toy_tokenizer(template: str, spec: RendererSpec = DEFAULT) -> PreTrainedToke
     added, the others special, as in the models that the templates come from."""
     named = sorted({*TOKEN.findall(template), *spec.stops, *spec.tokens})
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(trained_backend()),
+        tokenizer_object=Tokenizer.from_str(name_backend()),
         bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=template,
         clean_up_tokenization_spaces=False,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def verify(names: frozenset[str] = frozenset()) -> list[Verified]:
         if name not in templates
     ]
     for name in sorted(names - {name for spec, template, _ in rows for name in (spec.name, template)}):
-        named(name)
+        find_renderer(name)
     return [verify_template(*row) for row in rows if not names or row[0].name in names or row[1] in names]
 
 

@@ -61,7 +61,7 @@ class Base:
         kv_heads = int(config.get("num_key_value_heads") or heads)
         return cls(ARCHITECTURES[kind], int(config["num_hidden_layers"]), heads, kv_heads)
 
-    def heads_of(self, module: str) -> int:
+    def count_heads(self, module: str) -> int:
         """Heads whose rows are reordered in this module; 0 if none are."""
         if not self.architecture.permuted:
             return 0

@@ -29,7 +29,7 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.bits.shape)
 
-    def transposed(self) -> Tensor:
+    def transpose(self) -> Tensor:
         return Tensor(self.dtype, np.ascontiguousarray(self.bits.T))
 
 

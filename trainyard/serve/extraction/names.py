@@ -88,7 +88,7 @@ def is_person_in_text(name: str, common: frozenset[str]) -> bool:
     return is_person(name) and sum(word.casefold() in common for word in words) * 2 < len(words)
 
 
-def is_abbreviation_of(short: str, name: str) -> bool:
+def is_abbreviation(short: str, name: str) -> bool:
     """Whether capitals such as `JD` or `RPR` are made of a name.
 
     They begin with its first letter and have that of its last word, or are three letters of it or more in their order.

@@ -25,13 +25,13 @@ SHARED = 2
 """Lines between a first and a last name, such as a middle one."""
 
 
-def plain(label: object) -> str:
+def normalize_label(label: object) -> str:
     return str(label).lower().replace("_", " ").strip()
 
 
 def first_and_last(value: JsonObject) -> str:
     """`{first: Jane, last: Doe}` -> `Jane Doe`; empty without both."""
-    parts = {plain(key): part for key, part in value.items() if isinstance(part, str)}
+    parts = {normalize_label(key): part for key, part in value.items() if isinstance(part, str)}
     first = next((parts[key] for key in GIVEN if key in parts), "").strip()
     last = next((parts[key] for key in FAMILY if key in parts), "").strip()
     return f"{first} {last}" if first and last else ""
@@ -43,7 +43,7 @@ def with_whole_names(document: str) -> list[str]:
     whole_lines: list[str] = []
     index = 0
     while index < len(lines):
-        name, after = name_at(lines, index)
+        name, after = read_name(lines, index)
         if name:
             indent = re.match(r"[\s\-]*", lines[index])
             whole_lines.append(f"{indent[0] if indent else ''}name: {name}")
@@ -54,16 +54,16 @@ def with_whole_names(document: str) -> list[str]:
     return whole_lines
 
 
-def name_at(lines: list[str], index: int) -> tuple[str, int]:
+def read_name(lines: list[str], index: int) -> tuple[str, int]:
     """(first and last name that begin at a line, the line after them), in either order."""
-    if not (first := PART_OF_NAME.match(lines[index])) or plain(first["key"]) not in (*GIVEN, *FAMILY):
+    if not (first := PART_OF_NAME.match(lines[index])) or normalize_label(first["key"]) not in (*GIVEN, *FAMILY):
         return "", index
-    other = FAMILY if plain(first["key"]) in GIVEN else GIVEN
+    other = FAMILY if normalize_label(first["key"]) in GIVEN else GIVEN
     for after in range(index + 1, min(index + 2 + SHARED, len(lines))):
         second = PART_OF_NAME.match(lines[after])
         if not second or len(second["indent"]) != len(first["indent"]):
             return "", index
-        if plain(second["key"]) in other:
+        if normalize_label(second["key"]) in other:
             parts = (first["value"], second["value"])
             return " ".join(parts if other is FAMILY else reversed(parts)), after + 1
     return "", index
@@ -86,7 +86,7 @@ def text_records(lines: list[str]) -> Iterator[Record]:
             yield record
             record, under = [], ""
         elif labelled := LABELLED.match(line):
-            under = plain(labelled["label"])
+            under = normalize_label(labelled["label"])
             if record and line.startswith("- ") and under == record[0][0]:
                 yield record
                 record = []
@@ -96,5 +96,5 @@ def text_records(lines: list[str]) -> Iterator[Record]:
         elif record and line[:1].isspace() and record[-1][1].endswith(","):
             record[-1] = (record[-1][0], f"{record[-1][1]} {line.strip()}")
         elif header := HEADER.match(line):
-            under = plain(header["label"])
+            under = normalize_label(header["label"])
     yield record

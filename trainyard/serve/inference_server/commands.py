@@ -134,7 +134,7 @@ def variables(profile: ServerProfile, argv: list[str]) -> Mapping[str, str]:
     return {"PATH": path, "VLLM_API_KEY": "", "VLLM_NO_USAGE_STATS": "1", **sleeping, **loading}
 
 
-def release_of(profile: ServerProfile, free_mb: int | None = None) -> Release:
+def choose_release(profile: ServerProfile, free_mb: int | None = None) -> Release:
     """How the device is given back on this host: `auto` is decided by the free memory, in favour of what is sure."""
     if profile.release is not Release.AUTO:
         return profile.release

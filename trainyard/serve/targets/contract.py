@@ -99,5 +99,5 @@ class Actions(NamedTuple):
     retire: Callable[[TargetDeployment], None]
 
 
-def no_objection(_site: TargetDeployment) -> list[Reason]:
+def accept_site(_site: TargetDeployment) -> list[Reason]:
     return []

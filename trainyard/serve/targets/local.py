@@ -70,7 +70,7 @@ def recipe_file(path: Path) -> Path:
     return path.parent / "started" / path.name
 
 
-def recipe_of(path: Path) -> ServerRecipe | None:
+def read_recipe(path: Path) -> ServerRecipe | None:
     """Return how the server of this ready file was started; None if none should live."""
     return services.read_fields(recipe_file(path), ServerRecipe)
 
@@ -83,7 +83,7 @@ def remember_server(path: Path, recipe: ServerRecipe | None) -> None:
 def list_expected(settings: Settings) -> dict[Path, ServerRecipe]:
     """Ready file -> how its server is started, for every server that should live."""
     paths = sorted(path for kind in KINDS for path in (settings.services / "started").glob(f"{kind}-*.json"))
-    recipes = {settings.services / path.name: recipe_of(settings.services / path.name) for path in paths}
+    recipes = {settings.services / path.name: read_recipe(settings.services / path.name) for path in paths}
     return {path: recipe for path, recipe in recipes.items() if recipe is not None}
 
 

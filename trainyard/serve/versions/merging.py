@@ -8,7 +8,7 @@ from pathlib import Path
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.serve.conversion.merged import DType, Format, merge_files, require_converter
 from trainyard.serve.deploy import DeployRequest, check_files, describe, find_base, refuse
-from trainyard.serve.targets.merged import facts_of
+from trainyard.serve.targets.merged import read_facts
 from trainyard.serve.versions.promotion import reference
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
@@ -28,7 +28,7 @@ def merge_version(
     """
     registry = AdapterRegistry(settings.adapters)
     adapter = reference(registry.verify(version), registry)
-    facts = facts_of(version)
+    facts = read_facts(version)
     return merge_adapter(adapter, version.name, target, settings, facts, format=format, dtype=dtype)
 
 

@@ -37,7 +37,7 @@ from trainyard.stores.adapters import (
 )
 from trainyard.stores.files import DISK
 from trainyard.stores.models import check_adapter_folder, check_model_folder, resolve_model
-from trainyard.stores.objects.store import checked_name
+from trainyard.stores.objects.store import check_name
 from trainyard.stores.whole import MANIFEST, describe_files
 
 TRAVELLING_FACTS = ("base_model", "base_sha256", "chat_template_sha256", "evaluated", "gate", "data", "report")
@@ -87,7 +87,7 @@ def read_publication(text: bytes, source: str) -> Publication:
         ) from error
     parse_name(publication.name)
     check_facts(publication.facts, source)
-    names = [checked_name(name) for name in publication.files]
+    names = [check_name(name) for name in publication.files]
     refuse_pickled(names, source)
     if files_digest({name: file.model_dump() for name, file in publication.files.items()}) != publication.sha256:
         raise Corrupt(

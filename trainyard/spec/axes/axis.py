@@ -79,7 +79,7 @@ def build_variants(axis: Iterable[Value], noun: str) -> dict[Value, Any]:
     return models
 
 
-def union_of(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> object:
+def build_union(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> object:
     """Return the annotation of a setting that is one of the variants, distinguished by `type`.
 
     A bare word means its defaults. Settings without a `type` are those of the usual value.

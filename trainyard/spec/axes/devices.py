@@ -43,7 +43,7 @@ EVERY_DEVICE = (Device.CPU, Device.CUDA, Device.ROCM, Device.MPS)
 CPU_AND_GPUS = (Device.CPU, Device.CUDA, Device.ROCM)
 
 
-def one_of(devices: Sequence[Device]) -> str:
+def join_devices(devices: Sequence[Device]) -> str:
     """`cpu, cuda or rocm`."""
     *first, last = devices
     return f"{', '.join(first)} or {last}" if first else str(last)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_union, build_variants
 
 ALL_TOKENS = 1 << 30
 """More than any reasoning has."""
@@ -179,7 +179,7 @@ GRANULARITY_SETTINGS: Mapping[Granularity, type[GranularitySettings]] = build_va
 if TYPE_CHECKING:
     AnyGranularity = GranularitySettings
 else:
-    AnyGranularity = union_of(GRANULARITY_SETTINGS, Granularity.TOKEN)
+    AnyGranularity = build_union(GRANULARITY_SETTINGS, Granularity.TOKEN)
 
 
 class DsaSettings(LatentSettings):
@@ -384,4 +384,4 @@ LATENT_SETTINGS: Mapping[Latent, type[LatentSettings]] = build_variants(Latent, 
 if TYPE_CHECKING:
     AnyLatent = LatentSettings
 else:
-    AnyLatent = union_of(LATENT_SETTINGS, Latent.PAUSE)
+    AnyLatent = build_union(LATENT_SETTINGS, Latent.PAUSE)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainyard.spec.axes.axis import AxisValue, Facts, MainInt, Variant, build_variants, left_out, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, MainInt, Variant, build_union, build_variants, left_out
 
 ADAPTER_PROFILES: dict[str, dict[str, object]] = {
     "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
@@ -130,16 +130,16 @@ def with_type(settings: MethodSettings, method: Method) -> MethodSettings:
     return method.settings(**{name: getattr(settings, name) for name in shared})
 
 
-def trained_rank(method: MethodSettings) -> int:
+def find_trained_rank(method: MethodSettings) -> int:
     """Rank of the adapter that is trained; 0 where there is none."""
     return (method.rank or 0) if isinstance(method, LowRankSettings) else 0
 
 
-def rank_of(method: MethodSettings) -> int:
+def find_rank(method: MethodSettings) -> int:
     """Rank of the adapter that a method leaves; 0 where it has none. What an adapter began with is subtracted by as
     many ranks more."""
     doubled = isinstance(method, LowRankSettings) and method.changes_base
-    return trained_rank(method) * (2 if doubled else 1)
+    return find_trained_rank(method) * (2 if doubled else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,4 +186,4 @@ ADAPTER_METHODS = frozenset(method for method in Method if method.facts.adapter)
 if TYPE_CHECKING:
     AnyMethod = MethodSettings
 else:
-    AnyMethod = union_of(METHOD_SETTINGS, Method.LORA)
+    AnyMethod = build_union(METHOD_SETTINGS, Method.LORA)

@@ -46,7 +46,7 @@ class RegexReward(RewardSource):
     @classmethod
     def that_compiles(cls, pattern: str) -> str:
         try:
-            compiled(pattern)
+            compile_pattern(pattern)
         except SchemaError as error:
             why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
             args = {"pattern": pattern, "why": why.rstrip(".")}
@@ -171,7 +171,7 @@ Reward = Annotated[
 ]
 
 
-def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
+def compile_pattern(pattern: str, *, full: bool = False) -> SchemaValidator:
     """Return a pattern as an automaton of bounded size (Rust's regex, which pydantic brings):
     `isinstance_python(text)`.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_union, build_variants, left_out
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.latent import AnyLatent, LatentSettings
 from trainyard.spec.axes.rewards import (
@@ -480,4 +480,4 @@ STAGE_SETTINGS: Mapping[Stage, type[StageSettings]] = build_variants(Stage, "Sta
 if TYPE_CHECKING:
     AnyStage = StageSettings
 else:
-    AnyStage = union_of(STAGE_SETTINGS, Stage.SFT)
+    AnyStage = build_union(STAGE_SETTINGS, Stage.SFT)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import trained_rank
+from trainyard.spec.axes.methods import find_trained_rank
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.stages import DpoSettings
 from trainyard.spec.compat.steps import step_advice
@@ -28,7 +28,7 @@ class Advice(NamedTuple):
 
 def unusual_rank(config: TrainerConfig) -> bool:
     least, most = USUAL_RANKS
-    return not least <= (trained_rank(config.method) or least) <= most
+    return not least <= (find_trained_rank(config.method) or least) <= most
 
 
 def depends_on_micro_batch(config: TrainerConfig) -> bool:

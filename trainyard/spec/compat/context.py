@@ -127,7 +127,7 @@ class Row:
     settings of a step session."""
 
 
-def listed(values: Iterable[object]) -> str:
+def join_words(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 

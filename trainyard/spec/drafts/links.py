@@ -24,9 +24,9 @@ from trainyard.spec.ports import (
     Offers,
     PortNode,
     Wiring,
-    channel_of,
     channel_of_source,
     find_ambiguous,
+    find_channel,
     find_missing,
     merge,
     take,
@@ -70,7 +70,7 @@ def ports_made(draft: DraftWiring, node_id: str) -> tuple[Port, ...]:
     produced = draft.wiring.produces[node_id]
     if produced or draft.nodes[node_id].type != "validator":
         return produced
-    offers = {channel_of(port): Offer((Source(node_id=node_id, port=port),), 1, False) for port in ROW_PORTS}
+    offers = {find_channel(port): Offer((Source(node_id=node_id, port=port),), 1, False) for port in ROW_PORTS}
     draft.wiring.after[node_id] = {**draft.wiring.after[node_id], **offers}
     return ROW_PORTS
 
@@ -109,7 +109,7 @@ def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_mo
     inputs = [source_port for sources in take(node, offers).values() for source_port in sources]
     if any(source_port.node_id == source and source_port.port == port for source_port in inputs):
         return None
-    only = offer_of(draft, source, port)
+    only = find_offer(draft, source, port)
     if missing := list(find_missing(node, only, take(node, only))):
         return row_reason(node, Wiring(missing=missing), base_model)
     names = ", ".join(dict.fromkeys(f"{source_port.port.value} of {source_port.node_id!r}" for source_port in inputs))
@@ -117,7 +117,7 @@ def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_mo
     return Reason("R-PORT", node.id, "needs", because, "Remove the link of the other first.")
 
 
-def offer_of(draft: DraftWiring, source: str, port: Port) -> Offers:
+def find_offer(draft: DraftWiring, source: str, port: Port) -> Offers:
     """Return what the source itself offers on one port, and nothing that reached it."""
     offered = [source_port for offer in draft.wiring.after[source].values() for source_port in offer.sources]
     source_port = next(candidate for candidate in offered if candidate.node_id == source and candidate.port == port)

@@ -15,7 +15,7 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.changes import drop_defaults
 from trainyard.spec.drafts.palette import starting_config
-from trainyard.spec.graph import in_order, place_nodes
+from trainyard.spec.graph import place_nodes, sort_nodes
 from trainyard.spec.load.parse import ParsedNode, number, parse_nodes
 from trainyard.spec.nodes import NODE_CONFIGS, NODE_MODELS
 from trainyard.spec.ports import PortNode, Wiring, wire
@@ -67,12 +67,12 @@ def read_nodes(body: JsonMapping) -> list[DraftNode]:
 
 def wire_draft(nodes: Sequence[DraftNode]) -> DraftWiring:
     """Link what can be linked; the nodes of a circle follow without the links that close it."""
-    placed, _ = place_nodes([parsed_node(node) for node in nodes if node.type in NODE_MODELS])
-    ordered, _ = in_order([replace(node, clear=True) for node in placed])
+    placed, _ = place_nodes([parse_node(node) for node in nodes if node.type in NODE_MODELS])
+    ordered, _ = sort_nodes([replace(node, clear=True) for node in placed])
     return DraftWiring({node.id: node for node in ordered}, wire(ordered))
 
 
-def parsed_node(node: DraftNode) -> ParsedNode:
+def parse_node(node: DraftNode) -> ParsedNode:
     config = readable_config(node.type, node.config)
     fields: JsonObject = {"type": node.type, "id": node.id, "needs": node.needs, "config": config}
     model = NODE_MODELS[node.type].model_construct(**fields)

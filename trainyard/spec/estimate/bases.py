@@ -78,14 +78,14 @@ class ContextFacts:
         if positions is not None and isinstance(rope, Mapping):
             kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
             positions = int(positions * factor) if kind in BY_FACTOR and isinstance(factor, int | float) else positions
-        return cls(positions, str(text.get("model_type", "")) in TABLES, window_of(text))
+        return cls(positions, str(text.get("model_type", "")) in TABLES, find_window(text))
 
 
 def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def window_of(text: JsonMapping) -> int | None:
+def find_window(text: JsonMapping) -> int | None:
     """Return the sliding window of a base without a layer that sees everything."""
     window, layers = text.get("sliding_window"), text.get("layer_types")
     if not is_count(window) or text.get("use_sliding_window") is False:
@@ -121,7 +121,7 @@ class BaseFacts:
         """Return the facts in a model's `config.json`."""
         model_type, rows = str(config.get("model_type", "")), config.get("vocab_size")
         whole = isinstance(rows, int) and "text_config" not in config
-        layout = layout_of(model_type, config)
+        layout = read_layout(model_type, config)
         context, experts = ContextFacts.from_config(config), count_experts(config)
         return cls(model_type, layout, rows if whole else None, tokens, context, is_of_mlx(config), experts)
 
@@ -143,7 +143,7 @@ def count_experts(config: Mapping[str, object]) -> int:
     return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
-def layout_of(model_type: str, config: Mapping[str, object]) -> ModelLayout:
+def read_layout(model_type: str, config: Mapping[str, object]) -> ModelLayout:
     if config.get("is_encoder_decoder") is True:
         return ModelLayout.ENCODER_DECODER
     is_encoder = model_type in ENCODERS and config.get("is_decoder") is not True

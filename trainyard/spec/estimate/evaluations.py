@@ -24,7 +24,7 @@ def default_interval(total_steps: int, trained_rows: int, held_out_rows: int) ->
     return math.ceil(total_steps / max(1, min(MOST_ROUNDS, affordable)))
 
 
-def held_out_rows(config: TrainerConfig, rows: int) -> int:
+def estimate_held_out_rows(config: TrainerConfig, rows: int) -> int:
     """Return rows that a trainer does not train on, of those that reach it."""
     evaluation = config.eval
     return min(evaluation.max_rows, math.ceil(rows * evaluation.held_out_share), rows - 1) if evaluation else 0
@@ -35,7 +35,7 @@ def time_share(evaluation: EvalSettings, steps: int, rows: int | None, rows_per_
 
     `rows` is the number of rows that are trained, None where it is not known.
     """
-    scored = evaluation.max_rows if rows is None or evaluation.set else held_out_rows_of(evaluation, rows)
+    scored = evaluation.max_rows if rows is None or evaluation.set else count_held_out_rows(evaluation, rows)
     if evaluation.steps is None:
         return min(COST, MOST_ROUNDS * FORWARD_SHARE * scored / (steps * rows_per_step))
     per_epoch = steps if rows is None else math.ceil(rows / rows_per_step)
@@ -43,7 +43,7 @@ def time_share(evaluation: EvalSettings, steps: int, rows: int | None, rows_per_
     return math.ceil(steps / every) * FORWARD_SHARE * scored / (steps * rows_per_step)
 
 
-def held_out_rows_of(evaluation: EvalSettings, trained: int) -> int:
+def count_held_out_rows(evaluation: EvalSettings, trained: int) -> int:
     """Return rows that were held out where `trained` are left."""
     share = evaluation.held_out_share
     return min(evaluation.max_rows, max(1, math.ceil(trained * share / (1 - share))))

@@ -40,13 +40,13 @@ def rows_to_generate(count: int, documents: int | None, wordings: int, rules: Ho
     kept_back = rules.wording and wordings > 1
     each = wordings - 1 if kept_back else wordings
     pairs = math.ceil(count / each)
-    while (trained := each * (pairs - held_out_pairs(pairs, documents, rules))) < count:
+    while (trained := each * (pairs - estimate_held_out_pairs(pairs, documents, rules))) < count:
         pairs += max(1, (count - trained) // each)
-    held_out = held_out_pairs(pairs, documents, rules)
+    held_out = estimate_held_out_pairs(pairs, documents, rules)
     return Shares(pairs * wordings, trained, held_out, pairs - held_out if kept_back else 0)
 
 
-def held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> int:
+def estimate_held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> int:
     """Pairs of the documents that are held out: the share that is requested, and enough for the least rows.
 
     Whole documents are held out, so that the last of them may bring more pairs than are still wanted.
@@ -62,7 +62,7 @@ def held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> in
     return min(max(by_rows, by_share), int(used * MOST) * most)
 
 
-def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
+def describe_small_sets(trained: int | None, evaluated: int | None) -> list[str]:
     """Return a sentence for each set that is tiny; what is not known is not judged."""
     checks = []
     if trained is not None and trained < FEW_TRAINING_ROWS:
@@ -72,7 +72,7 @@ def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
     return checks
 
 
-def too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> list[str]:
+def explain_too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> list[str]:
     """Return why there is no verdict on so many rows, by the floor of an evaluator; what is not known is not judged."""
     checks = []
     if trained is not None and trained < least:
@@ -85,14 +85,14 @@ def too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> l
 def tiny_sets(config: Strict, rows: int | None) -> list[str]:
     """Return what a plan warns of: a trainer with few rows, a generator that leaves few rows for the evaluator."""
     if isinstance(config, TrainerConfig):
-        return few_rows(rows, None)
+        return describe_small_sets(rows, None)
     if isinstance(config, AiGeneratorConfig) and config.holdout is not None:
-        shares = generated_rows(config, None)
-        return few_rows(None, max(shares.unseen_documents, shares.unseen_wording))
+        shares = estimate_generated_rows(config, None)
+        return describe_small_sets(None, max(shares.unseen_documents, shares.unseen_wording))
     return []
 
 
-def generated_rows(config: AiGeneratorConfig, documents: int | None) -> Shares:
+def estimate_generated_rows(config: AiGeneratorConfig, documents: int | None) -> Shares:
     wordings = config.wordings if config.template is GenerationTemplate.QA else 1
     return rows_to_generate(config.count, documents, wordings, config.holdout)
 
@@ -110,7 +110,7 @@ def generator_basis(config: AiGeneratorConfig, shares: Shares) -> str:
     )
 
 
-def written_by_generator(chain: ResolvedChain) -> dict[str, dict[Port, int]]:
+def find_generated_sets(chain: ResolvedChain) -> dict[str, dict[Port, int]]:
     """Validator -> port -> rows to train on, where a generator writes them for it."""
     counts: dict[str, dict[Port, int]] = {}
     for node in chain.nodes:

@@ -25,7 +25,7 @@ DRAWN_AT_ONCE = 64
 """Completions that the native engine draws together at least, where a rollout has so many."""
 
 
-def drawn_length(config: TrainerConfig) -> int:
+def completion_length(config: TrainerConfig) -> int:
     """Return most tokens of a completion; 0 where none is drawn."""
     return config.stage.drawn_tokens
 
@@ -43,7 +43,7 @@ def rows_seen(config: TrainerConfig, rows: int) -> int:
     return rows // prompts * prompts * rollouts.num_generations * rollouts.num_iterations
 
 
-def drawn_at_once(config: TrainerConfig) -> int:
+def count_concurrent_completions(config: TrainerConfig) -> int:
     """Completions that are drawn together, on one device."""
     hyper, native = config.hyperparameters, config.backend is BackendName.NATIVE
     step = hyper.batch_size * hyper.gradient_accumulation
@@ -57,11 +57,11 @@ def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int
     """Return the keys and values of the completions that are drawn together, on one device; of a server its weights
     too.
     """
-    if not drawn_length(config):
+    if not completion_length(config):
         return 0
     hyper, served = config.hyperparameters, serves_policy(config)
     number = 2 if served or (device.facts.is_gpu and config.method.facts.adapter) else 4
-    positions = drawn_at_once(config) * (hyper.max_length + drawn_length(config))
+    positions = count_concurrent_completions(config) * (hyper.max_length + completion_length(config))
     cache = 2 * number * shape.layers * shape.key_value_heads * shape.head_size * positions
     return cache + (number * shape.parameters if served else 0)
 

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.estimate.evaluations import time_share
-from trainyard.spec.estimate.rollouts import drawn_length
+from trainyard.spec.estimate.rollouts import completion_length
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 
@@ -98,7 +98,7 @@ class Timings:
     slowdown: float = 1.0
     """How much longer a computation takes now, next to the other programs of the machine."""
 
-    def problem_of(self, config: TrainerConfig) -> Problem | None:
+    def find_problem(self, config: TrainerConfig) -> Problem | None:
         """Return the newest probe of at most this size that did not fit, unless a training of this size did since
         then.
         """
@@ -175,14 +175,14 @@ def estimate_time(
 ) -> TimeEstimate:
     """Return the one function that `plan`, `data preview` and a run ask."""
     timings = timings or Timings()
-    slowdown = likely_slowdown(timings)
+    slowdown = estimate_slowdown(timings)
     timings = replace(timings, measured=[timing.alone() for timing in timings.measured])
     same_data = next(
         (timing for timing in newest_first(timings.measured) if timing.data and timing.data in work.data), None
     )
     mean = (same_data.tokens_per_row if same_data and same_data.tokens_per_row else None) or work.tokens_per_row
     tokens, hyper, steps = count_tokens(work.rows, mean), config.hyperparameters, work.steps
-    if same_data and same_data.steps_per_epoch and same_size(same_data, config):
+    if same_data and same_data.steps_per_epoch and is_same_size(same_data, config):
         tokens = count_tokens(round(same_data.steps_per_epoch * same_data.rows_per_step), mean)
         steps = hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * same_data.steps_per_epoch))
     if steps is None:
@@ -190,7 +190,7 @@ def estimate_time(
     if not timings.measured:
         return TimeEstimate(None, steps, tokens, join(NOT_MEASURED, timings.note))
     sequences = config.stage.facts.sequences_with_graph
-    longest = (hyper.max_length + drawn_length(config)) * sequences
+    longest = (hyper.max_length + completion_length(config)) * sequences
     per_row = min(mean, longest) if mean else longest
     step_s, how = step_seconds(shape, config, per_row, timings.measured)
     if step_s is None:
@@ -232,7 +232,7 @@ class Slowdown(NamedTuple):
     steps: float = 1.0
 
 
-def likely_slowdown(timings: Timings) -> Slowdown:
+def estimate_slowdown(timings: Timings) -> Slowdown:
     """Return the slowdown of now, at most the one that the measured trainings had: a moment's load may pass."""
     newest = newest_first(timings.measured)[:NEWEST]
     if not newest:
@@ -247,13 +247,13 @@ def step_seconds(
     shape: ModelShape | None, config: TrainerConfig, tokens_per_row: float, measured: Sequence[StepTiming]
 ) -> tuple[float | None, str]:
     """Return seconds of a step, and how they were measured: at the same size if possible, else scaled by operations."""
-    exact = [timing for timing in newest_first(measured) if same_size(timing, config)]
-    nearest = (exact or near(measured, config))[:NEWEST]
+    exact = [timing for timing in newest_first(measured) if is_same_size(timing, config)]
+    nearest = (exact or select_nearest(measured, config))[:NEWEST]
     if shape is None and not exact:
         return None, "measured at another size, and the shape of the model is not known here"
     rows = rows_per_step(config)
     if shape is None:
-        return median(timing.seconds_per_step for timing in nearest), described(nearest, exact=True)
+        return median(timing.seconds_per_step for timing in nearest), describe_timings(nearest, exact=True)
     here = operations(shape, config, rows, tokens_per_row)
     longest = config.stage.facts.sequences_with_graph
     rates = [
@@ -261,16 +261,16 @@ def step_seconds(
         / operations(shape, config, timing.rows_per_step, timing.tokens_per_row or timing.max_length * longest)
         for timing in nearest
     ]
-    return here * median(rates), described(nearest, exact=bool(exact))
+    return here * median(rates), describe_timings(nearest, exact=bool(exact))
 
 
-def same_size(timing: StepTiming, config: TrainerConfig) -> bool:
+def is_same_size(timing: StepTiming, config: TrainerConfig) -> bool:
     hyper = config.hyperparameters
     size = (hyper.max_length, hyper.batch_size, rows_per_step(config))
     return size == (timing.max_length, timing.rows_per_batch, timing.rows_per_step)
 
 
-def near(measured: Sequence[StepTiming], config: TrainerConfig) -> list[StepTiming]:
+def select_nearest(measured: Sequence[StepTiming], config: TrainerConfig) -> list[StepTiming]:
     """Return those whose micro-batch is the most similar, the newest first."""
     hyper = config.hyperparameters
     size = hyper.max_length * hyper.batch_size
@@ -286,7 +286,7 @@ def newest_first(measured: Sequence[StepTiming]) -> list[StepTiming]:
     return sorted(measured, key=lambda timing: -timing.time)
 
 
-def described(timings: Sequence[StepTiming], *, exact: bool) -> str:
+def describe_timings(timings: Sequence[StepTiming], *, exact: bool) -> str:
     first = timings[0]
     of = "a run" if first.source == "run" else "ten steps"
     count = f" (median of {len(timings)})" if len(timings) > 1 else ""

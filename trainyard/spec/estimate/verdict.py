@@ -14,7 +14,7 @@ from pydantic import Field
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
-from trainyard.spec.estimate.heldout import too_few_rows
+from trainyard.spec.estimate.heldout import explain_too_few_rows
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import TrainerConfig
 
@@ -67,7 +67,7 @@ class VerdictFloor(Strict):
     def reasons(self, *, trained: int | None = None, held_out: Counted | None = None) -> list[str]:
         """Return why there will be no verdict on so many rows; what is not known is not judged."""
         rows = held_out if self.decides else None
-        reason = too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
+        reason = explain_too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
         unclear = undecidable("The held-out rows", rows.cases, self.confidence) if rows else None
         return reason + ([unclear] if unclear else [])
 
@@ -121,11 +121,11 @@ def waits_for_rows(chain: ResolvedChain, candidates: tuple[str, ...]) -> dict[st
         (source.node_id, source.port) for port, sources in inputs.items() if port in DATA_PORTS for source in sources
     ]
     trainers = [node.id for node in chain.nodes if isinstance(node.config, TrainerConfig) and node.id not in candidates]
-    return {name: tuple(source for source in rows if name not in nodes_before(chain, source[0])) for name in trainers}
+    return {name: tuple(source for source in rows if name not in list_ancestors(chain, source[0])) for name in trainers}
 
 
-def nodes_before(chain: ResolvedChain, node_id: str) -> frozenset[str]:
+def list_ancestors(chain: ResolvedChain, node_id: str) -> frozenset[str]:
     """Return a node and all that it needs."""
     node = chain.node(node_id)
     needed = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
-    return frozenset({node_id}).union(*(nodes_before(chain, name) for name in needed))
+    return frozenset({node_id}).union(*(list_ancestors(chain, name) for name in needed))

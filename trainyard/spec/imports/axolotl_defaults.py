@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainyard.spec.imports.defaults import Absent, by_stage, has_adapter, has_loss, is_stage, needed
+from trainyard.spec.imports.defaults import Absent, choose_by_stage, has_adapter, has_loss, is_stage, require_key
 from trainyard.spec.imports.keys import Config
 from trainyard.spec.imports.shared_keys import HYPER
 
@@ -30,7 +30,7 @@ DEFAULTS: tuple[Absent, ...] = (
     Absent("num_epochs", f"{HYPER}epochs", 1.0, unless=(f"{HYPER}max_steps",)),
     Absent("micro_batch_size", f"{HYPER}batch_size", 1),
     Absent("gradient_accumulation_steps", f"{HYPER}gradient_accumulation", 1),
-    needed(
+    require_key(
         "learning_rate",
         f"{HYPER}learning_rate",
         "Axolotl has no default of it.",
@@ -47,8 +47,10 @@ DEFAULTS: tuple[Absent, ...] = (
     Absent("gradient_checkpointing", f"{HYPER}gradient_checkpointing", False),
     Absent("bf16", f"{HYPER}precision", precision_of_flags),
     Absent("sample_packing", "engine.batching", "padded"),
-    needed("lora_r", "method.rank", "Axolotl has no default of it.", "Write it, or --set method.rank=16.", has_adapter),
-    needed(
+    require_key(
+        "lora_r", "method.rank", "Axolotl has no default of it.", "Write it, or --set method.rank=16.", has_adapter
+    ),
+    require_key(
         "lora_alpha",
         "method.alpha",
         "Axolotl has no default of it.",
@@ -56,16 +58,16 @@ DEFAULTS: tuple[Absent, ...] = (
         has_adapter,
     ),
     Absent("lora_dropout", "method.dropout", 0.0),
-    needed(
+    require_key(
         "lora_target_linear",
         "method.target_modules",
         "Axolotl adapts no module then.",
         "Write lora_target_linear: true, or --set method.target_modules=all-linear.",
         names_no_module,
     ),
-    Absent("rl_beta", "stage.beta", by_stage({"dpo": 0.1, "kto": 0.1, "grpo": 0.0})),
+    Absent("rl_beta", "stage.beta", choose_by_stage({"dpo": 0.1, "kto": 0.1, "grpo": 0.0})),
     Absent("simpo_gamma", "stage.gamma", 0.5, when=has_loss("simpo")),
-    needed(
+    require_key(
         "cpo_alpha",
         "stage",
         "Axolotl adds CPO's loss of the chosen answer to SimPO, with weight 1.",
@@ -77,7 +79,7 @@ DEFAULTS: tuple[Absent, ...] = (
     Absent("kto_undesirable_weight", "stage.undesirable_weight", 1.0),
     Absent("center_rewards_coefficient", "stage.centering", 0.0),
     Absent("trl.num_generations", "stage.num_generations", 8, when=is_stage("grpo")),
-    needed(
+    require_key(
         "trl.max_completion_length",
         "stage.max_completion_length",
         "Axolotl draws without a bound then.",
@@ -88,5 +90,5 @@ DEFAULTS: tuple[Absent, ...] = (
     Absent("trl.num_iterations", "stage.num_iterations", 1, when=is_stage("grpo")),
     Absent("trl.epsilon", "stage.epsilon", 0.2, when=is_stage("grpo")),
     Absent("trl.scale_rewards", "stage.scale_rewards", "group", when=is_stage("grpo")),
-    Absent("trl.loss_type", "stage.loss", by_stage({"grpo": "dapo"})),
+    Absent("trl.loss_type", "stage.loss", choose_by_stage({"grpo": "dapo"})),
 )

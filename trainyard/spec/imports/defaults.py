@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.json_types import JsonObject
-from trainyard.spec.imports.keys import Config, KeyAnswer, refused
+from trainyard.spec.imports.keys import Config, KeyAnswer, reject
 from trainyard.spec.imports.shared_keys import HYPER
 
 Settings = Mapping[str, Any]
@@ -72,17 +72,17 @@ class Absent:
         return self.value(config, settings) if callable(self.value) else self.value
 
 
-def needed(key: str, setting: str, because: str, do: str, when: Computed | None = None) -> Absent:
+def require_key(key: str, setting: str, because: str, do: str, when: Computed | None = None) -> Absent:
     """Return a key without which the tool trains what a chain cannot, or does not train at all."""
-    return Absent(key, setting, refused(because, do), when=when)
+    return Absent(key, setting, reject(because, do), when=when)
 
 
-def replaced(rows: Iterable[Absent], **values: object) -> tuple[Absent, ...]:
+def replace_values(rows: Iterable[Absent], **values: object) -> tuple[Absent, ...]:
     """Return rows with other values for some keys."""
     return tuple(replace(row, value=values[row.key]) if row.key in values else row for row in rows)
 
 
-def grouped(rows: Iterable[Absent], group: str) -> tuple[Absent, ...]:
+def add_group(rows: Iterable[Absent], group: str) -> tuple[Absent, ...]:
     """Return the rows of a tool that has its keys in a group: `training.learning_rate`."""
     return tuple(replace(row, key=f"{group}.{row.key}") for row in rows)
 
@@ -127,12 +127,12 @@ def has_adapter(_config: Config, settings: Settings) -> bool:
     return settings.get("method.type") in ("lora", "qlora", "dora", "lora_plus")
 
 
-def by_stage(values: Mapping[str, object]) -> Computed:
+def choose_by_stage(values: Mapping[str, object]) -> Computed:
     """Return the value of the stage; None where the stage has none."""
     return lambda _config, settings: values.get(str(settings.get("stage.type")))
 
 
-def twice_rank(_config: Config, settings: Settings) -> object:
+def double_rank(_config: Config, settings: Settings) -> object:
     return 2 * settings["method.rank"]
 
 
@@ -144,7 +144,7 @@ def targets_of_family(config: Config, settings: Settings) -> object:
     family = config.family or next((word for mark, word in FAMILY_BY_NAME if mark.search(base.lower())), None)
     if modules := TARGETS_OF_FAMILY.get(family or ""):
         return list(modules)
-    return refused(
+    return reject(
         f"PEFT chooses the modules by the family of the base, and that of {base or 'no base'} is not known here.",
         'Name them: --set \'method.target_modules=["q_proj", "v_proj"]\', or all-linear.',
     )
@@ -173,7 +173,7 @@ LORA_DEFAULTS: tuple[Absent, ...] = (
 )
 """peft.LoraConfig."""
 PREFERENCE_DEFAULTS: tuple[Absent, ...] = (
-    Absent("beta", "stage.beta", by_stage({"dpo": 0.1, "kto": 0.1, "grpo": 0.0})),
+    Absent("beta", "stage.beta", choose_by_stage({"dpo": 0.1, "kto": 0.1, "grpo": 0.0})),
     Absent("label_smoothing", "stage.label_smoothing", 0.0, when=is_stage("dpo")),
     Absent("desirable_weight", "stage.desirable_weight", 1.0),
     Absent("undesirable_weight", "stage.undesirable_weight", 1.0),

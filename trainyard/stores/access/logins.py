@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from trainyard.json_types import JsonObject
-from trainyard.stores.access.secret_files import Records, SecretFile, digest_of, find_record, new_secret
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.access.secret_files import Records, SecretFile, find_record, hash_secret, new_secret
+from trainyard.stores.schema import add_version, read_versioned
 
 LOGIN_S = 12 * 3600
 CODE_S = 3600
@@ -34,12 +34,12 @@ def unpack_logins(data: bytes, path: Path) -> object:
 
 
 def pack_logins(records: Records) -> dict[str, object]:
-    return versioned("logins", {"records": records})
+    return add_version("logins", {"records": records})
 
 
 def id_of_string(text: str) -> str:
     """Return the id of the home's own string: a login that was made with an earlier string ends with it."""
-    return f"{OWN_STRING}{digest_of(text)}"
+    return f"{OWN_STRING}{hash_secret(text)}"
 
 
 class LoginFile:
@@ -66,7 +66,7 @@ class LoginFile:
             record = find_record(records, code)
             if record is None or not record.get("once"):
                 return None
-            del records[digest_of(code)]
+            del records[hash_secret(code)]
         return None if record["expires"] <= (time.time() if now is None else now) else str(record["token"])
 
     def add(self, secret: str, record: JsonObject, lasts_s: float, now: float | None) -> None:
@@ -76,7 +76,7 @@ class LoginFile:
                 del records[digest]
             while len(records) >= MAX_LOGINS:
                 del records[min(records, key=lambda digest: records[digest]["expires"])]
-            records[digest_of(secret)] = {**record, "expires": now + lasts_s}
+            records[hash_secret(secret)] = {**record, "expires": now + lasts_s}
 
     def find(self, cookie: str, now: float | None = None) -> str | None:
         """Return the id of the token of a login; None for one that is unknown or has ended."""
@@ -88,7 +88,7 @@ class LoginFile:
     def end(self, cookie: str) -> None:
         """End a login; nothing happens to one that has ended."""
         with self.file.changing() as records:
-            records.pop(digest_of(cookie), None)
+            records.pop(hash_secret(cookie), None)
 
 
 def forgery_token(cookie: str) -> str:

@@ -33,14 +33,14 @@ def new_secret(prefix: str) -> str:
     return prefix + secrets.token_urlsafe(SECRET_BYTES)
 
 
-def digest_of(secret: str) -> str:
+def hash_secret(secret: str) -> str:
     """SHA-256 (hex) of a secret, under which its record is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def find_record(records: Mapping[str, JsonObject], secret: str) -> JsonObject | None:
     """Return the record of a secret; all records are compared, so that the time says nothing about them."""
-    digest, match = digest_of(secret), None
+    digest, match = hash_secret(secret), None
     for key, record in records.items():
         if hmac.compare_digest(key, digest):
             match = record

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from trainyard.json_types import JsonObject
-from trainyard.stores.access.secret_files import Records, SecretFile, digest_of, find_record, new_secret
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.access.secret_files import Records, SecretFile, find_record, hash_secret, new_secret
+from trainyard.stores.schema import add_version, read_versioned
 
 PREFIX = "ty_"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -53,7 +53,7 @@ def unpack_tokens(data: bytes, path: Path) -> object:
 
 
 def pack_tokens(records: Records) -> dict[str, object]:
-    return versioned("tokens", {"records": records})
+    return add_version("tokens", {"records": records})
 
 
 class TokenFile:
@@ -83,13 +83,13 @@ class TokenFile:
                 )
             if len(records) >= MAX_TOKENS:
                 raise LimitExceeded(f"There are {MAX_TOKENS:,} tokens, which is the most.", do="Revoke some.")
-            records[digest_of(token)] = facts_of(TokenRecord(name, scope, tenant, now, now + days * DAY_S))
+            records[hash_secret(token)] = dump_record(TokenRecord(name, scope, tenant, now, now + days * DAY_S))
         return token
 
     def find(self, token: str, now: float | None = None) -> TokenRecord | None:
         """Return what a token allows; None for one that is unknown, revoked or expired."""
         record = find_record(self.file.records(), token)
-        entry = TokenRecord(**record, id=digest_of(token)) if record is not None else None
+        entry = TokenRecord(**record, id=hash_secret(token)) if record is not None else None
         return entry if entry and entry.is_valid(time.time() if now is None else now) else None
 
     def find_by_id(self, token_id: str, now: float | None = None) -> TokenRecord | None:
@@ -115,6 +115,6 @@ class TokenFile:
             return TokenRecord(**records.pop(match), id=match)
 
 
-def facts_of(record: TokenRecord) -> JsonObject:
+def dump_record(record: TokenRecord) -> JsonObject:
     """Return a record as the file has it, without the id that is its key."""
     return {name: value for name, value in asdict(record).items() if name != "id"}

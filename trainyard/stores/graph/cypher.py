@@ -25,22 +25,24 @@ WORD = re.compile(r"(?<![.\w$])[A-Za-z_]\w*")
 def check_reading(cypher: str) -> None:
     """Raises `InvalidInput` (`E-GRAPH-QUERY`) unless the statement is one that reads."""
     if len(cypher) > MAX_CHARS or "\0" in cypher:
-        raise refused(f"it is longer than {MAX_CHARS:,} characters or contains NUL")
+        raise refused_error(f"it is longer than {MAX_CHARS:,} characters or contains NUL")
     bare = QUOTED.sub(" ", cypher).strip()
     if re.search(r"['\"`]", bare):
-        raise refused("a quotation does not end")
+        raise refused_error("a quotation does not end")
     if ";" in bare.rstrip("; \n\t"):
-        raise refused("it is more than one statement")
+        raise refused_error("it is more than one statement")
     words = [word.lower() for word in WORD.findall(bare)]
     if not words or words[0] not in BEGINNINGS:
-        raise refused(f"it begins with {words[0].upper() if words else 'nothing'}, not with MATCH, UNWIND or RETURN")
+        raise refused_error(
+            f"it begins with {words[0].upper() if words else 'nothing'}, not with MATCH, UNWIND or RETURN"
+        )
     if forbidden := next((word for word in words if word in FORBIDDEN), None):
-        raise refused(
+        raise refused_error(
             f"it contains the word {forbidden.upper()}, which does more than read; quote a name with backticks"
         )
 
 
-def refused(why: str) -> InvalidInput:
+def refused_error(why: str) -> InvalidInput:
     return InvalidInput(
         "This Cypher statement is not run.",
         why=f"{why[0].upper()}{why[1:]}.",

@@ -60,8 +60,8 @@ class EntityTally:
 
     def entity(self) -> Entity | None:
         if self.entity_cache is None and self.spellings:
-            attributes = {name: most(counts) for name, counts in sorted(self.values.items()) if counts}
-            self.entity_cache = Entity(self.kind, most(self.spellings), attributes)
+            attributes = {name: most_common(counts) for name, counts in sorted(self.values.items()) if counts}
+            self.entity_cache = Entity(self.kind, most_common(self.spellings), attributes)
         return self.entity_cache
 
 
@@ -71,7 +71,7 @@ def bump(counts: Counter[str], key: str, times: int) -> None:
         del counts[key]
 
 
-def most(counts: Counter[str]) -> str:
+def most_common(counts: Counter[str]) -> str:
     return next(iter(counts)) if len(counts) == 1 else min(counts, key=lambda value: (-counts[value], value))
 
 
@@ -226,7 +226,7 @@ class Before:
         self.contents = {**{key: state.contents[key] for key in old if key in state.contents}, **new_contents}
         self.documents = {key: state.documents.get(key) for key in self.contents}
         entities = {key for contents in self.contents.values() for key in contents.mentions}
-        self.entities = {key: entity_of(state.tallies, key) for key in entities}
+        self.entities = {key: merge_tallies(state.tallies, key) for key in entities}
         self.edges = {key: edge for contents in self.contents.values() for key, edge in contents.relations.items()}
         self.relations = {key for key in self.edges if key in state.relations}
 
@@ -245,7 +245,7 @@ class Before:
             elif now is not None and now != document:
                 changes.renamed_documents[key] = now
         for key, entity in self.entities.items():
-            after = entity_of(state.tallies, key)
+            after = merge_tallies(state.tallies, key)
             if after is None and entity is not None:
                 changes.dead_entities.append(key)
             elif after is not None and entity is None:
@@ -260,6 +260,6 @@ class Before:
         return changes
 
 
-def entity_of(tallies: Mapping[str, EntityTally], key: str) -> Entity | None:
+def merge_tallies(tallies: Mapping[str, EntityTally], key: str) -> Entity | None:
     tally = tallies.get(key)
     return tally.entity() if tally is not None else None

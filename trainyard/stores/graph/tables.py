@@ -52,7 +52,7 @@ class Tables:
         try:
             self.database = ladybug.Database(str(path), buffer_pool_size=POOL_BYTES)
         except RuntimeError as error:
-            raise not_opened(path, str(error)) from error
+            raise not_opened_error(path, str(error)) from error
         self.connection = ladybug.Connection(self.database, num_threads=2)
         for statement in SCHEMA:
             self.connection.execute(statement)
@@ -314,7 +314,7 @@ def attributes_text(entity: Entity) -> str:
     )
 
 
-def not_opened(path: Path, why: str) -> Conflict | Unavailable:
+def not_opened_error(path: Path, why: str) -> Conflict | Unavailable:
     if "lock" in why.lower():
         return Conflict(
             f"Another process has the graph {path.name} open.",

@@ -15,7 +15,7 @@ from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.training import TrainingSettings
-from trainyard.stores.live.job_ids import tenant_of
+from trainyard.stores.live.job_ids import find_tenant
 
 DEFAULT_TENANT = "default"
 """That of a chain which names none."""
@@ -31,7 +31,7 @@ def read_facts(tags: Iterable[str], parameters: JsonMapping) -> dict[str, str]:
     job, publish = parameters.get("job"), parameters.get("publish")
     source = next((value for value in (chain, job, publish) if isinstance(value, Mapping)), {})
     facts = trainer_facts(job) if isinstance(job, Mapping) else chain_facts(chain or {})
-    return {"tenant": tenant_of(tags) or str(source.get("tenant") or DEFAULT_TENANT), **facts}
+    return {"tenant": find_tenant(tags) or str(source.get("tenant") or DEFAULT_TENANT), **facts}
 
 
 def trainer_facts(config: JsonMapping) -> dict[str, str]:
@@ -40,11 +40,11 @@ def trainer_facts(config: JsonMapping) -> dict[str, str]:
         settings = spell_out(job_words(config))
     except (ValueError, TypeError):  # settings of another version: nobody can read them, and a list shows the job
         settings = {}
-    facts = {name: word_of(settings.get(name) or default) for name, default in DEFAULTS.items()}
+    facts = {name: read_word(settings.get(name) or default) for name, default in DEFAULTS.items()}
     return facts | {"base_model": str(settings.get("base_model") or "")}
 
 
-def word_of(value: object) -> str:
+def read_word(value: object) -> str:
     """Return the word of a value on an axis: itself, or the `type` of its settings."""
     if isinstance(value, Mapping):
         return str(value.get("type", ""))

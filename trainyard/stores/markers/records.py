@@ -16,7 +16,7 @@ from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.json_types import JsonObject
 from trainyard.stores.clock import Clock, RealClock
 from trainyard.stores.processes import Start, boot_id, find_process, process_start
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 
 LEASE_S = 300.0
 """A claim lives so long without a heartbeat: ten polls of a worker, and more than a slow checkpoint write."""
@@ -123,7 +123,7 @@ class MarkerRecord:
 
     def to_json(self) -> bytes:
         body = {name: value for name, value in asdict(self).items() if name != "generation"}
-        return json.dumps(versioned("marker", body), indent=1, sort_keys=True).encode()
+        return json.dumps(add_version("marker", body), indent=1, sort_keys=True).encode()
 
     @staticmethod
     def from_json(name: str, content: bytes, *, generation: int = 0) -> MarkerRecord:
@@ -269,7 +269,7 @@ def owner_alive(owner: Owner) -> bool | None:
     return find_process(owner.pid, owner.create_time) is not None
 
 
-def this_owner() -> Owner:
+def find_owner() -> Owner:
     """Return the calling process."""
     return Owner(socket.gethostname(), os.getpid(), process_start(), boot_id())
 

@@ -34,7 +34,7 @@ from trainyard.errors import TrainyardError, Unavailable
 from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.objects import store
-from trainyard.stores.objects.store import Metadata, ObjectInfo, ObjectSettings, checked_name
+from trainyard.stores.objects.store import Metadata, ObjectInfo, ObjectSettings, check_name
 from trainyard.stores.whole import new_file
 
 WRITER = "trainyard-write"
@@ -168,7 +168,7 @@ class GcsStore:
             return self.bucket.get_blob(self._blob(name).name, **Patience(self.settings).arguments())
 
     def _blob(self, name: str, generation: int | None = None) -> storage.Blob:
-        return self.bucket.blob(self.prefix + checked_name(name), generation=generation)
+        return self.bucket.blob(self.prefix + check_name(name), generation=generation)
 
     def _info(self, blob: storage.Blob) -> ObjectInfo:
         metadata = {key: value for key, value in (blob.metadata or {}).items() if key != WRITER}

@@ -100,7 +100,7 @@ def crc32c(data: bytes) -> str:
     return base64.b64encode(value.to_bytes(4, "big")).decode("ascii")
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """An object name that means the same in a folder and in a bucket, and stays inside. Raises `InvalidInput`."""
     segments = name.split("/")
     problem = ""

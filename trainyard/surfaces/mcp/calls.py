@@ -28,7 +28,7 @@ from trainyard.json_types import JsonObject
 from trainyard.operations.fields import FieldError
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import Settings
-from trainyard.surfaces.invocation import carry_out, refuse_early, request_of
+from trainyard.surfaces.invocation import build_request, refuse_early, run_operation
 from trainyard.surfaces.mcp.tools import NAMES
 from trainyard.tracing import new_traceparent, span, trace_id
 
@@ -124,14 +124,14 @@ def perform(tool: str, arguments: JsonObject, context: Context) -> BaseModel:
             do=f"Run `trainyard {name}` in a terminal.", code="E-LOCAL",
         )  # fmt: skip
     try:
-        request = request_of(name, arguments)
+        request = build_request(name, arguments)
     except FieldError as error:
         allowed = ", ".join(model.model_fields) or "nothing"
         raise InvalidInput(
             f"{tool} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {allowed}.",
             do="Correct the field.", code="E-PARAMETER",
         ) from error  # fmt: skip
-    result: BaseModel = carry_out(name, request, context)
+    result: BaseModel = run_operation(name, request, context)
     return result
 
 
@@ -141,11 +141,11 @@ def build_result(result: BaseModel, parts: list[str]) -> types.CallToolResult:
     if parts:
         content.append(types.TextContent(type="text", text="\n".join(parts)))
     if isinstance(result, Blob):
-        content.append(types.EmbeddedResource(type="resource", resource=bytes_of(result)))
+        content.append(types.EmbeddedResource(type="resource", resource=encode_blob(result)))
     return types.CallToolResult(content=content, structured_content=json.loads(text))
 
 
-def bytes_of(blob: Blob) -> types.BlobResourceContents:
+def encode_blob(blob: Blob) -> types.BlobResourceContents:
     """Return the bytes of a file, for a client that may be on another machine.
 
     Raises `LimitExceeded` (`E-LIMIT`) for one that is too large for a message.

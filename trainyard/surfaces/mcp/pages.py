@@ -28,13 +28,13 @@ def list_resources() -> list[types.Resource]:
         for name in SCHEMAS
     ]
     written = [
-        types.Resource(uri=uri, name=uri.removeprefix(DOCS), mime_type=MARKDOWN, description=title_of(path))
+        types.Resource(uri=uri, name=uri.removeprefix(DOCS), mime_type=MARKDOWN, description=read_title(path))
         for uri, path in pages().items()
     ]
     return [*schemas, *written]
 
 
-def title_of(path: Path) -> str:
+def read_title(path: Path) -> str:
     with path.open(encoding="utf-8") as lines:
         return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), path.stem)
 

@@ -35,7 +35,7 @@ NAMES = {tool_name(operation): operation for operation in OPERATIONS}
 
 def list_tools(caller: Caller) -> tuple[types.Tool, ...]:
     """Return the tools that a caller may use: those of its scope, its tenant and its place, that come to an end."""
-    return tuple(tool_of(name) for name, row in OPERATIONS.items() if may_use(row, caller))
+    return tuple(build_tool(name) for name, row in OPERATIONS.items() if may_use(row, caller))
 
 
 def may_use(row: Operation, caller: Caller) -> bool:
@@ -45,7 +45,7 @@ def may_use(row: Operation, caller: Caller) -> bool:
 
 
 @cache
-def tool_of(name: str) -> types.Tool:
+def build_tool(name: str) -> types.Tool:
     row = OPERATIONS[name]
     hints = types.ToolAnnotations(read_only_hint=True) if row.scope is Scope.READ else None  # else it may destroy
     schema = shorten(row.request.model_json_schema())

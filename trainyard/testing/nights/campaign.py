@@ -26,7 +26,7 @@ from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.points import POINTS
 from trainyard.night.report import NightReport
-from trainyard.night.streams import GONE, RememberedParse, file_of, overlap_of
+from trainyard.night.streams import GONE, RememberedParse, choose_overlap, split_part_name
 from trainyard.night.worker import poll
 from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS
 from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
@@ -111,7 +111,7 @@ class NightCampaign:
         self.random = random.Random(self.seed)
         self.disk = WatchedDisk(self)
         self.graph = doubles.FlakyGraph()
-        self.cloud = cloud.some_store(self.random, self.seed)
+        self.cloud = cloud.choose_store(self.random, self.seed)
         if self.cloud is not None and self.random.random() < cloud.MARKERS_SHARE:
             remote = self.config.phase2.model_copy(update={"mode": "remote"})
             self.config = self.config.model_copy(update={"phase2": remote})
@@ -178,7 +178,7 @@ class NightCampaign:
                 ledger=DocumentLedger(HOME / "acme" / "ledger.jsonl", self.disk, self.clock, at=self.at(process)),
                 graph=self.graph.opened,
                 markers=self.markers(self.at(process)),
-                corpora=Corpora(HOME / "acme" / "corpora", self.disk, doubles.parse_here),
+                corpora=Corpora(HOME / "acme" / "corpora", self.disk, doubles.parse_in_process),
                 versions=versions,
                 objects=self.cloud,
             ),
@@ -188,9 +188,9 @@ class NightCampaign:
             boot_id="boot",
             base_model="base",
             alone=doubles.Lease({} if worker else self.lease, process).alone,
-            parse=RememberedParse(doubles.parse_here),
+            parse=RememberedParse(doubles.parse_in_process),
             at=self.at(process),
-            loop=doubles.run_in(self.clock),
+            loop=doubles.make_runner(self.clock),
         )
 
     def training_seconds(self) -> float:
@@ -239,7 +239,7 @@ class NightCampaign:
         if fault.kind in ("crash", "power"):
             self.die(fault.kind == "power")
         elif fault.kind == "second-night":
-            self.aside(lambda: self.night_of(self.spawn()))
+            self.aside(lambda: self.run_night(self.spawn()))
         elif fault.kind == "worker":
             self.aside(self.work_aside)
         elif fault.kind == "asleep":
@@ -331,10 +331,10 @@ class NightCampaign:
         FLUSH(self.disk, DOCUMENTS / name)
         FLUSH_FOLDER(self.disk, DOCUMENTS)
         self.contents[name] = text
-        self.texts |= {content_sha256(part.encode()): part for part in parts_of(text)}
+        self.texts |= {content_sha256(part.encode()): part for part in split_text(text)}
 
     def fill_corpora(self, most: int) -> None:
-        corpora = Corpora(HOME / "acme" / "corpora", self.disk, doubles.parse_here)
+        corpora = Corpora(HOME / "acme" / "corpora", self.disk, doubles.parse_in_process)
         for bucket in self.config.buckets:
             count = self.random.randint(0, most)
             start = self.corpora[bucket.name]
@@ -401,15 +401,15 @@ class NightCampaign:
 
     def digests(self, file: str) -> list[str]:
         """Return what the parts of a document contain now."""
-        return [content_sha256(part.encode()) for part in parts_of(self.contents[file])]
+        return [content_sha256(part.encode()) for part in split_text(self.contents[file])]
 
     def digest(self, name: str) -> str:
         """Return what a document, or a part of one, contains now."""
-        file, part = file_of(name)
+        file, part = split_part_name(name)
         digests = self.digests(file)
         return digests[part - 1] if part <= len(digests) else GONE
 
-    def night_of(self, process: doubles.Process, trouble: set[str] | None = None) -> NightReport | None:
+    def run_night(self, process: doubles.Process, trouble: set[str] | None = None) -> NightReport | None:
         """Return one attempt by one process; None if it died."""
         self.acting.append(process)
         try:
@@ -482,9 +482,9 @@ class NightCampaign:
             self.effect(f"upload of {name}", matches[0].run_key)
 
 
-def parts_of(text: str) -> tuple[str, ...]:
+def split_text(text: str) -> tuple[str, ...]:
     """Return the parts in which a night reads a document."""
-    return split_document(text, MAX_DOCUMENT_CHARS, overlap_of(MAX_DOCUMENT_CHARS))
+    return split_document(text, MAX_DOCUMENT_CHARS, choose_overlap(MAX_DOCUMENT_CHARS))
 
 
 def tuple_value(method: str, number: int) -> dict[str, str]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from trainyard.testing.nights import invariants
 from trainyard.testing.nights.campaign import MOST_ATTEMPTS, NightCampaign
-from trainyard.testing.nights.injected_bugs import table
+from trainyard.testing.nights.injected_bugs import build_swaps
 from trainyard.testing.simulation import Simulator
 
 DATES, QUIET_DATES = 6, 3
 """Dates with faults, and those without at the end, of one campaign."""
 
 
-def campaign_of(seed: int) -> NightCampaign:
+def run_campaign(seed: int) -> NightCampaign:
     """Return one campaign, carried out."""
     campaign = NightCampaign(seed)
     for date in range(DATES + QUIET_DATES):
@@ -25,27 +25,27 @@ def campaign_of(seed: int) -> NightCampaign:
         campaign.heal()
         campaign.day() if not quiet else None
         for attempt in range(MOST_ATTEMPTS):
-            one_attempt(campaign, quiet or attempt == MOST_ATTEMPTS - 1)
+            run_attempt(campaign, quiet or attempt == MOST_ATTEMPTS - 1)
             if campaign.violations or (campaign.reports and campaign.reports[-1].state == "completed"):
                 break
         campaign.next_date()
     if not campaign.violations:
-        invariants.at_the_end(campaign)
+        invariants.check_end(campaign)
     return campaign
 
 
-def one_attempt(campaign: NightCampaign, quiet: bool) -> None:
+def run_attempt(campaign: NightCampaign, quiet: bool) -> None:
     campaign.heal_connections()
     trouble: set[str] = set()
     if not quiet:
         campaign.faults, trouble = campaign.draw_faults()
     count = len(campaign.reports)
     campaign.attempts += 1
-    campaign.night_of(campaign.spawn(), trouble)
+    campaign.run_night(campaign.spawn(), trouble)
     campaign.settle()
     invariants.check(campaign)
     for report in campaign.reports[count:]:
         invariants.report(campaign, report)
 
 
-simulate = Simulator(campaign_of, table, DATES + QUIET_DATES).run
+simulate = Simulator(run_campaign, build_swaps, DATES + QUIET_DATES).run

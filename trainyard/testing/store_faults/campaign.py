@@ -251,7 +251,7 @@ class StoreCampaign:
             self.disk.crash(self.random)
 
 
-def campaign_of(seed: int) -> StoreCampaign:
+def run_campaign(seed: int) -> StoreCampaign:
     """Return one campaign, carried out; it ends at the first violation."""
     campaign = StoreCampaign(seed)
     acts = (campaign.make_artifact, campaign.make_checkpoint, campaign.write_job, campaign.register_adapter)
@@ -265,11 +265,11 @@ def campaign_of(seed: int) -> StoreCampaign:
         for act in acts:
             campaign.attempt(act, quiet=True)
     campaign.check()
-    nothing_left(campaign)
+    check_nothing_left(campaign)
     return campaign
 
 
-def nothing_left(campaign: StoreCampaign) -> None:
+def check_nothing_left(campaign: StoreCampaign) -> None:
     """No temporary file of a process that died is left after the next one has worked in its place."""
     campaign.checked += 1
     names = [Path(name) for name in campaign.disk.snapshot()]

@@ -29,7 +29,7 @@ def moves_into_an_unflushed_folder(disk: files.Files, source: Path, target: Path
 
 
 def flushes_files_only(disk: files.Files, folder: Path) -> None:
-    for path in whole.files_below(disk, folder):
+    for path in whole.list_files(disk, folder):
         disk.fsync(path)
     disk.fsync_folder(folder)
 
@@ -63,7 +63,7 @@ def renames_unflushed(disk: files.Files, path: Path, data: bytes) -> None:
     disk.fsync_folder(path.parent)
 
 
-def table() -> dict[str, tuple[Swap, ...]]:
+def build_swaps() -> dict[str, tuple[Swap, ...]]:
     """Name -> what is replaced."""
     return {
         "no-fsync": ((SimulatedFiles, "fsync", always()),),
@@ -81,4 +81,4 @@ def table() -> dict[str, tuple[Swap, ...]]:
     }  # fmt: skip
 
 
-INJECTED_BUGS = tuple(table())
+INJECTED_BUGS = tuple(build_swaps())

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 
 from trainyard.testing.simulation import Simulator, violation_lines
-from trainyard.testing.store_faults.campaign import campaign_of
-from trainyard.testing.store_faults.injected_bugs import INJECTED_BUGS, table
+from trainyard.testing.store_faults.campaign import run_campaign
+from trainyard.testing.store_faults.injected_bugs import INJECTED_BUGS, build_swaps
 
-simulate = Simulator(campaign_of, table).run
+simulate = Simulator(run_campaign, build_swaps).run
 REPLAY = "python -m trainyard.testing.store_faults.simulate"
 
 

@@ -129,7 +129,7 @@ class DivergenceWatch:
         if self.first is None or len(self.recent) < 2:
             return None
         mean = self.mean
-        if mean - self.first <= max(LEAST_RISE * abs(self.first), LEAST_NATS, noise_of(self.recent, self.first)):
+        if mean - self.first <= max(LEAST_RISE * abs(self.first), LEAST_NATS, estimate_noise(self.recent, self.first)):
             return None
         because = f"the loss is above that of the base: {self.first:.3f} at step 1, {mean:.3f} at step {step}"
         return Divergence(DivergenceKind.LOSS_ROSE, step, because, LOWER_RATE)
@@ -168,7 +168,7 @@ class DivergenceWatch:
         return Divergence(DivergenceKind.OVERFITTING, last[0], because, advice)
 
 
-def noise_of(losses: Iterable[float], first: float) -> float:
+def estimate_noise(losses: Iterable[float], first: float) -> float:
     """Return the rise that chance alone may show, from the differences between neighbouring steps."""
     values = list(losses)
     differences = [abs(after - before) for before, after in pairwise(values)]
@@ -197,10 +197,10 @@ def judge_training(
     for last, loss, *_ in losses:
         watch.on_step(int(last), loss, held_out.get(int(last)), (norms or {}).get(int(last)))
     findings = watch.findings(int(last))
-    return findings or not_learned([loss for _, loss, *_ in losses if loss is not None], int(last))
+    return findings or find_no_progress([loss for _, loss, *_ in losses if loss is not None], int(last))
 
 
-def not_learned(losses: Sequence[float], step: int) -> list[Divergence]:
+def find_no_progress(losses: Sequence[float], step: int) -> list[Divergence]:
     """Return a finding for a training whose loss is at its end where it was."""
     third = len(losses) // 3
     if len(losses) < LEAST_LOSSES:

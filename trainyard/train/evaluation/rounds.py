@@ -32,13 +32,13 @@ class Prompt:
     text: str
 
 
-def prompt_of(example: Encoded, tokenizer: Any) -> Prompt:
+def build_prompt(example: Encoded, tokenizer: Any) -> Prompt:
     """Return what comes before the last answer of an example; of running text, its first half."""
-    ids = example["prompt_ids"] if "prompt_ids" in example else before_last_answer(example)
+    ids = example["prompt_ids"] if "prompt_ids" in example else cut_before_answer(example)
     return Prompt(list(ids), str(tokenizer.decode(ids, skip_special_tokens=True)))
 
 
-def before_last_answer(example: Encoded) -> list[int]:
+def cut_before_answer(example: Encoded) -> list[int]:
     ids, labels = example["input_ids"], example["labels"]
     end = max(index for index, label in enumerate(labels) if label != IGNORED)
     start = next((index + 1 for index in range(end, -1, -1) if labels[index] == IGNORED), 0)

@@ -18,7 +18,7 @@ from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.contracts import Batch, Head, Scores, StageSpec
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.parallel.rows import joined_scores, share_of
+from trainyard.train.parallel.rows import cut_share, join_scores
 from trainyard.train.parallel.team import Team
 from trainyard.train.session.parallelism import SingleProcess
 
@@ -47,22 +47,22 @@ class Ddp(SingleProcess):
         return rank
 
     def scores(self, stage: StageSpec, model: Any, batch: Batch, head: Head) -> Scores:
-        share = share_of(batch, stage, self.team.rank, self.team.size)
+        share = cut_share(batch, stage, self.team.rank, self.team.size)
         scores = self.run(model, lambda whole: stage.score(whole, share.batch, head))
-        return joined_scores(scores, share, self.team.rank, self.team.size)
+        return join_scores(scores, share, self.team.rank, self.team.size)
 
     def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         for bucket in buckets(zero_missing_grads(parameters)):
-            flat_M = flattened(bucket)
+            flat_M = flatten_bucket(bucket)
             dist.all_reduce(flat_M)
-            for value, part in zip(bucket, unflattened(flat_M, bucket), strict=True):
+            for value, part in zip(bucket, unflatten_bucket(flat_M, bucket), strict=True):
                 value.grad = part.clone()
 
     def norm(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """Of the sum of all processes' gradients, which stay as they are."""
         squares = torch.zeros((), dtype=torch.float64)
         for bucket in buckets(zero_missing_grads(parameters)):
-            flat_M = flattened(bucket)
+            flat_M = flatten_bucket(bucket)
             dist.all_reduce(flat_M)
             squares += flat_M.double().square().sum().cpu()
         return squares.sqrt().float()
@@ -75,7 +75,7 @@ def zero_missing_grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]
     """
     touched = [value.grad is not None for value in parameters]
     present = []
-    for value, here, anywhere in zip(parameters, touched, any_process(touched, device_of(parameters)), strict=True):
+    for value, here, anywhere in zip(parameters, touched, reduce_any(touched, choose_device(parameters)), strict=True):
         if anywhere and not here:
             value.grad = torch.zeros_like(value)
         if anywhere:
@@ -83,14 +83,14 @@ def zero_missing_grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]
     return present
 
 
-def any_process(flags: Sequence[bool], device: torch.device) -> list[bool]:
+def reduce_any(flags: Sequence[bool], device: torch.device) -> list[bool]:
     """Of each flag, whether it is set in some process."""
     flags_M = torch.tensor(flags, dtype=torch.uint8, device=device)
     dist.all_reduce(flags_M, op=dist.ReduceOp.MAX)
     return [bool(flag) for flag in flags_M.tolist()]
 
 
-def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
+def choose_device(parameters: Sequence[torch.Tensor]) -> torch.device:
     return parameters[0].device if parameters else torch.device("cpu")
 
 
@@ -109,14 +109,14 @@ def buckets(tensors: Iterable[Tensor_]) -> Iterator[list[Tensor_]]:
         yield bucket
 
 
-def flattened(bucket: Sequence[torch.Tensor]) -> torch.Tensor:
+def flatten_bucket(bucket: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the gradients of a bucket in one row."""
     grads = [value.grad for value in bucket if value.grad is not None]
     assert len(grads) == len(bucket), "every tensor of a bucket has a gradient"
     return torch.cat([grad.reshape(-1) for grad in grads])
 
 
-def unflattened(flat_M: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def unflatten_bucket(flat_M: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parts of a row, in the shapes of `like`."""
     parts = flat_M.split([value.numel() for value in like])
     return [part.view_as(value) for part, value in zip(parts, like, strict=True)]

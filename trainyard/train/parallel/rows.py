@@ -33,11 +33,11 @@ class RowShare:
     """2 where an example is a chosen row and, in the second half of the batch, a rejected one."""
 
 
-def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
+def cut_share(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
     """Return a run of neighbouring examples; as many for each process, but for one."""
     sides = 2 if stage.facts.ports == (Port.PREFERENCE,) else 1
     if "position_ids" in batch:
-        return packed_share(batch, rank, size)
+        return cut_packed_share(batch, rank, size)
     examples = batch["input_ids"].shape[0] // sides
     start, end = examples * rank // size, examples * (rank + 1) // size
     idle = start == end
@@ -45,10 +45,10 @@ def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
         start, end = 0, 1
     rows = [row + side * examples for side in range(sides) for row in range(start, end)]
     share = {name: value[rows] for name, value in batch.items() if value.ndim == 2}
-    return RowShare(trimmed(share), idle, sides)
+    return RowShare(trim_batch(share), idle, sides)
 
 
-def packed_share(batch: Batch, rank: int, size: int) -> RowShare:
+def cut_packed_share(batch: Batch, rank: int, size: int) -> RowShare:
     """Of rows that lie end to end in one: those that begin in this process's part of the positions."""
     starts = (batch["position_ids"][0] == 0).nonzero()[:, 0].tolist()
     width = batch["input_ids"].shape[1]
@@ -60,7 +60,7 @@ def packed_share(batch: Batch, rank: int, size: int) -> RowShare:
     return RowShare({name: value[:, edges[first] : edges[last]] for name, value in batch.items()}, idle, 1)
 
 
-def trimmed(batch: Batch) -> Batch:
+def trim_batch(batch: Batch) -> Batch:
     """Without the positions at the end that no row of the share uses."""
     trimmed_batch = dict(batch)
     for mask in MASKS:
@@ -76,7 +76,7 @@ def trimmed(batch: Batch) -> Batch:
     return trimmed_batch
 
 
-def joined_scores(scores: Scores, share: RowShare, rank: int, size: int) -> Scores:
+def join_scores(scores: Scores, share: RowShare, rank: int, size: int) -> Scores:
     """Return the scores of the whole batch, in the order of its rows; a graph leads to this process's own."""
     names = sorted(scores)
     local = {name: scores[name][:0] if share.idle else scores[name] for name in names}
@@ -85,7 +85,7 @@ def joined_scores(scores: Scores, share: RowShare, rank: int, size: int) -> Scor
     dist.all_gather(gathered, own_lengths)
     lengths = [row.tolist() for row in gathered]
     flat_M = torch.cat([local[name].detach().float() for name in names])
-    everyone = exchanged(flat_M, [sum(row) for row in lengths], size)
+    everyone = exchange_values(flat_M, [sum(row) for row in lengths], size)
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     for source, (values_M, row) in enumerate(zip(everyone, lengths, strict=True)):
         for name, part in zip(names, values_M.split(row), strict=True):
@@ -106,7 +106,7 @@ def put_together(name: str, parts: Sequence[torch.Tensor], sides: int) -> torch.
     return torch.cat(list(parts))
 
 
-def exchanged(own_M: torch.Tensor, lengths: Sequence[int], size: int) -> list[torch.Tensor]:
+def exchange_values(own_M: torch.Tensor, lengths: Sequence[int], size: int) -> list[torch.Tensor]:
     """Return the numbers of all processes, which are of different lengths."""
     padded_M = own_M.new_zeros(max(1, *lengths))
     padded_M[: len(own_M)] = own_M

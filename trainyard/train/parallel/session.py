@@ -96,7 +96,7 @@ class SharedSession(Session):
     def _handed_out(self, snapshot: Snapshot, everything: bool) -> None:
         """Send each rank the shared state and its own parts."""
         for rank in range(1, self.team.size):
-            self.team.send(parts_of(rank, snapshot, self.strategy), rank)
+            self.team.send(collect_parts(rank, snapshot, self.strategy), rank)
         self._take(snapshot.parts, everything)
 
     def _received(self, everything: bool) -> None:
@@ -107,7 +107,7 @@ class SharedSession(Session):
         self._take_over(parts, everything=everything)
 
 
-def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> JsonObject:
+def collect_parts(rank: int, snapshot: Snapshot, strategy: Ddp) -> JsonObject:
     """Return the state of one rank: rank 0's, with the parts that this rank or the ranks of its group had."""
     parts = {name: value for name, value in snapshot.parts.items() if name != PEERS}
     for name, by_rank in snapshot.parts.get(PEERS, {}).items():

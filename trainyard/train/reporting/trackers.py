@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from trainyard.errors import Unavailable
 from trainyard.json_types import JsonMapping
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.spec.changes import flatten_settings
 
 
@@ -208,7 +208,7 @@ def open_tracker(name: str, run: TrackedRun) -> Tracker:
     for variable, value in row.defaults(run).items():
         os.environ.setdefault(variable, value)
     try:
-        return row.begin(load(row.module), run)
+        return row.begin(load_object(row.module), run)
     except Exception as error:
         raise Unavailable(
             f"The tracker {name} could not begin the run {run.run!r}.",

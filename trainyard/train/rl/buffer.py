@@ -86,7 +86,7 @@ def collate(rows: Sequence[DrawnRow], pad_id: int) -> Batch:
     return pad([row.encoded for row in rows], pad_id)
 
 
-def padded_rows(rows: Sequence[Sequence[float]]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(rows: Sequence[Sequence[float]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values and mask (R, T) of rows of unequal length, filled up on the right."""
     widest = max(map(len, rows))
     values_RT = torch.tensor([[*row, *[0.0] * (widest - len(row))] for row in rows])

@@ -24,7 +24,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, CompletionWriter, Generated, Sampling, Scores, StopReason
 from trainyard.train.losses.advantages import center_groups, estimate_kl, generalized_advantages, token_rewards, whiten
 from trainyard.train.losses.scoring import WITH_VALUES
-from trainyard.train.rl.buffer import DrawnRow, Rollout, collate, padded_rows
+from trainyard.train.rl.buffer import DrawnRow, Rollout, collate, pad_rows
 from trainyard.train.rl.environments import Environment
 from trainyard.train.rl.rewards import RewardPanel, SampledCompletion
 
@@ -146,7 +146,7 @@ def complete_turn(
     completions: dict[int, Generated] = {}
     for start in range(0, len(order), size):
         row_indices = order[start : start + size]
-        most = room_for(settings.max_completion_length, len(prompts[row_indices[-1]]), writer.context)
+        most = compute_room(settings.max_completion_length, len(prompts[row_indices[-1]]), writer.context)
         sampling = Sampling(most, settings.temperature, seed=dice.getrandbits(31))
         completions |= dict(
             zip(row_indices, writer.generate([prompts[at] for at in row_indices], sampling), strict=True)
@@ -213,7 +213,7 @@ def sampling_gap(conversations: Sequence[DrawnConversation]) -> float:
     return sum(abs(own_logprob - served_logprob) for own_logprob, served_logprob in pairs) / len(pairs)
 
 
-def room_for(requested: int, longest: int, context: int | None) -> int:
+def compute_room(requested: int, longest: int, context: int | None) -> int:
     """Return tokens that a completion of the longest prompt can have. Raises `InvalidInput` (`E-BATCH`) for none."""
     most = requested if context is None else min(requested, context - longest)
     if most < 1:
@@ -285,11 +285,11 @@ def settle_ppo(
     """Give every token its advantage, and its return where there is a critic."""
     missing_R = torch.tensor([not end for end in ended], dtype=scores_R.dtype)
     scores_R = scores_R - settings.missing_end_penalty * missing_R
-    old_RT, mask_RT = padded_rows([row.old or [0.0] * row.num_learned for row in rows])
+    old_RT, mask_RT = pad_rows([row.old or [0.0] * row.num_learned for row in rows])
     kl_RT = torch.zeros_like(old_RT)
     reported: dict[str, float] = {}
     if all(row.reference for row in rows):
-        kl_RT = estimate_kl(old_RT, padded_rows([row.reference for row in rows])[0], "k1")
+        kl_RT = estimate_kl(old_RT, pad_rows([row.reference for row in rows])[0], "k1")
         reported["kl"] = float((kl_RT * mask_RT).sum() / mask_RT.sum())
     if settings.num_generations > 1:
         reported["constant_groups"] = constant_groups(scores_R, settings.num_generations)
@@ -300,7 +300,7 @@ def settle_ppo(
     if settings.advantage == "gae_group":
         scores_R = center_groups(scores_R, settings.num_generations, "none")
     rewards_RT = token_rewards(scores_R, kl_RT, mask_RT, settings.kl_coef)
-    values_RT = padded_rows([row.values for row in rows])[0]
+    values_RT = pad_rows([row.values for row in rows])[0]
     advantages_RT, returns_RT = generalized_advantages(
         rewards_RT, values_RT, mask_RT, gamma=settings.gamma, lam=settings.lam
     )

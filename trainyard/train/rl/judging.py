@@ -51,10 +51,10 @@ class JudgeScorer:
             PROMPT.format(most=MOST_POINTS, rubric=settings.rubric, question=completion.prompt, answer=completion.text)
             for completion in completions
         ]
-        return [share_of(reply) for reply in self.servers[settings.server](prompts, SCHEMA)]
+        return [parse_share(reply) for reply in self.servers[settings.server](prompts, SCHEMA)]
 
 
-def share_of(reply: str) -> float:
+def parse_share(reply: str) -> float:
     """Return the points of a reply, over the most."""
     match = POINTS.search(reply)
     return min(1.0, float(match[0]) / MOST_POINTS) if match else 0.0

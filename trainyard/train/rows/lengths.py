@@ -21,7 +21,7 @@ class TokenShare(NamedTuple):
     masked: int
 
 
-def within_length(
+def encode_within_length(
     encode: Callable[[int], tuple[list[Encoded], TokenLedger]],
     width: Callable[[Encoded], int],
     share: Callable[[Encoded], TokenShare],

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.data.renderers.rendering import Renderer, turn_of
+from trainyard.data.renderers.rendering import Renderer, build_turn
 from trainyard.data.rows import Message, PromptRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
@@ -59,7 +59,7 @@ def encode_prompt(
         "input_ids": prompt,
         "answer": answer.content,
         "question": turns[-1].content,
-        "messages": [turn_of(message) for message in turns],
+        "messages": [build_turn(message) for message in turns],
     }
 
 

@@ -44,7 +44,7 @@ def strict_kernels(enabled: bool = True) -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
-def refusal_of(step: Callable[[], None]) -> str:
+def find_refusal(step: Callable[[], None]) -> str:
     """Return why torch cannot compute a step with deterministic kernels alone; empty if it can."""
     try:
         with strict_kernels():

@@ -38,7 +38,7 @@ def read_outputs(model: Any, batch: Batch, names: Sequence[str]) -> dict[str, to
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 
-def hand_out(name: str, value: torch.Tensor, path: Path, *, inline: bool) -> JsonObject:
+def dump_output(name: str, value: torch.Tensor, path: Path, *, inline: bool) -> JsonObject:
     """Return one output for a reply: {shape, values}, or {shape, file, sha256} with the tensor in `path`.
 
     Raises `InvalidInput` (`E-STEP`).

@@ -39,14 +39,14 @@ from trainyard.train.checkpoint.streams import Sealer
 from trainyard.train.contracts import Batch, Generated, Head, Sampling, Scores, StageSpec
 from trainyard.train.methods.contract import BlockRotation
 from trainyard.train.model.head import require_known_logits
-from trainyard.train.model.positions import context_of
-from trainyard.train.model.sampling import reader_of, sample, token_logprobs
-from trainyard.train.optimizers import on_eval, on_train
+from trainyard.train.model.positions import find_context
+from trainyard.train.model.sampling import choose_reader, sample, token_logprobs
+from trainyard.train.optimizers import switch_to_eval, switch_to_train
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import strict_kernels
 from trainyard.train.session.generators import OwnGenerators, draw_own
 from trainyard.train.session.noise import EmbeddingNoise
-from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
+from trainyard.train.session.outputs import dump_output, read_outputs, require_outputs
 from trainyard.train.session.parallelism import Found, SingleProcess
 from trainyard.train.session.replies import Backward, Evaluated, Forward, Replies, Stepped
 
@@ -249,7 +249,7 @@ class Session:
     @cached_property
     def context(self) -> int | None:
         """Return tokens that the model can see at once; None where its config does not say."""
-        return context_of(self.engine.model.config)
+        return find_context(self.engine.model.config)
 
     def scores(self, batch: Batch) -> Scores:
         """Return what the model that is trained says of a batch, without dropout and without a graph."""
@@ -283,7 +283,7 @@ class Session:
             return {}
         at = self.folder / "outputs" / f"forward-{self.num_forwards + 1}"
         return {
-            name: hand_out(name, value, at.with_name(f"{at.name}-{name}.safetensors"), inline=inline)
+            name: dump_output(name, value, at.with_name(f"{at.name}-{name}.safetensors"), inline=inline)
             for name, value in outputs.items()
         }
 
@@ -368,7 +368,7 @@ class Session:
     def _generate(self, prompts: Sequence[Sequence[int]], sampling: JsonObject) -> list[Generated]:
         self._require_logits()
         arguments = (self.engine.tokenizer, prompts, Sampling(**sampling))
-        return self._quietly(lambda model: sample(model, *arguments, reader=reader_of(model)))
+        return self._quietly(lambda model: sample(model, *arguments, reader=choose_reader(model)))
 
     def _logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
         self._require_logits()
@@ -471,11 +471,11 @@ class Session:
 
     def show_served(self) -> None:
         """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""
-        on_eval(self.engine.optimizer)
+        switch_to_eval(self.engine.optimizer)
 
     def show_trained(self) -> None:
         """Put the weights in place that the next step moves."""
-        on_train(self.engine.optimizer)
+        switch_to_train(self.engine.optimizer)
 
     def reset_optimizer(self) -> None:
         """Let the optimizer begin again with what it had before its first step."""
@@ -498,7 +498,7 @@ class Session:
 
     def _train(self) -> None:
         self.engine.model.train(self.engine.stage.dropout)
-        on_train(self.engine.optimizer)
+        switch_to_train(self.engine.optimizer)
 
     def _quietly(self, work: Callable[[Any], Found]) -> Found:
         """`work(model)` without dropout, gradients, or a trace in the generators that training draws from."""
@@ -514,7 +514,7 @@ class Session:
         """
         with _unsafe_preserve_version_counter(tuple(self.parameters)):
             self.engine.model.eval()
-            on_eval(self.engine.optimizer)
+            switch_to_eval(self.engine.optimizer)
             try:
                 with torch.no_grad(), fork_rng(self.engine.device), self.autocast():
                     yield

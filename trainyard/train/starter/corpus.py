@@ -141,7 +141,7 @@ def read_module(source: bytes, module: str) -> Iterator[Passage]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
-    for name, kind, doc in documented(tree, module):
+    for name, kind, doc in walk_docstrings(tree, module):
         if sum(not character.isascii() for character in doc) > MAX_NON_ASCII * len(doc):
             continue
         yield Passage(f"{kind} {name}\n{doc[:MAX_DOCSTRING_CHARS]}")
@@ -149,7 +149,7 @@ def read_module(source: bytes, module: str) -> Iterator[Passage]:
         yield from questions(name, kind, doc.split("\n\n")[0])
 
 
-def documented(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
+def walk_docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
     """(dotted name, kind, docstring) of a module and of all public classes and functions in it."""
     doc = ast.get_docstring(node) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) else None
     kind = {"Module": "module", "ClassDef": "class"}.get(type(node).__name__, "function")
@@ -157,7 +157,7 @@ def documented(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
         yield name, kind, doc
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.ClassDef) and not child.name.startswith("_"):
-            yield from documented(child, f"{name}.{child.name}")
+            yield from walk_docstrings(child, f"{name}.{child.name}")
 
 
 def questions(name: str, kind: str, paragraph: str) -> Iterator[Passage]:

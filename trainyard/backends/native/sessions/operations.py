@@ -52,7 +52,7 @@ class SessionOperation:
         return "failed" if "error" in self.answer else "done"
 
 
-def digest_of(verb: str, arguments: JsonMapping, body: bytes) -> str:
+def hash_call(verb: str, arguments: JsonMapping, body: bytes) -> str:
     hasher = hashlib.sha256(orjson.dumps([verb, arguments], option=orjson.OPT_SORT_KEYS))
     hasher.update(body)
     return hasher.hexdigest()
@@ -88,7 +88,7 @@ class OperationQueue:
         Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`) and `InvalidInput`
         (`E-PARAMETER`) for a key that came with another call.
         """
-        digest = digest_of(verb, arguments, body)
+        digest = hash_call(verb, arguments, body)
         with self.changed:
             self.last_call = time.monotonic()
             if key in self.keyed:

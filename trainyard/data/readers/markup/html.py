@@ -13,10 +13,10 @@ from bs4 import BeautifulSoup
 from bs4.element import Tag
 from charset_normalizer import from_bytes
 
-from trainyard.data.language import written_in
+from trainyard.data.language import match_stop_words
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.markup.marks import HEADINGS, marked_text
-from trainyard.data.readers.streams import SNIFFED_BYTES, encoding_of
+from trainyard.data.readers.markup.marks import HEADINGS, render_page
+from trainyard.data.readers.streams import SNIFFED_BYTES, detect_encoding
 from trainyard.errors import InvalidInput
 
 UNREAD = ["script", "style", "noscript", "template", "svg", "nav", "head", "iframe", "form", "button"]
@@ -74,26 +74,26 @@ class Page(BeautifulSoup):
 def read_html(data: bytes, name: str) -> tuple[str, str]:
     """Text with headings, list items, table rows and code blocks in Markdown's marks, without scripts and menus."""
     soup = Page(html_text(data, name), "lxml")
-    named = words_of(soup.title)
-    for find in (lambda: soup(UNREAD), lambda: menus_of(soup)):
+    named = read_line(soup.title)
+    for find in (lambda: soup(UNREAD), lambda: find_menus(soup)):
         for element in find():
             # To remove it would search its siblings, which is quadratic in them.
             element.clear()
             element.name, element.attrs = LEFT_OUT, {}
     title = page_title(soup, named)
-    return title, marked_text(soup)
+    return title, render_page(soup)
 
 
 def html_text(data: bytes, name: str) -> str:
     """Return the characters of a page. Raises `BadRow` (`binary`, `charset`)."""
     try:
-        unicode = encoding_of(data[:SNIFFED_BYTES], name)
+        unicode = detect_encoding(data[:SNIFFED_BYTES], name)
     except InvalidInput as error:
         raise BadRow("binary", error.what) from error
     head = data[:DECLARED_BYTES]
     match = XML_DECLARATION.match(head) or META.search(head)
     charset = match[1].decode("ascii", "replace").lower() if match else None
-    declared = "iso2022_jp" if JAPANESE_ESCAPE in data else codec_of(charset) if charset else None
+    declared = "iso2022_jp" if JAPANESE_ESCAPE in data else find_codec(charset) if charset else None
     first = [declared, unicode] if declared in STATEFUL and unicode == "utf-8" else [unicode, declared]
     for codec in filter(None, first):
         try:
@@ -101,13 +101,13 @@ def html_text(data: bytes, name: str) -> str:
         except (UnicodeDecodeError, LookupError):
             continue
     try:
-        return data.decode(detected(TAG.sub(b" ", data)[:DETECTED_BYTES]))
+        return data.decode(detect_codec(TAG.sub(b" ", data)[:DETECTED_BYTES]))
     except UnicodeDecodeError as error:
         detail = f"it declares {charset!r}, which does not fit its bytes" if charset else "it declares none"
         raise BadRow("charset", f"the charset of the page is unknown: {detail}; save it as UTF-8") from error
 
 
-def detected(text: bytes) -> str:
+def detect_codec(text: bytes) -> str:
     """Return the codec of bytes that are not UTF-8, or `utf-8` if none fits.
 
     Between Western and Central European letters the detector often has no preference; the words decide then.
@@ -118,12 +118,12 @@ def detected(text: bytes) -> str:
         return "utf-8"
     for match in matches:
         as_good = match.chaos - best.chaos < SAME_CHAOS and best.coherence - match.coherence < SAME_COHERENCE
-        if match.encoding == "cp1252" and as_good and written_in(str(best)) not in CENTRAL:
+        if match.encoding == "cp1252" and as_good and match_stop_words(str(best)) not in CENTRAL:
             return "cp1252"
     return str(best.encoding)
 
 
-def codec_of(label: str) -> str | None:
+def find_codec(label: str) -> str | None:
     """Python's codec for a declared charset; None for an unknown label, and for Unicode, which is tried anyway."""
     try:
         codec = codecs.lookup(label.strip())
@@ -132,7 +132,7 @@ def codec_of(label: str) -> str | None:
     return None if codec.name.startswith("utf-") else WIDER.get(codec.name, codec.name)
 
 
-def menus_of(soup: BeautifulSoup) -> list[Tag]:
+def find_menus(soup: BeautifulSoup) -> list[Tag]:
     """Return the elements that lead to other pages: by their role, or by their name if most of their text is links."""
     roled = [element for element in soup.find_all(True) if element.get("role") in MENU_ROLES]
     return roled + [element for element in soup.find_all(is_named_menu, limit=MOST_MENUS) if is_mostly_links(element)]
@@ -159,14 +159,14 @@ def is_mostly_links(element: Tag) -> bool:
 
 def page_title(soup: BeautifulSoup, named: str) -> str:
     """Return the page's own title: the top heading that `<title>` repeats, else that of the content, else `<title>`."""
-    headings = [heading for heading in soup.find_all("h1", limit=MOST_TITLES) if words_of(heading)]
+    headings = [heading for heading in soup.find_all("h1", limit=MOST_TITLES) if read_line(heading)]
     inside = [heading for heading in headings if heading.find_parent(["main", "article"])]
     body = [heading for heading in headings if not heading.find_parent(["header", "footer", "aside"])]
-    repeated = [heading for heading in body if words_of(heading).lower() in named.lower()]
+    repeated = [heading for heading in body if read_line(heading).lower() in named.lower()]
     best = next(iter([*repeated, *inside, *body]), None)
-    return words_of(best) or named or words_of(next(iter([*headings, *soup.find_all("h2", limit=1)]), None))
+    return read_line(best) or named or read_line(next(iter([*headings, *soup.find_all("h2", limit=1)]), None))
 
 
-def words_of(element: Tag | None) -> str:
+def read_line(element: Tag | None) -> str:
     """The text of an element on one line, without the link to itself that documentation tools put behind a heading."""
     return SELF_LINK.sub("", " ".join(element.get_text(" ").split())) if element is not None else ""

@@ -49,7 +49,7 @@ class Marker:
     preformatted: int = 0
     cells: int = 0
 
-    def marks_of(self, element: Tag) -> tuple[str, str]:
+    def find_marks(self, element: Tag) -> tuple[str, str]:
         """Return what comes before and after the text of an element."""
         name = element.name
         if self.cells and name not in ("td", "th"):
@@ -123,14 +123,14 @@ def inline_mark(element: Tag, *, preformatted: bool) -> str | None:
     return f"**{words}**{' ' if text and text[-1:].isspace() else ''}"
 
 
-def marked_text(soup: BeautifulSoup) -> str:
+def render_page(soup: BeautifulSoup) -> str:
     """Return the text of a page with Markdown's marks around the elements, so that it still shows the outline."""
     tables = ((table, table.find("tr")) for table in soup.find_all("table"))
     marker = Marker({id(table): row for table, row in tables if isinstance(row, Tag)})
-    return "\n".join(lines_of("".join(pieces_of(soup, marker)))).strip("\n") + "\n"
+    return "\n".join(join_lines("".join(render_pieces(soup, marker)))).strip("\n") + "\n"
 
 
-def pieces_of(soup: BeautifulSoup, marker: Marker) -> Iterator[str]:
+def render_pieces(soup: BeautifulSoup, marker: Marker) -> Iterator[str]:
     """Yield the texts of a page with the marks before and after them."""
     closing: dict[int, str] = {}
     waiting: list[PageElement | str | int] = [soup]
@@ -142,7 +142,7 @@ def pieces_of(soup: BeautifulSoup, marker: Marker) -> Iterator[str]:
             if (text := inline_mark(node, preformatted=bool(marker.preformatted))) is not None:
                 yield text.replace("|", "\\|") if marker.cells else text
                 continue
-            before, after = marker.marks_of(node)
+            before, after = marker.find_marks(node)
             yield before
             waiting.append(after)
             kind = "preformatted" if node.name == "pre" else "cells" if is_data_cell(node) else ""
@@ -165,7 +165,7 @@ def is_data_cell(element: Tag) -> bool:
     return element.name in ("td", "th") and element.find(NOT_IN_A_CELL) is None
 
 
-def lines_of(text: str) -> Iterator[str]:
+def join_lines(text: str) -> Iterator[str]:
     """Yield the lines with the indents of their items and quotations, and with one empty line at most in a row."""
     around: list[str] = []
     prefix: str | None = None

@@ -33,9 +33,9 @@ class Lists:
         """Note the form of each level of each numbering: "bullet", "decimal", …, or empty where it has no sign."""
         abstract = {element.get(qn("w:abstractNumId")): element for element in root.findall(qn("w:abstractNum"))}
         for number in root.findall(qn("w:num")):
-            shape = abstract.get(value_of(number, "abstractNumId"))
+            shape = abstract.get(read_value(number, "abstractNumId"))
             for level in shape.findall(qn("w:lvl")) if shape is not None else ():
-                form, sign = value_of(level, "numFmt"), value_of(level, "lvlText")
+                form, sign = read_value(level, "numFmt"), read_value(level, "lvlText")
                 visible_form = form if sign.strip() and form != "none" else ""
                 self.formats[number.get(qn("w:numId"), ""), int(level.get(qn("w:ilvl"), 0))] = visible_form
 
@@ -44,10 +44,10 @@ class Lists:
         level, form = position
         indent = INDENT * min(level, MOST_LEVELS)
         if form == "":
-            return indented(text, indent + INDENT)
-        return indent + indented(f"{form} {text}", indent + INDENT).strip()
+            return indent_text(text, indent + INDENT)
+        return indent + indent_text(f"{form} {text}", indent + INDENT).strip()
 
-    def place_of(self, element: _Element, style: BaseStyle | None) -> tuple[int, str] | None:
+    def find_place(self, element: _Element, style: BaseStyle | None) -> tuple[int, str] | None:
         """(level from 0, mark) of an item; the mark is empty for a further paragraph of one."""
         numbering = element.find(f"{qn('w:pPr')}/{qn('w:numPr')}")
         while numbering is None and style is not None:
@@ -57,10 +57,10 @@ class Lists:
                 level = int(named["level"] or 1) - 1
                 return level, {"Number": "1.", "Continue": ""}.get(named["kind"] or "", "-")
             style = getattr(style, "base_style", None)
-        number = value_of(numbering, "numId") if numbering is not None else "0"
+        number = read_value(numbering, "numId") if numbering is not None else "0"
         if number in ("", "0"):
             return None
-        level = int(value_of(numbering, "ilvl") or 0)
+        level = int(read_value(numbering, "ilvl") or 0)
         form = self.formats.get((number, level), "bullet")
         if form in ("", "bullet"):
             return level, "-" if form else ""
@@ -70,11 +70,11 @@ class Lists:
         return level, f"{self.numbers[number, level]}."
 
 
-def value_of(element: _Element | None, name: str) -> str:
+def read_value(element: _Element | None, name: str) -> str:
     """Return the `w:val` of a child element, or an empty string."""
     child = element.find(qn(f"w:{name}")) if element is not None else None
     return (child.get(qn("w:val")) or "") if child is not None else ""
 
 
-def indented(text: str, indent: str) -> str:
+def indent_text(text: str, indent: str) -> str:
     return "\n".join(f"{indent}{line}" for line in text.split("\n"))

@@ -59,7 +59,7 @@ def talk(thinker: Thinker, labels_BT: torch.Tensor, positions: Positions, though
     )
 
 
-def gain_of(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
+def compute_gain(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
     """Return how much likelier a thought made each token ahead, detached: (Q, N, A)."""
     ahead = torch.arange(1, positions.target_BNA.shape[-1] + 1, device=talk_scores.base_BT.device)
     at_BNA = (positions.at_BN[..., None] + ahead).clamp(max=talk_scores.base_BT.shape[1] - 1)
@@ -83,7 +83,7 @@ def policy_loss(gain_QN: torch.Tensor, logprobs_QNJ: torch.Tensor, settings: Tho
     return -(reward_BPN * logprob_BPN).sum() / settings.num_thoughts
 
 
-def mixed_loss(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
+def compute_mixed_loss(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
     """NLL with thoughts, summed over labels: each is the mean over the positions and thoughts that predict it."""
     has_BNA = positions.target_BNA != IGNORED
     ahead = torch.arange(1, has_BNA.shape[-1] + 1, device=has_BNA.device)
@@ -104,10 +104,10 @@ def quiet_scores(base: Any, head: ThoughtHead, batch: Batch, settings: ThoughtSe
     thinker = Thinker(base, head, settings)
     thoughts = thinker.think(batch, positions)
     talk_scores = talk(thinker, batch["labels"], positions, thoughts, kind)
-    gain_QNA = gain_of(talk_scores, positions, settings.num_thoughts)
+    gain_QNA = compute_gain(talk_scores, positions, settings.num_thoughts)
     return {
         "base": -talk_scores.base_BT.sum(),
-        "mixed": mixed_loss(talk_scores, positions, settings.num_thoughts),
+        "mixed": compute_mixed_loss(talk_scores, positions, settings.num_thoughts),
         "policy": policy_loss(gain_QNA.sum(dim=-1), thoughts.logprobs_QNJ, settings),
         "gain": gain_QNA[..., 0].sum() / settings.num_thoughts,
         "weight": talk_scores.weight_QNA[..., 0].sum() / settings.num_thoughts,

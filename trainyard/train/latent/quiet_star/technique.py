@@ -20,7 +20,7 @@ from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, Head, Metrics, Scores, StageSpec
 from trainyard.train.latent import rollout
-from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
+from trainyard.train.latent.contract import LatentModule, LatentSpec, get_latent_module
 from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
 from trainyard.train.latent.quiet_star.thoughts import (
     Thinker,
@@ -30,7 +30,7 @@ from trainyard.train.latent.quiet_star.thoughts import (
     find_positions,
 )
 from trainyard.train.model.head import evaluating
-from trainyard.train.model.positions import context_of
+from trainyard.train.model.positions import find_context
 from trainyard.train.model.sampling import Reading
 
 SEED_TEXT = "---"
@@ -73,7 +73,7 @@ class QuietStar(LatentModule):
         embeds_BTD = model.get_input_embeddings()(ids_BT)
         base_BD = rollout.run(model, embeds_BTD, reading.mask_BT, reading.cache)[:, -1]
         thought_BD = self.think(model, reading, base_BD)
-        return reading, rollout.logits_of(model, self.head.mix(base_BD, thought_BD))
+        return reading, rollout.compute_logits(model, self.head.mix(base_BD, thought_BD))
 
     def think(self, model: Any, reading: Reading, base_BD: torch.Tensor) -> torch.Tensor:
         """Return the hidden state at the end of a greedy thought; the cache is as before (B, D)."""
@@ -84,7 +84,7 @@ class QuietStar(LatentModule):
             mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], dim=1)
             thought_BD = rollout.run(model, fed_BD[:, None], mask_BT, reading.cache)[:, -1]
             if thought_index < self.settings.thought_tokens:
-                fed_BD = embed(draw_tokens(rollout.logits_of(model, thought_BD)[:, None], 0)[:, 0])
+                fed_BD = embed(draw_tokens(rollout.compute_logits(model, thought_BD)[:, None], 0)[:, 0])
             else:
                 fed_BD = self.head.end.to(base_BD.dtype).expand_as(base_BD)
         reading.cache.crop(-added)
@@ -115,14 +115,14 @@ def stage(base: StageSpec, _config: TrainerConfig) -> StageSpec:
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """Return the sums of `quiet_scores`."""
-    latent: QuietStar = own_of(model)
+    latent: QuietStar = get_latent_module(model)
     require_room(model, batch["input_ids"].shape[1] - 1, latent.settings.thought_tokens + 1 + latent.settings.ahead)
-    return quiet_scores(rollout.base_of(model), latent.head, batch, thought_settings(latent.settings), head)
+    return quiet_scores(rollout.unwrap_base(model), latent.head, batch, thought_settings(latent.settings), head)
 
 
 def require_masks(model: Any, head: ThoughtHead) -> None:
     """Raise `InvalidInput` (`E-MODEL-INVALID`) for a model that takes no mask of its caller."""
-    base = rollout.base_of(model)
+    base = rollout.unwrap_base(model)
     ids_BT = torch.zeros((1, 3), dtype=torch.long, device=base.device)
     batch = {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
     try:
@@ -141,7 +141,7 @@ def require_masks(model: Any, head: ThoughtHead) -> None:
 
 def require_room(model: Any, length: int, added: int) -> None:
     """Raise `InvalidInput` (`E-STEP`) where a thought behind so many tokens has positions that the model has not."""
-    context, window = context_of(rollout.base_of(model).config), rollout.window_of(model)
+    context, window = find_context(rollout.unwrap_base(model).config), rollout.find_window(model)
     # A layer with a window has neither the diagonal mask beyond it nor a cache that forgets a thought again.
     if window is not None and (context is None or window - 1 < context):
         context = window - 1

@@ -23,7 +23,7 @@ import torch
 from transformers import DynamicCache
 
 from trainyard.train.contracts import IGNORED
-from trainyard.train.model.head import Output, output_of
+from trainyard.train.model.head import Output, read_output
 
 Batch = dict[str, torch.Tensor]
 
@@ -152,7 +152,7 @@ class Thinker:
 
     def __init__(self, base: Any, head: ThoughtHead, settings: ThoughtSettings) -> None:
         self.base, self.head, self.settings = base, head, settings
-        self.output: Output = output_of(base)
+        self.output: Output = read_output(base)
 
     def think(self, batch: Batch, positions: Positions) -> Thoughts:
         """Sample `num_thoughts` thoughts at each position, from torch's generators, and read the tokens ahead."""
