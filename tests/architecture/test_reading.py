@@ -91,7 +91,7 @@ def test_no_reader_is_called_around_the_limits() -> None:
         "from trainyard.data.readers import documents",
         "import trainyard.data.readers.tables as t",
         "def f():\n    from pypdf import PdfReader",
-        "from trainyard.data.limited.jobs import carry_out",
+        "from trainyard.data.limited.jobs import run_request",
         "from pyarrow import parquet",
         "import openpyxl",
     ],

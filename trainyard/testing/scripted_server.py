@@ -177,30 +177,28 @@ def half_json() -> Behaviour:
     return behave
 
 
-def answer_body(value: Any) -> Behaviour:
+def body(value: Any) -> Behaviour:
     """Status 200 with any body: bytes as they are, anything else as JSON."""
     return lambda exchange: exchange.reply(200, value)
 
 
 def garbage() -> Behaviour:
     """Status 200 with a page of HTML, as proxies send it."""
-    return answer_body(b"<html><body>Bad gateway</body></html>")
+    return body(b"<html><body>Bad gateway</body></html>")
 
 
 def error_body() -> Behaviour:
     """Status 200 whose body is an error object."""
-    return answer_body({"error": {"message": "the engine is gone", "type": "server_error", "param": None, "code": 500}})
+    return body({"error": {"message": "the engine is gone", "type": "server_error", "param": None, "code": 500}})
 
 
 def wrong_types() -> Behaviour:
     """Return a completion whose fields have other types than the API says."""
-    return answer_body(
-        {"id": 1, "object": "chat.completion", "choices": [{"message": {"content": 17}}], "usage": "none"}
-    )
+    return body({"id": 1, "object": "chat.completion", "choices": [{"message": {"content": 17}}], "usage": "none"})
 
 
-def answer_no_choices() -> Behaviour:
-    return answer_body({"id": "x", "object": "chat.completion", "choices": [], "usage": None})
+def no_choices() -> Behaviour:
+    return body({"id": "x", "object": "chat.completion", "choices": [], "usage": None})
 
 
 def drop() -> Behaviour:

@@ -1,6 +1,6 @@
 """Campaigns of injected faults: carried out by their seeds, spread over the cores, and added up.
 
-    simulate = Simulator(campaign_of, table, nights=9).run
+    simulate = Simulator(run_campaign, build_swaps, nights=9).run
     outcome = simulate(10_000, seed=1)        the same seed gives the same campaigns, on any number of processes
 
 A simulator has a table of injected bugs: names of mistakes, and the wrong functions that are put in the place of right

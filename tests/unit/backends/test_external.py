@@ -255,7 +255,7 @@ def test_own_keys_are_asked_for_in_the_schema_of_the_tools_environment(
     (folder / "datasets.py").write_text("from pydantic import BaseModel\n" + "".join(
         f"class {name}(BaseModel): path: str\n" for name in names
     ))  # fmt: skip
-    monkeypatch.setattr(axolotl_program.environments, "python_of", lambda _name: Path(sys.executable))
+    monkeypatch.setattr(axolotl_program.environments, "find_python", lambda _name: Path(sys.executable))
     variables = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY / 'trainyard' / 'workers'}"}
 
     def ask(**extra: Any) -> None:

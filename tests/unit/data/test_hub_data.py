@@ -21,7 +21,7 @@ from trainyard.testing.loopback import serving
 PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path
-from trainyard.data.limited.service import kept_service
+from trainyard.data.limited.service import keep_service
 from trainyard.data.remote.kinds import pin_sources
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.data.sources import read_source
@@ -30,7 +30,7 @@ from trainyard.settings import load_settings
 from trainyard.spec.nodes import DataSourceConfig
 
 settings = load_settings()
-with kept_service():
+with keep_service():
     for line in sys.argv[1:]:
         asked = json.loads(line)
         run, refresh = asked.pop("run", ""), asked.pop("refresh", False)

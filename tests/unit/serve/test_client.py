@@ -29,7 +29,7 @@ from trainyard.testing.scripted_server import (
     Behaviour,
     Exchange,
     ScriptedServer,
-    answer_no_choices,
+    no_choices,
     die,
     drop,
     error_body,
@@ -91,7 +91,7 @@ PASSING = {
     "garbage": garbage(),
     "error_body": error_body(),
     "wrong_types": wrong_types(),
-    "no_choices": answer_no_choices(),
+    "no_choices": no_choices(),
 }
 
 
@@ -142,7 +142,7 @@ FAILURES = [
         InvalidServerResponse,
         r"a field has another type than the API says: Expected `str \| null`, got `int`",
     ),
-    (answer_no_choices(), InvalidServerResponse, r"\(3 attempts\)\. Why: the reply has no choices\."),
+    (no_choices(), InvalidServerResponse, r"\(3 attempts\)\. Why: the reply has no choices\."),
     (ok(lambda _: None), InvalidServerResponse, r"Why: the reply has no text \(content is null\)\."),  # type: ignore[arg-type, return-value]
 ]
 

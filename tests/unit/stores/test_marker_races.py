@@ -223,9 +223,9 @@ from pathlib import Path
 from tests.unit.stores.marking import marker
 from trainyard.errors import Conflict
 from trainyard.stores.markers.local import LocalMarkers
-from trainyard.stores.markers.records import this_owner
+from trainyard.stores.markers.records import find_owner
 markers = LocalMarkers(Path(sys.argv[1]), lease_s=0.3)
-claim = markers.claim(marker(), this_owner())
+claim = markers.claim(marker(), find_owner())
 print("claimed", flush=True)
 sys.stdin.readline()
 for effect in (lambda: markers.verify(claim), lambda: markers.complete(claim, {}), lambda: markers.heartbeat(claim)):

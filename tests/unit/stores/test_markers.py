@@ -288,11 +288,11 @@ PROGRAM = """
 import sys
 from tests.unit.stores.marking import marker, open_markers
 from trainyard.compute.child import faultpoint
-from trainyard.stores.markers.records import this_owner
+from trainyard.stores.markers.records import find_owner
 markers = open_markers(sys.argv[1], faultpoint)
 markers.publish(marker())
 for one in markers.pending() + [claim.marker for claim in markers.expired()]:
-    claim = markers.claim(one, this_owner())
+    claim = markers.claim(one, find_owner())
     markers.complete(markers.verify(claim), {"version": "v1"})
 """
 

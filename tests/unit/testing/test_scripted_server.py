@@ -14,8 +14,8 @@ import pytest
 from trainyard.testing.scripted_server import (
     Behaviour,
     ScriptedServer,
-    answer_body,
-    answer_no_choices,
+    body,
+    no_choices,
     die,
     drop,
     error_body,
@@ -114,8 +114,8 @@ def test_bodies_that_are_not_json(behaviour: Behaviour) -> None:
     [
         (error_body(), "error"),
         (wrong_types(), "choices"),
-        (answer_no_choices(), "choices"),
-        (answer_body({"x": 1}), "x"),
+        (no_choices(), "choices"),
+        (body({"x": 1}), "x"),
     ],
 )
 def test_bodies_of_another_form(behaviour: Behaviour, key: str) -> None:

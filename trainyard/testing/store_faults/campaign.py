@@ -1,6 +1,6 @@
 """The stores of a home on a disk that forgets: failed calls, deaths between any two calls, power cuts.
 
-    campaign = campaign_of(seed)            a pure function of its seed
+    campaign = run_campaign(seed)           a pure function of its seed
     campaign.violations                     what was promised and is not there
 
 Artifacts, checkpoints, job records and the adapter registry work through `Files`; here it is the disk in memory of

@@ -4,7 +4,7 @@
 `from_pretrained` takes; `convert` does what transformers leaves undone; `settle` makes a loaded model compute the same
 in training and in evaluation, which bitsandbytes leaves out on a CPU.
 
-    load       config = load_config(format, device, stored_config(folder))
+    load       config = load_config(format, device, read_stored_config(folder))
                model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, …)
                convert(model, format, device); settle(model)
 
