@@ -18,7 +18,7 @@ from trainyard.app.run_records import RunResult, read_events, read_result
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec
-from trainyard.spec.templates import PublishForm, Steps, TrainingForm
+from trainyard.spec.templates import PublishForm, TrainingForm
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import open_reference
 
@@ -184,8 +184,7 @@ def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
             documents="docs",
             count=90,
             training=TrainingForm(epochs=8, learning_rate=5e-3, rank=8, max_length=256),
-            publish=PublishForm(role="guide", few_rows="allow"),
-            steps=Steps(control=True),
+            publish=PublishForm(role="guide", few_rows="allow", quotes=0),
             return_state=True,
         )
 
@@ -193,7 +192,6 @@ def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
     assert state.is_completed(), state.message
     result = result_of(state)
     assert [node.id for node in result.nodes][-2:] == ["evaluator", "deployer"]
-    assert result.node("control").facts["control"] == "shuffled_answers"
     live = AdapterRegistry(settings().adapters).show("default/guide")
     assert live.name == "default/guide/v1"
     assert "default/guide/v1 is live" in result.message

@@ -81,7 +81,9 @@ class ScoredModel(Protocol):
         """Score plain text, every token but the first."""
 
     def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str | None]:
-        """Answer each case's prompt, greedily; None for a prompt that the template refuses."""
+        """Answer each case's prompt, greedily, in `max_tokens` or the length of its longest accepted answer; None for
+        a prompt that the template refuses.
+        """
 
 
 class TimedModel(Protocol):

@@ -1,7 +1,8 @@
 """The gate: may this candidate replace what answers now?
 
 Better means: on the primary metric the lower bound of the paired improvement's interval is above zero, over the
-baseline and over what is live, and no other listed metric is worse by more than its margin. A metric is worse when its
+baseline, over what is live and over a control that was trained on shuffled answers; no other listed metric is worse by
+more than its margin; and each reaches the mean that is required of it. A metric is worse when its
 whole interval is below zero; one whose interval contains zero is not clear, and does not block. With fewer rows or
 cases than a verdict needs, there is none: not enough rows to say. Every reason is given, not only the first. Numbers
 decide, nothing else: the same report always gets the same verdict.
@@ -31,6 +32,10 @@ class Measured:
     margin: float
     over_live: ConfidenceInterval | None = None
     """Candidate against the adapter that is live; None without a comparison."""
+    over_control: ConfidenceInterval | None = None
+    """Candidate against a control that was trained on shuffled answers; None without one."""
+    shortfall: str = ""
+    """How the candidate misses the mean that is required of it; empty where it does not."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,11 @@ def judge(
         decides = result.label == primary
         if decides and (text := undecidable(result.label, result.improvement.cases, confidence)):
             few.append(text)
-        faults = [primary_fault(result), live_fault(result, live)] if decides else [margin_fault(result)]
+        if decides:
+            faults = [primary_fault(result), control_fault(result), live_fault(result, live)]
+        else:
+            faults = [margin_fault(result)]
+        faults.append(result.shortfall or None)
         wrong = [fault for fault in faults if fault]
         reasons += wrong
         passed += [] if wrong else [f"{result.label}: {describe(result.improvement, result.metric)}"]
@@ -108,6 +117,17 @@ def primary_fault(result: Measured) -> str | None:
     if is_above_zero(result.improvement):
         return None
     return f"{result.label}: {describe(result.improvement, result.metric)}; the lower bound has to be above 0."
+
+
+def control_fault(result: Measured) -> str | None:
+    """Return why a candidate that is like its control, which knows the format alone, is not better; else None."""
+    if result.over_control is None or is_above_zero(result.over_control):
+        return None
+    over = describe(result.over_control, result.metric)
+    return (
+        f"{result.label}: {over} over the control, which was trained on shuffled answers: what was learned may be "
+        "format alone; the lower bound has to be above 0."
+    )
 
 
 def live_fault(result: Measured, live: str) -> str | None:

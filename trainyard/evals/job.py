@@ -227,10 +227,16 @@ def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
 
 
 def quote_lines(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
-    """How often the right answer is quoted, on the deciding set; its margin is everything, so it decides nothing."""
-    if not (job.config.quotes and job.heldout):
+    """How often the right answer is quoted, on the deciding set; only the share that is required of it decides."""
+    config = job.config
+    if not (config.quotes and job.heldout):
         return ()
-    return (BenchmarkSpec(name="quotes", set=job.heldout[0].name, max_rows=job.config.quotes, margin=1.0),)
+    name = job.heldout[0].name
+    return (
+        BenchmarkSpec(
+            name="quotes", set=name, max_rows=config.quotes, margin=1.0, required=config.least_quoted or None
+        ),
+    )
 
 
 def build_default(name: str, tolerance: float | None, chosen_set: SetName | None = None) -> BenchmarkSpec:

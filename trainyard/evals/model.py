@@ -89,8 +89,13 @@ class HuggingFaceModel:
         return self._score([self._text(text) for text in texts])
 
     def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str | None]:
-        answers = (self._answer(case, max_tokens) for case in cases)
+        answers = (self._answer(case, max(max_tokens, self.count_gold(case))) for case in cases)
         return [None if answer is None else answer[0] for answer in answers]
+
+    def count_gold(self, case: Case) -> int:
+        """Return the tokens of the longest accepted answer and of its end: an answer that is cut could not match it."""
+        lengths = [len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1 for text in case.gold]
+        return min(max(lengths, default=0), self.context // 2)
 
     def _text(self, text: str) -> Tokens | None:
         """Plain text, cut to the context; the first token is given, not scored."""

@@ -33,7 +33,7 @@ def build_report(job: EvaluationJob, scores: JsonMapping) -> Report:
     lines = [benchmark_entry(job, line) for line in scores["benchmarks"]]
     primary = choose_primary([line_label(line) for line in lines], job.config.primary)
     verdict = judge(
-        [build_measured(line) for line in lines], primary, job.config.confidence,
+        [build_measured(line, control_of(job)) for line in lines], primary, job.config.confidence,
         few_rows=below_floor(job, lines, primary), live=live_name(job),
     )  # fmt: skip
     return {
@@ -93,6 +93,7 @@ def benchmark_entry(job: EvaluationJob, scored: JsonMapping) -> Report:
         "refused": dict(scored.get("refused") or {}),
         "gold": scored["gold"],
         "margin": max(scored["margin"], scored["relative_margin"] * abs(float(np.mean(values["baseline"])))),
+        "required": scored.get("required"),
         "baseline": float(np.mean(values["baseline"])),
         "candidate": float(np.mean(values["candidate"])),
         "control": float(np.mean(control)) if control else None,
@@ -120,18 +121,33 @@ def line_label(line: JsonMapping) -> str:
     return f"{line['name']}/{line['set']}"
 
 
-def build_measured(line: JsonMapping) -> Measured:
-    over_live = ConfidenceInterval(**line["vs_live"]) if line["vs_live"] else None
-    improvement = ConfidenceInterval(**line["improvement"])
-    return Measured(line_label(line), line["metric"], improvement, line["margin"], over_live)
+def build_measured(line: JsonMapping, control: str | None) -> Measured:
+    """Return the input of the gate for one line; only a control of shuffled answers takes part in the verdict."""
+    intervals = {name: ConfidenceInterval(**line[name]) if line[name] else None for name in ("vs_live", "vs_control")}
+    return Measured(
+        line_label(line), line["metric"], ConfidenceInterval(**line["improvement"]), line["margin"],
+        over_live=intervals["vs_live"],
+        over_control=intervals["vs_control"] if (control or SHUFFLED) == SHUFFLED else None,
+        shortfall=find_shortfall(line),
+    )  # fmt: skip
 
 
+def find_shortfall(line: JsonMapping) -> str:
+    """Return how a candidate misses the mean that its benchmark requires; empty where it has it, or none is."""
+    required, mean = line["required"], line["candidate"]
+    if required is None or (mean >= required if line["higher_is_better"] else mean <= required):
+        return ""
+    bound = "at least" if line["higher_is_better"] else "at most"
+    return f"{line_label(line)}: {mean:.4g} {line['metric']}; {bound} {required:.4g} is required."
+
+
+SHUFFLED = "shuffled_answers"
+"""The control that decides: a candidate that is not better than it has learned the format alone."""
 LIKE_CONTROL = {
-    "shuffled_answers": "the control, which was trained on shuffled answers. What it learned may be format alone.",
     "pauses": "the control, which had the same curriculum and pauses in place of thoughts. What it gained may come "
-    "from the curriculum alone.",
+    "from the curriculum.",
 }
-"""Kind of control -> what it means that a candidate is like it."""
+"""Other kind of control -> what it means that a candidate is like it."""
 
 
 def control_of(job: EvaluationJob) -> str | None:
@@ -166,8 +182,8 @@ def notes(lines: Sequence[JsonMapping], primary: str, control: str | None) -> li
     for line in lines:
         against = line["vs_control"]
         if line_label(line) == primary and against and (against["low"] is None or against["low"] <= 0):
-            like = LIKE_CONTROL.get(control or "", LIKE_CONTROL["shuffled_answers"])
-            sentences.append(f"{primary}: the candidate is not clearly better than {like}")
+            like = LIKE_CONTROL.get(control or SHUFFLED)
+            sentences += [f"{primary}: the candidate is not clearly better than {like}"] if like else []
     return sentences
 
 

@@ -144,7 +144,7 @@ def evaluation_text(result: Evaluation) -> str:
     """Return the verdict, then a line for each benchmark, then the notes."""
     head = f"{format_verdict(result)}: adapter {result.adapter_sha256[:12]} on {result.base_model}, by {result.primary}"
     head += f", compared with {result.baseline}" + (f" and {result.live}, which is live" if result.live else "")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             f"{benchmark.name}/{benchmark.set}",
             f"{benchmark.rows:,}",
@@ -155,7 +155,13 @@ def evaluation_text(result: Evaluation) -> str:
         )
         for benchmark in result.benchmarks
     ]
-    header = ("benchmark", "rows", "baseline", "candidate", "improvement", "better / worse / equal")
+    header: tuple[str, ...] = ("benchmark", "rows", "baseline", "candidate", "improvement", "better / worse / equal")
+    if any(benchmark.control is not None for benchmark in result.benchmarks):
+        header = (*header, "control", "better than control by")
+        rows = [
+            (*row, number_of(benchmark.control), interval_words(benchmark.vs_control) if benchmark.vs_control else "")
+            for row, benchmark in zip(rows, result.benchmarks, strict=True)
+        ]
     lines = [head, format_table(rows, header), *result.gate.reasons, *result.gate.cautions, *result.notes]
     return "\n".join(lines)
 

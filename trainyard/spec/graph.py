@@ -14,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.axis import Strict
-from trainyard.spec.axes.data import BAD_FRACTION, DATA_PORTS, GeneratorKind, Port
+from trainyard.spec.axes.data import BAD_FRACTION, DATA_PORTS, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.methods import METHOD_SETTINGS, AutoSettings, Method, with_type
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import Stage
@@ -32,7 +32,14 @@ from trainyard.spec.nodes import (
 )
 from trainyard.spec.ports import PortNode, Wiring, wire
 from trainyard.spec.roles import role_of_chain
-from trainyard.spec.training import TrainerConfig, resolve_trainer
+from trainyard.spec.training import (
+    LEAST_QUOTED,
+    QUOTED_QUESTIONS,
+    STARTER,
+    STARTER_TOLERANCE,
+    TrainerConfig,
+    resolve_trainer,
+)
 
 __all__ = ["ResolvedChain", "ResolvedNode", "Source", "check", "resolve"]
 
@@ -280,8 +287,11 @@ def describe_cycle(begin: Sequence[str], last: str, length: int) -> Reason:
 def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_model: str) -> dict[str, ResolvedNode]:
     """Return every node with its complete config and its links, by id."""
     configs: dict[str, Strict] = {}
+    extracted = find_extracted(wiring, {node.id: node.config for node in ordered})
     for node in ordered:
-        configs[node.id] = complete_config(node.config, wiring.inputs[node.id], configs, tenant, base_model)
+        configs[node.id] = complete_config(
+            node.config, wiring.inputs[node.id], configs, tenant, base_model, by_rule=node.id in extracted
+        )
     fill_tokenizers(ordered, wiring, configs, base_model)
     name_roles(ordered, configs)
     name_holdouts(ordered, wiring, configs)
@@ -299,14 +309,51 @@ def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_mode
     }
 
 
+def find_extracted(wiring: Wiring, configs: Mapping[str, Strict]) -> set[str]:
+    """Return the nodes whose rows are questions and answers that a generator takes from a text by rule: generators, the
+    validators after them, and all that reads from either.
+    """
+    readers: dict[str, list[str]] = {}
+    for node_id in configs:
+        for port in DATA_PORTS:
+            for source in wiring.inputs[node_id].get(port, ()):
+                readers.setdefault(source.node_id, []).append(node_id)
+    left = [node_id for node_id, config in configs.items() if extracts_pairs(config)]
+    extracted = set(left)
+    while left:
+        for reader in readers.get(left.pop(), ()):
+            if reader not in extracted:
+                extracted.add(reader)
+                left += [reader] if isinstance(configs[reader], ValidatorConfig) else []
+    return extracted
+
+
+def extracts_pairs(config: Strict) -> bool:
+    """Return whether a config, complete or not, takes questions and answers from a text by rule."""
+    if not isinstance(config, AiGeneratorConfig) or config.template is not GenerationTemplate.QA:
+        return False
+    by_default = config.engine is None and config.model is None
+    return by_default or config.engine is GeneratorKind.EXTRACTIVE
+
+
 def complete_config(
-    config: Strict, inputs: Mapping[Port, Sequence[Source]], earlier: Mapping[str, Strict], tenant: str, base_model: str
+    config: Strict,
+    inputs: Mapping[Port, Sequence[Source]],
+    earlier: Mapping[str, Strict],
+    tenant: str,
+    base_model: str,
+    *,
+    by_rule: bool,
 ) -> Strict:
     """Return a config with the defaults that depend on its place in the chain."""
     if isinstance(config, TrainerConfig):
         before = [earlier[source.node_id] for port in (Port.ADAPTER, Port.MODEL) for source in inputs.get(port, ())]
         trainers = (config for config in before if isinstance(config, TrainerConfig))
-        return complete_trainer(config, next(trainers, None), base_model)
+        return complete_trainer(config, next(trainers, None), base_model, by_rule)
+    if isinstance(config, EvaluatorConfig):
+        before = [earlier[source.node_id] for port in (Port.ADAPTER, Port.MODEL) for source in inputs.get(port, ())]
+        bases = {trainer.base_model for trainer in before if isinstance(trainer, TrainerConfig)}
+        return complete_evaluator(config, by_rule, bases == {STARTER})
     if isinstance(config, AiGeneratorConfig) and config.model is None:
         if config.engine is None:  # without a model, pairs are extracted by rule
             return config.model_copy(update={"engine": GeneratorKind.EXTRACTIVE})
@@ -317,17 +364,31 @@ def complete_config(
     return config
 
 
-def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, base_model: str) -> TrainerConfig:
+def complete_evaluator(config: EvaluatorConfig, by_rule: bool, on_starter: bool) -> EvaluatorConfig:
+    """Return an evaluator with the questions that it asks, the share of right answers and the tolerance."""
+    asks = by_rule and not config.benchmarks
+    quotes = (QUOTED_QUESTIONS if asks else 0) if config.quotes is None else config.quotes
+    updates: dict[str, object] = {"quotes": quotes}
+    if config.least_quoted is None and asks and quotes:
+        updates["least_quoted"] = LEAST_QUOTED
+    if config.tolerance is None and asks and on_starter:
+        updates["tolerance"] = STARTER_TOLERANCE
+    return config.model_copy(update=updates)
+
+
+def complete_trainer(
+    config: TrainerConfig, before: TrainerConfig | None, base_model: str, by_rule: bool
+) -> TrainerConfig:
     """Return a trainer after another takes over its base model, and its adapter's shape where it names none of its
     own.
     """
     if before is None:
-        return resolve_trainer(config, base_model)
+        return resolve_trainer(config, base_model, by_rule=by_rule)
     method = config.method
     adapters = method.facts.adapter and before.method.facts.adapter
     if config.adapter == "continue" and adapters and method == method.type.settings():
         config = config.model_copy(update={"method": with_type(before.method, method.type)})
-    return resolve_trainer(config, before.base_model or base_model)
+    return resolve_trainer(config, before.base_model or base_model, by_rule=by_rule)
 
 
 def name_roles(ordered: Sequence[PortNode], configs: dict[str, Strict]) -> None:

@@ -358,6 +358,10 @@ class BenchmarkSpec(Strict):
     relative_margin: float = Field(
         0.0, ge=0, le=1, description="The same as a share of the baseline; the larger counts."
     )
+    required: float | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="Mean that the candidate has to reach to be better, whatever the baseline has.",
+    )  # fmt: skip
     max_rows: int = Field(200, ge=1, le=1_000_000, description="Rows of a set that are scored.")
 
 
@@ -422,7 +426,16 @@ class EvaluatorConfig(Strict):
     judge: JudgeSettings | None = Field(
         None, description="Who scores the benchmarks judge and judge_rubric.", exclude_if=lambda value: value is None
     )
-    quotes: int = Field(0, ge=0, le=1000, description="Held-out questions for the benchmark `quotes`; informative.")
+    quotes: int | None = Field(
+        None, ge=0, le=1000,
+        description="Held-out questions for the benchmark `quotes`; default: 20 where pairs are taken from the text by "
+        "rule, else 0.",
+    )  # fmt: skip
+    least_quoted: float | None = Field(
+        None, ge=0, le=1, exclude_if=is_unset,
+        description="Share of those answers that have to contain the right one; default: 0.2 where pairs are taken "
+        "from the text by rule, else 0.",
+    )  # fmt: skip
     samples: int = Field(3, ge=0, le=50, description="Prompts answered by baseline and candidate in the report.")
     seed: int = Field(42, ge=0, le=2**31 - 1, description="Of what is drawn.")
 

@@ -34,19 +34,23 @@ SHORT_NUMBER = 1e-3
 """Rates below it are written with an exponent."""
 
 
-def summarize_node(config: Strict, default_base_model: str = "") -> str:
-    """Return what a node of this config does, in one line; empty for a type without a summary."""
+def summarize_node(config: Strict, default_base_model: str = "", *, by_rule: bool = False) -> str:
+    """Return what a node of this config does, in one line; empty for a type without a summary. `by_rule`: its rows
+    are pairs that are taken from a text by rule.
+    """
+    if isinstance(config, TrainerConfig):
+        config = resolve_trainer(config, default_base_model, by_rule=by_rule)
     for model, summarize in SUMMARIES.items():
         if isinstance(config, model):
             return SEPARATOR.join(part for part in summarize(config, default_base_model) if part)
     return ""
 
 
-def list_defaults(config: Strict, default_base_model: str = "") -> dict[str, object]:
+def list_defaults(config: Strict, default_base_model: str = "", *, by_rule: bool = False) -> dict[str, object]:
     """Return the value that a run takes for each setting of a trainer that is left out: path of the field -> value."""
     if not isinstance(config, TrainerConfig):
         return {}
-    return dict(compare_fields("", config, resolve_trainer(config, default_base_model)))
+    return dict(compare_fields("", config, resolve_trainer(config, default_base_model, by_rule=by_rule)))
 
 
 def compare_fields(path: str, written: BaseModel, resolved: BaseModel) -> list[tuple[str, object]]:
@@ -108,13 +112,12 @@ def describe_validator(config: ValidatorConfig, _base: str) -> list[str]:
     return [f"up to {config.max_tokens:,} tokens", held_out]
 
 
-def describe_trainer(config: TrainerConfig, base: str) -> list[str]:
-    resolved = resolve_trainer(config, base)
+def describe_trainer(resolved: TrainerConfig, _base: str) -> list[str]:
     hyper, method = resolved.hyperparameters, resolved.method
     rank = f" r{method.rank}" if isinstance(method, LowRankSettings) and method.rank else ""
     length = format_count(hyper.max_steps, "step") if hyper.max_steps else format_count(hyper.epochs or 0, "epoch")
-    stage = f"{resolved.stage.type.value} control" if config.control else resolved.stage.type.value
-    backend = "" if config.backend is BackendName.NATIVE else config.backend.value
+    stage = f"{resolved.stage.type.value} control" if resolved.control else resolved.stage.type.value
+    backend = "" if resolved.backend is BackendName.NATIVE else resolved.backend.value
     rate = f"lr {format_rate(hyper.learning_rate)}" if hyper.learning_rate else ""
     return [stage, f"{method.type.value}{rank}", length, rate, backend]
 

@@ -54,7 +54,14 @@ class TrainingForm(Form):
     """How the adapter is trained."""
 
     method: Method = Field(Method.LORA, title="Method", description="Which weights are trainable.")
-    epochs: MainFloat = Field(3, gt=0, le=1000, title="Epochs", description="Passes over the rows.")
+    epochs: MainFloat | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        title="Epochs",
+        description="Passes over the rows; empty: 3, and 10 for the starter on pairs that are taken from the text by "
+        "rule.",
+    )
     max_steps: MainInt | None = Field(
         None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."
     )
@@ -149,8 +156,21 @@ class PublishForm(Form):
     tolerance: float | None = Field(
         None, ge=0, le=1, title="Tolerance", description="Share by which metrics besides the primary may be worse."
     )
-    quotes: int = Field(
-        0, ge=0, le=1000, title="Questions", description="Held-out questions that all models answer, to count quotes."
+    quotes: int | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        title="Questions",
+        description="Held-out questions that all models answer, to count quotes; empty: 20 where pairs are taken from "
+        "the text by rule, else 0.",
+    )
+    least_quoted: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        title="Quoted",
+        description="Share of those answers that have to contain the right one; empty: 0.2 where pairs are taken from "
+        "the text by rule, else 0.",
     )
 
 
@@ -485,6 +505,7 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
         judging = nodes.EvaluatorConfig(
             tolerance=publish.tolerance,
             quotes=publish.quotes,
+            least_quoted=publish.least_quoted,
             baseline=publish.baseline,
             role=None if publish.baseline == "base" else role,
         )

@@ -62,8 +62,8 @@ TUNED = [4.0, 4.3, 3.7, 4.2, 4.2, 4.0, 5.1, 5.2]
 SHUFFLED = [4.1, 4.2, 3.9, 4.1, 4.3, 3.9, 5.2, 5.1]
 
 
-def report(tmp_path: Path, times: int = 1, **fields: Any) -> dict[str, Any]:
-    values = {"baseline": BASE * times, "candidate": TUNED * times, "control": SHUFFLED * times}
+def report(tmp_path: Path, times: int = 1, control: list[float] = SHUFFLED, **fields: Any) -> dict[str, Any]:
+    values = {"baseline": BASE * times, "candidate": TUNED * times, "control": control * times}
     return build_report(job(tmp_path), scores(scored("heldout_loss", "unseen_wording", values, **fields)))
 
 
@@ -87,8 +87,8 @@ def test_thoughts_without_a_control_of_the_same_curriculum_say_so(tmp_path: Path
 def test_thoughts_like_their_control_may_be_the_curriculum(tmp_path: Path) -> None:
     (note,) = [note for note in thinking(tmp_path, "pauses") if "control" in note]
     assert "same curriculum and pauses in place of thoughts" in note
-    (first, _) = [note for note in thinking(tmp_path, "shuffled_answers") if "control" in note]
-    assert "trained on shuffled answers" in first
+    (note,) = [note for note in thinking(tmp_path, "shuffled_answers") if "control" in note]
+    assert "`control: pauses`" in note
 
 
 def test_means_improvement_and_flips_by_hand(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_larger_of_both_margins_counts(tmp_path: Path, margin: float, relati
 
 
 def test_the_verdict_and_the_adapter_stand_in_the_report(tmp_path: Path) -> None:
-    report_body = report(tmp_path, times=4)
+    report_body = report(tmp_path, times=4, control=BASE)
     assert report_body["gate"]["better"]
     assert report_body["adapter_sha256"] == "ab" * 32
     assert report_body["primary"] == "heldout_loss/unseen_wording"
@@ -119,10 +119,22 @@ def test_the_verdict_and_the_adapter_stand_in_the_report(tmp_path: Path) -> None
 
 
 def test_a_candidate_like_its_control_synthetic_gold_and_skipped_rows_are_noted(tmp_path: Path) -> None:
-    notes = " ".join(report(tmp_path, skipped=3)["notes"])
+    report_body = report(tmp_path, skipped=3)
+    notes = " ".join(report_body["notes"])
     assert "unseen_wording are synthetic: made by a program or a model" in notes
     assert "3 rows were left out" in notes
-    assert "not clearly better than the control" in notes
+    assert "over the control, which was trained on shuffled answers" in " ".join(report_body["gate"]["reasons"])
+
+
+@pytest.mark.parametrize(("required", "better"), [(None, True), (4.4, True), (4.3, False)])
+def test_a_required_mean_decides_in_the_direction_of_its_metric(
+    tmp_path: Path, required: float | None, better: bool
+) -> None:
+    gate = report(tmp_path, times=4, control=BASE, required=required)["gate"]
+    assert gate["better"] is better
+    assert better or gate["reasons"] == [
+        "heldout_loss/unseen_wording: 4.338 nats per answer token; at most 4.3 is required."
+    ]
 
 
 def test_the_page_says_the_verdict_first_and_shows_the_ledger(tmp_path: Path) -> None:

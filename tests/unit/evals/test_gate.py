@@ -96,6 +96,27 @@ def test_few_rows_leave_no_verdict_however_they_look(low: float, word: Word) -> 
     assert verdict_word(asdict(cases)) is Word.FEW_ROWS
 
 
+def test_a_control_that_knows_the_format_alone_has_to_be_beaten_clearly() -> None:
+    def against(low: float, high: float) -> list[Measured]:
+        return [replace(measured(PRIMARY, 0.1, 0.2), over_control=ConfidenceInterval((low + high) / 2, low, high, 50))]
+
+    assert judge(against(0.01, 0.1), PRIMARY, 0.95).better
+    verdict = judge(against(-0.01, 0.1), PRIMARY, 0.95)
+    assert not verdict.better
+    assert verdict.reasons == [
+        f"{PRIMARY}: improvement +0.0450 [-0.0100, +0.1000] nats over the control, which was trained on shuffled "
+        "answers: what was learned may be format alone; the lower bound has to be above 0."
+    ]
+
+
+def test_a_mean_that_is_required_and_missed_blocks_however_much_better_it_is() -> None:
+    quotes = replace(
+        measured("quotes/unseen_wording", 0.01, 0.2, margin=1.0), shortfall="quotes: 0.1; 0.2 is required."
+    )
+    verdict = judge([measured(PRIMARY, 0.5, 0.6), quotes], PRIMARY, 0.95)
+    assert (verdict.better, verdict.reasons) == (False, ["quotes: 0.1; 0.2 is required."])
+
+
 def test_what_is_live_has_to_be_beaten_clearly() -> None:
     def against(low: float, high: float) -> list[Measured]:
         return [replace(measured(PRIMARY, 0.1, 0.3), over_live=ConfidenceInterval((low + high) / 2, low, high, 50))]

@@ -356,7 +356,7 @@ SIX = [
 def test_rows_follow_the_chain_as_bounds() -> None:
     estimates = planned(*SIX, shapes={"starter": TINY})
     assert [(name, node_estimate.rows, node_estimate.steps) for name, node_estimate in estimates.items()] == [
-        ("data-source", None, None), ("ai-generator", 390, None), ("validator", 200, None), ("trainer", 200, 150),
+        ("data-source", None, None), ("ai-generator", 390, None), ("validator", 200, None), ("trainer", 200, 500),
         ("evaluator", None, None), ("deployer", None, None),
     ]  # fmt: skip
     assert estimates["data-source"].basis == ("rows: not known before the files are read",)
@@ -368,7 +368,7 @@ def test_rows_follow_the_chain_as_bounds() -> None:
         "rows: the count of the generator, which writes what is held out on top; filters drop more",
     )
     assert estimates["evaluator"].basis == estimates["deployer"].basis == ()
-    assert estimates["trainer"].basis[0] == "steps: at most 200 rows, 4 a step, 3 epochs"
+    assert estimates["trainer"].basis[0] == "steps: at most 200 rows, 4 a step, 10 epochs"
 
 
 def test_a_generator_without_a_validator_writes_its_count() -> None:
@@ -439,7 +439,7 @@ def test_counted_rows_win() -> None:
     estimates = planned(*SIX, rows=rows)
     assert (estimates["data-source"].rows, estimates["validator"].rows, estimates["trainer"].rows) == (9, 50, 50)
     assert estimates["validator"].basis == ("rows: counted",)
-    assert estimates["trainer"].steps == 39
+    assert estimates["trainer"].steps == 130
 
 
 def test_a_set_of_unknown_kind_counts_where_it_turned_out() -> None:

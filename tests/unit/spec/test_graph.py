@@ -418,3 +418,23 @@ def test_an_edge_back_is_a_circle_or_a_chain(nodes: list[dict[str, Any]], start:
         assert refusal_names <= {"E-SPEC-GRAPH", "port-two", "port-rows"}
         if first == second:
             assert "E-SPEC-GRAPH" in refusal_names
+
+
+def by_rule(generator: dict[str, object], base: str, **evaluator: object) -> tuple[object, ...]:
+    """Epochs, questions, required share and tolerance of a chain on pairs of a generator."""
+    chain = resolved(
+        {"type": "data_source", "config": {"path": "docs"}}, {"type": "ai_generator", "config": generator},
+        {"type": "validator"}, {"type": "validator"}, {"type": "trainer", "config": {"base_model": base}},
+        {"type": "evaluator", "config": evaluator},
+    )  # fmt: skip
+    trainer, config = chain.node("trainer").config, chain.node("evaluator").config
+    return trainer.hyperparameters.epochs, config.quotes, config.least_quoted, config.tolerance
+
+
+def test_pairs_that_are_taken_by_rule_set_epochs_questions_and_tolerance() -> None:
+    assert by_rule({}, "starter") == (10.0, 20, 0.2, 0.5)
+    assert by_rule({"engine": "extractive"}, "models/other") == (3.0, 20, 0.2, None)
+    assert by_rule({"model": "writer"}, "starter") == (3.0, 0, None, None)
+    assert by_rule({}, "starter", quotes=0, tolerance=0.1) == (10.0, 0, None, 0.1)
+    assert by_rule({}, "starter", quotes=7, least_quoted=0.5) == (10.0, 7, 0.5, 0.5)
+    assert by_rule({}, "starter", benchmarks=[{"name": "f1"}]) == (10.0, 0, None, None)

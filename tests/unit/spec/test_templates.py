@@ -158,8 +158,7 @@ def test_trackers_of_a_form_are_those_of_every_trainer(name: str) -> None:
 
 
 def test_the_form_has_the_defaults_of_a_trainer() -> None:
-    """But for the epochs, which a trainer leaves to its stage."""
-    form, trainer = TrainingForm(), Hyperparameters(epochs=3)
+    form, trainer = TrainingForm(), Hyperparameters()
     for name in TrainingForm.model_fields.keys() & Hyperparameters.model_fields.keys():
         assert getattr(form, name) == getattr(trainer, name), name
 

@@ -258,6 +258,12 @@ EVALUATOR_ROWS = (
         "Write `baseline: both` to compare with what is live on that role too, or remove role.",
     ),
     Row(
+        "quoted-unused", "R-SETTING-UNUSED", "evaluator", "config.least_quoted",
+        lambda config, _: bool(config.least_quoted) and not config.quotes,
+        "The evaluator asks no questions, so it does not read least_quoted {config.least_quoted:g}.",
+        "Give a number of questions by `quotes`, or remove least_quoted.", chained=True,
+    ),
+    Row(
         "judge-missing", "R-EVALUATION", "evaluator", "config.{needs}", judged_by_nobody,
         "The benchmark {name} needs {needs}, which is not given.",
         "Add it, such as `judge: {{endpoint: NAME, rubric: What a good answer has}}`, or remove the benchmark.",

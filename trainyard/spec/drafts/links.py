@@ -127,7 +127,7 @@ def find_offer(draft: DraftWiring, source: str, port: Port) -> Offers:
 
 def row_reason(node: PortNode, wiring: Wiring, base_model: str) -> Reason | None:
     """Return the reason that the table gives for a node whose links are these."""
-    config = complete_config(node.config, {}, {}, "default", base_model)
+    config = complete_config(node.config, {}, {}, "default", base_model, by_rule=False)
     alone = ResolvedNode.model_construct(id=node.id, type=node.type, config=config, inputs={})  # type: ignore[arg-type]
     chain = ResolvedChain.model_construct(name="draft", tenant="default", nodes=(alone,), order=(node.id,), digest="")
     usual = apply_rows(LINK_ROWS, "spec", View(chain, Wiring()), frozenset())

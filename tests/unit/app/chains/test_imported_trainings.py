@@ -55,7 +55,10 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 
 def overrides(model: Path, rows: Path) -> dict[str, Any]:
-    hyper = {"max_steps": STEPS, "batch_size": 2, "gradient_accumulation": 1, "max_length": 64, "precision": "fp32"}
+    hyper = {
+        "max_steps": STEPS, "batch_size": 2, "gradient_accumulation": 1, "max_length": 64, "precision": "fp32",
+        "warmup_steps": 1,
+    }  # fmt: skip
     return {
         "base_model": str(model),
         "data_source": {"path": str(rows), "include": [], "exclude": []},
