@@ -1,8 +1,8 @@
 """How far is the memory of a training from what the plan says?
 
 Three steps of full length, each shape with a method; random weights, made on the card. Measured is the peak of what
-torch reserved on the card plus the CUDA context, planned is `estimate_memory(...)`, which `trainyard plan` prints. A case
-that the plan does not fit onto this card is left out, and the table says so.
+torch reserved on the card plus the CUDA context, planned is `estimate_memory(...)`, which `trainyard plan` prints. A
+case that the plan does not fit onto this card is left out, and the table says so.
 
     python -m benchmarks.gpu memory
 """
