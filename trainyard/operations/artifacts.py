@@ -159,7 +159,7 @@ def evaluation_text(result: Evaluation) -> str:
     if any(benchmark.control is not None for benchmark in result.benchmarks):
         header = (*header, "control", "better than control by")
         rows = [
-            (*row, number_of(benchmark.control), interval_words(benchmark.vs_control) if benchmark.vs_control else "")
+            (*row, format_number(benchmark.control), interval_words(benchmark.vs_control) if benchmark.vs_control else "")
             for row, benchmark in zip(rows, result.benchmarks, strict=True)
         ]
     lines = [head, format_table(rows, header), *result.gate.reasons, *result.gate.cautions, *result.notes]
