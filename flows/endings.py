@@ -1,4 +1,4 @@
-"""How a run ends that is not finished: paused, cancelled, or its machine taken back.
+"""Endings of an unfinished run: paused, cancelled, or its machine taken back.
 
 A pause is Prefect's suspension: the run's state says so, and this process ends without changing the state. SIGTERM is
 handled here while a chain is running, so that trainings save first: then a run that is being cancelled ends as

@@ -1,4 +1,4 @@
-"""Which server answers a generator's prompts: chosen by the chain's config, the settings and the running servers."""
+"""Model server of a generator: chosen by the chain's config, the settings and the running servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every node runs: find the finished result by its key, else make it; say what happens; fail in words.
+"""Execution of every node: return the cached result or compute it; report progress; turn errors into messages.
 
 A node module contains one Prefect task and one `prepare` function: context in, `make(folder) -> Produced` out. All that
 they share is here, once. Results travel through Prefect as references; finished results live in the artifact store,
@@ -56,7 +56,7 @@ NODE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": True, "
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a node knows of the run that it is part of."""
+    """Facts of the run that a node is part of."""
 
     run_id: str
     chain: str
@@ -77,7 +77,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """One node, its inputs and its surroundings, for `prepare`."""
+    """Context of a node for `prepare`: the node, its inputs and the run."""
 
     node: ResolvedNode
     inputs: dict[Port, list[Reference]]

@@ -1,4 +1,4 @@
-"""One line for each finished node: the message of its state in Prefect, and its row in the run's report."""
+"""Summaries of finished nodes: the message of its state in Prefect, and its row in the run's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One real night in a process of its own, with a quick model and a quick trainer: what tests kill at every point.
+"""Program of a real night in its own process, with a quick model and a quick trainer: what tests kill at every point.
 
     python -m tools.night_program FOLDER            run the night; TRAINYARD_FAULT ends it at a point
     python -m tools.night_program FOLDER --state    print what is left as one JSON document

@@ -100,7 +100,7 @@ SEEDS = (
 
 
 class Watch:
-    """What the interpreter opened and connected to, while it is on."""
+    """Record of what the interpreter opened and connected to."""
 
     def __init__(self, outside: Path, allowed_writes: tuple[Path, ...]) -> None:
         self.outside, self.allowed = str(outside), tuple(map(str, allowed_writes))

@@ -33,7 +33,7 @@ class CallerLeft(BaseException):
 
 
 class Departure:
-    """Whether a caller has left. What works for it registers how it is ended."""
+    """Departure of a caller; work for it registers how it is ended."""
 
     def __init__(self) -> None:
         self.lock, self.has_left = threading.Lock(), False

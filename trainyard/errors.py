@@ -25,7 +25,7 @@ from trainyard.json_types import JsonMapping
 
 @dataclass(frozen=True)
 class Reason:
-    """One reason why a spec is not accepted: the row that the CLI, the REST 422 and the editor all print."""
+    """A reason why a spec is not accepted: the row that the CLI, the REST 422 and the editor all print."""
 
     code: str
     """`R-…` for a refused combination, `E-…` for an invalid input."""

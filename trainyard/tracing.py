@@ -1,4 +1,4 @@
-"""One correlation id from a request to the training that it started, and OpenTelemetry's spans where they are wanted.
+"""Tracing: one correlation id from a request to the training that it started, and OpenTelemetry's spans.
 
 A span is a piece of work: a request, a run, a node, a supervised child. Its `traceparent` (W3C Trace Context) goes to
 what it starts: in a header over HTTP, in the variable `TRACEPARENT` to a process. Spans are sent when

@@ -102,7 +102,7 @@ class Imports:
 
 @dataclass(frozen=True)
 class Style:
-    """How the classes of a file are written."""
+    """Rendering of the classes of a file."""
 
     word: str
     """First word of the names of its classes."""

@@ -47,7 +47,7 @@ RESET, QUIT = "/reset", "/quit"
 
 
 class ChatTurn(Response):
-    """One question and both answers; an answer is None if the server refused it."""
+    """A question and both answers; an answer is None if the server refused it."""
 
     question: str
     base: str | None = Field(description="The base's answer.")
@@ -71,7 +71,7 @@ class ChatOutput(Response):
 
 @dataclass
 class Conversation:
-    """What one model was asked and has answered."""
+    """Conversation with one model."""
 
     client: httpx.Client
     model: str

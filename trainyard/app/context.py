@@ -1,4 +1,4 @@
-"""What an operation may use of its caller: the settings, and where its progress goes."""
+"""Context of an operation: the settings, and where its progress goes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainyard.settings import Settings
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks for an operation, and what that caller may do."""
+    """The authenticated caller and its permissions."""
 
     name: str
     """Of the token, or of the owner of this home; it is in the audit log."""
@@ -42,7 +42,7 @@ OWNER = Caller("owner")
 
 @dataclass(frozen=True)
 class Context:
-    """What an operation may use of its caller."""
+    """Context of an operation: the caller, its settings, and where progress goes."""
 
     settings: Settings
     say: Callable[[str], None] = field(default=print)

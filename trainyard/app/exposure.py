@@ -31,7 +31,7 @@ DAY_S = 86_400
 
 @dataclass(frozen=True)
 class Exposure:
-    """Where a server listens besides loopback, and what protects it there."""
+    """Addresses besides loopback on which a server listens, and their protection."""
 
     host: str = "127.0.0.1"
     """An address or a name of this machine; 0.0.0.0 or :: means each address that it has now."""

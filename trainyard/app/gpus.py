@@ -35,7 +35,7 @@ class GpuJob(Response):
 
 
 class GpuUse(Response):
-    """One GPU now; used and free memory add up to the total. None: the device does not say."""
+    """A GPU now; used and free memory add up to the total. None: the device does not say."""
 
     index: int
     name: str

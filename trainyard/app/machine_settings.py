@@ -18,7 +18,7 @@ PREFIX, NESTED = "TRAINYARD_", "__"
 
 
 class MachineSetting(Response):
-    """One setting as it is in force."""
+    """A setting as it is in force."""
 
     name: str
     value: Any

@@ -1,4 +1,4 @@
-"""Which job, run or artifact a word means: an id, the beginning of one, or a name that a user gave.
+"""Resolution of the words for jobs, runs and artifacts: an id, the beginning of one, or a name that a user gave.
 
 find_job         a job or a run, in whatever state: from the index or from Prefect
 find_run         a run that has begun, by its folder; what is not there by its name is found as a job

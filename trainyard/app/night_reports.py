@@ -25,7 +25,7 @@ BEGUN, UNREADABLE = "begun", "unreadable"
 
 
 class NightLine(Response):
-    """One night as a list shows it."""
+    """A night as a list shows it."""
 
     tenant: str
     night: str
@@ -47,7 +47,7 @@ class NightList(Response):
 
 
 class NightDetail(NightLine):
-    """One night, whole."""
+    """A night, whole."""
 
     next_steps: tuple[str, ...] = ()
     """For each failure what happened and what to do."""

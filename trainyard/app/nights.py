@@ -44,7 +44,7 @@ NIGHTS_SHOWN = 10
 
 
 class Simulated(Response):
-    """What a simulation found; its last line is the count of invariants."""
+    """Result of a simulation; its last line is the count of invariants."""
 
     seed: int
     nights: int

@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: plans, checks and reports as Markdown, trainings with their loss so far.
+"""Notebook views of results: plans, checks and reports as Markdown, trainings with their loss so far.
 
 Curves and reports of a run are read from its files, so that they are shown where the run is; the metrics of a job
 contain their points, and are drawn anywhere.

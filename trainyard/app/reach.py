@@ -1,4 +1,4 @@
-"""What a caller over a network may name: templates, stored chains, chains as they are, models, addresses of servers.
+"""Names that a caller over a network may use: templates, stored chains, inline chains, models, addresses of servers.
 
 A path of a data source is resolved inside the data roots wherever a chain runs. A model may be in any folder for the
 user of this machine; a caller over a network names one of the Hub, of this home, of a folder in the data roots, or the

@@ -69,7 +69,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class FoundArtifact:
-    """One port of one finished node of a run."""
+    """A port of one finished node of a run."""
 
     run: RunFolder
     node: str

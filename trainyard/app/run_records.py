@@ -1,4 +1,4 @@
-"""What one run leaves on disk: the resolved chain, its events as they happen, and its result.
+"""Records of a run on disk: the resolved chain, its events as they happen, and its result.
 
     runs/<run id>/
         chain.json      the resolved chain, as it was carried out
@@ -68,7 +68,7 @@ class NodeState(StrEnum):
 
 
 class NodeResult(BaseModel):
-    """How one node ended and what it left."""
+    """Result of one node: how it ended and its outputs."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -116,7 +116,7 @@ def format_closed_gate(facts: JsonMapping) -> str:
 
 
 class RunResult(BaseModel):
-    """How a run ended."""
+    """Result of a run."""
 
     model_config = ConfigDict(frozen=True)
 

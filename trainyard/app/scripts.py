@@ -36,7 +36,7 @@ MOST_BYTES = 256 << 10
 
 
 class TrainingScript(Response):
-    """One script."""
+    """A script."""
 
     name: str
     bytes: int
@@ -55,14 +55,14 @@ class TrainingScriptList(Response):
 
 
 class TrainingScriptText(TrainingScript):
-    """One script with its text; `etag` goes into the next `scripts save` of it."""
+    """A script with its text; `etag` goes into the next `scripts save` of it."""
 
     text: str
     etag: str
 
 
 class ScriptDraft(Response):
-    """What a trainer would run as a script of its own: `python train.py spec.json` next to its rows."""
+    """Sources that a trainer runs as a script of its own: `python train.py spec.json` next to its rows."""
 
     node: str
     script: str

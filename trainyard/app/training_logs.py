@@ -27,7 +27,7 @@ ENDS = ("done", "stopped")
 
 @dataclass(frozen=True)
 class TrainingLogs:
-    """One trainer of a run."""
+    """A trainer of a run."""
 
     node: str
     folder: Path

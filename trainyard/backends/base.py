@@ -1,4 +1,4 @@
-"""Who trains: the table of backends, the protocol that all of them speak, and one way to run any of them.
+"""Backends: their table, the protocol that all of them implement, and one way to run any of them.
 
 A *local* backend is a program that fulfils the contract of `trainyard.compute.child`: it reads `spec.json` (a
 `TrainingJob`) and leaves `result/adapter` or `result/model` with a `training.json`. Its module says how it is started;
@@ -30,7 +30,7 @@ from trainyard.stores.whole import write_json_durably
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a backend can be used on this machine, and if not, what to do."""
+    """Availability of a backend on this machine, and if it is missing, what to do."""
 
     available: bool
     version: str = ""
@@ -41,7 +41,7 @@ class Probe:
 
 
 class Program(Protocol):
-    """What a local backend offers: see `backends/programs.py`. It imports fast: neither torch nor its tool."""
+    """Protocol of a local backend: see `backends/programs.py`. It imports fast: neither torch nor its tool."""
 
     def probe(self, settings: Settings | None = None) -> Probe:
         """Look whether it can run here, without importing anything heavy."""

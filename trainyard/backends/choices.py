@@ -39,7 +39,7 @@ OWN_BACKENDS = (BackendName.NATIVE, BackendName.TRL)
 
 @dataclass(frozen=True)
 class AutomaticChoice:
-    """One choice that a training makes where the spec leaves it open."""
+    """A choice that a training makes where the spec leaves it open."""
 
     name: str
     setting: str
@@ -108,7 +108,7 @@ AUTOMATIC = (
 
 
 class MachineChoices(Strict):
-    """What this machine decides for a training or an evaluation: a part of its content key and of its plan."""
+    """Automatic choices of this machine for a training or an evaluation: a part of its content key and of its plan."""
 
     device: Device
     precision: Precision

@@ -87,7 +87,7 @@ REQUIREMENTS: dict[Installable, Path] = {name: REQUIREMENTS_FOLDER / f"{name.val
 
 @dataclass(frozen=True)
 class Health:
-    """Whether a trainer imports in its environment, and how to fix it if not."""
+    """Result of importing a trainer in its environment, and how to fix a failure."""
 
     ok: bool
     version: str = ""

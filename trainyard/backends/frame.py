@@ -1,4 +1,4 @@
-"""What every training child shares, whichever engine trains below it; imports torch only where a function computes.
+"""Frame of every training child, whichever engine trains below it; imports torch only where a function computes.
 
     job = read_job(folder)
     fix_threads_and_seed(job)                     before the first number is drawn

@@ -45,7 +45,7 @@ BUILDS: dict[Installable, Callable[[Path, Say], None]] = {
 
 @dataclass(frozen=True)
 class Phase:
-    """One call of pip."""
+    """A call of pip."""
 
     options: tuple[str, ...]
     requirements: tuple[str, ...]

@@ -76,7 +76,7 @@ class JobMachine(BaseModel):
 
 
 class TrainingJob(JobData, JobMachine):
-    """One training execution, resolved: nothing in it needs a lookup any more."""
+    """A training execution, resolved: nothing in it needs a lookup any more."""
 
     config: TrainerConfig
     """Stage, method, backend and settings, as `resolve_trainer` returns them."""

@@ -1,4 +1,4 @@
-"""How the processes of a training are started: argv of a launcher and environment variables. Imports no torch.
+"""Launch commands of the processes of a training: argv of a launcher and environment variables. Imports no torch.
 
 One process is started directly. More are started by torchrun or `accelerate launch`, under the program that reports
 events for all of them (`compute/launcher_supervisor.py`). They find each other by files: neither the

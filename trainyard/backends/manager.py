@@ -66,7 +66,7 @@ def events_file(work: Path) -> Path:
 
 @dataclass(frozen=True)
 class Options:
-    """How a local training is supervised."""
+    """Supervision of a local training."""
 
     budget_s: float | None = None
     """Default: the job's own budget."""

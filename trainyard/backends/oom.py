@@ -1,4 +1,4 @@
-"""When a training does not fit the memory: recognise it, try once more, or raise an error with numbers.
+"""Out-of-memory handling of trainings: recognise it, try once more, or raise an error with numbers.
 
 The one retry takes half the rows at a time and twice as many times before a step, so that a step still sees the same
 rows. It starts from zero, in a work folder of its own, because a checkpoint inside an accumulation would not fit; it

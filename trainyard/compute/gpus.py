@@ -30,7 +30,7 @@ HIDING_VARIABLE, SIMULATED_VARIABLE = "CUDA_VISIBLE_DEVICES", "TRAINYARD_SIMULAT
 
 @dataclass(frozen=True)
 class Gpu:
-    """One reading of one GPU."""
+    """A reading of one GPU."""
 
     index: int
     name: str

@@ -1,4 +1,4 @@
-"""Who may use a device: every lock before a computation, in the one order in which all of them are taken.
+"""Locks of devices: every lock before a computation, in the one order in which all of them are taken.
 
     step      keeps apart                                               where
     ------------------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def first_lock(
 
 @dataclass(frozen=True)
 class Wait:
-    """What a process waits for."""
+    """Resource that a process waits for."""
 
     reason: str
     """`queue.DEVICE`, `TURN` or `LIMIT`."""
@@ -199,7 +199,7 @@ OnWait = Callable[[Wait], None]
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a claim waits, and what it reports meanwhile."""
+    """Time limit of a claim, and what it reports meanwhile."""
 
     wait_s: float = inf
     give_up: GiveUp = never

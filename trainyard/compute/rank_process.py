@@ -1,4 +1,4 @@
-"""One of several processes of a training: `python -m trainyard.compute.rank_process package.module:function FOLDER`.
+"""Process of a distributed training: `python -m trainyard.compute.rank_process package.module:function FOLDER`.
 
 Started by a launcher (torchrun, accelerate launch) that sets `RANK` and `WORLD_SIZE`; the launcher is started by
 `launcher_supervisor`, which is the supervised child and reads what each process leaves in `FOLDER/ranks`:

@@ -71,7 +71,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a supervised program ended."""
+    """Outcome of a supervised program."""
 
     status: Status
     exit_code: int
@@ -123,7 +123,7 @@ class ProcessTree:
 
 @dataclass
 class StopRequest:
-    """Whether, why and when the child was asked to stop."""
+    """Stop request of a child: its reason and time."""
 
     budget_s: float | None
     grace_s: float

@@ -40,7 +40,7 @@ ASK = "Describe this change as its commit message would."
 
 @dataclass(frozen=True)
 class CorpusTuple:
-    """One valid tuple in its one spelling; `digest` is that of its meaning."""
+    """A valid tuple in its canonical spelling; `digest` is that of its meaning."""
 
     digest: str
     value: Value

@@ -20,7 +20,7 @@ from trainyard.errors import InvalidInput
 
 @dataclass(frozen=True)
 class FunctionKind:
-    """What functions of one setting are for, in the words of its errors."""
+    """Kind of the functions of one setting, with the words of its errors."""
 
     word: str
     setting: str

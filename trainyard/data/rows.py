@@ -39,7 +39,7 @@ HELD_OUT_FOLDER = "heldout"
 
 
 class Message(msgspec.Struct, gc=False, omit_defaults=True):
-    """One turn. `tool_calls` is the JSON text of OpenAI's list of calls, or None."""
+    """A turn. `tool_calls` is the JSON text of OpenAI's list of calls, or None."""
 
     role: str
     content: str

@@ -141,7 +141,7 @@ def mixture_facts(mix: Mixture, shares: Sequence[Share], distinct: int, sets: Ma
 
 @dataclass
 class SetReading:
-    """One set being read."""
+    """A set being read."""
 
     source: SourceSet
     named: Port | None

@@ -1,4 +1,4 @@
-"""One marker, from claim to completion: train, judge, register, publish, deploy, and only then complete.
+"""Processing of a marker from claim to completion: train, judge, register, publish, deploy, and only then complete.
 
 Each step checks first whether an earlier attempt has done it, and verifies right before its effect that the claim is
 still valid. So the same function serves the night itself, a worker on another machine, and the process that takes over

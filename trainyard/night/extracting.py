@@ -47,7 +47,7 @@ HOPELESS = 3
 
 @dataclass
 class PhaseTally:
-    """What phase 1 counts."""
+    """Counts of phase 1."""
 
     done: int = 0
     new_entities: int = 0
@@ -290,7 +290,7 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class PhaseReading:
-    """One phase's reading: the queue, the plan, and whether the server still answers."""
+    """A phase's reading: the queue, the plan, and whether the server still answers."""
 
     config: NightConfig
     world: NightDeps

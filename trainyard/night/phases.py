@@ -50,7 +50,7 @@ BUSY = frozenset({"E-DEVICE-BUSY", "E-NIGHT-BUSY"})
 
 @dataclass(frozen=True)
 class Night:
-    """One attempt at one night."""
+    """An attempt at a night."""
 
     config: NightConfig
     world: NightDeps

@@ -1,4 +1,4 @@
-"""What a night did: one value, kept as JSON, Markdown and HTML next to the night's record.
+"""Report of a night: one value, kept as JSON, Markdown and HTML next to the night's record.
 
 The report says first whether the night succeeded, then what is left, and for everything that failed the command that a
 person would type next.
@@ -65,7 +65,7 @@ class Phase1Report(ReportPart):
 
 
 class BucketReport(ReportPart):
-    """One corpus: what is in it, and whether it was enough."""
+    """A corpus: what is in it, and whether it was enough."""
 
     bucket: str
     method: str
@@ -81,7 +81,7 @@ class BucketReport(ReportPart):
 
 
 class TrainingReport(ReportPart):
-    """What became of one marker."""
+    """Outcome of one marker."""
 
     marker: str
     outcome: Literal["published", "rejected", "checkpointed", "failed", "taken", "waiting", "marker-only"]
@@ -109,7 +109,7 @@ class Phase2Report(ReportPart):
 
 
 class NightReport(ReportPart):
-    """One night. `skipped` says why nothing was done."""
+    """A night. `skipped` says why nothing was done."""
 
     run: str
     tenant: str

@@ -39,7 +39,7 @@ GONE = hashlib.sha256(b"\0part that is gone").hexdigest()
 
 @dataclass(frozen=True)
 class StreamDocument:
-    """One file of one stream, or a part of it. `name` is its path below the folder of documents, with slashes."""
+    """A file of one stream, or a part of it. `name` is its path below the folder of documents, with slashes."""
 
     stream: str
     name: str

@@ -1,4 +1,4 @@
-"""How a night trains for real: the snapshot's rows, a supervised child, the gate, and the live pointer."""
+"""Training of a night: the snapshot's rows, a supervised child, the gate, and the live pointer."""
 
 from __future__ import annotations
 

@@ -159,8 +159,8 @@ def evaluation_text(result: Evaluation) -> str:
     if any(benchmark.control is not None for benchmark in result.benchmarks):
         header = (*header, "control", "better than control by")
         rows = [
-            (*row, format_number(benchmark.control), interval_words(benchmark.vs_control) if benchmark.vs_control else "")
-            for row, benchmark in zip(rows, result.benchmarks, strict=True)
+            (*row, format_number(item.control), interval_words(item.vs_control) if item.vs_control else "")
+            for row, item in zip(rows, result.benchmarks, strict=True)
         ]
     lines = [head, format_table(rows, header), *result.gate.reasons, *result.gate.cautions, *result.notes]
     return "\n".join(lines)

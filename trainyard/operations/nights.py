@@ -24,7 +24,7 @@ BUCKET = "A bucket of the config; default: the first of its kind."
 
 
 class NightInput(Request):
-    """Where the config comes from: a file, a preset, or TRAINYARD_HOME/nightly.yaml; else the defaults."""
+    """Source of the config: a file, a preset, or TRAINYARD_HOME/nightly.yaml; else the defaults."""
 
     config: Annotated[Path | None, Option(local=True)] = Field(None, description=CONFIG)
     preset: Annotated[str | None, Option(completes="night preset")] = Field(

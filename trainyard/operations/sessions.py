@@ -63,7 +63,7 @@ class StepInput(VerbInput):
 
 
 class ZeroGradInput(VerbInput):
-    """Nothing but the session."""
+    """Request with the session alone."""
 
 
 class GenerateInput(VerbInput):

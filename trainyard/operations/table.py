@@ -40,7 +40,7 @@ MODULES: dict[str, str] = {
 
 
 class Scope(StrEnum):
-    """What a caller has to be allowed to do: the scope that a token of the API needs. Each contains those before it."""
+    """Permission that an operation requires: the scope that a token of the API needs. Each contains those before it."""
 
     READ = "read"
     """Look at something; nothing is started or changed."""
@@ -52,7 +52,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkFacts:
-    """How an operation is reached over a network, and by whom."""
+    """Route of an operation over a network, and the scope that it requires."""
 
     route: str = ""
     """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
@@ -84,7 +84,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class Operation(NetworkFacts):
-    """One verb of the product."""
+    """Operation of the product, a row of the table."""
 
     summary: str
     """One sentence: the help of the command, and the line in the manual."""

@@ -1,4 +1,4 @@
-"""What texts for people are made of besides tables: curves, and errors in words."""
+"""Building blocks of text output besides tables: curves and error messages."""
 
 from __future__ import annotations
 

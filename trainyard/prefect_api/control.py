@@ -1,4 +1,4 @@
-"""Whether a run that is running should continue."""
+"""Desired state of a running run: whether it should continue."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ for method in OPERATIONS:
 
 
 class Peer(References):
-    """One side of a pair of processes that call each other, one call at a time."""
+    """A side of a pair of processes that call each other, one call at a time."""
 
     def __init__(self, receive: int, send: int, *, judges: bool) -> None:
         self.receive, self.send, self.judges = receive, send, judges

@@ -42,7 +42,7 @@ class Closed(BaseException):
 
 
 class References:
-    """What packs objects that do not cross by value."""
+    """Packer of objects that do not cross by value."""
 
     def pack_object(self, value: Any) -> Any:
         raise NotImplementedError

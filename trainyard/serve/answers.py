@@ -40,7 +40,7 @@ LOWEST_LOGPROB = -9999.0
 
 
 class ServerMetrics:
-    """What `/metrics` shows, in a registry of its own."""
+    """Metrics behind `/metrics`, in a registry of their own."""
 
     def __init__(self, served: ServedModels) -> None:
         workers = {base.worker for base in served.bases.values()}
@@ -63,7 +63,7 @@ class ServerMetrics:
 
 
 class Ticket:
-    """One request's generations, as an asynchronous sequence of what the worker sends."""
+    """A request's generations, as an asynchronous sequence of what the worker sends."""
 
     def __init__(self, worker: Worker, work: Callable[[Ticket], None]) -> None:
         self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Any]()

@@ -1,4 +1,4 @@
-"""Which base an adapter belongs to, by its own files, and which versions of the registry are served on given bases.
+"""Origins of adapters: the base by the adapter's own files, and the versions of the registry that given bases serve.
 
 An adapter on another base answers nonsense without any error, and one under another chat template nearly so.
 Torch-free.

@@ -1,4 +1,4 @@
-"""Which bases a model server gets, whether all of them fit into memory, and under which names they answer.
+"""Bases of a model server: their files, their memory, and the names under which they answer.
 
 Torch-free: a command asks these before a server is started, and the server asks them again before it reads a weight.
 """

@@ -34,7 +34,7 @@ LIBRARY = {"adapter": "peft", "model": "transformers"}
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card is made of."""
+    """Contents of a card."""
 
     version: AdapterVersion
     training: JsonMapping

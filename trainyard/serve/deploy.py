@@ -54,7 +54,7 @@ Clients = Callable[[Target, str, Settings], httpx.Client]
 
 @dataclasses.dataclass(frozen=True)
 class DeployRequest:
-    """One deployment: what, by whose verdict, for whom."""
+    """A deployment: what, by whose verdict, for whom."""
 
     config: DeployerConfig
     path: Path

@@ -146,7 +146,7 @@ class Grammars:
 
 
 class Constraint:
-    """One request's way through its grammar, with its token budget in view."""
+    """A request's way through its grammar, with its token budget in view."""
 
     def __init__(self, grammars: Grammars, matcher: LLMatcher, max_tokens: int) -> None:
         self.grammars, self.matcher, self.left = grammars, matcher, max_tokens

@@ -1,4 +1,4 @@
-"""One causal language model and its adapters, answering one request after the other in a thread of its own.
+"""A causal language model and its adapters, answering one request after the other in a thread of its own.
 
 Requests are never batched: a batch changes the rounding of its members, and with it what a seed means. The worker
 thread is the only one that touches the model, so adapters come and go between two requests without a lock.
@@ -51,7 +51,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Step:
-    """What one token brought: the text that is now certain (it may be empty)."""
+    """Result of one token: the text that is now certain (it may be empty)."""
 
     token: int
     text: str

@@ -1,4 +1,4 @@
-"""What every Trainyard server does before a request reaches it: a socket, and limits on connections and time.
+"""Listening of every Trainyard server: a socket, and limits on connections and time.
 
 uvicorn waits for ever for a client that sends half a request, and keeps all of it. `BoundedProtocol` gives a request's
 head ten seconds and 64 KiB and its body a minute, a client that reads nothing of its answer two minutes, and keeps at

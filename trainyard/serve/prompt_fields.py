@@ -1,4 +1,4 @@
-"""Whether every field of a conversation reaches the prompt.
+"""Check that every field of a conversation reaches the prompt.
 
 A template may leave out what it does not know: a call, a name, a thought. The answer would then be to another
 conversation than the one that the client sent. So a copy of the turns and tools with a mark in place of each text is

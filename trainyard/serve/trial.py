@@ -1,4 +1,4 @@
-"""Whether an adapter was ever run here: it is loaded and run once on its base before anything says that it is there.
+"""Trial run of an adapter: it is loaded and run once on its base before anything says that it is there.
 
 A training does this itself and leaves `adapter_run` in its `training.json`. What comes from elsewhere (a pull, a
 restored home, a version of an earlier release) is run in a child of its own: at the pull, or at the latest before it is
@@ -30,7 +30,7 @@ TRIAL_FILE = "trial.json"
 
 @dataclass(frozen=True)
 class TrialRun:
-    """Whether an adapter was run once on its base."""
+    """Result of running an adapter once on its base."""
 
     reason: str = ""
     """Why it was not; empty: it was."""

@@ -26,7 +26,7 @@ HYPER = "hyperparameters."
 
 @dataclass(frozen=True)
 class Exporter:
-    """How one tool says what a trainer has."""
+    """Exporter to one tool."""
 
     title: str
     settings: Mapping[str, Write]

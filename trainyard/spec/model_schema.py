@@ -28,7 +28,7 @@ def section_name(path: str) -> str:
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One setting of a model, in words."""
+    """A setting of a model, in words."""
 
     name: str
     type: str
@@ -39,7 +39,7 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class SettingSection:
-    """One model: the table of its settings."""
+    """A model: the table of its settings."""
 
     path: str
     text: str

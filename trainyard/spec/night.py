@@ -1,4 +1,4 @@
-"""What a night is asked to do: streams, budgets, buckets, where things are kept. Data only, read by `trainyard/night`.
+"""Spec of a night: streams, budgets, buckets, where things are kept. Data only, read by `trainyard/night`.
 
 Two phases share one device and never overlap: a model is served that turns documents into a knowledge graph, then it is
 stopped and small adapters are trained on what people did that day. Every time is in seconds of a monotonic clock; the
@@ -96,7 +96,7 @@ BUCKETS = (BucketSpec(name="engineering", method="sft"), BucketSpec(name="appren
 
 
 class Window(Strict):
-    """When a night belongs to which date, and how long each part may take."""
+    """Time window of a night: its date, and the time limit of each part."""
 
     zone: str = Field("UTC", max_length=64, description="Name of a time zone, such as Europe/Berlin.")
     starts: str = Field(
@@ -142,7 +142,7 @@ class Window(Strict):
 
 
 class Serving(Strict):
-    """Which model reads the documents, and how."""
+    """Model that reads the documents, and its settings."""
 
     profile: Name = Field("rules", description="A model profile of TRAINYARD_HOME/profiles or deployments/profiles.")
     model: str = Field("rules", min_length=1, max_length=256, description="Its name; a new one reads everything again.")
@@ -163,7 +163,7 @@ SETTLED_BY_THE_NIGHT: dict[str, tuple[object, str]] = {
 
 
 class Phase2(Strict):
-    """How adapters are made of full buckets."""
+    """Training of adapters from full buckets."""
 
     mode: Literal["inline", "remote"] = Field("inline", description="remote: `trainyard nightly worker` elsewhere.")
     train: bool = Field(True, description="false: only leave the markers.")
@@ -213,7 +213,7 @@ class Phase2(Strict):
 
 
 class NightConfig(Strict):
-    """One deployment of the night. `read_night` makes one from plain values."""
+    """A deployment of the night. `read_night` makes one from plain values."""
 
     tenant: Name = "default"
     documents: str = Field("examples/night", min_length=1, max_length=1024, description="Folder of the streams.")

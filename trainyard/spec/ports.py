@@ -39,7 +39,7 @@ that answer are offered as `policy` too and those that score as `scores`: a trai
 
 @dataclass(frozen=True)
 class Offer:
-    """What the nodes before some node hand to it on one channel."""
+    """Offers that the nodes before a node pass to it on one channel."""
 
     sources: tuple[Source, ...]
     """The nearest; more than one only when they are equally near and none was made from another."""
@@ -86,7 +86,7 @@ class Wiring:
 
 @dataclass(frozen=True)
 class PortNode:
-    """What the wiring needs to know of a node. `clear` is False where an error above makes its inputs unknowable."""
+    """View of a node for wiring. `clear` is False where an error above makes its inputs unknowable."""
 
     id: str
     type: str

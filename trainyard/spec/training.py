@@ -1,4 +1,4 @@
-"""What a trainer node or a training job asks for: stage, method, backend and their settings."""
+"""Spec of a trainer node or a training job: stage, method, backend and their settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DEFAULT_MAX_LENGTH = 512
 
 
 class Hyperparameters(Strict):
-    """How the optimisation runs. What is left out takes the vetted value of its stage and method."""
+    """Settings of the optimisation. What is left out takes the vetted value of its stage and method."""
 
     epochs: MainFloat | None = Field(None, gt=0, le=10_000, description="Passes over the rows.")
     max_steps: MainInt | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; wins over epochs.")
@@ -105,7 +105,7 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class EngineSettings(Strict):
-    """How the native engine carries a training out; other backends take none of it."""
+    """Settings of the native engine; other backends take none of it."""
 
     batching: Literal["auto", "padded", "buckets", "packed"] = Field(
         "auto", description="auto: packed with per-document attention on CUDA, token-budget length buckets on a CPU."
@@ -144,7 +144,7 @@ class EngineSettings(Strict):
 
 
 class LaunchSettings(Strict):
-    """How the processes of a training are started, and what happens when one does not fit."""
+    """Launch of a training's processes, and the reaction to one that does not fit."""
 
     strategy: Strategy = Strategy.SINGLE
     processes: int = Field(1, ge=1, le=1024, description="Processes that train together, one for each device.")
@@ -231,7 +231,7 @@ class EvalSettings(Strict):
 
 
 class RopeScaling(Strict):
-    """How the rotary positions of a base are scaled to a longer context."""
+    """Scaling of a base's rotary positions to a longer context."""
 
     type: Literal["linear", "yarn"] = Field("yarn", description="As transformers computes it (arXiv 2309.00071).")
     factor: float = Field(gt=1, le=1024, description="New context over the base's own.")
@@ -252,7 +252,7 @@ class RopeScaling(Strict):
 
 
 class TrainingSettings(Strict):
-    """What a trainer node and the body of a job have in common."""
+    """Common settings of a trainer node and the body of a job."""
 
     stage: AnyStage = Field(
         Stage.SFT.settings(),
@@ -320,7 +320,7 @@ class TrainingSettings(Strict):
 
 
 class TrainerConfig(TrainingSettings):
-    """One training execution: a node of a chain, or the body of a job."""
+    """A training execution: a node of a chain, or the body of a job."""
 
     adapter: Literal["continue", "stack", "merge"] = Field(
         "continue", description="What a trainer does with the adapter of an earlier trainer."

@@ -51,7 +51,7 @@ _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, err
 
 
 class AdapterVersion(BaseModel):
-    """One registered version, as its manifest says."""
+    """A registered version, as its manifest says."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -84,7 +84,7 @@ class AdapterVersion(BaseModel):
 
 @dataclass(frozen=True)
 class Live:
-    """Which version is live (None: none), and how it came to that, oldest first."""
+    """Live version (None: none) and its history, oldest first."""
 
     version: int | None
     history: tuple[JsonObject, ...]

@@ -37,7 +37,7 @@ Facts = dict[str, Any]
 
 
 class Reference(BaseModel):
-    """What travels between nodes: where a finished result is and what it is, never the data itself."""
+    """Reference to a finished result, which travels between nodes instead of the data."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,7 +57,7 @@ class Reference(BaseModel):
 
 
 class NodeOutput(BaseModel):
-    """What a node returns: one reference per port that it fills, and facts for the plan table and the report."""
+    """Output of a node: one reference per port that it fills, and facts for the plan table and the report."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,7 +76,7 @@ class ProducedSet(BaseModel):
 
 
 class Produced(BaseModel):
-    """What a room's function left in the folder that it was given: port -> (sub-folder, rows, facts)."""
+    """Files that a function left in its folder: port -> (sub-folder, rows, facts)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

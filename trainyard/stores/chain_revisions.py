@@ -39,7 +39,7 @@ MOST_SUMMARIES = 20_000
 
 
 class StoredChain(BaseModel):
-    """One revision of a chain."""
+    """A revision of a chain."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

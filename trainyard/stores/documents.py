@@ -39,7 +39,7 @@ _BODY_AT = len(_HEAD) + 64 + len(_MIDDLE)
 
 @dataclass(frozen=True)
 class DocumentKey:
-    """What makes a document be done: its content, the stream it came by, and who read it."""
+    """Key of a finished document: its content, the stream it came by, and who read it."""
 
     content_sha256: str
     stream: str
@@ -49,7 +49,7 @@ class DocumentKey:
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one document."""
+    """Outcome of one document."""
 
     key: DocumentKey
     name: str

@@ -37,7 +37,7 @@ class SubmittingProcess(BaseModel):
 
 
 class JobRecord(BaseModel):
-    """One job as a list shows it."""
+    """A job as a list shows it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

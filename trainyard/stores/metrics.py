@@ -1,4 +1,4 @@
-"""What a training reported while it ran: its progress, metrics and loss curve, from the events of its work folder.
+"""Reports of a training: its progress, metrics and loss curve, from the events of its work folder.
 
 The file is append-only and belongs to the trainer; nothing is copied. A restart trains some steps again: the later
 word on a step counts, and steps beyond the checkpoint that it continued from are forgotten.
@@ -20,7 +20,7 @@ class Frozen(BaseModel):
 
 
 class TrainingProgress(Frozen):
-    """How far a training is. None: it has not said so yet."""
+    """Progress of a training. None: it has not said so yet."""
 
     step: int = 0
     total_steps: int | None = None
@@ -31,7 +31,7 @@ class TrainingProgress(Frozen):
 
 
 class TrainingMetrics(Frozen):
-    """What a training came to so far."""
+    """Totals of a training so far."""
 
     train_loss: float | None = None
     eval_loss: float | None = None
@@ -40,7 +40,7 @@ class TrainingMetrics(Frozen):
 
 
 class StageMeasures(Frozen):
-    """What only some stages and backends measure of a step."""
+    """Metrics of a step that only some stages and backends measure."""
 
     reward_accuracy: float | None = None
     """Share of the pairs whose chosen answer is above the rejected one (dpo, reward, kto)."""
@@ -59,7 +59,7 @@ class StageMeasures(Frozen):
 
 
 class Point(StageMeasures):
-    """One step of the curve."""
+    """A step of the curve."""
 
     step: int
     loss: float | None = None

@@ -1,4 +1,4 @@
-"""What a model's or an adapter's config may say, judged before any library acts on it. No torch.
+"""Checks of a model's or an adapter's config before any library acts on it. No torch.
 
 A config is data from a stranger, but libraries take orders from it: `auto_map` names code, `attn_implementation` may
 name a kernel to download, sizes are allocated before a weight is compared, `init_lora_weights` rewrites the base, and

@@ -1,4 +1,4 @@
-"""Which folder a model's name means, and whether it may be loaded. Nothing here imports torch or runs a model's code.
+"""Resolution of model names to folders, and checks before loading. Nothing here imports torch or runs a model's code.
 
 A name is `starter` (the model that comes with Trainyard), a folder, or a Hub name such as `org/model`. A folder is
 loaded only if its weights are safetensors whose header is consistent, and if nothing in it asks for its own code:

@@ -18,7 +18,7 @@ from trainyard.stores.whole import write_json_durably
 
 
 class RunNote(BaseModel):
-    """What somebody wrote about a run."""
+    """Note that a user wrote about a run."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

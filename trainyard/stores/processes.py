@@ -1,4 +1,4 @@
-"""Which process a record means: its pid together with its start, which no change of the clock moves.
+"""Identity of processes in records: the pid together with its start, which no change of the clock moves.
 
     record = {"pid": os.getpid(), "create_time": process_start()}
     find_process(record["pid"], record["create_time"])          the process, or None if it is another one by now

@@ -52,7 +52,7 @@ RETRY_AFTER_S = 2
 
 
 class FieldProblem(BaseModel):
-    """One of several reasons."""
+    """A reason of several."""
 
     field: str
     """Path of the field, with dots; empty for the whole."""

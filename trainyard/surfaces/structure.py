@@ -13,7 +13,7 @@ from trainyard.errors import LimitExceeded
 
 @dataclass(frozen=True)
 class JsonLimits:
-    """How many objects and lists, texts (keys included), and values a body may have."""
+    """Limits on the objects and lists, texts (keys included), and values of a body."""
 
     containers: int
     texts: int

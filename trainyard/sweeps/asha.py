@@ -38,7 +38,7 @@ class TrialState(StrEnum):
 
 
 class Trial(BaseModel):
-    """One set of values and what its training came to."""
+    """A set of values and the result of its training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

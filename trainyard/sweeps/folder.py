@@ -1,4 +1,4 @@
-"""What a sweep leaves on disk.
+"""Files of a sweep on disk.
 
     sweeps/<name>/
         sweep.json      the sweep as it was requested, and the run that carries it out

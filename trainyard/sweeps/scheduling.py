@@ -1,4 +1,4 @@
-"""What a sweep does next: start a trial, continue one, or end. Every decision is made from the study alone."""
+"""Scheduling of a sweep: start a trial, continue one, or end. Every decision is made from the study alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Segment:
 
 @dataclass
 class SegmentEnd:
-    """How a segment ended: at a rung or complete with a metric, stopped, or not at all well."""
+    """End of a segment: at a rung or complete with a metric, stopped, or not at all well."""
 
     state: TrialState | None
     """None: it was stopped from outside, and the same segment follows when the sweep continues."""

@@ -33,7 +33,7 @@ _MESSAGES = {
 
 @dataclass
 class Stored:
-    """One object."""
+    """An object."""
 
     name: str
     data: bytes

@@ -29,7 +29,7 @@ CampaignResult = tuple[int, int, int, list[str]]
 
 
 class Campaign(Protocol):
-    """What a simulator reads of a campaign that was carried out."""
+    """Protocol of a finished campaign."""
 
     violations: list[str]
     checked: int
@@ -38,7 +38,7 @@ class Campaign(Protocol):
 
 @dataclass(frozen=True)
 class SimulationOutcome:
-    """What a simulation found."""
+    """Result of a simulation."""
 
     seed: int
     nights: int

@@ -22,7 +22,7 @@ Outcome = Literal["done", "failed", "denied", "stopped", "unfinished"]
 
 
 class AuditRow(Response):
-    """One call of an operation that changes something."""
+    """A call of an operation that changes something."""
 
     id: str
     time: float

@@ -1,4 +1,4 @@
-"""How often a caller may ask: a bucket of requests for each, places for those that are being answered, and a pause for
+"""Rate limits of callers: a bucket of requests for each, places for those that are being answered, and a pause for
 who sends wrong credentials.
 
 A token has 256 random bits, so guessing one is hopeless at any speed, and no wrong one counts. The home's own string
@@ -93,7 +93,7 @@ class OpenRequests:
 
 @dataclass
 class WrongCredentials:
-    """When addresses sent wrong credentials."""
+    """Times at which addresses sent wrong credentials."""
 
     most: int = 10
     now: Callable[[], float] = time.monotonic

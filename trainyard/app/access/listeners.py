@@ -1,4 +1,4 @@
-"""One application on two kinds of sockets: loopback without TLS, the other addresses with it.
+"""Server of one application on two kinds of sockets: loopback without TLS, the other addresses with it.
 
 Both servers run in one event loop, so that the application has one state; the loopback one gets the signals and runs
 the application's start and end.

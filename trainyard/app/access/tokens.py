@@ -14,7 +14,7 @@ from trainyard.stores.access.tokens import TokenFile, TokenRecord
 
 
 class Token(Response):
-    """What a token allows; not the token."""
+    """Permissions of a token, without the token itself."""
 
     name: str
     scope: Scope

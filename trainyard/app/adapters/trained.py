@@ -28,7 +28,7 @@ from trainyard.stores.whole import describe_files
 
 @dataclass(frozen=True)
 class TrainedAdapter:
-    """What one trainer of an ended job left."""
+    """Adapter that one trainer of an ended job left."""
 
     job: str
     """Id of the job."""

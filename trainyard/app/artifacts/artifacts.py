@@ -1,4 +1,4 @@
-"""What nodes left, run by run: the list, one result with its parts and files, and the rows of a part."""
+"""Artifacts, run by run: the list, one result with its parts and files, and the rows of a part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCANNED_RUNS = 500
 
 
 class Artifact(Response):
-    """One result of one node of a run."""
+    """A result of one node of a run."""
 
     run_id: str
     run_name: str
@@ -60,7 +60,7 @@ class ArtifactList(Response):
 
 
 class ArtifactPart(Response):
-    """One set of rows in a result: what is trained on, what is held out, what was dropped."""
+    """A set of rows in a result: what is trained on, what is held out, what was dropped."""
 
     name: str
     rows: int
@@ -74,7 +74,7 @@ class ArtifactFile(Response):
 
 
 class ArtifactDetail(Artifact):
-    """One result, whole."""
+    """A result, whole."""
 
     facts: JsonObject
     """What its node counted: the rows read, kept, held out and dropped by reason; tokens, losses, metrics."""

@@ -1,4 +1,4 @@
-"""Which trainers this machine has, and what makes the others available."""
+"""Backends of this machine, and what makes the others available."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainyard.spec.axes.strategies import Strategy
 
 
 class BackendOptions(Response):
-    """What a chain may ask of a trainer; `check` refuses the rest."""
+    """Options that a chain may set for a backend; `check` refuses the rest."""
 
     stages: tuple[Stage, ...]
     methods: tuple[Method, ...]
@@ -37,7 +37,7 @@ class BackendOptions(Response):
 
 
 class BackendRow(Response):
-    """One trainer as this machine sees it."""
+    """A trainer as this machine sees it."""
 
     name: BackendName
     available: bool

@@ -1,4 +1,4 @@
-"""What a form offers: the files of the data roots, and the base models of this machine."""
+"""Choices of a form: the files of the data roots, and the base models of this machine."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class RenderedPart(Response):
 
 
 class RenderedRow(Response):
-    """One row, or one side of a pair, as the model reads it."""
+    """A row, or one side of a pair, as the model reads it."""
 
     source: str
     side: str
@@ -105,7 +105,7 @@ class RenderedRow(Response):
 
 
 class UnreadableRow(Response):
-    """One row that no training would get."""
+    """A row that no training would get."""
 
     source: str
     """Name of the file, and number of the line."""
@@ -138,7 +138,7 @@ class LengthStatistics(Response):
 
 
 class RunVerdict(Response):
-    """Whether a run would take the rows."""
+    """Verdict on whether a run accepts the rows."""
 
     refusal: str = ""
     """Why a run with the default `max_bad_fraction` would refuse the rows; empty if it would not."""
@@ -155,7 +155,7 @@ class PreviewCost(RunVerdict):
 
 
 class DataPreview(PreviewCost):
-    """What a data set is, and what a training would make of it."""
+    """Description of a data set, and how a training reads it."""
 
     raw: RawRows
     model: str

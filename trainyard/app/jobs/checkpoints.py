@@ -24,7 +24,7 @@ from trainyard.train.checkpoint.retention import read_metric
 
 
 class Checkpoint(Response):
-    """One checkpoint, as its manifest describes it; its files are not read."""
+    """A checkpoint, as its manifest describes it; its files are not read."""
 
     node: str
     name: str

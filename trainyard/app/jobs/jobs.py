@@ -51,7 +51,7 @@ FILTERS = sorted(JobQuery.__dataclass_fields__.keys() & requests.JobsInput.model
 
 
 class JobTraining(Response):
-    """What a job trains, and how far it is."""
+    """Subject and progress of a job."""
 
     stage: str = ""
     method: str = ""
@@ -65,7 +65,7 @@ class JobTraining(Response):
 
 
 class JobLabels(JobTraining):
-    """What people say of a job."""
+    """Name and note that people gave a job."""
 
     group: str = ""
     """The group that it was started in, or its sweep."""
@@ -73,7 +73,7 @@ class JobLabels(JobTraining):
 
 
 class Job(JobLabels):
-    """One job, as a list shows it."""
+    """A job, as a list shows it."""
 
     id: str
     """`job-` and 12 hex digits; the run's own id, where no trainer is part of it."""
@@ -117,7 +117,7 @@ class JobList(Response):
 
 
 class Training(Response):
-    """One trainer of a job."""
+    """A trainer of a job."""
 
     node: str
     step: int
@@ -142,7 +142,7 @@ class TrainingDivergence(Response):
 
 
 class JobDetail(Job):
-    """One job, whole."""
+    """A job, whole."""
 
     parameters: JsonObject
     trainings: tuple[Training, ...]
@@ -161,7 +161,7 @@ class JobDetail(Job):
 
 
 class TrainingCurve(Response):
-    """One trainer's steps, or the means of several steps each."""
+    """A trainer's steps, or the means of several steps each."""
 
     node: str
     points: tuple[Point, ...]

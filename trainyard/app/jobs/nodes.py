@@ -38,7 +38,7 @@ LEVELS = {"warning": 30, "failed": 40}
 
 
 class RunNode(Response):
-    """One node of a run."""
+    """A node of a run."""
 
     id: str
     type: str

@@ -1,4 +1,4 @@
-"""Where the results of a run come from: its chain, what was read, the result of each node, and how it was trained.
+"""Provenance of a run's results: its chain, what was read, the result of each node, and how it was trained.
 
 Everything is read from what the run has left: its resolved chain, its events, the manifests of its results, and the
 `training.json` of what it trained. While a training is running its ledger is in its events.
@@ -49,7 +49,7 @@ class ReadSource(Response):
 
 
 class KeptResult(Response):
-    """One port of a node that has ended."""
+    """A port of a node that has ended."""
 
     node: str
     type: str
@@ -67,7 +67,7 @@ class KeptResult(Response):
 
 
 class TrainedFrom(Response):
-    """One step of a lineage: a base, then each adapter that was trained further."""
+    """A step of a lineage: a base, then each adapter that was trained further."""
 
     sha256: str = ""
     stage: str = ""
@@ -79,7 +79,7 @@ class TrainedFrom(Response):
 
 
 class TrainingOrigin(Response):
-    """One trainer: what it counted, and how it was carried out."""
+    """A trainer: what it counted, and how it was carried out."""
 
     node: str
     ended: bool

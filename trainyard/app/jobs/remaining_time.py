@@ -28,7 +28,7 @@ WORKING = (JobState.PENDING, JobState.RUNNING)
 
 
 class TimeLeft(Response):
-    """One training that has not ended."""
+    """A training that has not ended."""
 
     node: str
     seconds: float | None = None

@@ -1,4 +1,4 @@
-"""What a model answered to held-out prompts while it was trained: `eval.samples` of them at each evaluation."""
+"""Answers of a model to held-out prompts during training: `eval.samples` of them at each evaluation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SampledAnswer(Response):
 
 
 class SampleRound(Response):
-    """One evaluation's answers."""
+    """An evaluation's answers."""
 
     node: str
     step: int

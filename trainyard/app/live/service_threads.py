@@ -1,4 +1,4 @@
-"""What a service keeps ready while it runs, in threads of its own."""
+"""Background threads of a service, which keep its answers ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the running trainings are, from the ends of their event files: a few milliseconds for each."""
+"""Speed of the running trainings, from the ends of their event files: a few milliseconds for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEGINS = ("started", "begin")
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """One running training. None: its newest events do not say."""
+    """A running training. None: its newest events do not say."""
 
     backend: str
     stage: str

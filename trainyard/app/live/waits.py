@@ -32,7 +32,7 @@ STOPPING = ("cancelling", "pausing")
 
 
 class DeviceHolder(Response):
-    """Who has a device."""
+    """Process that uses a device."""
 
     kind: str
     """`job`, `session`, `program` (of `TrainingManager`), or `process`."""
@@ -45,7 +45,7 @@ class DeviceHolder(Response):
 
 
 class DeviceWait(Response):
-    """What a job waits for."""
+    """Wait of a job, and its cause."""
 
     reason: str
     """`device`, `turn` (an equal training) or `limit` (of the server)."""
@@ -60,7 +60,7 @@ class DeviceWait(Response):
 
 
 class DeviceState(Response):
-    """One device of this machine, as Trainyard's processes use it."""
+    """A device of this machine, as Trainyard's processes use it."""
 
     device: int
     holder: DeviceHolder | None

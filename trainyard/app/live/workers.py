@@ -1,4 +1,4 @@
-"""Whether a worker takes runs, for `/health`: looked at in a thread of its own, at most once in five seconds.
+"""State of the worker, for `/health`: checked in a thread of its own, at most once in five seconds.
 
 Asked over HTTP and not by Prefect's client, whose import takes seconds: a service that nobody uses has not done it.
 """
@@ -24,7 +24,7 @@ TIMEOUT_S = 2.0
 
 
 class WorkerState(StrEnum):
-    """Whether something takes the runs of this home's pool."""
+    """State of the worker of this home's pool."""
 
     RUNNING = "running"
     ABSENT = "absent"

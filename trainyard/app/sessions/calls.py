@@ -67,7 +67,7 @@ class StepReply(Operated):
 
 
 class SessionCompletion(Response):
-    """One completion of a prompt."""
+    """A completion of a prompt."""
 
     prompt: int
     """Index of its prompt."""

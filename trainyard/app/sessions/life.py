@@ -46,7 +46,7 @@ NOT_STARTED = "waiting for a worker"
 
 
 class SessionCounters(Response):
-    """How far a session is."""
+    """Progress of a session."""
 
     global_step: int | None = None
     op_seq: int | None = None
@@ -60,7 +60,7 @@ class SessionCounters(Response):
 
 
 class SessionInfo(SessionCounters):
-    """One session."""
+    """A session."""
 
     id: str
     name: str

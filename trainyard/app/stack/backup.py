@@ -76,7 +76,7 @@ SETTINGS = "trainyard.toml"
 
 
 class MemberFacts(BaseModel):
-    """What a manifest says of one member."""
+    """Manifest entry of one member."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,7 +108,7 @@ class BoundedMember(tarfile.TarInfo):
 
 
 class BackedUp(Response):
-    """What a backup contains."""
+    """Contents of a backup."""
 
     file: Path
     files: int

@@ -45,7 +45,7 @@ LEAST_FREE_GIB = 2.0
 
 
 class Check(Response):
-    """One check."""
+    """A check."""
 
     name: str
     ok: bool

@@ -67,7 +67,7 @@ LIVE_JOBS = frozenset({JobState.PENDING, JobState.RUNNING, JobState.PAUSED})
 
 
 class LeftoverKind(StrEnum):
-    """What can be removed, in the order of its removal."""
+    """Kind of removable data, in the order of removal."""
 
     RUN = "run"
     TRAINING = "training"
@@ -83,7 +83,7 @@ class LeftoverKind(StrEnum):
 
 
 class Leftover(Response):
-    """One file or folder that is not needed."""
+    """A file or folder that is not needed."""
 
     kind: LeftoverKind
     path: Path
@@ -120,7 +120,7 @@ def collect(request: GcInput, context: Context) -> Collected:
 
 @dataclass
 class Collection:
-    """One look at a home, and the removal of what it found."""
+    """Garbage collection of a home: the search, and the removal of its findings."""
 
     settings: Settings
     days: int

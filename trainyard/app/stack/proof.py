@@ -27,7 +27,7 @@ POLL_S = 0.2
 
 
 class ProvedCell(Response):
-    """One stage with one method, interrupted in one way."""
+    """A stage with a method, interrupted in one way."""
 
     stage: str
     loss: str | None

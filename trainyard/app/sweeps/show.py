@@ -21,7 +21,7 @@ from trainyard.sweeps.study import read_trials
 
 
 class SweepReport(Response):
-    """One sweep."""
+    """A sweep."""
 
     name: str
     run_id: str

@@ -149,7 +149,7 @@ def variables(run: ExternalRun) -> Mapping[str, str]:
 
 @dataclass
 class AxolotlWatch:
-    """What has been seen of a running axolotl."""
+    """Observed state of a running axolotl."""
 
     tail: LineTail | None = None
     """Reads the log; None before the first look."""

@@ -45,7 +45,7 @@ BEGUN_FILE = "begun"
 
 @dataclass(frozen=True)
 class ExternalRun:
-    """One execution of an external trainer."""
+    """An execution of an external trainer."""
 
     job: TrainingJob
     folder: Path
@@ -150,7 +150,7 @@ def training_record(run: ExternalRun, report: JsonObject, head: str) -> JsonObje
 
 @dataclass(frozen=True)
 class ExternalTool:
-    """How a tool is driven: by default as an engine of `trainyard_worker`."""
+    """Driver of a tool: by default as an engine of `trainyard_worker`."""
 
     argv: Callable[[ExternalRun], list[str]] = worker_argv
     environment: Callable[[ExternalRun], Mapping[str, str]] = lambda _: {}

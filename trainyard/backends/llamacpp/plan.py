@@ -48,7 +48,7 @@ COMPARED = 200_000
 
 @dataclass(frozen=True)
 class ContextWindows:
-    """What llama-finetune will see of a text."""
+    """Context windows that llama-finetune makes of a text."""
 
     tokens: int
     context: int

@@ -85,7 +85,7 @@ JOB, PLAN = "job", "plan"
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Everything that the data gives to a run: its rows, tokenised and accounted for."""
+    """Prepared data of a run: its rows, tokenised and accounted for."""
 
     tokenizer: PreTrainedTokenizerBase
     stage: StageSpec
@@ -110,7 +110,7 @@ class RunPlan:
 
 @dataclass
 class NativeRun:
-    """One execution, put together."""
+    """Assembled parts of one execution."""
 
     job: TrainingJob
     device: str

@@ -122,7 +122,7 @@ VARIATIONS: Mapping[str, Variation] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One stage, with its loss if it has more than one, and one method, maybe with further settings."""
+    """A stage, with its loss if it has more than one, and a method, possibly with further settings."""
 
     stage: Stage
     loss: PreferenceLoss | None
@@ -140,7 +140,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellVerdict:
-    """What became of one cell in one mode."""
+    """Outcome of one cell in one mode."""
 
     stage: str
     loss: str | None

@@ -1,4 +1,4 @@
-"""One process of a distributed native training: rank 0 runs the program, the other ranks follow it.
+"""Processes of a distributed native training: rank 0 runs the program, the other ranks follow it.
 
 The first prepares the data, decides and loops, exactly as one process does. The others load the same model, open their
 side of the session, and carry out its commands; they never see the data.

@@ -31,7 +31,7 @@ MAX_PATH_BYTES = 100
 
 @dataclass(frozen=True)
 class Frame:
-    """One message: a header and a body, sent together."""
+    """A message: a header and a body, sent together."""
 
     header: JsonObject
     body: bytes = b""

@@ -40,7 +40,7 @@ SAVED_FOLDER = "saved"
 
 
 class SessionState(StrEnum):
-    """What a session is doing."""
+    """Status of a session."""
 
     PENDING = "pending"
     """Waits for a worker or for a device, or loads its model."""
@@ -55,7 +55,7 @@ class SessionState(StrEnum):
 
 
 class SessionRecord(BaseModel):
-    """One session as it was created."""
+    """A session as it was created."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

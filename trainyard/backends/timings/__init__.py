@@ -1,1 +1,1 @@
-"""How long trainings take on this machine: measured by a probe or by a run, kept under the home, used by every plan."""
+"""Durations of trainings on this machine: measured by a probe or by a run, kept under the home, used by every plan."""

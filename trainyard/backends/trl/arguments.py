@@ -26,7 +26,7 @@ MOST_LOSSES = 1000
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is, in optimizer steps."""
+    """Length of a run, in optimizer steps."""
 
     total_steps: int
     epochs: float

@@ -28,7 +28,7 @@ Encoder = Callable[[Any, PreTrainedTokenizerBase, TrainerConfig], Encoding]
 
 @dataclass
 class PreparedRun:
-    """Everything that a run needs before its first step."""
+    """Prepared inputs of a run, before its first step."""
 
     job: TrainingJob
     device: str

@@ -26,7 +26,7 @@ TokenScores = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class PromptSharing:
-    """Whether completions may share a prompt, and why."""
+    """Decision whether completions share a prompt, and its reason."""
 
     used: bool
     why: str

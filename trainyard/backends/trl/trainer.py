@@ -187,7 +187,7 @@ class TrlCallback(TrainerCallback):
 
 
 class CommittedCheckpoints(Trainer):
-    """What our trainers share: the order of rows, and checkpoints that exist whole or not at all."""
+    """Base of our trainers: the order of rows, and checkpoints that exist whole or not at all."""
 
     events: Events
     checkpoint_root: Path

@@ -1,4 +1,4 @@
-"""What a process has had of the processor, next to the programs that wanted it, too (Linux)."""
+"""Processor share of a process, next to the other programs that wanted it (Linux)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One look at every GPU of this machine, at most every two seconds for all who ask.
+"""Shared readings of every GPU of this machine, at most one every two seconds.
 
 NVIDIA's by NVML, AMD's by `rocm-smi`, Apple's by `system_profiler`; the first that finds one answers. A value that a
 device does not report is None. "No GPU" is a state like any other.
@@ -17,7 +17,7 @@ EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """One process on a GPU."""
+    """A process on a GPU."""
 
     pid: int
     memory_mb: int | None
@@ -32,7 +32,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One reading of one GPU."""
+    """A reading of one GPU."""
 
     index: int
     name: str

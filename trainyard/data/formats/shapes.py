@@ -117,7 +117,7 @@ def example_of_columns(keys: Sequence[str]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """How a row was read. Compared by identity, which makes counting them cheap."""
+    """Shape of a row as it was read. Compared by identity, which makes counting them cheap."""
 
     shape: RowShape
     ignored: Keys = frozenset()

@@ -1,4 +1,4 @@
-"""What a shape is, and those that become SftRow, TextRow or DocumentRow: chat, Alpaca, prompt and completion, text."""
+"""Row shapes, and those that become SftRow, TextRow or DocumentRow: chat, Alpaca, prompt and completion, text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Keys = frozenset[str]
 
 @dataclass(frozen=True)
 class RowShape:
-    """One spelling of a row."""
+    """A spelling of a row."""
 
     name: str
     port: Port

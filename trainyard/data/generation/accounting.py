@@ -1,4 +1,4 @@
-"""What became of every row that was requested: asked = kept + rejected, per document and in total.
+"""Account of every row that was requested: asked = kept + rejected, per document and in total.
 
 rows.arrow         the kept rows
 quarantine.jsonl   {line, source, reason, detail, rows, row}: one line per rejection, with how many rows it cost

@@ -50,14 +50,14 @@ class BadPair(BadRow):
 
 
 class Complete(Protocol):
-    """One reply of a language model; see the package's docstring for the contract."""
+    """A reply of a language model; see the package's docstring for the contract."""
 
     def __call__(self, messages: Messages, schema: JsonObject | None, seed: int) -> Awaitable[str]: ...
 
 
 @dataclass(frozen=True)
 class PairRequest:
-    """One prompt: some pairs on one piece of a document."""
+    """A prompt: some pairs on one piece of a document."""
 
     document: DocumentRow
     account: DocumentCounts
@@ -199,7 +199,7 @@ async def ask(
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for one request: its pairs, and further answers to their questions."""
+    """Reply to one request: its pairs, and further answers to their questions."""
 
     pairs: str | BadPair
     further: Sequence[Further] = ()

@@ -37,7 +37,7 @@ F_SETPIPE_SZ = 1031
 
 
 class DocumentReply(msgspec.Struct, array_like=True):
-    """What became of one document: the row, or the reason why there is none."""
+    """Outcome of one document: the row, or the reason why there is none."""
 
     row: DocumentRow | None = None
     reason: str = ""

@@ -50,7 +50,7 @@ def write_frame(descriptor: int, payload: bytes) -> None:
 
 
 class Silence(Exception):
-    """Nothing came for too long."""
+    """Timeout: no frame arrived for too long."""
 
 
 class TooLong(Exception):

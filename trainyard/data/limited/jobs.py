@@ -1,4 +1,4 @@
-"""What happens inside of a reading process: a set becomes rows and a quarantine on disk, or a repository its tuples."""
+"""Jobs of a reading process: a set becomes rows and a quarantine on disk, or a repository its tuples."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MOST_CHARS = 200_000
 
 @dataclass(frozen=True)
 class SetPlace:
-    """Where a set is, and where its rows go."""
+    """Location of a set, and the folder of its rows."""
 
     path: Path
     """The real path of a file, a folder or a repository, inside one of `roots`."""
@@ -158,7 +158,7 @@ class ColumnsResult(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
-    """One message of a reading process. Exactly one field is set, `text` next to `fraction` apart."""
+    """A message of a reading process. Exactly one field is set, `text` next to `fraction` apart."""
 
     fraction: float | None = None
     text: str = ""

@@ -1,4 +1,4 @@
-"""One batch of rows with the texts that the steps look at, and the ledger of the rows that fell out.
+"""Batches of rows with the texts that the steps check, and the ledger of the dropped rows.
 
 Steps are columnar: they compute a mask over a block and hand it to `RowLedger.drop`, which counts the rows under a
 reason, writes each to the quarantine file and returns the block without them. Nothing leaves a block another way.
@@ -176,7 +176,7 @@ def read_blocks(path: Path, port: Port) -> Iterator[Block]:
 
 @dataclass
 class RowLedger:
-    """What happened to every row that was read. `read = kept + held out + dropped`, or the run fails."""
+    """Account of every row that was read. `read = kept + held out + dropped`, or the run fails."""
 
     quarantine: Path
     read: int = 0

@@ -37,7 +37,7 @@ SHARED = np.uint64(1)
 
 @dataclass
 class HeldOutIndex:
-    """What one set keeps out of training: its runs of words (each with the document it is from) and its questions."""
+    """Index of a held-out set: its runs of words (each with its document) and its questions."""
 
     questions_only: bool = False
     strict: bool = False

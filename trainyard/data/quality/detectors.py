@@ -235,7 +235,7 @@ def longest_letter_run(body: str) -> int:
 
 @dataclass(frozen=True)
 class Detector:
-    """How one kind of sensitive text is found."""
+    """Detector of one kind of sensitive text."""
 
     placeholder: str
     name: str

@@ -137,7 +137,7 @@ def texts_with(texts: pa.Array, parts: list[FlaggedText], aside: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class FlaggedText:
-    """One text of a block with findings: its field, its place in the column's flat array, and its row."""
+    """A text of a block with findings: its field, its place in the column's flat array, and its row."""
 
     field: str
     index: int

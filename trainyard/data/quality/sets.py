@@ -1,4 +1,4 @@
-"""What can be decided only with all rows known: near-duplicates, held-out sets, decontamination.
+"""Steps over the whole set: near-duplicates, held-out sets, decontamination.
 
 Each row that passed the row steps leaves a small entry in `KeptRows` (42 bytes) and itself in the working file. Every
 set step has the signature `(survivors, sieve) -> None` and writes the fate of rows; a row whose fate is no longer
@@ -37,7 +37,7 @@ WITHOUT_CONTENT = ("doc_id", "source", "split", "pair")
 
 
 class RowStatus(IntEnum):
-    """Where a row goes. From `NEAR_DUPLICATE` on it is dropped, and the name is its reason."""
+    """Destination of a row. From `NEAR_DUPLICATE` on it is dropped, and the name is its reason."""
 
     TRAIN = 0
     UNSEEN_DOCUMENTS = 1
@@ -69,7 +69,7 @@ MARKS = {UNSEEN_DOCUMENTS: 1, UNSEEN_WORDING: 2}
 
 @dataclass
 class KeptRows:
-    """One entry a row of the working file, as columns."""
+    """An entry a row of the working file, as columns."""
 
     path: Path
     port: Port

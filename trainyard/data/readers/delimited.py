@@ -32,7 +32,7 @@ MOST_TEXT = 2000
 
 
 class TableRow(NamedTuple):
-    """One record of a table, with its line, the byte where it begins, and its text for the quarantine."""
+    """A record of a table, with its line, the byte where it begins, and its text for the quarantine."""
 
     line: int
     offset: int
@@ -42,7 +42,7 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file is cut into fields."""
+    """Dialect of a delimited file."""
 
     delimiter: str
     header: tuple[str, ...]

@@ -149,7 +149,7 @@ def no_row_error(fault: Fault) -> InvalidInput:
 
 @dataclass
 class RowFile:
-    """One file of rows; its content, then its extension, says how it is parsed."""
+    """A file of rows; its content, then its extension, says how it is parsed."""
 
     path: Path
     name: str

@@ -1,4 +1,4 @@
-"""Which files and rows of a set are read. Light: the parent's side of reading imports it, too."""
+"""Selection of the files and rows of a set. Light: the parent's side of reading imports it, too."""
 
 from __future__ import annotations
 

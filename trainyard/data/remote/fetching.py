@@ -22,7 +22,7 @@ Report = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class FetchJob:
-    """One remote set that is to be fetched. `folder` is empty, and removed when the set has been read."""
+    """A remote set that is to be fetched. `folder` is empty, and removed when the set has been read."""
 
     source: SourceSet
     settings: Settings

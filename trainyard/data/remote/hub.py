@@ -42,7 +42,7 @@ def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
 
 @dataclass(frozen=True)
 class HubPlace:
-    """One split of a data set at a revision."""
+    """A split of a data set at a revision."""
 
     hub_set: HubSet
     lasting: bool = True

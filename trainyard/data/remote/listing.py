@@ -1,4 +1,4 @@
-"""What every kind of place elsewhere answers: its revision, its files, and one of the files as a local path."""
+"""Contract of remote sets: the revision, its files, and one of the files as a local path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainyard.settings import Settings
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a set."""
+    """A file of a set."""
 
     name: str
     size: int | None = None

@@ -1,4 +1,4 @@
-"""What a set elsewhere was when it was first listed: its revision and its files, so that the next run reads the same.
+"""Pins of remote sets from their first listing: the revision and its files, so that the next run reads the same.
 
     TRAINYARD_HOME/pins/<digest of the address>.json     {address, revision, files, run}
 

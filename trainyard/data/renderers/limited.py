@@ -58,7 +58,7 @@ def open_limited(template: str) -> LimitedTemplate:
 
 
 class LimitedTemplate(LineChild):
-    """One template in its child. Thread-safe; the child starts with the first rendering."""
+    """A template in its child. Thread-safe; the child starts with the first rendering."""
 
     def __init__(self, template: str, *, cpu_s: float = CPU_S) -> None:
         super().__init__("trainyard.data.template_child", ChildLimits(cpu_s, MEMORY_BYTES))

@@ -1,4 +1,4 @@
-"""Whether turns extend one another, found out by rendering: a flag that is only written down will be wrong some day.
+"""Probes of whether turns extend one another, by rendering: a flag that is only written down will be wrong some day.
 
 The extension property: the ids of a prompt, followed by what the model says up to its stop token, begin the ids of the
 next prompt, in every conversation. Then turns of one conversation can be trained as one sequence and a server can keep

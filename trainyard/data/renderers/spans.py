@@ -116,7 +116,7 @@ def remove_marks(text: str) -> str:
 
 
 class TemplateText:
-    """What a template writes, with the control tokens of the users marked. Everything is probed when it is needed."""
+    """Text that a template writes, with the control tokens of the users marked. Probed when it is needed."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, spec: RendererSpec | None = None, template: str | None = None

@@ -1,4 +1,4 @@
-"""What `trainyard renderers verify` prints: every template of the table, tried with a tokenizer that is built here.
+"""Verification behind `trainyard renderers verify`: every template, tried with a tokenizer that is built here.
 
 No model and no network: a byte-level BPE tokenizer is trained on a few sentences and given the special tokens that the
 template's text names.
@@ -32,7 +32,7 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Verified:
-    """One template of the table."""
+    """A template of the table."""
 
     renderer: str
     template: str

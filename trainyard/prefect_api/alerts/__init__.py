@@ -1,1 +1,1 @@
-"""What operators get without asking: alerts by Prefect's blocks, and what the watchdog checks for them."""
+"""Alerts of operators: alerts by Prefect's blocks, and what the watchdog checks for them."""

@@ -79,7 +79,7 @@ def _rebuild(kind: type[ServerError], fields: dict[str, str], status: int | None
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """One reply. `attempts` is 1 when the first request was answered."""
+    """A reply. `attempts` is 1 when the first request was answered."""
 
     text: str
     finish_reason: str
@@ -113,7 +113,7 @@ _CHAT = msgspec.json.Decoder(_Chat)
 
 
 class _Failure(Exception):
-    """One attempt failed; becomes a `ServerError` when no attempt is left."""
+    """An attempt failed; becomes a `ServerError` when no attempt is left."""
 
     def __init__(
         self, kind: type[ServerError], detail: str, *, status: int | None = None, retry_after: float | None = None

@@ -1,4 +1,4 @@
-"""Who was there: lists and tables of people as minutes have them.
+"""Attendees of a meeting: lists and tables of people as minutes have them.
 
     ## Present                          Attendees: Jane Doe (Acme), John Roe        | Name | Initials | Organisation |
     * Jane Doe (@jane) - Acme, CTO      Present:                                    |------|----------|--------------|

@@ -113,7 +113,7 @@ FENCE = re.compile(r"```(?:json)?\s*\n(?P<inside>.*?)\n?```", re.DOTALL)
 
 @dataclass(frozen=True)
 class Extraction:
-    """What one document names. Relations' ends are among the entities."""
+    """Facts extracted from one document. Relations' ends are among the entities."""
 
     entities: tuple[facts.Entity, ...]
     relations: tuple[facts.Relation, ...]
@@ -121,7 +121,7 @@ class Extraction:
 
 @dataclass(frozen=True)
 class Thinking:
-    """Whether a thinking model may reason before it answers, and for how many tokens."""
+    """Permission of a thinking model to reason before it answers, and its token budget."""
 
     on: bool = False
     max_tokens: int = THINKING_TOKENS

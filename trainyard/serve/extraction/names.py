@@ -1,4 +1,4 @@
-"""How names are written: the shapes of persons' and organisations' names, and the words that are never part of one.
+"""Spelling of names: the shapes of persons' and organisations' names, and the words that are never part of one.
 
 The rules know no list of names. They know the opposite: words of meetings, of groups and of roles that occur where a
 name could be. In running text a document itself says more: a word that it also writes in lower case is a word.

@@ -33,7 +33,7 @@ Probe = Callable[[], GpuReadings]
 
 
 class InferenceServer:
-    """One server in `folder` (log, events, record). `read` lists the GPUs, `index` is the one it uses.
+    """A server in `folder` (log, events, record). `read` lists the GPUs, `index` is the one it uses.
 
     `thinking`: what the profile's `thinking_switch` is set to in each request.
     """

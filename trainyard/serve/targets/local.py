@@ -25,7 +25,7 @@ KINDS = tuple(target.value for target in TargetType if target.facts.server == "s
 
 @dataclass(frozen=True)
 class ServerRecipe:
-    """How a server was started, so that it can be started again."""
+    """Recipe of a server: how it was started, so that it can be started again."""
 
     argv: list[str]
     port: int

@@ -1,4 +1,4 @@
-"""What the targets that start their own server share: switch, undo, retire, and the checks before."""
+"""Shared steps of the targets that start their own server: switch, undo, retire, and the checks before."""
 
 from __future__ import annotations
 

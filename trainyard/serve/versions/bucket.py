@@ -41,7 +41,7 @@ SOURCE = re.compile(
 
 @dataclass(frozen=True)
 class Sent:
-    """What a push did."""
+    """Result of a push."""
 
     where: str
     revision: str

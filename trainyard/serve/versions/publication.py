@@ -1,4 +1,4 @@
-"""What is published of an adapter version, and what of a publication is believed.
+"""Published files of an adapter version, and the checks of a publication.
 
 A publication is a version's files with a manifest: names, sizes and SHA-256, the base, the verdict. A pull
 believes nothing else: each file is compared with the manifest, weights are safetensors or nothing is registered, and
@@ -149,7 +149,7 @@ def change_json(path: Path, change: Callable[[Mapping[str, object]], Mapping[str
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a fetched version is registered: under the next number, or under the number that it has at its source."""
+    """Registration of a fetched version: under the next number, or under the number that it has at its source."""
 
     registry: AdapterRegistry
     work: Path

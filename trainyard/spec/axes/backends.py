@@ -44,7 +44,7 @@ OF_OUR_ENGINE = (
 
 @dataclass(frozen=True, kw_only=True)
 class BackendFacts(Facts):
-    """What one backend supports; a setting that is not named is supported with every value."""
+    """Features of one backend; a setting that is not named is supported with every value."""
 
     stages: tuple[Stage, ...]
     methods: tuple[Method, ...]
@@ -79,7 +79,7 @@ class BackendFacts(Facts):
 
 
 class BackendName(AxisValue):
-    """Who executes a training job."""
+    """Backend that executes a training job."""
 
     facts: BackendFacts
 

@@ -20,7 +20,7 @@ LATENT_FILE = "latent.json"
 
 @dataclass(frozen=True, kw_only=True)
 class LatentCost:
-    """What a technique computes and keeps besides the tokens of a row, at most. `plan` counts memory and time by it."""
+    """Costs of a technique besides the tokens of a row, at most. `plan` counts memory and time by it."""
 
     added: int = 0
     """Positions with vectors of its own, in each row."""
@@ -78,7 +78,7 @@ class LatentSettings(Variant):
 
 
 class GranularitySettings(Variant):
-    """What sparse attention chooses for each token."""
+    """Selection of sparse attention for each token."""
 
     type: Granularity
 
@@ -160,13 +160,13 @@ class HeadChoice(GranularitySettings):
 
 @dataclass(frozen=True, kw_only=True)
 class GranularityFacts(Facts):
-    """One thing that sparse attention chooses."""
+    """A kind of selection of sparse attention."""
 
     settings: type[GranularitySettings]
 
 
 class Granularity(AxisValue):
-    """What sparse attention chooses."""
+    """Kind of selection of sparse attention."""
 
     facts: GranularityFacts
 
@@ -346,7 +346,7 @@ class CodiSettings(LatentSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentFacts(Facts):
-    """One technique."""
+    """A technique."""
 
     settings: type[LatentSettings]
     reads_steps: bool = False

@@ -41,7 +41,7 @@ class FullSettings(MethodSettings):
 
 
 class AdapterSettings(MethodSettings):
-    """Where an adapter is put. `profile` fills what is left out.
+    """Target layers of an adapter. `profile` fills what is left out.
 
     `platform`: rank 32, alpha 64, dropout 0, all linear layers. `classic`: rank 8, alpha 16, dropout 0.05, q and v
     projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
@@ -87,13 +87,13 @@ class LoraPlusSettings(LowRankSettings):
 
 
 class OftSettings(AdapterSettings):
-    """Where the rotations are put, and their size. Of a profile, dropout and target modules apply."""
+    """Target layers of the rotations, and their size. Of a profile, dropout and target modules apply."""
 
     block_size: int = Field(32, ge=2, le=4096, description="Inputs that rotate together.")
 
 
 class FreezeSettings(MethodSettings):
-    """Which of the last weights are trainable, or, with `interval`, how often others are drawn."""
+    """Number of last blocks that are trainable, or, with `interval`, how often others are drawn."""
 
     blocks: int = Field(2, ge=1, le=1024, description="Last blocks that are trainable; with interval, random ones.")
     head: bool = Field(False, description="Whether the output layer is trainable, too.")
@@ -144,7 +144,7 @@ def find_rank(method: MethodSettings) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodFacts(Facts):
-    """One method."""
+    """A method."""
 
     settings: type[MethodSettings] = LowRankSettings
     """Its settings."""
@@ -160,7 +160,7 @@ class MethodFacts(Facts):
 
 
 class Method(AxisValue):
-    """Which weights are trainable."""
+    """Method: which weights are trainable."""
 
     facts: MethodFacts
 

@@ -11,7 +11,7 @@ from trainyard.spec.axes.axis import Strict, left_out
 
 
 class RewardSource(Strict):
-    """What a completion is worth; several are added, each times its weight."""
+    """Reward of a completion; several are added, each times its weight."""
 
     weight: float = Field(1.0, ge=-100, le=100, description="Below 0 for what is unwanted; 0 only reports it.")
 
@@ -121,13 +121,13 @@ class JudgeReward(RewardSource):
 
 
 class EnvironmentReward(RewardSource):
-    """What the environment of a conversation gives for it; needs `stage.environment`."""
+    """Reward that the environment of a conversation gives; needs `stage.environment`."""
 
     type: Literal["environment"] = "environment"
 
 
 class EnvironmentSettings(Strict):
-    """Who answers a completion, so that it becomes a conversation of several turns."""
+    """Environment that answers a completion, so that it becomes a conversation of several turns."""
 
     type: Literal["calculator", "python", "guessing", "function"] = Field(description="What answers.")
     name: str | None = left_out(
@@ -143,7 +143,7 @@ class EnvironmentSettings(Strict):
 
 
 class RolloutSettings(Strict):
-    """Who draws the completions: the engine that trains, or a vLLM server next to it on the same device."""
+    """Sampler of the completions: the engine that trains, or a vLLM server next to it on the same device."""
 
     engine: Literal["native", "vllm"] = Field("native", description="Who draws.")
     memory: float | None = left_out(

@@ -23,7 +23,7 @@ from trainyard.spec.axes.rewards import (
 
 @dataclass(frozen=True, kw_only=True)
 class LossFacts(Facts):
-    """One loss of the dpo stage."""
+    """A loss of the dpo stage."""
 
     needs_reference: bool = True
     compares_rows: bool = False
@@ -44,13 +44,13 @@ class PreferenceLoss(AxisValue):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricFacts(Facts):
-    """One metric of an evaluation during training."""
+    """A metric of an evaluation during training."""
 
     best: Literal["min", "max"]
 
 
 class EvalMetric(AxisValue):
-    """What an evaluation during training measures, and what decides which checkpoint is the best."""
+    """Metric of an evaluation during training, which also decides the best checkpoint."""
 
     facts: MetricFacts
 
@@ -134,7 +134,7 @@ class PlainSettings(StageSettings):
 
 
 class SftSettings(StageSettings):
-    """Which turns are learned, and how their tokens count."""
+    """Supervised fine-tuning: which turns are learned, and how their tokens count."""
 
     average: Literal["token", "row"] = left_out(
         "token", description="What the loss of a step is a mean over: its tokens, or the means of its rows."
@@ -151,7 +151,7 @@ class SftSettings(StageSettings):
 
 
 class RewardSettings(StageSettings):
-    """How the scores of a reward model are kept in place."""
+    """Reward modelling: how scores are kept centred."""
 
     centering: float = Field(0.0, ge=0, le=10, description="Weight of (r_chosen + r_rejected)^2; 0.01 is usual.")
 
@@ -186,7 +186,7 @@ class DpoSettings(AnswersSettings):
 
 
 class KtoSettings(AnswersSettings):
-    """How good and bad answers count."""
+    """KTO: how good and bad answers count."""
 
     beta: float = Field(0.1, gt=0, le=100, description="How strongly the reference counts.")
     desirable_weight: float = Field(1.0, gt=0, le=100, description="Of good answers.")
@@ -216,7 +216,7 @@ class DrawnSettings(StageSettings):
 
 
 class PpoSettings(DrawnSettings):
-    """How completions are drawn, what they are worth, and how far a step goes (Schulman et al. 2017, arXiv
+    """PPO: sampling, rewards and step size (Schulman et al. 2017, arXiv
     1707.06347)."""
 
     rewards: tuple[Reward, ...] = Field((), max_length=32, description="Added, each times its weight; at least one.")
@@ -258,7 +258,7 @@ class PpoSettings(DrawnSettings):
 
 
 class GrpoSettings(DrawnSettings, AnswersSettings):
-    """How completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
+    """GRPO: sampling and rewards (Shao et al. 2024, arXiv 2402.03300)."""
 
     rewards: tuple[Reward, ...] = Field((), max_length=32, description="Added, each times its weight; at least one.")
     num_generations: int = Field(
@@ -361,7 +361,7 @@ class DistillSettings(StageSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class StageFacts(Facts):
-    """One objective."""
+    """An objective."""
 
     settings: type[StageSettings] = PlainSettings
     """Its settings."""
@@ -397,7 +397,7 @@ class StageFacts(Facts):
 
 
 class Stage(AxisValue):
-    """Which objective is trained."""
+    """Objective of a training."""
 
     facts: StageFacts
 

@@ -18,7 +18,7 @@ USUAL_RANKS = (8, 64)
 
 
 class Advice(NamedTuple):
-    """One row: when it is reported, and the sentence, filled from the config."""
+    """A row: when it is reported, and the sentence, filled from the config."""
 
     when: Callable[[TrainerConfig], bool]
     says: str

@@ -1,4 +1,4 @@
-"""What a backend does not support: one row, one wording, for chains, jobs and nights. The limits are data of its axis.
+"""Limits of backends: one row, one wording, for chains, jobs and nights. The limits are data of its axis.
 
 Whether a backend is installed, and what needs its packages or a device, is asked at run by the backend itself.
 """

@@ -53,7 +53,7 @@ def has_no_store(config: TrainerConfig) -> bool:
 
 @dataclass(frozen=True)
 class Reader:
-    """One setting, and who reads it: in words, and as a question to a trainer."""
+    """A setting and its reader, in words and as a predicate on a trainer."""
 
     setting: str
     by: str

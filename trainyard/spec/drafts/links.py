@@ -1,4 +1,4 @@
-"""Where a link from one node's port may lead: for every other node yes, or the reason of the table why not.
+"""Possible links from a node's port: for every other node yes, or the reason of the table why not.
 
 Adding one link changes what reaches its target alone, so that one wiring of the draft answers for all of them.
 """
@@ -37,7 +37,7 @@ LINK_ROWS = tuple(row for row in (*DATA_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS) i
 
 @dataclass(frozen=True)
 class Link:
-    """One link that somebody may want to make."""
+    """A possible link."""
 
     port: Port
     target: str

@@ -1,4 +1,4 @@
-"""What an editor offers: each type of node with the config that it starts with, and each port with its group.
+"""Palette of an editor: each type of node with the config that it starts with, and each port with its group.
 
 A new node is valid at once where its type has defaults; a data source starts with a path to be corrected.
 """
@@ -42,7 +42,7 @@ TAKES: dict[str, tuple[Port, ...]] = {
 
 @dataclass(frozen=True)
 class PaletteNode:
-    """One type of node."""
+    """A type of node."""
 
     type: str
     text: str

@@ -1,4 +1,4 @@
-"""What the files of a base model say of it, as far as every training depends on it (no torch).
+"""Facts of a base model from its files, as far as every training depends on them (no torch).
 
 `plan` and `run` read them from the model's folder, a training child from the model that it is about to load: the same
 facts, judged by the same rows of `compat/bases.py`.
@@ -15,7 +15,7 @@ from trainyard.json_types import JsonMapping
 
 
 class ModelLayout(StrEnum):
-    """How a model reads and writes text."""
+    """Tokenizer and template of a model."""
 
     DECODER = "decoder"
     ENCODER = "encoder"
@@ -55,7 +55,7 @@ BY_FACTOR = ("linear", "dynamic")
 
 @dataclass(frozen=True)
 class ContextFacts:
-    """How many tokens a base can see at once, as its config.json says; None: it does not say."""
+    """Context length of a base, as its config.json says; None: it does not say."""
 
     positions: int | None = None
     is_table: bool = False

@@ -36,7 +36,7 @@ SMALLER = "micro-batches of"
 
 
 class Rejected(Strict):
-    """One combination that does not fit."""
+    """A combination that does not fit."""
 
     method: Method
     knobs: tuple[str, ...]
@@ -50,7 +50,7 @@ class Rejected(Strict):
 
 
 class FitResult(Strict):
-    """What fits, what it takes, and what did not fit before it."""
+    """Combination that fits, its memory, and the rejected ones before it."""
 
     config: TrainerConfig
     rung: Method

@@ -1,4 +1,4 @@
-"""What a run will take: rows and steps, trained parameters, memory, disk and time; arithmetic only, nothing is loaded.
+"""Estimate of a run: rows and steps, trained parameters, memory, disk and time; arithmetic only, nothing is loaded.
 
 Every number comes with its basis in words, because it is a bound or an assumption and not a measurement. What is not
 known (the rows of a file that nobody has read, the shape of a model that is not here) stays None, with the reason.
@@ -35,7 +35,7 @@ KEPT_CHECKPOINTS = 2
 
 
 class SampledNode(Strict):
-    """What was read of a node before the run."""
+    """Facts that were read of a node before the run."""
 
     rows: Mapping[Port, int] = Field(default_factory=dict)
     """All that it gives on each port; extrapolated where not all were read."""
@@ -52,7 +52,7 @@ class SampledNode(Strict):
 
 @dataclass(frozen=True)
 class Known:
-    """What `plan` found out. Everything may be left empty."""
+    """Facts that `plan` found. Every field may be empty."""
 
     rows: Mapping[str, Mapping[Port, int]] = field(default_factory=dict)
     """Node id -> port -> rows in its files, or in its finished result."""
@@ -72,7 +72,7 @@ class Known:
 
 
 class Estimate(Strict):
-    """One node's line of the plan. None where it is not known; `basis` says where each number comes from."""
+    """A node's line of the plan. None where it is not known; `basis` says where each number comes from."""
 
     node: str
     rows: int | None = None

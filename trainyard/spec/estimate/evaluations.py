@@ -1,4 +1,4 @@
-"""What the evaluations of a training take: their rows, how often they are due, and their share of its time."""
+"""Costs of the evaluations of a training: their rows, how often they are due, and their share of its time."""
 
 from __future__ import annotations
 

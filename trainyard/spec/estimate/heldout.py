@@ -1,4 +1,4 @@
-"""How many rows have to be generated so that a number of them is left to train on.
+"""Numbers of rows to generate so that a given number is left to train on.
 
 A validator keeps whole documents apart, and of every other question one wording. Of a held-out question one wording is
 evaluated and the others are spare. Pairs of question and answer are taken as spread evenly over the documents.
@@ -22,7 +22,7 @@ FEW_TRAINING_ROWS, FEW_EVALUATION_ROWS = 50, 30
 
 
 class Shares(NamedTuple):
-    """What becomes of generated rows."""
+    """Split of generated rows."""
 
     generated: int
     trained: int

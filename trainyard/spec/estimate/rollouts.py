@@ -1,4 +1,4 @@
-"""What the stages add that draw completions (grpo, distill): their tokens, and the cache that they are drawn with.
+"""Costs of the stages that sample completions (grpo, distill): their tokens, and the cache that they are drawn with.
 
     length      max_length of the prompt + max_completion_length
     rows        of n prompts a pass: num_generations × num_iterations to each, without the prompts that would not fill

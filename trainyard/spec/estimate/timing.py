@@ -1,4 +1,4 @@
-"""How long a training will take, from how long a step of it took on this machine; arithmetic only.
+"""Estimated time of a training, from the time of its steps on this machine; arithmetic only.
 
     time = start + load + steps x seconds a step + evaluations + checkpoints + end
 
@@ -33,7 +33,7 @@ NOT_MEASURED = "time: not measured here; `trainyard plan --measure` measures ten
 
 
 class ProcessorShares(Strict):
-    """How much of the processor a measured training had."""
+    """Processor share of a measured training."""
 
     load_cpu_share: float = Field(1.0, gt=0, le=1)
     """Of the time until the first step in which its threads could compute, the share in which they had a processor:
@@ -43,7 +43,7 @@ class ProcessorShares(Strict):
 
 
 class StepTiming(ProcessorShares):
-    """How long a training took: a probe of ten steps, or a run to its end."""
+    """Measured time of a training: a probe of ten steps, or a run to its end."""
 
     source: Literal["probe", "run"]
     time: float
@@ -89,7 +89,7 @@ class Problem(Strict):
 
 @dataclass(frozen=True)
 class Timings:
-    """What is known about trainings of one kind on this machine."""
+    """Measurements of trainings of one kind on this machine."""
 
     measured: Sequence[StepTiming] = ()
     problems: Sequence[Problem] = ()
@@ -225,7 +225,7 @@ def estimate_time(
 
 
 class Slowdown(NamedTuple):
-    """How much longer the two parts of a training take next to other programs."""
+    """Slowdown of the two parts of a training next to other programs."""
 
     load: float = 1.0
     """Until the first step: imports and files, which wait longer than the steps for a processor."""

@@ -1,4 +1,4 @@
-"""Whether an evaluation can give a verdict at all: the rows and independent cases that it needs, and those there are.
+"""Feasibility of a verdict: the rows and independent cases that it needs, and those there are.
 
 floor = find_floor(chain)
 floor.reasons(trained=6, held_out=Counted(rows=9, cases=2))   → why the gate could not decide; [] where it can
@@ -20,7 +20,7 @@ from trainyard.spec.training import TrainerConfig
 
 
 class Counted(NamedTuple):
-    """What a held-out set has."""
+    """Counts of a held-out set."""
 
     rows: int
     cases: int
@@ -48,7 +48,7 @@ def undecidable(label: str, cases: int, confidence: float) -> str | None:
 
 
 class VerdictFloor(Strict):
-    """What a chain's gate needs before it can decide; the deployer would stop below it."""
+    """Minimum that a chain's gate needs to decide; the deployer stops below it."""
 
     evaluator: str
     candidates: tuple[str, ...]

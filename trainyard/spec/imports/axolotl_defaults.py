@@ -1,4 +1,4 @@
-"""What Axolotl does where its config leaves a key out."""
+"""Defaults of Axolotl."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ DEPENDENT = ("stage.", "method.", "eval.", "engine.")
 
 @dataclass(frozen=True)
 class ConfigTool:
-    """One tool whose configs are read."""
+    """A tool whose configs are read."""
 
     title: str
     marks: tuple[str, ...]
@@ -57,7 +57,7 @@ class ConfigTool:
 
 @dataclass(frozen=True)
 class KeyResult:
-    """What became of one key."""
+    """Outcome of one key."""
 
     key: str
     value: Any

@@ -1,4 +1,4 @@
-"""Where the rows of a config are: names of the Hub, files and folders, as one data source."""
+"""Data sets of a config: names of the Hub, files and folders, as one data source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?\Z")
 
 @dataclass(frozen=True)
 class DataPlace:
-    """One data set of a config."""
+    """A data set of a config."""
 
     name: str
     format: str = "auto"

@@ -1,4 +1,4 @@
-"""What a tool does where its config leaves a key out: a value that is written into the chain, or a refusal.
+"""Defaults of a tool: a value that is written into the chain, or a refusal.
 
 A chain has defaults of its own, so silence there is not silence here: an `alpha` that is left out is twice the rank for
 one tool and 16 for another. Each tool has a table of `Absent` rows. A row's value is a constant or is computed from the
@@ -53,7 +53,7 @@ FAMILY_BY_NAME: Sequence[tuple[re.Pattern[str], str]] = tuple(
 
 @dataclass(frozen=True)
 class Absent:
-    """What a tool does where its config does not have a key."""
+    """Default of a tool for a missing key."""
 
     key: str
     setting: str

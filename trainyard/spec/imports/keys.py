@@ -1,4 +1,4 @@
-"""What a key of another tool's config means for a chain: converters, from which each tool's table is made.
+"""Converters of the keys of another tool's config: converters, from which each tool's table is made.
 
 A row of a table is `key: (converter, test value)`. A converter takes the key's value and the whole config, and answers
 with our settings, with a note, or with a refusal; no key goes without an answer. Our settings are dotted:
@@ -26,7 +26,7 @@ SHOWN_CHARS = 60
 
 
 class KeyStatus(StrEnum):
-    """What became of a key."""
+    """Status of a key."""
 
     MAPPED = "mapped"
     """The chain says the same, by a setting or by what Trainyard does anyway."""
@@ -40,7 +40,7 @@ class KeyStatus(StrEnum):
 
 @dataclass(frozen=True)
 class KeyAnswer:
-    """What a chain makes of one key."""
+    """Answer of a converter to one key."""
 
     status: KeyStatus
     settings: JsonMapping = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Config:
 
 @dataclass(frozen=True)
 class KeyConverter:
-    """One key's meaning; `setting` names the one that replaces it when it is given by `--set`."""
+    """Converter of a key; `setting` names the one that replaces it when it is given by `--set`."""
 
     setting: str
     convert: Callable[[Any, Config], KeyAnswer]
@@ -98,7 +98,7 @@ Table = Mapping[str, tuple[KeyConverter, Any]]
 
 @dataclass(frozen=True)
 class Occurrence:
-    """One key as it is written: `datasets[0].path`, which the table has as `datasets[].path`."""
+    """A key as it is written: `datasets[0].path`, which the table has as `datasets[].path`."""
 
     written: str
     key: str

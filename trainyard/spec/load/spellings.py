@@ -1,4 +1,4 @@
-"""What other tools call our settings and values, to suggest the right name: Hugging Face, Axolotl, LLaMA-Factory.
+"""Names of our settings and values in other tools, to suggest the right name: Hugging Face, Axolotl, LLaMA-Factory.
 
 Only suggestions: what is read in other words is in `spec/migrate.py`. A name is looked up in lower case.
 """

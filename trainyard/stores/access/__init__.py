@@ -1,1 +1,1 @@
-"""Who may use this home over a network, and what they changed: tokens, logins of browsers, the audit log."""
+"""Access to this home over a network: tokens, logins of browsers, the audit log."""

@@ -46,7 +46,7 @@ HEAD_BYTES = 128
 
 @dataclass(frozen=True)
 class LogVerification:
-    """What a reading of the whole log found."""
+    """Result of verifying the whole log."""
 
     files: int
     lines: int
@@ -57,7 +57,7 @@ class LogVerification:
 
 @dataclass(frozen=True)
 class LogEnd:
-    """Where a log ends: its newest file, how long that is, and number and hash of the last line."""
+    """End of a log: its newest file, how long that is, and number and hash of the last line."""
 
     path: Path
     size: int

@@ -29,7 +29,7 @@ OWNER_NAMES = ("owner",)
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What a token allows; its scope is a word of `operations/table.Scope`."""
+    """Permissions of a token; its scope is a word of `operations/table.Scope`."""
 
     name: str
     scope: str

@@ -1,4 +1,4 @@
-"""Where the knowledge graph is: an address becomes a `Graph`."""
+"""Addresses of knowledge graphs: an address becomes a `Graph`."""
 
 from __future__ import annotations
 

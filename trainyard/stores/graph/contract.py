@@ -1,4 +1,4 @@
-"""What every knowledge graph does, wherever it is kept: in memory, in this machine's database, behind HTTP."""
+"""Contract of every knowledge graph: in memory, in this machine's database, behind HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Cypher a stranger may send: one statement that reads the graph and nothing else.
+"""Allowed Cypher of callers: one statement that reads the graph and nothing else.
 
 The database itself refuses writes in a read-only transaction, but lets such a transaction read and write *files*
 (`LOAD FROM`, `COPY … TO`, `EXPORT DATABASE`) and change its settings (`CALL`). So a statement has to begin like a

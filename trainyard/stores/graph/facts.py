@@ -1,4 +1,4 @@
-"""What is written to the knowledge graph: entities, relations, and the document that states them. No database here.
+"""Facts in the knowledge graph: entities, relations, and the document that states them. No database here.
 
 Keys are pure functions of what they name, so that writing twice adds nothing: an entity is its tenant, kind and
 normalised name; a document is its tenant, stream, content and the version of prompt and model that read it.
@@ -50,7 +50,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Entity:
-    """Somebody or something that a document names. `attributes` are short texts, such as an e-mail address."""
+    """Entity that a document names. `attributes` are short texts, such as an e-mail address."""
 
     kind: str
     name: str
@@ -78,7 +78,7 @@ class Edge:
 
 @dataclass
 class Contents:
-    """What one document says, by keys: its mentions by entity, its relations."""
+    """Facts of one document, by keys: its mentions by entity, its relations."""
 
     mentions: dict[str, Entity] = field(default_factory=dict)
     relations: dict[str, Edge] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Mutation:
-    """What one document states. It replaces all that an earlier content of the same tenant, stream and name stated."""
+    """Mutation with the facts of one document. It replaces those of an earlier content with the same name."""
 
     tenant: str
     stream: str
@@ -118,7 +118,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class MutateResult:
-    """What one mutation changed. `already`: the document was known, and at most its name was added."""
+    """Effect of one mutation. `already`: the document was known, and at most its name was added."""
 
     document: str
     new_entities: int = 0

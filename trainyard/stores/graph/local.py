@@ -31,7 +31,7 @@ POLL_S = 0.05
 
 
 class LadybugGraph(AskedGraph):
-    """One database file. Usable from many threads, one call at a time; the writer starts with the first call."""
+    """A database file. Usable from many threads, one call at a time; the writer starts with the first call."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.answer_s = path.absolute(), ANSWER_S

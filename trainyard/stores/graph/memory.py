@@ -13,7 +13,7 @@ from trainyard.stores.graph.state import State
 
 
 class MemoryGraph(Graph):
-    """Everything that `contract.Graph` says but queries; every mutation is durable as long as the process."""
+    """Graph in memory, without queries; every mutation is durable as long as the process."""
 
     def __init__(self) -> None:
         self.state = State()

@@ -1,4 +1,4 @@
-"""What a batch of mutations does to a graph, as arithmetic: the same rules for every place a graph is kept.
+"""State of a graph under a batch of mutations: the same rules for every place a graph is kept.
 
 `State` contains what a decision needs; a graph in memory loads all of it, a database the keys (once) and whatever the
 documents of a batch touch. `apply` changes the state and returns the net difference, which the database then writes.
@@ -21,7 +21,7 @@ Slot = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class GraphDocument:
-    """One content of one stream. Any number of names may refer to it; without one it is gone."""
+    """A content of one stream. Any number of names may refer to it; without one it is gone."""
 
     tenant: str
     stream: str
@@ -35,7 +35,7 @@ class GraphDocument:
 
 @dataclass
 class EntityTally:
-    """How often an entity is mentioned under which spelling, and with which attributes."""
+    """Counts of an entity's spellings and attributes."""
 
     tenant: str
     kind: str
@@ -216,7 +216,7 @@ class State:
 
 
 class Before:
-    """What a batch may touch, as it is before the batch: compared with afterwards, it gives the net difference."""
+    """Snapshot of what a batch may touch, before the batch: compared with afterwards, it gives the net difference."""
 
     def __init__(self, state: State, batch: Sequence[Mutation]) -> None:
         self.state = state

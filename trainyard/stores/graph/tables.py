@@ -46,7 +46,7 @@ Rows = list[tuple[str, ...]]
 
 
 class Tables:
-    """One open database. Not thread-safe."""
+    """An open database. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -45,7 +45,7 @@ TOTALS = tuple(name for name in PROGRESS if name.startswith("total"))
 
 
 class StepPace(NamedTuple):
-    """How fast a training has been since its last start: its newest step, when that was done, and seconds a step."""
+    """Speed of a training since its last start: its newest step, when that was done, and seconds a step."""
 
     step: int
     time: float
@@ -53,7 +53,7 @@ class StepPace(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far the events of a training have been read."""
+    """Read position in the events of a training."""
 
     offset: int = 0
     inode: int = 0

@@ -1,4 +1,4 @@
-"""What a list says about a job besides its state: whose it is, its stage, method, backend and base model.
+"""Facts about a job in a list: its tenant, its stage, method, backend and base model.
 
 They come from what its run was started with; once the run has begun, from the resolved chain in its folder, which has
 every default. The trainer that counts is the last one.

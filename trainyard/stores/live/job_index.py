@@ -75,7 +75,7 @@ Stamp = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class JobQuery:
-    """Which jobs are wanted; "" and None leave a field open."""
+    """Filter of jobs; "" and None leave a field open."""
 
     tenant: str = ""
     state: JobState | None = None
@@ -147,7 +147,7 @@ def dump_row(row: JsonMapping) -> str:
 
 
 class Freshness(NamedTuple):
-    """How new the rows of an index are."""
+    """Freshness of the rows of an index."""
 
     synced_at: float | None
     """When they were last known to be those of Prefect; None before the first time."""

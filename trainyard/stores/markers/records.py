@@ -1,4 +1,4 @@
-"""What a marker is, what a claim is, and when an owner counts as gone: the same for folders and object stores."""
+"""Records of markers, claims and owners: the same for folders and object stores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MarkerState(StrEnum):
 
 @dataclass(frozen=True)
 class Marker:
-    """One bucket that is ready, and the immutable snapshot that it means. Raises `InvalidInput` (`E-NAME`)."""
+    """A bucket that is ready, and the immutable snapshot that it means. Raises `InvalidInput` (`E-NAME`)."""
 
     run: str
     """What found it ready, such as `20270114T2300`."""
@@ -72,7 +72,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Owner:
-    """One process on one machine since one boot: a pid alone comes back after a while."""
+    """A process on one machine since one boot: a pid alone comes back after a while."""
 
     host: str
     pid: int
@@ -147,7 +147,7 @@ Alive = Callable[[Owner], bool | None]
 
 
 class MarkerStore(Protocol):
-    """Where markers are kept. Every method is safe for any number of processes."""
+    """Store of markers. Every method is safe for any number of processes."""
 
     def publish(self, marker: Marker) -> bool:
         """Make it pending; False when a marker of this name is there already, whatever its state."""
@@ -184,7 +184,7 @@ class MarkerStore(Protocol):
 
 
 class LeasedMarkers(MarkerStore):
-    """What both places have in common: leases by a clock, and the ways in which a claim ends."""
+    """Base class of both stores: leases by a clock, and the ways in which a claim ends."""
 
     def __init__(
         self, clock: Clock | None, lease_s: float, alive: Alive, at: Callable[[str], None], skew_s: float = 0.0

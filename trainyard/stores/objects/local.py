@@ -33,7 +33,7 @@ POINTS = ("object.bytes-written", "object.announced", "object.renamed", "object.
 
 @dataclass(frozen=True)
 class Book:
-    """What the store knows about one name."""
+    """Record of the store about one name."""
 
     last: int = 0
     """The highest generation that was given out."""

@@ -1,4 +1,4 @@
-"""Who a request comes from: the caller of its token, of the home's own string, or of a browser's login.
+"""Authentication of requests: the caller of its token, of the home's own string, or of a browser's login.
 
 Authorization: Bearer ty_…              a token that `trainyard tokens create` made
 Authorization: Bearer | Basic STRING    the string of this home, whole or its part after the colon: everything
@@ -32,7 +32,7 @@ LOGIN_AGAIN = "Send the header Authorization: Bearer TOKEN; `trainyard tokens cr
 
 @dataclass
 class Authenticator:
-    """What knows the callers of a home. With `everybody`, who reaches this server is its owner (`--no-auth`)."""
+    """Authenticator of the callers of a home. With `everybody`, who reaches this server is its owner (`--no-auth`)."""
 
     settings: Settings
     everybody: bool = False

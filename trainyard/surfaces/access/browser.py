@@ -28,7 +28,7 @@ LOGOUT = "/api/v1/logout"
 
 
 class LoginInput(BaseModel):
-    """What logs a browser in."""
+    """Login of a browser."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

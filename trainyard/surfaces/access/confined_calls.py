@@ -61,7 +61,7 @@ MEMORY_EXIT = 70
 
 @dataclass
 class CallSlots:
-    """Who works and who waits: some children at a time, few of them for one caller."""
+    """Queue of child processes: some children at a time, few of them for one caller."""
 
     most: int
     changed: threading.Condition = field(default_factory=threading.Condition)

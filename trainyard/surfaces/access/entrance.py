@@ -1,4 +1,4 @@
-"""Where every request to the service comes in: checked, counted and with its caller, before the application sees it.
+"""Entrance of every request to the service: checked, counted and with its caller, before the application sees it.
 
     client -> Guard (Host, Origin, types) -> Entrance (lengths, caller, rate, place) -> application
 

@@ -187,7 +187,7 @@ def parse_value(text: str) -> object:
 
 
 class OperationCommand(click.Command):
-    """One operation. Its request is imported when its parameters are first looked at."""
+    """An operation. Its request is imported when its parameters are first looked at."""
 
     def __init__(self, operation: str) -> None:
         super().__init__(operation.rsplit(maxsplit=1)[-1], help=build_help(operation), callback=run_command)

@@ -151,7 +151,7 @@ def parse_point(line: bytes) -> dict[str, object] | None:
 
 @dataclass
 class StreamTurn:
-    """What a stream has at one turn: its job, the tails of its files, and what to say after them."""
+    """State of a stream at one turn: its job, the tails of its files, and what to say after them."""
 
     row: Row
     tails: dict[str, FileTail] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One call of a tool: its arguments as the operation's request, its response or its error as the result.
+"""Calls of tools: the arguments as the operation's request, its response or its error as the result.
 
 What an operation reports while it runs comes as progress notifications, if the client has asked for them.
 """

@@ -44,7 +44,7 @@ Json = dict[str, Any]
 
 
 class ServiceHealth(Response):
-    """Whether the service answers."""
+    """Health of the service."""
 
     status: Literal["ok"]
     version: str
@@ -53,7 +53,7 @@ class ServiceHealth(Response):
 
 
 class LoggedIn(Response):
-    """Who is logged in, and what that allows."""
+    """Logged-in user and its permissions."""
 
     caller: str
     scope: Scope

@@ -1,4 +1,4 @@
-"""One HTTP route for each operation of the table: request in, response or problem document out."""
+"""HTTP routes, one for each operation of the table: request in, response or problem document out."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ PLAIN_PATHS = frozenset(path for path in (find_route(name)[1] for name in OPERAT
 
 @dataclass(frozen=True)
 class ApiParts:
-    """What the routes work with."""
+    """Dependencies of the routes."""
 
     settings: Settings
     authenticate: Authenticate

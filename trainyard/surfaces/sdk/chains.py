@@ -25,7 +25,7 @@ from trainyard.surfaces.sdk.surface import Surface, here
 
 
 class ChainNode:
-    """One node of a chain: its type, the settings that differ from the defaults, and what it needs.
+    """A node of a chain: its type, the settings that differ from the defaults, and what it needs.
 
     Args:
         id: default: the type, with a number when it repeats.

@@ -1,4 +1,4 @@
-"""Where a notebook shows a run that is watched. Outside of one nothing is shown, and nothing is imported for it."""
+"""Live output of a watched run in a notebook. Outside of one nothing is shown, and nothing is imported for it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Points = list[tuple[int, float | None]]
 
 
 class LiveRun:
-    """What is known of a run so far, as Markdown."""
+    """Known state of a run, as Markdown."""
 
     def __init__(self, handle: Any, now: Any = time.monotonic) -> None:
         self.handle, self.now, self.last_draw = handle, now, float("-inf")

@@ -56,7 +56,7 @@ REASON_FIELDS = ("code", "node", "field", "because", "instead", "row")
 
 @dataclass(frozen=True)
 class HttpExchange:
-    """One request."""
+    """A request."""
 
     method: str
     path: str

@@ -65,7 +65,7 @@ CONFIG = NightConfig(
 
 @dataclass
 class Fault:
-    """One thing that goes wrong in one attempt."""
+    """A fault in one attempt."""
 
     kind: str
     at: str = ""

@@ -1,4 +1,4 @@
-"""What a simulated night has instead of the world: a clock, disks that forget, a device, a model, a trainer, a cloud.
+"""Doubles of a simulated night: a clock, disks that forget, a device, a model, a trainer, a cloud.
 
 Only these are faked: the clock, file-system calls, HTTP (the model's and the graph server's answers, the object store's
 connection), the ends of processes, the trainer's weights, and the children that parse documents. Stores, markers,
@@ -115,7 +115,7 @@ class Process:
 
 @dataclass
 class Lease:
-    """One process's view of the device's lease; the kernel frees it when its holder dies."""
+    """A process's view of the device's lease; the kernel frees it when its holder dies."""
 
     shared: dict[str, Process]
     process: Process
@@ -135,7 +135,7 @@ class Lease:
 
 @dataclass
 class SimulatedDevice:
-    """Who computes on it: `server`, `training`, `external`."""
+    """Process that computes on it: `server`, `training`, `external`."""
 
     holders: dict[str, float] = field(default_factory=dict)
     """Holder -> monotonic second at which it leaves; infinity: never."""

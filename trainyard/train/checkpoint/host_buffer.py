@@ -37,7 +37,7 @@ Shape = tuple[str, torch.dtype, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Where each tensor lies in the data of the file."""
+    """Layout of the tensors in the data of the file."""
 
     shapes: tuple[Shape, ...]
     """Name, type and shape, in the order of the file."""
@@ -81,7 +81,7 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
 
 
 class HostBuffer:
-    """One block of host memory that the tensors of a save are copied into; kept and used again by later saves.
+    """A block of host memory that the tensors of a save are copied into; kept and used again by later saves.
 
     Fresh memory costs a page fault per 4 KiB, several times the copy itself: reuse makes staging cheap.
     """

@@ -33,7 +33,7 @@ STEP = re.compile(r"step-(\d{10})/(.+)")
 
 
 class MirrorStore(Protocol):
-    """What a mirror needs of a store. Names are relative, with slashes."""
+    """Store of a mirror. Names are relative, with slashes."""
 
     def put(self, name: str, path: Path) -> None:
         """Store a file atomically: a reader of the name sees the old bytes or the new ones."""

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest ones, and the best by their metric."""
+"""Retention of checkpoints: the newest ones, and the best by their metric."""
 
 from __future__ import annotations
 

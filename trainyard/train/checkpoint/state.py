@@ -1,4 +1,4 @@
-"""Everything that decides the next number of a training run, as named tensors and plain values.
+"""Complete state of a training run, as named tensors and plain values.
 
 Leaving out any one of them changes the bits of what follows; `trainyard prove-resume` drops each in turn and has to see
 it. Nothing is pickled: tensors go to safetensors, the rest to JSON.

@@ -44,7 +44,7 @@ BUFFERS = 2
 
 @dataclass(frozen=True)
 class Staged:
-    """What a save cost the training; the rest happens behind its back."""
+    """Cost of a save to the training; the rest happens behind its back."""
 
     step: int
     bytes: int

@@ -1,4 +1,4 @@
-"""What speaks against a training in its own numbers: a loss that rose, numbers near their limit, overfitting.
+"""Divergence checks of a training: a loss that rose, numbers near their limit, overfitting.
 
 A pure function of the steps and the evaluations, for every backend: a supervisor reads the events as they come, and the
 end of a training reads its whole curve. The loss of step 1 is that of the base, because nothing has moved before it.
@@ -35,7 +35,7 @@ OVERFIT_RISE = 0.02
 
 
 class DivergenceKind(StrEnum):
-    """What speaks against a training."""
+    """Kind of a finding against a training."""
 
     LOSS_ROSE = "loss_rose"
     NEAR_LIMIT = "near_limit"
@@ -51,7 +51,7 @@ TAKE_BEST = "take the best step by eval.load_best, end there by eval.patience, o
 
 @dataclass(frozen=True)
 class Divergence:
-    """One finding, with the step at which it was seen and what to do about it."""
+    """A finding, with the step at which it was seen and what to do about it."""
 
     kind: DivergenceKind
     step: int

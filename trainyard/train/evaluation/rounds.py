@@ -1,4 +1,4 @@
-"""One hook of the loop: it measures the held-out rows now and then, keeps the best checkpoints and may end the run.
+"""Periodic evaluation, a hook of the loop: it measures held-out rows, keeps the best checkpoints and may end the run.
 
 It moves nothing that training reads: no dropout, no graph, and every generator is put back. So the losses of a training
 are the same with it and without it, and a run that is stopped and continued evaluates to the same bits.
@@ -47,7 +47,7 @@ def cut_before_answer(example: Encoded) -> list[int]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a run is evaluated on."""
+    """Held-out rows of a run."""
 
     feed: Feed
     prompts: Sequence[Prompt]

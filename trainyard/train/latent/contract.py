@@ -1,4 +1,4 @@
-"""What a latent technique is: its own weights, how it reads a prompt, and the form that it gives to stage sft.
+"""Contract of latent techniques: their own weights, how it reads a prompt, and the form that it gives to stage sft.
 
     prepare    the own weights for a model: vectors for no word, a projection, a head, an indexer
     stage      encode, collate, score and loss, as those of any stage; `at_epoch` where rows change while it trains
@@ -67,7 +67,7 @@ class LatentModule(nn.Module):
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """One technique."""
+    """A technique."""
 
     prepare: Callable[[Any, Any, LatentSettings], LatentModule]
     """(model, tokenizer, settings) -> the own weights, drawn from torch's generator, on the model's device."""

@@ -24,7 +24,7 @@ from trainyard.train.model.sampling import Reading
 
 
 class PauseModule(LatentModule):
-    """One vector, read `count` times before the answer."""
+    """A vector, read `count` times before the answer."""
 
     settings: PauseSettings
 

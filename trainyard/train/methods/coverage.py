@@ -1,4 +1,4 @@
-"""Which share of a base's weights has an adapter, by kind: what a reader of a report needs to know of a mixture of
+"""Coverage of a base's weights by an adapter, by kind: what a reader of a report needs to know of a mixture of
 experts or a model with a vision tower, whose larger part may have none."""
 
 from __future__ import annotations

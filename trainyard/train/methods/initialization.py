@@ -1,4 +1,4 @@
-"""What a new adapter begins with: PiSSA (Meng et al. 2024, arXiv 2404.02948) and LoftQ (Li et al. 2023, 2310.08659).
+"""Initialization of adapters: PiSSA (Meng et al. 2024, arXiv 2404.02948) and LoftQ (Li et al. 2023, 2310.08659).
 
     default   B A = 0; the base is W
     pissa     B A = the largest singular values of W; the base is W - B A while it trains

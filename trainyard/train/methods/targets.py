@@ -41,7 +41,7 @@ FUSED_EXPERTS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down
 
 @dataclass(frozen=True)
 class Targets:
-    """What gets an adapter, as PEFT takes it."""
+    """Target modules of an adapter, as PEFT takes them."""
 
     modules: str | list[str]
     """PEFT's word for all linear modules, or names."""

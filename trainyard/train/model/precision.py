@@ -40,7 +40,7 @@ HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether something can be used on a device, and if not, what to do."""
+    """Support of a feature on a device, and what to do without it."""
 
     ok: bool
     why: str = ""

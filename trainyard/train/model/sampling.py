@@ -22,14 +22,14 @@ from trainyard.train.contracts import Generated, Sampling, StopReason
 
 @dataclass
 class Reading:
-    """What has been read of some rows: the cache, and which of its columns are seen (B, T)."""
+    """Read prefix of some rows: the cache, and which of its columns are seen (B, T)."""
 
     cache: Any
     mask_BT: torch.Tensor
 
 
 class PromptReader(Protocol):
-    """How a model reads a prompt and each token after it; one that thinks reads more than that."""
+    """Reader of a prompt and each token after it; one that thinks reads more than that."""
 
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
         """Read prompts that are padded on the left; returns the logits of the first token of an answer too (B, V)."""

@@ -1,4 +1,4 @@
-"""Which rows of a batch a process computes, and how the scores of all of them come together.
+"""Shares of a batch by process, and the joining of their scores.
 
 Every process knows the whole batch, which is small, and runs the model over its share of it. The scores (a number a
 token, a row or a pair) are exchanged, so that every process computes the loss of the whole batch, with a graph through

@@ -26,7 +26,7 @@ PEERS = "peers"
 
 
 class SharedSession(Session):
-    """One rank's side of a session that all ranks share."""
+    """A rank's side of a session that all ranks share."""
 
     def __init__(self, engine: TrainState, folder: Path, team: Team) -> None:
         self.team, self._together = team, False

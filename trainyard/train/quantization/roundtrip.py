@@ -1,4 +1,4 @@
-"""How much each format loses, measured: a layer of normal weights there and back, and the table of the manual.
+"""Measured loss of each format: a layer of normal weights there and back, and the table of the manual.
 
 `python -m trainyard.train.quantization` prints the table that docs/quantization.md carries; a test compares the two.
 A format whose package is not installed says "not run here", and so does one that only comes ready made (gptq, awq).
@@ -28,7 +28,7 @@ Stored = tuple[torch.Tensor, int]
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What a format does to normal weights."""
+    """Effect of a format on normal weights."""
 
     error: float
     """Root mean square of the difference over that of the weights."""

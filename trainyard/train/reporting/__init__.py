@@ -1,1 +1,1 @@
-"""Who hears of each step: the events file, a bar on a terminal, and the trackers (`reporting.py`)."""
+"""Reporters of each step: the events file, a bar on a terminal, and the trackers (`reporting.py`)."""

@@ -28,7 +28,7 @@ from trainyard.spec.changes import flatten_settings
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Where a tracker keeps a run, and what it is called there."""
+    """Location and name of a run in a tracker."""
 
     folder: Path
     project: str
@@ -156,7 +156,7 @@ class Trackio:
 
 @dataclass(frozen=True)
 class TrackerRow:
-    """How a tracker is found and begun."""
+    """Start of a tracker."""
 
     package: str
     """What `pip install` brings it."""

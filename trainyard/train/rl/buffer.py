@@ -54,7 +54,7 @@ class DrawnRow:
 
 @dataclass
 class Rollout:
-    """What was drawn at one place of a run."""
+    """Rollout sampled at one place of a run."""
 
     place: str
     rows: list[DrawnRow]

@@ -33,7 +33,7 @@ Prompt = dict[str, Any]
 
 
 class RolloutWriter(CompletionWriter, Protocol):
-    """Who draws and scores: a session."""
+    """Sampler and scorer: a session."""
 
     @property
     def has_reference(self) -> bool:
@@ -55,7 +55,7 @@ class CompletionServer(Protocol):
 
 @dataclass(frozen=True)
 class DrawnConversation:
-    """One completion with its score, before anything is computed from it."""
+    """A completion with its score, before anything is computed from it."""
 
     row: DrawnRow
     sampled: SampledCompletion
@@ -66,7 +66,7 @@ class DrawnConversation:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a rollout is drawn by and with."""
+    """Sampler and settings of a rollout."""
 
     writer: RolloutWriter
     config: TrainerConfig

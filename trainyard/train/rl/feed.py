@@ -1,4 +1,4 @@
-"""Which completions make which optimizer step, and when new ones are drawn.
+"""Assignment of completions to optimizer steps, and when new ones are sampled.
 
 A rollout draws `batch_size x gradient_accumulation x minibatches` completions, `num_generations` to each prompt. The
 steps of a rollout go through them `num_iterations` times, in another order each time. A stop inside a rollout finds its

@@ -26,7 +26,7 @@ ROWS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class ScorerSource:
-    """Where a reward model lies: a whole one in `base`, or an adapter on it."""
+    """Location of a reward model: a whole one in `base`, or an adapter on it."""
 
     base: str
     adapter: str | None = None

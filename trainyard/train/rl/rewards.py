@@ -1,4 +1,4 @@
-"""What a completion is worth: one function of the same signature for each type of reward, for every backend.
+"""Rewards of completions: one function of the same signature for each type of reward, for every backend.
 
 To add one: its settings in `spec/axes/rewards.py`, a function and a row here, a line in docs/training.md. Rewards are
 data: no code of a user runs here. A pattern of `regex` takes time linear in the completion; the patterns, references
@@ -38,7 +38,7 @@ SCHEMA_S, SCHEMA_MB = 2, 1024
 
 @dataclass(frozen=True)
 class SampledCompletion:
-    """What a model has written to a prompt."""
+    """Completion of a prompt by a model."""
 
     text: str
     """Without special tokens."""

@@ -1,4 +1,4 @@
-"""What happens to rows above `max_length`: cut, drop or refuse, and the ledger says which."""
+"""Handling of rows above `max_length`: cut, drop or refuse, and the ledger says which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernel computes the attention of packed and padded rows in a run, decided on its own model."""
+"""Attention kernels of packed and padded rows in a run, decided on its own model."""
 
 from __future__ import annotations
 

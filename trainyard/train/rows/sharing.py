@@ -1,4 +1,4 @@
-"""Whether a prompt that several answers share is computed once: where the model allows it, and where it pays.
+"""Sharing of the computation of a prompt between answers: where the model allows it, and where it pays.
 
 With P tokens of prompt and R of each of two answers, a pair is 2 (P + R) positions as two rows and P + 2 R + 1 as one.
 Against it speak the attention of a row, which grows with the square of its length, and for stage kto the backward pass

@@ -44,7 +44,7 @@ class Refusals(NamedTuple):
 
 @dataclass
 class TokenLedger:
-    """Where every token and every row of a data set went."""
+    """Ledger of every token and every row of a data set."""
 
     read: int = 0
     trained: int = 0

@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 
 class GeneratorStates(NamedTuple):
-    """Of torch, and of the current CUDA device where one is used."""
+    """Generator states of torch, and of the current CUDA device where one is used."""
 
     torch: torch.Tensor
     cuda: torch.Tensor | None
@@ -59,7 +59,7 @@ class OwnGenerators:
 
 
 class Drawing(Protocol):
-    """What has generators of its own."""
+    """Protocol of an object with generators of its own."""
 
     @property
     def generators(self) -> OwnGenerators: ...

@@ -1,4 +1,4 @@
-"""What the verbs answer, and the book of answers that keeps a repeated call from counting twice."""
+"""Replies of the verbs, and the record of replies that keeps a repeated call from counting twice."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ COUNTERS = ("global_step", "accumulated", "stale", "skipped")
 
 @dataclass
 class TrainState:
-    """What a session works with; `train.loop` and the native backend put it together."""
+    """Dependencies of a session; `train.loop` and the native backend put it together."""
 
     model: Any
     reference: Callable[[], AbstractContextManager[Any]] | None
@@ -81,7 +81,7 @@ class TrainState:
 
 
 class Session:
-    """One model in training. Not thread-safe."""
+    """A model in training. Not thread-safe."""
 
     def __init__(self, engine: TrainState, folder: Path) -> None:
         self.engine, self.folder = engine, folder

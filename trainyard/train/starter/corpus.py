@@ -1,4 +1,4 @@
-"""What the starter model reads: the docstrings of the pinned packages that every installation of Trainyard has.
+"""Corpus of the starter model: the docstrings of the pinned packages that every installation of Trainyard has.
 
 The packages are pinned, so the same text is on every machine and the corpus has one digest; nothing is downloaded and
 no text of others is part of this repository. Modules are parsed with `ast`, never imported, so that nothing of them
@@ -71,7 +71,7 @@ LEADING_PHRASES = 0.4
 
 @dataclass(frozen=True)
 class PackageSource:
-    """One package of the corpus, as it is installed here."""
+    """A package of the corpus, as it is installed here."""
 
     name: str
     version: str

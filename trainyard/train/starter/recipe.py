@@ -1,4 +1,4 @@
-"""Everything that decides the starter's weights, the corpus excepted: sizes, learning rates, template, seed."""
+"""Recipe of the starter's weights, except the corpus: sizes, learning rates, template, seed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ FIRST_SCALE_POWER = 10
 
 @dataclass
 class DeepspeedTraining:
-    """One process of a run, put together."""
+    """Assembled process of a run."""
 
     files: WorkerFiles
     engine: Any

@@ -189,7 +189,7 @@ def make_optimizer(files: WorkerFiles) -> optim.Optimizer:
 
 @dataclass
 class MlxTraining(TrainingCallback):
-    """One run: gives mlx-lm its batches, hears of every step, saves and stops between two."""
+    """A run: gives mlx-lm its batches, hears of every step, saves and stops between two."""
 
     files: WorkerFiles
     stop: StopFlag

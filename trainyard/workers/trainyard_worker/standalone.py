@@ -411,7 +411,7 @@ def train(spec: Fields, model: Any, tokenizer: Any, examples: list[Any], data: F
 
 
 class Plan:
-    """Which rows make which step, and how it is cut: a function of seed and step, so a restart sees the same rows."""
+    """Batch plan: a function of seed and step, so a restart sees the same rows."""
 
     def __init__(self, spec: Fields, examples: list[Any], device: str) -> None:
         hyper, batching = spec["hyperparameters"], spec["engine"]["batching"]

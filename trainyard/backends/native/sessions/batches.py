@@ -45,7 +45,7 @@ FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Encoder:
-    """What turns the content of calls into tokens: the session's tokenizer, template, stage and config."""
+    """Encoder of the content of calls: the session's tokenizer, template, stage and config."""
 
     session: Session
 

@@ -32,7 +32,7 @@ MOST_WAITING = 256
 
 @dataclass(eq=False)
 class SessionOperation:
-    """One call of a verb."""
+    """A call of a verb."""
 
     seq: int
     verb: str

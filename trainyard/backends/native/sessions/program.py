@@ -63,7 +63,7 @@ def serve(folder: Path, events: Events) -> None:
 
 
 class SessionWorker:
-    """One open session: the engine, its operations, and its checkpoints."""
+    """An open session: the engine, its operations, and its checkpoints."""
 
     def __init__(self, session_job: SessionJob, folder: Path, events: Events, device: str) -> None:
         self.session_job, self.folder, self.events = session_job, folder, events

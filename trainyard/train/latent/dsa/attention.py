@@ -52,7 +52,7 @@ Select = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 class AttentionPhase(StrEnum):
-    """What attention a pass computes."""
+    """Phase of attention that a pass computes."""
 
     DENSE = "dense"
     """All visible tokens, as without this file."""
@@ -64,7 +64,7 @@ class AttentionPhase(StrEnum):
 
 @dataclass
 class Selection:
-    """What all layers of a model share: the phase, and sums over layers and tokens of a pass that is measured."""
+    """Shared state of all layers of a model: the phase, and sums over layers and tokens of a pass that is measured."""
 
     num_tokens: int
     """Tokens that a query attends to at most (granularity token)."""
@@ -104,7 +104,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Measures:
-    """Of one layer and pass, summed over the tokens that are not padding."""
+    """Measures of one layer and pass, summed over the tokens that are not padding."""
 
     loss: torch.Tensor
     """KL of the indexer, or the balance loss times the tokens."""
@@ -117,7 +117,7 @@ class Measures:
 
 @dataclass
 class LayerInput:
-    """What an attention layer was called with, until its attention is computed."""
+    """Inputs of an attention layer, until its attention is computed."""
 
     hidden_BTD: torch.Tensor
     cache: Cache | None
@@ -125,7 +125,7 @@ class LayerInput:
 
 @dataclass
 class Selector:
-    """What an attention layer gets: an indexer of tokens or a router of heads."""
+    """Selector of an attention layer: an indexer of tokens or a router of heads."""
 
     chooser: Chooser
     shared: Selection
@@ -140,7 +140,7 @@ class Selector:
 
 @dataclass
 class Attention:
-    """One call of an attention layer, as transformers' interface passes it."""
+    """A call of an attention layer, as transformers' interface passes it."""
 
     module: torch.nn.Module
     query: torch.Tensor
@@ -247,7 +247,7 @@ def attend_tokens(
 
 @dataclass(frozen=True)
 class Queries:
-    """What the indexer scores keys for."""
+    """Queries for which the indexer scores keys."""
 
     hidden_BTD: torch.Tensor
     positions_BT: torch.Tensor

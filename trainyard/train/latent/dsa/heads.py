@@ -20,7 +20,7 @@ import torch
 
 @dataclass(frozen=True)
 class HeadRouting:
-    """How many heads a token uses: the shared ones and some of the others."""
+    """Number of heads that a token uses: the shared ones and some of the others."""
 
     num_heads: int
     num_shared: int

@@ -1,4 +1,4 @@
-"""What thoughts are worth, and the three terms of Quiet-STaR's loss.
+"""Value of thoughts, and the three terms of Quiet-STaR's loss.
 
 Shapes: B rows, T tokens, N thinking positions, A tokens ahead, P thoughts per position (Q = B * P rows), D hidden,
 L labels that are predicted after thoughts, J tokens of a thought, M = N * A.
