@@ -121,7 +121,7 @@ async def schedule_again(run_id: str, message: str) -> State[Any]:
 
 
 async def wait_for_trainer(run_id: str, why: str) -> NoReturn:
-    """Leave the run pending until somebody resumes it. Raises Prefect's `Pause`, which ends this process."""
+    """Leave the run pending until it is resumed. Raises Prefect's `Pause`, which ends this process."""
     state = build_waiting(why)
     await set_state(run_id, state)
     raise Pause(state=state)

@@ -168,7 +168,7 @@ class NotFound(TrainyardError, LookupError):
 
 
 class Conflict(TrainyardError, RuntimeError):
-    """Locked by somebody else, already taken, or changed in the meantime."""
+    """Locked by another process, already taken, or changed in the meantime."""
 
     exit_code = 4
     default_code = "E-CONFLICT"

@@ -75,7 +75,7 @@ def open_span(traceparent: str) -> Iterator[str]:
 
 @cache
 def open_tracer() -> Any:
-    """What sends spans (`tracer`, `propagator`, `provider`); None where nobody wants them, or the extra is missing."""
+    """What sends spans (`tracer`, `propagator`, `provider`); None where they are off, or the extra is missing."""
     if not any(os.environ.get(name) for name in ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
         return None
     try:

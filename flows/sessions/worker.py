@@ -1,4 +1,4 @@
-"""The flow behind `session/worker`: one step session, open until it is closed or nobody calls it.
+"""The flow behind `session/worker`: one step session, open until it is closed or no longer called.
 
 It keeps a device as a trainer does, and supervises the process that answers the calls. Those go to that process
 directly: Prefect decides when a session begins, and sees how it ends.

@@ -52,7 +52,7 @@ class Context:
     next_input: Callable[[], str | None] | None = None
     """Returns what a user types next, None at the end (`chat`); without a user there is none."""
     caller: Caller = OWNER
-    """Who asks; an operation with `tenants` shows and changes what belongs to that tenant."""
+    """The caller; an operation with `tenants` shows and changes what belongs to that tenant."""
     idempotency_key: str = ""
     """With the same key, an operation that starts something starts it once."""
     surface: str = "python"

@@ -60,7 +60,7 @@ def show_settings(request: Nothing, context: Context) -> MachineSettingList:
 
 
 def default_values() -> dict[str, object]:
-    """Return what each setting is where nobody gives it; None for a folder that depends on the machine."""
+    """Return what each setting is where it is not given; None for a folder that depends on the machine."""
     fields = Settings.model_fields.items()
     defaults = {name: None if field.default_factory else field.default for name, field in fields}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}

@@ -1,4 +1,4 @@
-"""Base class of the responses of operations: frozen, and without fields that nobody declared."""
+"""Base class of the responses of operations: frozen, and without undeclared fields."""
 
 from __future__ import annotations
 

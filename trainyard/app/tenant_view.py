@@ -1,6 +1,6 @@
 """Answers to a token of a tenant: what lies outside of its folder is not there, and no place of this machine is named.
 
-A file that does not exist, one that belongs to somebody else, a link that leads out and a folder of the system are
+A file that does not exist, one that belongs to another tenant, a link that leads out and a folder of the system are
 answered with the same words: the difference would say what exists.
 """
 

@@ -100,7 +100,7 @@ def require_installable(name: Installable, settings: Settings) -> None:
         raise Conflict(
             f"The setting backend_envs names an environment for {name.value}: "
             f"{environments.find_folder(name, settings)}.",
-            why="Nothing is installed into an environment that somebody else made.",
+            why="Trainyard installs nothing into an environment that it did not create.",
             do=f"Install there by hand, or remove backend_envs.{name.value} from trainyard.toml.",
             code="E-BACKEND-CONFIG",
         )

@@ -84,7 +84,7 @@ def cause(notes: dict[int, JsonObject], folder: Path, size: int) -> TrainyardErr
         return TrainyardError(
             f"Process {ranks[0]} of {size} that trained together was ended from outside "
             f"(pid {notes[ranks[0]]['pid']}).",
-            why="It left no error: somebody killed it, or the system did for lack of memory. The others were ended.",
+            why="It left no error: a user killed it, or the system, out of memory. The others were ended.",
             do="Start the same run again: it continues from its last checkpoint. For lack of memory, lower batch_size.",
             code="E-RANK-LOST",
         )

@@ -49,7 +49,7 @@ class ClaimLease:
             self.renewed = self.world.clock.monotonic()
 
     def assert_held(self) -> None:
-        """Raises `Conflict` (`E-MARKER-LOST`) when somebody else has the marker now."""
+        """Raises `Conflict` (`E-MARKER-LOST`) when another process has the marker now."""
         self.claim = self.world.stores.markers.verify(self.claim)
         self.renewed = self.world.clock.monotonic()
 

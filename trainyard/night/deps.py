@@ -139,7 +139,7 @@ class NightDeps:
     boot_id: str
     base_model: str
     alone: Callable[[str], AbstractContextManager[object]]
-    """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when somebody else has it."""
+    """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when another process has it."""
     parse: Parse = field(default_factory=lambda: RememberedParse(parse_limited))
     """What parses the bytes of documents: limited children, and the simulators' own process for their own bytes."""
     at: Callable[[str], None] = ignore

@@ -225,7 +225,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/scripts/{name}",
     ),
     "scripts save": Operation(
-        "Write a training script of this home, if it is valid Python and nobody else was faster.",
+        "Write a training script of this home, if it is valid Python and was not changed meanwhile.",
         request=SaveScriptInput, run="app.scripts:save_script", text=saved_script_text, scope=ADMIN,
         example="trainyard scripts save mine train.py",
         route="PUT /api/v1/scripts/{name}",

@@ -145,7 +145,7 @@ def find_standard(module: str, name: str) -> Any:
 
 
 def write_message(descriptor: int, message: Any) -> None:
-    """Send one message. Raises `Closed` where nobody reads."""
+    """Send one message. Raises `Closed` when the reader is gone."""
     payload = json.dumps(message, separators=(",", ":")).encode()
     if len(payload) > MOST_BYTES:
         raise OverflowError(f"a value takes more than {MOST_BYTES:,} bytes")

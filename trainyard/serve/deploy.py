@@ -111,7 +111,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     if report is None:
         if config.unevaluated:
             return {}
-        because = "no evaluation report reached the deployer, so nobody knows whether the adapter is better."
+        because = "no evaluation report reached the deployer, so it is not known whether the adapter is better."
         instead = "add an evaluator before the deployer, or set `unevaluated: true`."
         raise Refused([Reason("R-UNEVALUATED", None, "config.unevaluated", because, instead)])
     value = json.loads((open_reference(report) / "report.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Summaries of nodes in one line: the settings that tell them apart. Editors, job pages, notebooks and plans show it.
+"""Summaries of nodes in one line: the settings that distinguish them. Editors, job pages, notebooks and plans show it.
 
 sft · lora r32 · 3 epochs · lr 2e-4
 """

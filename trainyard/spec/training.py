@@ -45,7 +45,7 @@ NO_STEP_OF_THEIR_OWN = {
 DEFAULT_EVAL_SHARE, DEFAULT_SAMPLE_TOKENS = 0.05, 64
 DEFAULT_BATCH = 4
 DEFAULT_MAX_LENGTH = 512
-"""Tokens of a row that nobody has chosen; a base with a shorter table of positions lowers it."""
+"""Default tokens of a row; a base with a shorter table of positions lowers it."""
 
 
 class Hyperparameters(Strict):

@@ -53,7 +53,7 @@ class NoteStore:
         write_json_durably(path, add_version("note", note.model_dump(mode="json")), self.files)
 
     def read(self, run_id: str) -> RunNote | None:
-        """Return the note of a run; None where nobody wrote one, or the file is not one."""
+        """Return the note of a run; None where there is none, or the file is not one."""
         path = self.path(run_id)
         try:
             return RunNote.model_validate(read_versioned("note", self.files.read(path), path))

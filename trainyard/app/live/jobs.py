@@ -41,7 +41,7 @@ def list_job_rows(query: JobQuery, context: Context) -> FoundJobs:
 
 
 def add_labels(row: Row, settings: Settings) -> Row:
-    """Return the row with its group and with what somebody wrote about it."""
+    """Return the row with its group and with its notes."""
     note = NoteStore(settings.notes).read(row["run_id"])
     return row | {"group": find_group(row.get("tags", ())), "note": note.text if note else ""}
 

@@ -69,7 +69,7 @@ class DeviceState(Response):
 
     @property
     def text(self) -> str:
-        """Holder and queue in words; empty for a free device that nobody waits for."""
+        """Holder and queue in words; empty for a free device without a queue."""
         owner = self.holder
         since = f" since {clock(owner.since)}" if owner is not None and owner.since else ""
         owned = f"{owner.kind} {owner.name} has it{since}" if owner is not None else ""

@@ -1,6 +1,6 @@
 """State of the worker, for `/health`: checked in a thread of its own, at most once in five seconds.
 
-Asked over HTTP and not by Prefect's client, whose import takes seconds: a service that nobody uses has not done it.
+Asked over HTTP and not by Prefect's client, whose import takes seconds: an unused service has not done it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class SentError(msgspec.Struct):
     code: str = ""
     reasons: list[Reason] = []
     trace: str = ""
-    """Traceback of an error that nobody foresaw, for the log."""
+    """Traceback of an unexpected error, for the log."""
 
 
 def pack_error(error: TrainyardError) -> SentError:
@@ -43,7 +43,7 @@ def unpack_error(sent: SentError) -> TrainyardError:
 
 
 def write_frame(descriptor: int, payload: bytes) -> None:
-    """Write one message. Raises `BrokenPipeError` when nobody reads."""
+    """Write one message. Raises `BrokenPipeError` when the reader is gone."""
     data = memoryview(HEADER.pack(len(payload)) + payload)
     while data:
         data = data[os.write(descriptor, data) :]

@@ -89,7 +89,7 @@ class InferenceServer:
         """Run the boot command, then start the server (not where the profile names a `url`). Returns before it answers.
 
         A server that an earlier process left in this folder is ended first. Raises `Conflict` (`E-DEVICE-OCCUPIED`)
-        if somebody else computes on the device, `Unavailable` (`E-SERVER-START`, `R-PACKAGE-MISSING`).
+        if another program computes on the device, `Unavailable` (`E-SERVER-START`, `R-PACKAGE-MISSING`).
         """
         self.started_at = time.monotonic()
         self.service.end_leftover()

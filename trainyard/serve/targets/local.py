@@ -1,7 +1,7 @@
 """Model servers that a deployment starts itself, because their adapters are fixed when they start.
 
 A new version gets a new server next to the one that answers; when its canary has answered, the ready file
-`services/<kind>-<tenant>-<role>.json` is switched to it, and the old server ended. Until then nobody notices. Clients
+`services/<kind>-<tenant>-<role>.json` is switched to it, and the old server ended. Clients
 read the address from the ready file. How the server was started is kept in `services/started/` until a
 deployment replaces it: `trainyard down` ends the servers, and `trainyard up` starts again those that do not live.
 Torch-free.

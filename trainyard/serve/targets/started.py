@@ -36,7 +36,7 @@ def tool_folder(site: TargetDeployment, backend: str) -> Path:
 
 
 def check_started(site: TargetDeployment, program: Path, backend: str) -> list[Reason]:
-    """No address of somebody else's server, the program is here, and so is the base."""
+    """No address of another server, the program is here, and so is the base."""
     reasons = []
     kind = site.target.type.value
     if site.target.url:
@@ -92,7 +92,7 @@ def undo(site: TargetDeployment) -> None:
 
 
 def retire(site: TargetDeployment) -> None:
-    """The old server ends after the switch; nobody reads its address any more."""
+    """The old server ends after the switch; its address is no longer read."""
     close(site)
     if site.server is not None and site.server.old is not None:
         end_service(site.server.old)

@@ -115,7 +115,7 @@ class StageSettings(Variant):
 
     @property
     def environment_function(self) -> str | None:
-        """Return the operator's function that answers completions; None: a built-in one, or nobody."""
+        """Return the operator's function that answers completions; None: a built-in one, or none."""
         return None
 
     @property

@@ -45,7 +45,7 @@ ADVICE = (
     ),
     Advice(
         lambda config: config.hyperparameters.optimizer is Optimizer.MUON and config.method.facts.adapter,
-        "Muon was made for whole matrices; for the two factors of an adapter nobody has shown that it helps.",
+        "Muon was made for whole matrices; it is not known to help for the two factors of an adapter.",
     ),
     Advice(
         depends_on_micro_batch,

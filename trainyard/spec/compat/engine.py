@@ -330,7 +330,7 @@ LAUNCH_ROWS = (
     ),
     Row(
         "launch-processes-one", "R-LAUNCH", "trainer", "config.launch.processes", shares_alone,
-        "Strategy {config.launch.strategy} shares a training, and one process has nobody to share it with.",
+        "Strategy {config.launch.strategy} shares a training between processes, and this one has a single process.",
         "Use processes: 2 or more, or remove strategy.",
     ),
     Row(

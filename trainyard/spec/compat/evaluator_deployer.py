@@ -283,7 +283,7 @@ DEPLOYER_ROWS = (
     Row(
         "unevaluated", "R-UNEVALUATED", "deployer", "config.unevaluated",
         lambda config, at: not config.unevaluated and not at.sources(Port.REPORT),
-        "No evaluator is before the deployer, so nobody would know whether the adapter is better.",
+        "No evaluator is before the deployer, so there is no measurement of whether the adapter is better.",
         "Put an evaluator before it, or write `unevaluated: true`.", chained=True,
     ),
     Row(
@@ -299,7 +299,7 @@ DEPLOYER_ROWS = (
     ),
     Row(
         "reward-deploy", "R-REWARD", "deployer", "needs", before_is_reward,
-        "The trainer before it makes a reward model, which gives scores and answers nobody.",
+        "The trainer before it makes a reward model, which gives scores and cannot answer prompts.",
         "Deploy the adapter of another stage.", chained=True,
     ),
     Row(

@@ -1,7 +1,7 @@
 """Estimate of a run: rows and steps, trained parameters, memory, disk and time; arithmetic only, nothing is loaded.
 
 Every number comes with its basis in words, because it is a bound or an assumption and not a measurement. What is not
-known (the rows of a file that nobody has read, the shape of a model that is not here) stays None, with the reason.
+known (the rows of a file that was not read, the shape of a model that is not here) stays None, with the reason.
 
     shape.py     the sizes of a model          memory.py    bytes at the peak of a training step
     heldout.py   rows that are held out        cascade.py   the first method and knobs that fit the memory

@@ -238,7 +238,7 @@ class Tables:
         return [key for key in documents if key in self.state.documents]
 
     def query(self, cypher: str, parameters: JsonMapping) -> list[JsonObject]:
-        """Rows of somebody else's statement: it can only read, for 30 s, and 100,000 rows."""
+        """Rows of a caller's statement: it can only read, for 30 s, and 100,000 rows."""
         check_reading(cypher)
         self.run("BEGIN TRANSACTION READ ONLY")
         self.connection.set_query_timeout(QUERY_S * 1000)

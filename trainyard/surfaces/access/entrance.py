@@ -3,7 +3,7 @@
     client -> Guard (Host, Origin, types) -> Entrance (lengths, caller, rate, place) -> application
 
 Both are plain ASGI: an answer that is a stream passes through as it is made. What has no caller gets 401 for every path
-but the few of `OPEN`, so that nobody learns which paths there are.
+but the few of `OPEN`, so that the existing paths stay unknown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bugs that are injected on purpose: each is a mistake that somebody could make, and the simulator has to find it.
+"""Bugs that are injected on purpose: each is a plausible mistake, and the simulator has to find it.
 
     trainyard nightly simulate --nights 2000 --inject ledger-before-graph        ends with exit code 1
 

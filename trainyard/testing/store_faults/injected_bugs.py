@@ -1,4 +1,4 @@
-"""Bugs that are injected into the stores on purpose: each is a mistake that somebody could make, and is found.
+"""Bugs that are injected into the stores on purpose: each is a plausible mistake, and is found.
 
 python -m trainyard.testing.store_faults.simulate --campaigns 2000 --inject found-not-flushed    ends with exit code 1
 """

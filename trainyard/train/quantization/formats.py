@@ -122,7 +122,7 @@ def require_fitting_base(format: Quantization, stored: JsonMapping | None) -> No
     if has == method:
         return
     is_in = f"is stored in {has}" if has else "is stored in full precision"
-    do = f"Use a base that somebody quantised with {method}" if method else "Use the base in full precision"
+    do = f"Use a base that is quantised with {method}" if method else "Use the base in full precision"
     raise InvalidInput(
         f"Quantization {format.value} does not fit this base.",
         why=f"The base {is_in}" + (f", and {method} is made from sample texts, not here." if method else "."),
