@@ -57,7 +57,7 @@ test: setup ## The daily tests but those of `make check` (about nine minutes on 
 
 test-integration: setup ## What starts servers, flows or many processes, and a short form of every benchmark (about fifteen minutes)
 	@$(BIN)/python -m pip install --quiet --requirement benchmarks/requirements.txt --constraint constraints.txt 2> >(grep -v '^WARNING: Location' >&2)
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'integration and not $(APART)' tests/flows tests/integration $$(grep -rl --include='test_*.py' 'mark\.integration' tests/attacks tests/unit)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'integration and not $(APART)' tests/flows $$(grep -rl --include='test_*.py' 'mark\.integration' tests/attacks tests/parity tests/unit) tests/integration
 
 test-fast: setup ## The unit tests without torch, servers and child processes (a minute on two cores)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --fast -m 'not slow and not faults and not network' tests/unit

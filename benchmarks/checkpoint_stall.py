@@ -44,7 +44,7 @@ from trainyard.train.loop import count_done, train
 from trainyard.train.progress import SavedProgress
 from trainyard.train.session.session import Session
 
-BATCH, STEPS, ROUNDS, EVERY, SINGLE_SAVES = size(16, 2), 40, 5, 20, 11
+BATCH, STEPS, ROUNDS, EVERY, SINGLE_SAVES = size(16, 2), size(40, 4), 5, size(20, 2), 11
 MILLISECONDS = 1000.0
 Save = Callable[[Session, SavedProgress], None]
 

@@ -23,7 +23,7 @@ from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, qu
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.callbacks import ignore
 from trainyard.spec.axes.data import Port
-from trainyard.train.evaluation.rounds import PeriodicEvaluation
+from trainyard.train.evaluation import PeriodicEvaluation
 from trainyard.train.loop import train
 
 ROWS, BATCH, EPOCHS, LIMIT = size(1000, 60), 16, size(3, 1), 0.05

@@ -40,11 +40,11 @@ from trainyard.data.rows import Row as DataRow
 from trainyard.spec.axes.data import Port
 from trainyard.train.contracts import Encoded
 
-STEPS, BATCH = size(50, 10), 4
+STEPS, BATCH = size(50, 5), 4
 MILLION = 1e6
 LARGEST, LEAST_RANGE = 100, 0.01 if size(1, 0) else 0.0001
 """Largest difference of a step's losses, in millionths, and least range of the losses, which few steps hardly move."""
-SMALL = Shape(hidden=128, inner=344, layers=2)
+SMALL = Shape(hidden=size(128, 64), inner=size(344, 96), layers=2)
 
 Examples = Sequence[Encoded]
 

@@ -22,11 +22,11 @@ from trainyard.data.limited.children import DocumentReply
 from trainyard.data.limited.jobs import run_request
 from trainyard.data.limited.requests import SetRequest
 from trainyard.data.limited.service import ReadingService, keep_service
+from trainyard.data.limited.sets import document_bytes, document_chunk, walk
 from trainyard.data.paths import open_inside
 from trainyard.data.readers.documents import read_document
 from trainyard.data.readers.row_writer import RowWriter
 from trainyard.data.readers.selection import FileSelection
-from trainyard.data.readers.sets import document_bytes, document_chunk, walk
 from trainyard.data.readers.streams import Limits
 from trainyard.spec.axes.data import Port
 

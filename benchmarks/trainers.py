@@ -27,6 +27,7 @@ from trl.trainer.kto_trainer import KTOTrainer
 from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
+from benchmarks.harness import size
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import NativeRun, assemble, set_determinism
 from trainyard.backends.native.program import StepReporter
@@ -39,11 +40,11 @@ from trainyard.train.loop import Hook, train
 from trainyard.train.methods.table import parameter_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.progress import SavedProgress
-from trainyard.train.reporting.reporting import reporting
-from trainyard.train.reporting.trackers import TrackedRun
+from trainyard.train.reporting import reporting
 from trainyard.train.rows.batching import StepRows
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.session import Session
+from trainyard.train.trackers import TrackedRun
 
 VOCABULARY, LONGEST = 4096, 512
 SPECIAL = ["<pad>", "<end>", "<user>", "<assistant>"]
@@ -59,9 +60,9 @@ MEAN_TOKENS, SPREAD = 134, 0.75
 class Shape:
     """Size of the random model."""
 
-    hidden: int = 256
-    inner: int = 688
-    layers: int = 4
+    hidden: int = size(256, 64)
+    inner: int = size(688, 96)
+    layers: int = size(4, 2)
     heads: int = 4
 
 

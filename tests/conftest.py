@@ -38,6 +38,9 @@ hypothesis_settings.register_profile("default_tests", hypothesis_settings.get_pr
 hypothesis_settings.load_profile("default_tests")  # `make test-all` draws the 100 of `busy`
 tqdm.monitor_interval = 0  # the thread that looks after slow progress bars is not started
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
+# Tiny tensors in several threads: the workers of pytest share the cores, and threads that wait for each other spin.
+# Before torch and numpy are imported; also for the processes that tests start.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 READING = ReadingService()
 """What reads data sets for all tests of this process: a start takes a second of CPU time, a request milliseconds."""
@@ -56,6 +59,8 @@ EXECUTORS_THREADS = ("asyncio_",)
 
 
 TOGETHER = ("tests/flows/", "tests/browser/")
+SINGLY = "tests/integration/"
+"""Folder whose tests share nothing, each as long as a file of others: whichever worker is free takes the next."""
 INTEGRATION = ("tests/flows/", "tests/integration/")
 """Folders whose tests all start servers, flows or many processes."""
 
@@ -64,6 +69,8 @@ class FlowsTogether(LoadFileScheduling):
     """`--dist loadfile`, with all flow tests in one worker, and all of a browser: a Prefect server starts slowly."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(SINGLY):
+            return nodeid
         return next((prefix for prefix in TOGETHER if nodeid.startswith(prefix)), super()._split_scope(nodeid))
 
 
@@ -189,6 +196,12 @@ def nothing_is_left_by_the_session() -> Iterator[None]:
         each.stop()
     end_loops_of_prefect()
     nothing_left(before)
+
+
+@pytest.fixture
+def reading_service() -> ReadingService:
+    """What reads data sets for all tests of this process."""
+    return READING
 
 
 def end_loops_of_prefect() -> None:

@@ -38,9 +38,9 @@ PAIRS = {"chosen": "rejected"}
 STORED_FIELDS = {
     ("trainyard/errors.py", "what"): "`error.json` and every REST problem: {code, what, why, do}",
     ("trainyard/backends/sessions/records.py", "begun"): "`status.json` of a session",
-    ("trainyard/data/generation/accounting.py", "asked"): "`accounting.json` of a generator",
-    ("trainyard/data/generation/accounting.py", "kept"): "`accounting.json` of a generator",
-    ("trainyard/data/limited/frames.py", "what"): "the fields of `TrainyardError` between two processes",
+    ("trainyard/data/generation/rows.py", "asked"): "`accounting.json` of a generator",
+    ("trainyard/data/generation/rows.py", "kept"): "`accounting.json` of a generator",
+    ("trainyard/data/limited/requests.py", "what"): "the fields of `TrainyardError` between two processes",
     ("trainyard/night/report.py", "what"): "`report.json` of a night",
     ("trainyard/workers/trainyard_worker/failures.py", "what"): "`error.json` of a worker",
     ("trainyard/sweeps/asha.py", "found"): "the trials of `sweep show` over REST",

@@ -27,7 +27,7 @@ from tests.small_jobs import Jobs, Ran, train_here, write_data
 from trainyard.loading import load_object
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.model.precision import convert_to_fp8
-from trainyard.train.quantization.formats import CPU, align_train_eval, convert, load_config, read_stored_config
+from trainyard.train.quantization import CPU, align_train_eval, convert, load_config, read_stored_config
 
 STEPS, ROWS = 3, 32
 """All rows are in each step, so that the loss of a step is that of its weights on the same rows."""

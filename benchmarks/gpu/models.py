@@ -29,7 +29,7 @@ from trainyard.spec.estimate.shape import ModelShape
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.loading import KINDS, base_dtype
 from trainyard.train.methods.table import METHODS
-from trainyard.train.quantization.formats import align_train_eval, load_config, output_layer
+from trainyard.train.quantization import align_train_eval, load_config, output_layer
 
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {

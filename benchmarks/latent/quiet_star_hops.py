@@ -22,8 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainyard.spec.axes.latent import LATENT_SETTINGS, Latent
 from trainyard.train.contracts import IGNORED, Head
-from trainyard.train.latent.quiet_star.losses import quiet_loss, quiet_scores
-from trainyard.train.latent.quiet_star.technique import QuietStar, thought_settings
+from trainyard.train.latent.quiet_star import QuietStar, quiet_loss, quiet_scores, thought_settings
 from trainyard.train.model.head import label_logprobs
 from trainyard.train.model.sampling import PLAIN
 

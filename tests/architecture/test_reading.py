@@ -10,16 +10,14 @@ import pytest
 
 from tests.architecture.test_budgets import REPOSITORY, name_of, sources
 
-CHILDREN = ("jobs", "commits", "items")
+CHILDREN = ("jobs", "sets")
 INSIDE = (
     "trainyard/data/readers/",
     "trainyard/data/remote/queries.py",
     *(f"trainyard/data/limited/{module}.py" for module in CHILDREN),
 )
 """Code that runs in a reading process alone; `service.py`, which everybody may import, imports none of it."""
-PARSES = (
-    *("documents", "markup", "rowfiles", "jsonl", "tables", "sets", "repositories", "intake", "streams", "parts"),
-)
+PARSES = (*("documents", "markup", "rowfiles", "jsonl", "tables", "repositories", "intake", "streams", "parts"),)
 """Modules of `trainyard/data/readers` that look at the bytes of a file."""
 SIMULATED = "trainyard/testing/nights/"
 """Its documents are its own and in memory: `parse_in_process` parses them in the simulator's process."""
@@ -105,7 +103,7 @@ def test_a_planted_call_around_the_limits_is_found(text: str) -> None:
     [
         "import orjson\ndef read(data):\n    return orjson.loads(data)",
         "from trainyard.spec.load.text import parse_text\ndef read(data):\n    return parse_text(data)",
-        "from trainyard.data.limited.items import parse_item",
+        "from trainyard.data.limited.jobs import parse_item",
         "from trainyard.data.readers.parts import find_parts",
         "import yaml\nclass Reader:\n    def read(self, data):\n        return yaml.safe_load(data)",
     ],
@@ -123,5 +121,5 @@ def test_every_type_of_document_is_read_in_a_child() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "read_document"
     ]
-    assert set(callers) == {"trainyard/data/readers/sets.py"}
-    assert (Path(REPOSITORY) / "trainyard/data/readers/sets.py").read_text().count("Batch(sizes, read") == 2
+    assert set(callers) == {"trainyard/data/limited/sets.py"}
+    assert (Path(REPOSITORY) / "trainyard/data/limited/sets.py").read_text().count("Batch(sizes, read") == 2

@@ -163,11 +163,11 @@ RECIPES = {
                 '    TOY = QuantizationFacts("toy", package=BITSANDBYTES, note="A toy.", bits=1.0)\n',
             ),
             Edit(
-                "train/quantization/formats.py", "    if row.calibrates or",
+                "train/quantization.py", "    if row.calibrates or",
                 "    if format is Quantization.TOY:\n        return None  # `convert` does it\n",
             ),
             Edit(
-                "train/quantization/formats.py", "    if format is not Quantization.HQQ_INT4:",
+                "train/quantization.py", "    if format is not Quantization.HQQ_INT4:",
                 "    if format is Quantization.TOY:\n"
                 "        layers = [one for one in model.modules() if type(one) is torch.nn.Linear]\n"
                 "        for layer in layers:\n"
@@ -175,7 +175,7 @@ RECIPES = {
                 "        return len(layers)\n",
             ),
         ),
-        "import torch; from trainyard.train.quantization.formats import convert, load_config, probe\n"
+        "import torch; from trainyard.train.quantization import convert, load_config, probe\n"
         "toy = Config(method='qlora', quantization='toy'); model = torch.nn.Sequential(torch.nn.Linear(8, 8))\n"
         "assert find_refused_settings(toy) == {} and probe(toy.quantization, 'cpu').ok\n"
         "assert load_config(toy.quantization, 'cpu') is None and convert(model, toy.quantization, 'cpu') == 1\n"

@@ -68,7 +68,7 @@ WITHOUT = {
     "trainyard/stores/models.py: model_sha256": CACHE,
     "trainyard/stores/objects/local.py: download": GIVEN,
     "trainyard/train/checkpoint/checkpoints.py: commit": WORK,
-    "trainyard/train/checkpoint/snapshot.py: save_snapshot": WORK,
+    "trainyard/train/checkpoint/state.py: save_snapshot": WORK,
     "trainyard/train/starter/build.py: build_starter": CACHE,
     "trainyard/train/starter/pretrain.py: pretrain": HASHED,
 }

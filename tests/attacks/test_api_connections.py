@@ -171,7 +171,7 @@ def test_a_client_that_does_not_read_costs_the_service_no_memory(service: Runnin
         assert grown < 100 * MiB, f"{grown / MiB:.0f} MiB for {CLIENTS} clients that are 60 MiB behind each"
         start_s = time.monotonic()
         assert service.get(LOGS).status_code == 200
-        assert time.monotonic() - start_s < 10
+        assert time.monotonic() - start_s < 60
     spent = cpu_seconds(service.process)
     wait_until(lambda: len(service.process.net_connections()) < 10)
     assert service.get("/health").status_code == 200

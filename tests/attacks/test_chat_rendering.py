@@ -15,10 +15,9 @@ import pytest
 from trainyard.data.renderers.choice import digest, list_shipped, map_by_digest
 from trainyard.data.renderers.contract import Flavour
 from trainyard.data.renderers.limited import CPU_S, LimitedTemplate, TemplateLimit, is_known, open_limited
-from trainyard.data.renderers.probing import samples
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
-from trainyard.data.renderers.verify import toy_tokenizer
+from trainyard.data.renderers.verify import samples, toy_tokenizer
 from trainyard.data.rows import Message, SftRow
 from trainyard.serve.chat_templates import check_chat_template
 from trainyard.testing.tiny import TEXT, build_tokenizer

@@ -24,6 +24,8 @@ from trainyard.settings import Settings, load_settings, settings
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.graph.addresses import open_graph
 
+pytestmark = pytest.mark.integration
+
 SOURCE = Path(__file__).parents[2] / "trainyard"
 SECRET = "hunter2-hunter2"
 PLANTED = (

@@ -44,7 +44,7 @@ RUN, JOB = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-0000
 KEY = "a" * 64
 GIB = 1 << 30
 CLOSED = "499"
-LEFT_S = 5.0
+LEFT_S = 20.0
 SAMPLE = re.compile(r'trainyard_requests_total\{method="\w+",operation="([^"]+)",status="(\d+)"\} (\S+)')
 
 

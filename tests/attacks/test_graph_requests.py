@@ -16,6 +16,8 @@ import pytest
 from trainyard.app.graph.server import MAX_QUERIES
 from trainyard.stores.graph.local import QUERY_S, SLICE_S
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -7,7 +7,7 @@ import json
 import pickle
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from email.message import EmailMessage
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import pptx
 import pytest
 
 from tests.unit.data.reading import read_all, settings_for
-from trainyard.data.limited.service import ReadingService, keep_service
 
 pytestmark = pytest.mark.integration
 
@@ -24,12 +23,6 @@ MOST_S = 60.0
 """A reader that is not capped takes minutes or the machine's memory; the machine may be busy with other tests."""
 LAUGHS = """<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">
 <!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;"><!ENTITY d SYSTEM "file:///etc/passwd">]>"""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def service() -> Iterator[ReadingService]:
-    with keep_service() as reading_service:
-        yield reading_service
 
 
 def archive(parts: dict[str, bytes | str], base: bytes = b"") -> bytes:

@@ -17,7 +17,7 @@ import pytest
 from tools import night_program
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import Parse, ParsedItem, ParseItem, ParseRequest
-from trainyard.data.limited.service import ReadingService, keep_service, parse_limited
+from trainyard.data.limited.service import ReadingService, parse_limited
 from trainyard.data.readers.streams import Limits
 from trainyard.night.deps import NightDeps
 from trainyard.night.phases import run_night
@@ -32,17 +32,11 @@ from trainyard.testing.nights.simulate import run_campaign
 pytestmark = pytest.mark.integration
 
 CONFIG = {**night_program.CONFIG, "streams": [{"name": "notes", "globs": ["**"]}]}
-CHILDREN = ("data/limited/items.py", "data/readers/parts.py", "spec/load/text.py")
+CHILDREN = ("data/limited/jobs.py", "data/readers/parts.py", "spec/load/text.py")
 """The code that parses documents and lines."""
 QUICK = Limits(document_cpu_s=5.0, document_cpu_s_per_mib=0.0)
 SHORT = Limits(document_cpu_s=0.1, document_cpu_s_per_mib=0.0)
 SMALL = Limits(document_memory=8 << 20)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def service() -> Iterator[ReadingService]:
-    with keep_service() as reading_service:
-        yield reading_service
 
 
 def parser_with(service: ReadingService, limits: Limits) -> Parse:
@@ -97,10 +91,10 @@ LINES = b"a\n" * 499_000
     ids=["the last of 49,000 keys twice", "nested lists", "nested mappings", "many values", "nested keys"],
 )
 def test_a_document_that_took_long_is_quarantined_within_seconds(
-    name: str, data: bytes, why: str, service: ReadingService, tmp_path: Path
+    name: str, data: bytes, why: str, reading_service: ReadingService, tmp_path: Path
 ) -> None:
     """Seconds of CPU time: over them the reason would be another one."""
-    report = night(world_with(tmp_path, {name: data}, parser_with(service, QUICK)))
+    report = night(world_with(tmp_path, {name: data}, parser_with(reading_service, QUICK)))
     assert report.phase1.done == 2
     (reason,) = quarantined(report).values()
     assert why in reason
@@ -110,17 +104,17 @@ def test_a_document_that_took_long_is_quarantined_within_seconds(
     ("limits", "why"), [(SHORT, "more CPU time"), (SMALL, "more than 8 MiB of memory")], ids=["time", "memory"]
 )
 def test_a_document_over_its_limit_costs_only_itself(
-    limits: Limits, why: str, service: ReadingService, tmp_path: Path
+    limits: Limits, why: str, reading_service: ReadingService, tmp_path: Path
 ) -> None:
-    report = night(world_with(tmp_path, {"a.md": LINES}, parser_with(service, limits)))
+    report = night(world_with(tmp_path, {"a.md": LINES}, parser_with(reading_service, limits)))
     assert report.state == "completed"
     assert report.phase1.done == 2
     assert why in quarantined(report)["a.md"]
 
 
-def test_a_folder_of_breaches_ends_the_phase_with_a_code(service: ReadingService, tmp_path: Path) -> None:
+def test_a_folder_of_breaches_ends_the_phase_with_a_code(reading_service: ReadingService, tmp_path: Path) -> None:
     limits = replace(SHORT, breaches=1)
-    report = night(world_with(tmp_path, {"a.md": LINES, "b.md": LINES + b"b"}, parser_with(service, limits)))
+    report = night(world_with(tmp_path, {"a.md": LINES, "b.md": LINES + b"b"}, parser_with(reading_service, limits)))
     assert report.phase1.failure is not None
     assert report.phase1.failure.code == "E-DATA-UNREADABLE"
     assert "2 of its documents went over the limits" in report.phase1.failure.what
@@ -130,9 +124,9 @@ def test_a_folder_of_breaches_ends_the_phase_with_a_code(service: ReadingService
     ("limits", "why"), [(Limits(document_cpu_s=0.02, document_cpu_s_per_mib=0.0), "CPU time"), (SMALL, "memory")]
 )
 def test_a_line_over_its_limit_costs_only_itself(
-    limits: Limits, why: str, service: ReadingService, tmp_path: Path
+    limits: Limits, why: str, reading_service: ReadingService, tmp_path: Path
 ) -> None:
-    corpora = Corpora(tmp_path, parse=parser_with(service, limits))
+    corpora = Corpora(tmp_path, parse=parser_with(reading_service, limits))
     corpora.add("engineering", "sft", [{"diff": "+1", "message": "One"}])
     with corpora.file("engineering").open("ab") as stream:
         stream.write(b'{"diff": [' + b"{}," * 1_200_000 + b"1]}\n")

@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from flows.training_job import training_job
 from tests.conftest import REPOSITORY
-from trainyard.app.run_records import RunResult, read_result
+from tests.flows.chain_runs import result_of
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
 from trainyard.spec.axes.backends import BackendName
@@ -127,9 +127,3 @@ async def test_a_chain_trains_on_it(
     facts |= {"first_loss": f"{record['first_loss']:.3f}", "final_loss": f"{record['final_loss']:.3f}"}
     for key, value in facts.items():
         record_property(key, value)
-
-
-def result_of(state: State[Any]) -> RunResult:
-    result = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert result is not None
-    return result

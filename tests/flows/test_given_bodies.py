@@ -19,6 +19,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
 from tests.conftest import REPOSITORY
+from tests.flows.chain_runs import record_of
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
@@ -104,12 +105,6 @@ def carry_out(tmp_path: Path, data: Path, tiny_model: Path, home: Path) -> Calla
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def record_of(result: RunResult) -> dict[str, Any]:
-    (output,) = result.node("trainer").outputs.values()
-    record: dict[str, Any] = json.loads((output.path / "training.json").read_text(encoding="utf-8"))
-    return record
 
 
 def needs(name: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.flows.chain_runs import record_of
 from tests.flows.installed import Installed, installed_stack
 from trainyard.app.run_records import NodeState, RunResult
 from trainyard.data.corpora import Corpora
@@ -168,12 +169,6 @@ def schedule_night(installed: Installed) -> str:
             "phase2": {"gate": "none", "training": training},
         },
     )
-
-
-def record_of(result: RunResult, node: str) -> dict[str, Any]:
-    (output,) = result.node(node).outputs.values()
-    record: dict[str, Any] = json.loads((output.path / "training.json").read_text())
-    return record
 
 
 def test_the_package_is_the_installed_one_and_checks_and_plans(runs: Runs) -> None:

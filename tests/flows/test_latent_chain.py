@@ -3,34 +3,16 @@ deployed as one adapter."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from prefect.client.schemas.objects import State
 
-from flows.chain import chain
-from trainyard.app.run_records import RunResult, read_result
+from tests.flows.chain_runs import complete_nodes, fill_working_folder, record_of
 from trainyard.settings import settings
-from trainyard.spec.chain import ChainSpec
 from trainyard.stores.adapters import AdapterRegistry
 
 pytestmark = pytest.mark.usefixtures("prefect")
-
-
-def carried_out(*nodes: dict[str, Any]) -> RunResult:
-    spec = ChainSpec.model_validate({"name": "test", "nodes": nodes})
-
-    async def carry_out() -> State[Any]:
-        return await chain(spec, return_state=True)
-
-    state = asyncio.run(carry_out())
-    assert state.is_completed(), state.message
-    result = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert result is not None
-    return result
 
 
 @pytest.mark.slow
@@ -42,16 +24,12 @@ def test_thoughts_after_words_become_a_version_that_is_live(
         {"question": f"{n} + {n} + 1?", "steps": [f"{n} + {n} = {twice}", f"{twice} + 1 = {end}"], "answer": str(end)}
         for n, twice, end in sums
     ]
-    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
-    monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
-    monkeypatch.setenv("TRAINYARD_THREADS", "1")
-    settings.cache_clear()
+    fill_working_folder(tmp_path, tiny_model, monkeypatch, {"data.jsonl": rows})
     hyper = {"batch_size": 8, "max_length": 128, "learning_rate": 5e-3}
     latent = {"type": "coconut", "max_stage": 2, "epochs_per_stage": 1, "first_stage": 1}
     trainer = {"stage": {"type": "sft", "latent": latent}, "hyperparameters": hyper}
     control = {"control": "pauses"}
-    result = carried_out(
+    result = complete_nodes(
         {"type": "data_source", "config": {"path": "data.jsonl"}},
         {"type": "validator", "config": {"near_duplicates": None}},
         {"type": "trainer", "config": {"stage": "sft", "hyperparameters": {**hyper, "max_steps": 5}}},
@@ -61,8 +39,7 @@ def test_thoughts_after_words_become_a_version_that_is_live(
         {"type": "deployer", "config": {"role": "thinker", "few_rows": "allow"}},
     )
     (output,) = result.node("thoughts").outputs.values()
-    record = json.loads((output.path / "training.json").read_text())
-    assert record["epochs"] == 3
+    assert record_of(result, "thoughts")["epochs"] == 3
     assert json.loads((output.path / "latent.json").read_text())["latent"]["max_stage"] == 2
     (paused,) = result.node("pauses").outputs.values()
     assert json.loads((paused.path / "latent.json").read_text())["latent"]["feedback"] is False

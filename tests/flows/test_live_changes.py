@@ -12,7 +12,8 @@ from prefect import tags
 from prefect.client.schemas.objects import State
 
 from flows.chain import chain
-from trainyard.app.run_records import RunResult, read_result
+from tests.flows.chain_runs import fill_working_folder, result_of, twice
+from trainyard.app.run_records import RunResult
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.stores.adapters import AdapterRegistry
@@ -26,14 +27,8 @@ def work(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> P
     """A working folder with rows whose form is soon learned."""
     folder = tmp_path / "work"
     folder.mkdir()
-    rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(120)]
-    (folder / "sums.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    (folder / "few.jsonl").write_text("\n".join(json.dumps(row) for row in rows[:24]))
-    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(folder))
-    monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
-    monkeypatch.setenv("TRAINYARD_THREADS", "1")
-    settings.cache_clear()
-    return folder
+    files = {"sums.jsonl": twice(120), "few.jsonl": twice(24)}
+    return fill_working_folder(folder, tiny_model, monkeypatch, files)
 
 
 def run(path: str, *, steps: int = 4, baseline: str = "both", **deployer: Any) -> State[Any]:
@@ -52,12 +47,6 @@ def run(path: str, *, steps: int = 4, baseline: str = "both", **deployer: Any) -
         return await chain(spec, return_state=True)
 
     return asyncio.run(carry_out())
-
-
-def result_of(state: State[Any]) -> RunResult:
-    result = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert result is not None
-    return result
 
 
 def live(role: str = "sums") -> str:

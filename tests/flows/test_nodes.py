@@ -13,8 +13,9 @@ from prefect.client.schemas.objects import State
 
 from flows.chain import chain
 from flows.qa_pipeline import qa_pipeline
+from tests.flows.chain_runs import fill_working_folder, result_of, twice
 from trainyard.app.jobs.jobs import read_divergence
-from trainyard.app.run_records import RunResult, read_events, read_result
+from trainyard.app.run_records import read_events
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec
@@ -43,30 +44,13 @@ def work(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> P
     """A working folder with twelve documents and a data set, and the tiny model as the default base."""
     folder = tmp_path / "work"
     (folder / "docs").mkdir(parents=True)
-    names = [
-        "amber",
-        "basalt",
-        "cedar",
-        "dune",
-        "ember",
-        "fjord",
-        "grove",
-        "harbour",
-        "iris",
-        "juniper",
-        "kelp",
-        "lagoon",
-    ]
+    names = (
+        "amber", "basalt", "cedar", "dune", "ember", "fjord", "grove", "harbour", "iris", "juniper", "kelp", "lagoon",
+    )  # fmt: skip
     for n, name in enumerate(names):
         text = PAGE.format(name=name, count=n + 2, year=1850 + n, hour=5 + n % 4, price=12 + 3 * n)
         (folder / "docs" / f"{name}.md").write_text(text)
-    rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(60)]
-    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(folder))
-    monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
-    monkeypatch.setenv("TRAINYARD_THREADS", "1")
-    settings.cache_clear()
-    return folder
+    return fill_working_folder(folder, tiny_model, monkeypatch, {"data.jsonl": twice(60)})
 
 
 def run(*nodes: dict[str, Any]) -> State[Any]:
@@ -76,12 +60,6 @@ def run(*nodes: dict[str, Any]) -> State[Any]:
         return await chain(spec, return_state=True)
 
     return asyncio.run(carry_out())
-
-
-def result_of(state: State[Any]) -> RunResult:
-    result = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert result is not None
-    return result
 
 
 def source(path: str = "docs", **config: Any) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def test_a_cancelled_run_is_resumed_after_its_worker_has_spoken(deployed: Settin
         time.sleep(1.0)
         assert not resumed.done()
         put(run_id, Cancelled(message="Flow run was cancelled successfully."))
-        resumed.result(timeout=10)
+        resumed.result(timeout=60)
     assert states.run_state(state_of(run_id)) == (JobState.PENDING, "resuming")
 
 

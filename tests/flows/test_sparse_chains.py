@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.client.schemas.objects import State
 
-from flows.chain import chain
-from trainyard.app.run_records import RunResult, read_result
+from tests.flows.chain_runs import complete_nodes, fill_working_folder, twice
 from trainyard.serve.inference import Generation, ModelRunner
-from trainyard.settings import settings
-from trainyard.spec.chain import ChainSpec
 
 pytestmark = [
     pytest.mark.usefixtures("prefect"),
@@ -31,26 +26,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def work(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with forty questions, and the tiny model as the default base."""
-    rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(40)]
-    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
-    monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
-    monkeypatch.setenv("TRAINYARD_THREADS", "1")
-    settings.cache_clear()
-    return tmp_path
-
-
-def carried_out(*nodes: dict[str, Any]) -> RunResult:
-    spec = ChainSpec.model_validate({"name": "test", "nodes": nodes})
-
-    async def carry_out() -> State[Any]:
-        return await chain(spec, return_state=True)
-
-    state = asyncio.run(carry_out())
-    assert state.is_completed(), state.message
-    result = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert result is not None
-    return result
+    return fill_working_folder(tmp_path, tiny_model, monkeypatch, {"data.jsonl": twice(40)})
 
 
 @pytest.mark.slow
@@ -58,7 +34,7 @@ def carried_out(*nodes: dict[str, Any]) -> RunResult:
 def test_a_technique_is_trained_evaluated_and_deployed(name: str, method: str, work: Path, tiny_model: Path) -> None:
     hyper = {"epochs": 2, "batch_size": 8, "max_length": 128, "learning_rate": 1e-3}
     stage = {"type": "sft", "latent": TECHNIQUES[name]}
-    result = carried_out(
+    result = complete_nodes(
         {"type": "data_source", "config": {"path": "data.jsonl"}},
         {"type": "validator", "config": {"near_duplicates": None}},
         {"type": "trainer", "config": {"stage": stage, "method": method, "hyperparameters": hyper, "device": "cpu"}},

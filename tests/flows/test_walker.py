@@ -14,7 +14,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 
-from trainyard.app.run_records import RunResult, read_events, read_result
+from tests.flows.chain_runs import result_of
+from trainyard.app.run_records import read_events
 from trainyard.compute.services import Service, record_path, write_record
 from trainyard.prefect_api.states import run_state
 from trainyard.settings import settings
@@ -45,13 +46,6 @@ def documents(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "one.md").write_text("# One\n\nText.")
     return folder
-
-
-def result_of(state: State[Any]) -> RunResult:
-    assert state.state_details.flow_run_id is not None
-    result = read_result(settings().runs / str(state.state_details.flow_run_id))
-    assert result is not None
-    return result
 
 
 def states_of(state: State[Any]) -> dict[str, str]:

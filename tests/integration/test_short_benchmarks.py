@@ -15,6 +15,10 @@ from benchmarks.latent.__main__ import TASKS as LATENT
 from benchmarks.rl.__main__ import SEEDS as RL
 from tests.conftest import REPOSITORY
 
+LIMIT_S = 880
+"""For the longest on a machine that does much else; it takes half a minute on two idle cores."""
+pytestmark = pytest.mark.timeout(900)
+
 PARTS = {"bars", "echo_service", "harness", "trainers"}
 """Modules that benchmarks share."""
 
@@ -28,7 +32,7 @@ def run_short(folder: Path, *arguments: str) -> str:
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True,
-        timeout=280, check=False,
+        timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done.stdout

@@ -33,7 +33,10 @@ from trainyard.serve.conversion.between import Layout, convert
 from trainyard.spec.axes.data import Port
 from trainyard.train.rows.tokens import encode_sft
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),  # PEFT asks for it
+]
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
 ROWS, STEPS = 8, 10
 SAME_LOSS, SAME_LOGIT, SAME_RATE = 2e-5, 8e-5, 1e-9

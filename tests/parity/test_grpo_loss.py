@@ -21,7 +21,7 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Head
 from trainyard.train.losses.table import STAGES
-from trainyard.train.rl.buffer import DrawnRow, Rollout
+from trainyard.train.rl.drawing import DrawnRow, Rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 PROMPTS = [[11, 12, 13, 14, 15]] * 2 + [[16, 17, 18]] * 2

@@ -12,11 +12,10 @@ import pytest
 
 from trainyard.data.renderers.choice import list_shipped, recognise_template, template_text
 from trainyard.data.renderers.contract import Flavour, Turn
-from trainyard.data.renderers.probing import samples
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.spans import REFUSALS
 from trainyard.data.renderers.table import RENDERERS
-from trainyard.data.renderers.verify import toy_tokenizer
+from trainyard.data.renderers.verify import samples, toy_tokenizer
 
 OWN = {name: text for spec in RENDERERS.values() for name, text in spec.own_templates.items()}
 TEMPLATES = sorted({*list_shipped(), *OWN})

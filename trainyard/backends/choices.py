@@ -93,7 +93,7 @@ AUTOMATIC = (
     AutomaticChoice("fused kernels", "engine.kernels", (SPEC,), ()),
     AutomaticChoice("compile", "engine.compile", (SPEC,), ()),
     AutomaticChoice("deterministic kernels", "", (DEVICE, PACKAGES), ("backends.native.assembly:settle_kernels",)),
-    AutomaticChoice("chat template", "engine.template", (BASE,), ("data.renderers.starts:choose_for_tokenizer",)),
+    AutomaticChoice("chat template", "engine.template", (BASE,), ("data.renderers.tokenizer:choose_for_tokenizer",)),
     AutomaticChoice("longest row", "hyperparameters.max_length", (SPEC, BASE), ("app.plan.resolve:fit_lengths",)),
     AutomaticChoice("steps", "hyperparameters.max_steps", (SPEC, ROWS), ("backends.frame:total_steps",)),
     AutomaticChoice("learning rate", "hyperparameters.learning_rate", (SPEC,), ("spec.training:resolve_trainer",)),

@@ -30,7 +30,7 @@ from trainyard.stores.metrics import number, read_curve
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, checkpoints
 from trainyard.train.checkpoint.retention import list_best, read_metric
-from trainyard.train.evaluation.divergence import DivergenceWatch, judge_training
+from trainyard.train.divergence import DivergenceWatch, judge_training
 from trainyard.train.history import choose_comparison
 
 Claimed = TypeVar("Claimed")

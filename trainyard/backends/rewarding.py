@@ -11,7 +11,6 @@ from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.train.rl.environments import Environment
-from trainyard.train.rl.judging import JudgeScorer
 from trainyard.train.rl.reward_model import (
     RewardModelScorer,
     ScorerSource,
@@ -19,7 +18,7 @@ from trainyard.train.rl.reward_model import (
     load_reward_model,
     require_same_tokens,
 )
-from trainyard.train.rl.rewards import CompletionScorer, RewardPanel, require_sound
+from trainyard.train.rl.rewards import CompletionScorer, JudgeScorer, RewardPanel, require_sound
 
 
 def find_scorer(job: TrainingJob) -> ScorerSource | None:

@@ -23,7 +23,7 @@ from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.stores.whole import new_file
-from trainyard.train.evaluation.shuffled_control import shuffle_answers, shuffle_preferences
+from trainyard.train.rows.shuffled_control import shuffle_answers, shuffle_preferences
 
 CHAT_FILE, TOKENS_FILE = "rows.jsonl", "tokens.jsonl"
 

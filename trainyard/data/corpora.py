@@ -19,7 +19,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.data.corpus_tuples import Value, bad, spell
+from trainyard.data.limited.corpus_tuples import Value, bad, spell
 from trainyard.data.limited.requests import MOST_CHARS, Parse, ParseItem
 from trainyard.data.limited.service import parse_limited
 from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, write_rows

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainyard.data.formats.converters import find_reference
+from trainyard.data.functions import find_reference
 from trainyard.data.limited.requests import SetReadResult, SetRequest
 from trainyard.data.limited.service import ReadingService, reading_service
 from trainyard.data.mixing import Share, write_mixture

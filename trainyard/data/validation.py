@@ -27,8 +27,15 @@ from trainyard.data.mixing import count_by_set
 from trainyard.data.quality import sets
 from trainyard.data.quality.blocks import Block, RowLedger, read_blocks
 from trainyard.data.quality.decontamination import load_evaluation_sets
-from trainyard.data.quality.filters import check_format, check_schema, exact_duplicates, quality, row_validator
-from trainyard.data.quality.grounding import grounding, load_vocabulary
+from trainyard.data.quality.filters import (
+    check_format,
+    check_schema,
+    exact_duplicates,
+    grounding,
+    load_vocabulary,
+    quality,
+    row_validator,
+)
 from trainyard.data.quality.lengths import length, load_token_counter
 from trainyard.data.quality.sensitive import check_sensitive, sensitive_facts
 from trainyard.data.quality.sets import Entries, KeptRows, RowStatus, with_words, work_schema

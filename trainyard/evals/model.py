@@ -22,7 +22,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.data.renderers.rendering import Renderer
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput
 from trainyard.evals.cases import AnswerScore, Case, TimedAnswer, Turn
 from trainyard.evals.job import EvaluationJob, Participant

@@ -13,7 +13,7 @@ import httpx
 
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import ChosenTemplate, choose_template
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.loading import load_object
 from trainyard.serve.deploy import address

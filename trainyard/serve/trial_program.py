@@ -13,7 +13,7 @@ import torch
 from trainyard.compute.child import SPEC_FILE, Events
 from trainyard.serve.trial import TRIAL_FILE
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.methods.trial import try_adapter
+from trainyard.train.methods.reloading import try_adapter
 
 
 def main(folder: Path, _events: Events) -> None:

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from trainyard.data.renderers.templates import TINY_TEMPLATE as CHAT_TEMPLATE
+from trainyard.data.renderers.table import TINY_TEMPLATE as CHAT_TEMPLATE
 
 SPECIAL_TOKENS = ["<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXT = (

@@ -1,10 +1,14 @@
-"""The evaluations of a run, and what follows from them; imported without torch, by plans and reports."""
+"""The evaluations of a run, and what follows from them; imported without torch, by plans and reports.
+
+The check of every loss, of whatever engine computed it. Imports no torch.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
+from trainyard.errors import TrainyardError
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.training import EvalSettings
 from trainyard.train.checkpoint.retention import Best, list_best
@@ -66,3 +70,14 @@ def is_improvement(value: float, mark: float | None, settings: EvalSettings) -> 
         return True
     gain = mark - value if settings.metric.facts.best == "min" else value - mark
     return gain > settings.min_delta
+
+
+def require_finite_loss(step: int, loss: float) -> None:
+    """Raise `TrainyardError` (`E-NON-FINITE`) for a loss that is NaN or infinite."""
+    if not math.isfinite(loss):
+        raise TrainyardError(
+            f"The loss of step {step} is {loss}.",
+            why="The weights left the range of numbers: usually the learning rate is too high for this data.",
+            do="Lower hyperparameters.learning_rate, or use precision: fp32.",
+            code="E-NON-FINITE",
+        )

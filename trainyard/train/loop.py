@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from trainyard.train.contracts import StepRecord
+from trainyard.train.history import require_finite_loss
 from trainyard.train.progress import SavedProgress
 from trainyard.train.rows.batching import Feed
-from trainyard.train.session.finite import require_finite_loss
 from trainyard.train.session.session import Session
 
 Save = Callable[[Session, SavedProgress], None]

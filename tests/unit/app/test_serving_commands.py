@@ -37,7 +37,7 @@ from trainyard.surfaces.live.answers import follow_answers
 from trainyard.surfaces.live.sse import ServerEvent
 from trainyard.surfaces.serve import serve
 
-pytestmark = pytest.mark.xdist_group("model-server")
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("model-server")]
 
 START_S = 600.0
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "What is a chain?"}], "max_tokens": 6, "temperature": 0}
@@ -222,30 +222,30 @@ def test_answers_are_streamed_and_end_with_what_ask_returns(running: Running) ->
 
 
 def test_a_caller_who_goes_takes_the_question_along(running: Running) -> None:
-    ask_input = AskInput(adapter="bot", question="Tell me everything about nodes.", max_tokens=1500, temperature=0)
-
     def cancelled() -> float:
         return float(
             re.findall(r"^trainyard_server_cancelled_total (\S+)", running.client.get("/metrics").text, re.M)[0]
         )
 
-    async def leave_early() -> None:
+    async def leave_early(seed: int) -> None:
+        question = "Tell me everything about nodes."
+        ask_input = AskInput(adapter="bot", question=question, max_tokens=1500, temperature=1, seed=seed)
         events = follow_answers(ask_input, running.context(), None)
         async for event in events:
             if event.event == "answer":
                 break
         await events.aclose()
 
-    def leave_and_look() -> bool:
-        asyncio.run(leave_early())
-        deadline = time.monotonic() + 3
+    def leave_and_look(seed: int) -> bool:
+        asyncio.run(leave_early(seed))
+        deadline = time.monotonic() + 5
         while cancelled() == before and time.monotonic() < deadline:
             time.sleep(0.05)
         return cancelled() > before
 
     before = cancelled()
-    # The tiny model draws its stop token at random: some answers end before the caller goes.
-    assert any(leave_and_look() for _ in range(10))
+    # The tiny model draws its stop token at random: some answers end before the caller goes, each seed's elsewhere.
+    assert any(leave_and_look(seed) for seed in range(20))
 
 
 def test_a_question_that_is_refused_leaves_the_conversation_as_it_was(running: Running) -> None:

@@ -46,7 +46,7 @@ NOT_OF_A_TRAINING = {
     "train.rows.batching:require_rows",
 }
 NOT_AUTOMATIC = {
-    "train.history:choose_comparison": "whether a metric is better low or high",
+    "train.progress:choose_by": "whether a metric is better low or high",
     "train.rl.drawing:settle_ppo": "what a rollout is worth",
     "train.rl.drawing:settle_grpo": "what a rollout is worth",
 }

@@ -29,7 +29,7 @@ with claim_devices(load_settings(), run=sys.argv[1], among=[int(n) for n in sys.
     print(*devices, flush=True)
     sys.stdin.readline()
 """
-SOON_S = 20.0
+SOON_S = 60.0
 Claim = Callable[..., subprocess.Popen[str]]
 
 

@@ -77,29 +77,40 @@ PRIVATE = [
     "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "0.0.0.0",
     "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fd00:ec2::254", "fc00::1", "ff02::1",
     "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:a00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::",
-    "2001:0:4136:e378:8000:63bf:80ff:fffe",
+    "2001:0:4136:e378:8000:63bf:80ff:fffe", "192.0.0.192", "168.63.129.16", "64:ff9b:1::1", "fec0::1", "::127.0.0.1",
+    "64:ff9b:1:a9fe:a9:fe00::", "::8.8.8.8", "::ffff:0:10.0.0.1", "100.100.100.200", "64:ff9b::169.254.169.254",
+]  # fmt: skip
+PUBLIC = [
+    "8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "168.63.129.17", "192.0.1.1",
+    "64:ff9b::8.8.8.8",
+]  # fmt: skip
+"""Neighbours of private ones among them."""
+
+
+@pytest.mark.parametrize("address", [*dict.fromkeys(PRIVATE), *PUBLIC])
+def test_private_and_public_addresses_are_told_apart(address: str) -> None:
+    assert is_public(address) == (address in PUBLIC)
+
+
+ODD_NUMBERS = [
+    "http://2130706433/", "http://0x7f000001/", "http://0177.0.0.1/", "http://127.1/", "http://127.0.1/",
+    "http://0x7f.1/", "http://010.0.0.1/", "http://127.0.0.1./", "http://134744072/", "http://1.2.3.4.5/",
+]  # fmt: skip
+PRIVATE_HOSTS = [
+    "http://127.0.0.1:9/x", "http://localhost:9/x", "http://[::1]:9/x", "http://[::ffff:127.0.0.1]:9/x",
+    "http://169.254.169.254/latest/meta-data/",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("address", PRIVATE)
-def test_private_addresses_are_recognised(address: str) -> None:
-    assert not is_public(address)
-
-
-@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
-def test_public_addresses_are_recognised(address: str) -> None:
-    assert is_public(address)
-
-
 @pytest.mark.parametrize(
-    "url",
+    ("url", "why"),
     [
-        "http://2130706433/", "http://0x7f000001/", "http://0177.0.0.1/", "http://127.1/", "http://127.0.1/",
-        "http://0x7f.1/", "http://010.0.0.1/", "http://127.0.0.1./", "http://134744072/", "http://1.2.3.4.5/",
+        *((url, "spells a numeric host in an odd way") for url in ODD_NUMBERS),
+        *((url, "a private, local or metadata address") for url in PRIVATE_HOSTS),
     ],
-)  # fmt: skip
-def test_odd_spellings_of_numbers_are_refused(url: str, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"R-URL config\.url: .* spells a numeric host in an odd way"):
+)
+def test_odd_numbers_and_private_hosts_are_refused(url: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=rf"R-URL config\.url: .* {why}"):
         fetch(url, tmp_path)
 
 
@@ -120,18 +131,6 @@ def test_odd_addresses_are_refused(url: str, because: str) -> None:
     with pytest.raises(Refused, match=rf"R-URL config\.url: .*{because}") as caught:
         check_url(url)
     assert "pw" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://127.0.0.1:9/x", "http://localhost:9/x", "http://[::1]:9/x", "http://[::ffff:127.0.0.1]:9/x",
-        "http://169.254.169.254/latest/meta-data/",
-    ],
-)  # fmt: skip
-def test_private_hosts_are_refused(url: str, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"R-URL config\.url: .* a private, local or metadata address"):
-        fetch(url, tmp_path)
 
 
 def test_a_name_with_one_private_address_is_refused(tmp_path: Path) -> None:

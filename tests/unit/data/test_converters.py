@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.data.reading import Result, json_lines, read_all, settings_for
 from trainyard.app.plan.keys import content_key
-from trainyard.data.formats.converters import converter_digest
+from trainyard.data.functions import converter_digest
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.data import Port

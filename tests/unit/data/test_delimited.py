@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.unit.data.reading import json_lines, read_text
-from trainyard.data.readers.encodings import windows_encoding
+from trainyard.data.readers.streams import windows_encoding
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput, LimitExceeded
 

@@ -15,9 +15,9 @@ from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 from tests.unit.data.reading import Result, read_all, read_text, settings_for
+from trainyard.data.limited.sets import walk
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers import documents
-from trainyard.data.readers.sets import walk
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.data.generation.accounting import Books, DocumentCounts, spread_by_weight, spread_evenly
 from trainyard.data.generation.asking import pairs_per_request, pieces, shorten_code
 from trainyard.data.generation.generate import generate
-from trainyard.data.generation.shapes import rows_per_pair
+from trainyard.data.generation.rows import Books, DocumentCounts, rows_per_pair, spread_by_weight, spread_evenly
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow, read_rows, write_rows
 from trainyard.data.validation import validate
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from validating import labelled, qa, run
 
-from trainyard.data.quality.grounding import share_found
+from trainyard.data.quality.filters import share_found
 from trainyard.data.rows import ROWS_FILE, DocumentRow, SftRow, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port

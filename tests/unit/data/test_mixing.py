@@ -24,7 +24,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Reference
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.losses import cpt
-from trainyard.train.reporting.counts import Counted
+from trainyard.train.progress import Counted
 from trainyard.train.rows.tokens import encode_sft
 
 

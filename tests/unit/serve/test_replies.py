@@ -9,7 +9,7 @@ import pytest
 from trainyard.errors import Unavailable
 from trainyard.serve.client.replies import JudgeServer
 from trainyard.testing.scripted_server import ScriptedServer, drop, ok, status
-from trainyard.train.rl.judging import SCHEMA
+from trainyard.train.rl.rewards import SCHEMA
 
 
 def judge(server: ScriptedServer) -> JudgeServer:

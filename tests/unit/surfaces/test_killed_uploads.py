@@ -13,6 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+pytestmark = pytest.mark.integration
+
 MIB = 1 << 20
 HOLD = """
 import sys

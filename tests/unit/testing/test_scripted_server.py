@@ -111,12 +111,7 @@ def test_bodies_that_are_not_json(behaviour: Behaviour) -> None:
 
 @pytest.mark.parametrize(
     ("behaviour", "key"),
-    [
-        (error_body(), "error"),
-        (wrong_types(), "choices"),
-        (no_choices(), "choices"),
-        (body({"x": 1}), "x"),
-    ],
+    [(error_body(), "error"), (wrong_types(), "choices"), (no_choices(), "choices"), (body({"x": 1}), "x")],
 )
 def test_bodies_of_another_form(behaviour: Behaviour, key: str) -> None:
     with ScriptedServer([behaviour]) as server:

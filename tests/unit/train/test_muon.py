@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainyard.train.muon import DTYPES, Muon, newton_schulz_dtype, orthogonalize, scale_by_shape, scale_to_adamw
+from trainyard.train.optimizers import DTYPES, Muon, newton_schulz_dtype, orthogonalize, scale_by_shape, scale_to_adamw
 
 SHAPES = ((24, 16), (16, 24), (16, 16))
 

@@ -20,11 +20,11 @@ from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.packages import Package
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.checkpoint.state import Tensors, flatten, rebuild
-from trainyard.train.muon import Muon
 from trainyard.train.optimizers import (
     OPTIMIZERS,
     CompositeOptimizer,
     Group,
+    Muon,
     PagedAdamW8bit,
     ScheduleFree,
     availability,

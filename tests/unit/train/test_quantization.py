@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.model.precision import convert_to_fp8
-from trainyard.train.quantization.formats import (
+from trainyard.train.quantization import (
     CPU,
     align_train_eval,
     convert,
@@ -27,7 +27,7 @@ from trainyard.train.quantization.formats import (
     require,
     require_fitting_base,
 )
-from trainyard.train.quantization.roundtrip import NOT_RUN, build_line, build_table, round_trip
+from trainyard.train.quantization_roundtrip import NOT_RUN, build_line, build_table, round_trip
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 HERE = [Quantization.NF4, Quantization.FP4, Quantization.INT8]
@@ -53,9 +53,11 @@ def test_the_manual_carries_the_table_of_this_run() -> None:
     for row, format in zip(written, Quantization, strict=True):
         if round_trip(format) is None:
             facts = build_line(format).partition(NOT_RUN)[0]
-            assert row.startswith(facts), f"run python -m trainyard.train.quantization and take {format.value}"
+            assert row.startswith(facts), f"run trainyard.train.quantization_roundtrip and take {format.value}"
         else:
-            assert row == build_line(format), f"run python -m trainyard.train.quantization and take {format.value}"
+            assert row == build_line(format), (
+                f"run python -m trainyard.train.quantization_roundtrip and take {format.value}"
+            )
 
 
 def test_the_table_has_a_line_for_each_format() -> None:

@@ -30,7 +30,7 @@ from trainyard.serve.conversion.between import convert as convert_adapter
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.model.precision import choose_fp8
-from trainyard.train.quantization.formats import CPU, load_config
+from trainyard.train.quantization import CPU, load_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 ENVIRONMENTS = Path(os.environ.get("FORMAT_ENVS", REPOSITORY / ".trainyard" / "envs" / "formats"))

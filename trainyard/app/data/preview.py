@@ -362,7 +362,7 @@ def load_renderer(name: str, template: str, settings: Settings) -> Renderer:
         ) from error
     # Imported here: transformers takes seconds, and the pairs of documents do not need it.
     from trainyard.data.renderers.rendering import Renderer  # imports transformers
-    from trainyard.data.renderers.starts import choose_for_tokenizer  # imports transformers
+    from trainyard.data.renderers.tokenizer import choose_for_tokenizer  # imports transformers
 
     chosen = choose_for_tokenizer(tokenizer, template, roots=data_roots(settings))
     return Renderer(tokenizer, chosen.spec, chosen.text)

@@ -43,7 +43,7 @@ from trainyard.stores.live.curves import Columns
 from trainyard.stores.live.job_index import ENDED, JobQuery, read_cursor
 from trainyard.stores.metrics import Point
 from trainyard.stores.notes import NoteStore
-from trainyard.train.evaluation.divergence import DivergenceKind
+from trainyard.train.divergence import DivergenceKind
 
 STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
 FILTERS = sorted(JobQuery.__dataclass_fields__.keys() & requests.JobsInput.model_fields.keys())

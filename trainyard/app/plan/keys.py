@@ -18,11 +18,10 @@ import trainyard
 from trainyard.backends import environments
 from trainyard.backends.choices import MachineChoices, choices_digest, decide_choices, decide_evaluation
 from trainyard.backends.script.templates import template_digest
-from trainyard.data.formats.converters import converter_digest
-from trainyard.data.functions import ENVIRONMENT
+from trainyard.data.functions import ENVIRONMENT, converter_digest
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.remote.kinds import find_place
-from trainyard.data.remote.pins import read_pin
+from trainyard.data.remote.listing import read_pin
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import GeneratorKind, Port

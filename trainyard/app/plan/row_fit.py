@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from trainyard.data import rows as shapes
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import SftSettings

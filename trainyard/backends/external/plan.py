@@ -39,7 +39,7 @@ from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
 from trainyard.train.methods.lora import adapter_shape
 from trainyard.train.methods.targets import list_adapted, targets
-from trainyard.train.reporting.counts import Counted, Origin, account_fields
+from trainyard.train.progress import Counted, Origin, account_fields
 from trainyard.train.rows.batching import BatchPlan, Cut
 from trainyard.train.rows.lengths import TokenShare
 from trainyard.train.rows.tokens import TokenLedger, encode_preference, require_accepted, require_targets

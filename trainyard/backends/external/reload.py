@@ -13,7 +13,7 @@ from trainyard.backends import frame
 from trainyard.backends.external.runner import RELOADED_FILE, record_plan_errors
 from trainyard.backends.trl.loading import find_head
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.methods.trial import try_adapter
+from trainyard.train.methods.reloading import try_adapter
 from trainyard.workers.trainyard_worker import names
 
 

@@ -26,9 +26,8 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.llamacpp.back import comes_back
 from trainyard.backends.rows import chat_lines, read_rows
 from trainyard.backends.trl.loading import load_tokenizer
-from trainyard.data.renderers.starts import choose_for_tokenizer
-from trainyard.data.renderers.table import ROLE_COLON
-from trainyard.data.renderers.templates import PLAIN_TEMPLATE
+from trainyard.data.renderers.table import PLAIN_TEMPLATE, ROLE_COLON
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.inherited import child_environment

@@ -28,7 +28,7 @@ from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.rates import SCHEDULES
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoint.checkpoints import commit, newest_valid, require_space
-from trainyard.train.session.finite import require_finite_loss
+from trainyard.train.history import require_finite_loss
 from trainyard.workers.trainyard_worker import names
 from trainyard.workers.trainyard_worker.files import WorkerFiles
 

@@ -22,7 +22,7 @@ from trainyard.backends.rows import evaluation_rows, list_mixed_sets, read_rows
 from trainyard.backends.trl.loading import read_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
@@ -37,7 +37,7 @@ from trainyard.spec.packages import LIGER
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.contracts import Encoded, Head, Scores, StageSpec
-from trainyard.train.evaluation.rounds import HeldOut, build_prompt
+from trainyard.train.evaluation import HeldOut, build_prompt
 from trainyard.train.latent import table as latent
 from trainyard.train.latent.contract import LatentModule
 from trainyard.train.losses.served_teacher import ServedTeacher
@@ -60,8 +60,7 @@ from trainyard.train.model.precision import (
     fuse_blocks,
 )
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.parallel.session import SharedSession
-from trainyard.train.parallel.strategies import STRATEGIES
+from trainyard.train.parallel.session import STRATEGIES, SharedSession
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import SavedProgress
 from trainyard.train.rl.critic import attach_critic, make_critic, split_groups

@@ -45,11 +45,10 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoint.checkpoints import require_space
 from trainyard.train.checkpoint.mirror import find_step
-from trainyard.train.checkpoint.snapshot import Snapshot, require_same
-from trainyard.train.checkpoint.state import restore_weights
+from trainyard.train.checkpoint.state import Snapshot, require_same, restore_weights
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.contracts import StepRecord
-from trainyard.train.evaluation.rounds import PeriodicEvaluation
+from trainyard.train.evaluation import PeriodicEvaluation
 from trainyard.train.history import choose_comparison
 from trainyard.train.loop import Save, count_done
 from trainyard.train.loop import train as run_loop
@@ -61,11 +60,11 @@ from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import SavedProgress
-from trainyard.train.reporting.reporting import Reporting, memory_bytes, reporting
-from trainyard.train.reporting.trackers import TrackedRun
+from trainyard.train.reporting import Reporting, memory_bytes, reporting
 from trainyard.train.rl.critic import attach_critic, detach_critic
 from trainyard.train.rl.feed import ConstantRewards, RolloutFeed, summarize_rollouts
 from trainyard.train.session.session import Session
+from trainyard.train.trackers import TrackedRun
 
 SERVER_FOLDER = "rollouts"
 """Where a server that draws completions has its log and the weights that it is given."""

@@ -22,7 +22,7 @@ from trainyard.backends.script.templates import BUILT_IN, template_path
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO, choose_template
 from trainyard.data.renderers.limited import is_known, open_limited
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.loading import load_object

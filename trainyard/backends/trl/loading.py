@@ -15,7 +15,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput, Refused
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Device
@@ -25,12 +25,11 @@ from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.coverage import measure_coverage
-from trainyard.train.methods.loading import load_model, require_same_base
+from trainyard.train.methods.loading import add_tokens, grow_vocabulary, load_model, require_same_base
 from trainyard.train.methods.lora import TASKS, adapter_shape, load_quantised
 from trainyard.train.methods.targets import targets
 from trainyard.train.model.positions import position_options
 from trainyard.train.model.precision import choose_frozen_dtype, find_accelerator
-from trainyard.train.model.vocabulary import add_tokens, grow_vocabulary
 
 
 def pick_device(requested: Device) -> str:

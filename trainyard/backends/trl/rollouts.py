@@ -26,7 +26,7 @@ from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.stages import GrpoSettings
-from trainyard.train.reporting.counts import Counted
+from trainyard.train.progress import Counted
 from trainyard.train.rl.rewards import RewardPanel, SampledCompletion
 from trainyard.train.rows.prompts import require_any_prompt
 from trainyard.train.rows.tokens import TokenLedger

@@ -28,10 +28,10 @@ from trainyard.backends.trl.distributed import PART_FILE, local_states, take_sta
 from trainyard.compute.child import Events, faultpoint
 from trainyard.json_types import JsonObject
 from trainyard.train.checkpoint.checkpoints import commit
+from trainyard.train.history import require_finite_loss
 from trainyard.train.parallel.team import Team
-from trainyard.train.reporting.counts import Counted
+from trainyard.train.progress import Counted
 from trainyard.train.rows.tokens import IGNORED, get_answer
-from trainyard.train.session.finite import require_finite_loss
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch in memory at once: 256 MiB in float32. Above it TRL's chunked head is used."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from trainyard.data.formats.json_values import strict_text
 from trainyard.data.formats.records import Record
-from trainyard.data.formats.strict import strict_text
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import WEIGHT, Message
 

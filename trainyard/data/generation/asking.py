@@ -20,10 +20,18 @@ from typing import Any, Protocol
 import orjson
 from jsonschema import Draft202012Validator
 
-from trainyard.data.generation import shapes
-from trainyard.data.generation.accounting import Books, DocumentCounts, spread_by_weight
 from trainyard.data.generation.candidates import CandidateBook, Further, further_answers
-from trainyard.data.generation.shapes import count_wordings, read_documents
+from trainyard.data.generation.rows import (
+    Books,
+    DocumentCounts,
+    count_wordings,
+    preference_row,
+    read_documents,
+    rows_per_pair,
+    spread_by_weight,
+    with_heldout,
+    wording_rows,
+)
 from trainyard.data.prompts import FIELDS, Messages, Prompter, item_schema, reply_schema
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow
@@ -89,7 +97,7 @@ def requests(config: AiGeneratorConfig, documents: Path, books: Books) -> Iterat
     lengths = [len(row.text.strip()) for row in read_documents(documents)]
     wordings = count_wordings(config)
     shares = spread_by_weight(-(-config.count // wordings), lengths)
-    rows = shapes.rows_per_pair(config.count, shares, wordings) if any(shares) else []
+    rows = rows_per_pair(config.count, shares, wordings) if any(shares) else []
     seed = config.seed
     for document, row_counts in zip(read_documents(documents), rows, strict=False):
         account = books.ask(document.doc_id, document.source, sum(row_counts))
@@ -157,7 +165,7 @@ async def ask(
     `concurrency` requests are kept under way; their replies are accepted in order. With `candidates` each question is
     answered `best_of` times.
     """
-    config = shapes.with_heldout(config, sum(bool(row.text.strip()) for row in read_documents(documents)))
+    config = with_heldout(config, sum(bool(row.text.strip()) for row in read_documents(documents)))
     line, wordings = Line(complete, max(4, PATIENCE * config.concurrency)), count_wordings(config)
     reader, slots = ReplyReader(config, books, candidates), asyncio.Semaphore(config.concurrency)
     waiting: deque[tuple[PairRequest, asyncio.Task[Reply]]] = deque()
@@ -298,7 +306,7 @@ class ReplyReader:
             raise BadPair("duplicate", "the question was asked before")
         document = request.document
         if self.template is GenerationTemplate.PREFERENCE:
-            return [shapes.preference_row(document, *(item[name].strip() for name in FIELDS[self.template]))]
+            return [preference_row(document, *(item[name].strip() for name in FIELDS[self.template]))]
         if is_qa:
             questions, answer = [question.strip() for question in item["questions"]], item["answer"].strip()
         else:
@@ -306,7 +314,7 @@ class ReplyReader:
             questions = [question]
         text = "\0".join((document.doc_id, questions[0], answer))
         pair = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
-        return shapes.wording_rows(document, pair, questions, answer, rows=rows, config=self.config)
+        return wording_rows(document, pair, questions, answer, rows=rows, config=self.config)
 
 
 def check_answered(line: Line, books: Books) -> None:

@@ -12,9 +12,9 @@ from trainyard.data.extractive import sentences
 from trainyard.data.extractive.facts import LAST_RESORT
 from trainyard.data.extractive.outline import outline
 from trainyard.data.extractive.pairs import Pair, pairs
-from trainyard.data.generation import shapes
-from trainyard.data.generation.accounting import question_key
+from trainyard.data.generation import rows
 from trainyard.data.generation.asking import MOST_PAIRS, PAIR_TOKENS, WORDING_TOKENS
+from trainyard.data.generation.rows import question_key
 from trainyard.data.rows import DocumentRow
 from trainyard.spec.axes.data import GenerationTemplate
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules
@@ -111,7 +111,7 @@ def count_rows(survey: PairSurvey, count: int, wordings: int, holdout: HoldoutRu
     """
     config = AiGeneratorConfig(count=count, wordings=wordings, holdout=holdout)
     sources = sum(bool(entry.pairs) for entry in survey.documents)
-    needed = math.ceil(shapes.with_heldout(config, sources).count / wordings)
+    needed = math.ceil(rows.with_heldout(config, sources).count / wordings)
     used = min(needed, len(survey.pairs))
     return needed, used, min(count, round(count * used / max(1, needed)))
 

@@ -18,8 +18,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trainyard.data.limited.frames import SentError, Silence, TooLong, pack_error, read_frames, write_frame
-from trainyard.data.limited.requests import ParsedItem, describe_end
+from trainyard.data.limited.requests import (
+    ParsedItem,
+    SentError,
+    Silence,
+    TooLong,
+    describe_end,
+    pack_error,
+    read_frames,
+    write_frame,
+)
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import DocumentRow

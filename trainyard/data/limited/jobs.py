@@ -1,32 +1,80 @@
-"""Jobs of a reading process: a set becomes rows and a quarantine on disk, or a repository its tuples."""
+"""Jobs of a reading process: a set becomes rows and a quarantine on disk, or a repository its tuples.
+
+Bytes that somebody else has read: a document of a night's streams to its parts, a line of a corpus to its tuple.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
 from collections.abc import Callable, Mapping
-from functools import singledispatch
+from functools import partial, singledispatch
 from pathlib import Path
 
-from trainyard.data.formats.converters import RowConverter, load_converter
-from trainyard.data.formats.mapping import map_columns
+import orjson
+
+from trainyard.data.formats.shapes import map_columns
+from trainyard.data.functions import RowConverter, load_converter
 from trainyard.data.limited import requests
 from trainyard.data.limited.children import BREACHES, Batch, DocumentReply
-from trainyard.data.limited.items import parse_item
-from trainyard.data.limited.requests import ParsedItem, ParseRequest, SetRequest
+from trainyard.data.limited.corpus_tuples import bad, spell
+from trainyard.data.limited.requests import ParsedItem, ParseItem, ParseRequest, SetRequest
+from trainyard.data.limited.sets import open_files, open_listed, open_repository_set, walk
 from trainyard.data.paths import ROW_SUFFIXES, find_suffix
 from trainyard.data.readers.chunks import OpenedSet
+from trainyard.data.readers.parts import find_parts
 from trainyard.data.readers.repositories import commit_documents, open_repository
 from trainyard.data.readers.row_writer import RowWriter
 from trainyard.data.readers.rowfiles import RowFile, no_row_error, read_first_rows
 from trainyard.data.readers.selection import FileSelection
-from trainyard.data.readers.sets import open_files, open_listed, open_repository_set, walk
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.queries import open_query
 from trainyard.data.rows import to_chosen_row
-from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.errors import InvalidInput, LimitExceeded, Refused
 from trainyard.sandbox.limits import allow_cpu
 from trainyard.spec.axes.data import Port
+from trainyard.spec.load.text import parse_text
+
+
+def parse_item(item: ParseItem) -> ParsedItem:
+    """Return the content of the item, or why it cannot be read."""
+    try:
+        return PARSERS[item.parser](item)
+    except Refused as refused:
+        return ParsedItem(unreadable=refused.reasons[0].because)
+    except InvalidInput as error:
+        return ParsedItem(unreadable=error.why)
+
+
+def parse_document(item: ParseItem) -> ParsedItem:
+    return ParsedItem(parts=find_parts(item.data.decode(), item.most_chars, item.overlap_chars))
+
+
+def parse_values(item: ParseItem) -> ParsedItem:
+    """Return a document of YAML or JSON: it has to be valid, and is read as text."""
+    parse_text(item.data, max_bytes=len(item.data))
+    return parse_document(item)
+
+
+def parse_line(item: ParseItem, method: str) -> ParsedItem:
+    """Return a line of a corpus in the one spelling of its tuple."""
+    try:
+        value = orjson.loads(item.data)
+    except orjson.JSONDecodeError as error:
+        raise bad(f"it is not valid JSON: {error}") from error
+    return ParsedItem(value=spell(value, method))
+
+
+PARSERS: Mapping[str, Callable[[ParseItem], ParsedItem]] = {
+    "text": parse_document,
+    "markdown": parse_document,
+    "yaml": parse_values,
+    "json": parse_values,
+    "sft": partial(parse_line, method="sft"),
+    "dpo": partial(parse_line, method="dpo"),
+}
+"""What turns bytes into parts or a tuple, by the parser of a stream or the method of a bucket."""
+
 
 Report = Callable[[float, str], None]
 MOST_COLUMNS, MOST_NAME_CHARS, EXAMPLE_CHARS = 200, 200, 120

@@ -22,9 +22,8 @@ import traceback
 import msgspec
 import pyarrow as pa
 
-from trainyard.data.limited.frames import SentError, pack_error, read_frames, write_frame
 from trainyard.data.limited.jobs import run_request
-from trainyard.data.limited.requests import Answer, Request
+from trainyard.data.limited.requests import Answer, Request, SentError, pack_error, read_frames, write_frame
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.sandbox.limits import NETWORK, die_with_parent, limit, limit_memory, refuse_calls
 

@@ -23,8 +23,17 @@ from typing import cast
 import msgspec
 
 from trainyard.data.limited import requests
-from trainyard.data.limited.frames import TooLong, read_frames, unpack_error, write_frame
-from trainyard.data.limited.requests import ParsedItem, ParseItem, Request, Result, describe_end
+from trainyard.data.limited.requests import (
+    ParsedItem,
+    ParseItem,
+    Request,
+    Result,
+    TooLong,
+    describe_end,
+    read_frames,
+    unpack_error,
+    write_frame,
+)
 from trainyard.errors import LimitExceeded, TrainyardError, Unavailable
 from trainyard.sandbox.children import PipedChild
 

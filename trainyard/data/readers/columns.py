@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import ipc, parquet
 
-from trainyard.data.formats.cells import to_json_value
+from trainyard.data.formats.json_values import to_json_value
 from trainyard.data.formats.shapes import Normaliser
 from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from trainyard.data.readers.streams import Limits

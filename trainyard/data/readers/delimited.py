@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from trainyard.data.formats.cells import cell_value, text_columns
+from trainyard.data.formats.json_values import cell_value, text_columns
 from trainyard.data.formats.shapes import COLUMN_NAMES
 from trainyard.data.paths import find_suffix
 from trainyard.data.quarantine import BadRow

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainyard.data.formats.fast import FAST_ERRORS, FastDecoder, fast_decoder, key_bounds
+from trainyard.data.formats.json_values import strict_json
 from trainyard.data.formats.shapes import Normaliser
-from trainyard.data.formats.strict import strict_json
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import Chunk
 from trainyard.data.readers.streams import LineBlock

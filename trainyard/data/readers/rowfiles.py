@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.shapes import SHAPES, Kind, Normaliser, detect
+from trainyard.data.functions import RowConverter
 from trainyard.data.paths import find_suffix, open_inside
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers import columns, delimited, jsonl, tables
 from trainyard.data.readers.chunks import Chunk, OpenedSet
-from trainyard.data.readers.encodings import WINDOWS_1252
 from trainyard.data.readers.selection import empty_set_error
-from trainyard.data.readers.streams import Limits, TextStream, line_blocks, open_text, peek
+from trainyard.data.readers.streams import WINDOWS_1252, Limits, TextStream, line_blocks, open_text, peek
 from trainyard.data.rows import TextRow
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject

@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from trainyard.data.formats.json_values import finite, refuse_constant, unique_keys
 from trainyard.data.formats.shapes import Normaliser
-from trainyard.data.formats.strict import finite, refuse_constant, unique_keys
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
-from trainyard.data.readers.encodings import ESCAPED_BYTE
-from trainyard.data.readers.streams import Limits
+from trainyard.data.readers.streams import ESCAPED_BYTE, Limits
 from trainyard.errors import InvalidInput
 
 BETWEEN_VALUES = re.compile(r"[\s,]*")

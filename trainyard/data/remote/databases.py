@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainyard.data.formats.cells import row_values, text_columns
+from trainyard.data.formats.json_values import row_values, text_columns
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable, first_line
 from trainyard.loading import load_object

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.data.readers.selection import FileSelection, empty_set_error, is_selected
-from trainyard.data.remote.listing import RemotePlace
-from trainyard.data.remote.pins import pin_place, read_pin
+from trainyard.data.remote.listing import RemotePlace, pin_place, read_pin
 from trainyard.json_types import JsonMapping
 from trainyard.settings import Settings
 from trainyard.spec.nodes import SourceSet

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from trainyard.data.remote import buckets, databases, hub
 from trainyard.data.remote.fetching import FetchJob, LocalSet
-from trainyard.data.remote.listing import RemotePlace
-from trainyard.data.remote.pins import pin_place, read_pin
+from trainyard.data.remote.listing import RemotePlace, pin_place, read_pin
 from trainyard.settings import Settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 

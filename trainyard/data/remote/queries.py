@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainyard.data.formats.cells import row_values, text_columns
-from trainyard.data.formats.converters import RowConverter
+from trainyard.data.formats.json_values import row_values, text_columns
 from trainyard.data.formats.shapes import Normaliser, detect
+from trainyard.data.functions import RowConverter
 from trainyard.data.paths import find_suffix, open_inside
 from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk, OpenedSet
 from trainyard.data.readers.columns import restore_row, restorers

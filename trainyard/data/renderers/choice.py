@@ -17,8 +17,7 @@ from pathlib import Path
 
 from trainyard.data.paths import resolve_inside
 from trainyard.data.renderers.contract import RendererSpec
-from trainyard.data.renderers.table import DEFAULT, RENDERERS, ROLE_COLON
-from trainyard.data.renderers.templates import PLAIN_TEMPLATE
+from trainyard.data.renderers.table import DEFAULT, PLAIN_TEMPLATE, RENDERERS, ROLE_COLON
 from trainyard.errors import InvalidInput, NotFound
 
 AUTO = "auto"
@@ -26,7 +25,7 @@ FILE_ENDING = ".jinja"
 MAX_TEMPLATE_CHARS = 256 << 10
 """Most characters of a template file; the longest that is known has 20,000."""
 START = re.compile(r'\{\{ (?:bos_token|"(?:[^"\\]|\\.)*") \}\}')
-"""A first expression that writes the tokenizer's first tokens (`starts.py`)."""
+"""A first expression that writes the tokenizer's first tokens (`tokenizer.py`)."""
 
 
 @dataclass(frozen=True)

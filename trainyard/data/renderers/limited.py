@@ -18,7 +18,7 @@ from functools import cache
 import jinja2
 
 from trainyard.data.renderers.choice import digest, list_shipped, map_by_digest, strip_start
-from trainyard.data.renderers.templates import MARKED_TEMPLATES
+from trainyard.data.renderers.table import MARKED_TEMPLATES
 from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES, Unsupported
 from trainyard.errors import TrainyardError
 from trainyard.sandbox.children import ChildEnded, LineChild

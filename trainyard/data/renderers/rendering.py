@@ -17,8 +17,8 @@ import orjson
 from jinja2.exceptions import TemplateError
 
 from trainyard.data.renderers.contract import Parsed, Rendered, Termination, Tools, Turn
-from trainyard.data.renderers.refusals import REFUSALS
 from trainyard.data.renderers.spans import ANSWERED, ASKED, Span, TemplateText, common_prefix, remove_marks
+from trainyard.data.renderers.turns import REFUSALS
 from trainyard.data.renderers.visibility import REASONING, Visibility, names_of_calls, shows_words
 from trainyard.data.rows import TEMPLATE_EXTRAS, Message
 from trainyard.json_types import JsonObject

@@ -20,8 +20,7 @@ from transformers.utils.chat_template_utils import encode_marked_chat, mark_cont
 from trainyard.data.renderers.choice import recognise_template
 from trainyard.data.renderers.contract import RendererSpec, Tools, Turn
 from trainyard.data.renderers.limited import LimitedTemplate, is_known, open_limited
-from trainyard.data.renderers.refusals import REFUSALS, refusals
-from trainyard.data.renderers.turns import sort_results, to_blocks, with_arguments
+from trainyard.data.renderers.turns import REFUSALS, refusals, sort_results, to_blocks, with_arguments
 
 OPEN, CLOSE = "\U000f0000", "\U000f0001"
 MARKERS = re.compile(f"[{OPEN}{CLOSE}]")

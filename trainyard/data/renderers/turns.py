@@ -1,16 +1,46 @@
-"""Turns in the form that a template takes: contents as blocks, arguments of calls as objects or as text."""
+"""Turns in the form that a template takes: contents as blocks, arguments of calls as objects or as text.
+
+The refusals of chat templates: what a template raises for a conversation that it does not take, under one name.
+
+A template is a program, and a conversation that it was not written for ends in whatever its expressions raise. Every
+rendering passes through `refusals`, so a caller catches `TemplateError` (or `TemplateRefusal`) alone and has the
+template's own words.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
+from jinja2.exceptions import TemplateError
 
 from trainyard.data.renderers.contract import Turn
-from trainyard.data.renderers.refusals import TemplateRefusal
 from trainyard.json_types import JsonObject
+
+REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a template raises for a conversation that it does not take."""
+
+
+class TemplateRefusal(TemplateError):
+    """A conversation that a chat template does not take; its text is the template's own, or says what was raised."""
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise a `TemplateRefusal` in place of anything that a template raises for a conversation.
+
+    `TemplateLimit`, of a template that used up its limits, passes.
+    """
+    try:
+        yield
+    except TemplateError:
+        raise
+    except REFUSALS as error:
+        raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
+
 
 MAX_NESTING = 3
 """Times that arguments may be JSON text inside JSON text; twice is seen in the wild."""

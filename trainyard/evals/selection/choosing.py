@@ -16,8 +16,8 @@ from pydantic import Field
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.supervise import DesiredState, Status, always_run, supervise
-from trainyard.data.generation.accounting import ACCOUNTING_FILE
 from trainyard.data.generation.candidates import CANDIDATES_FILE, Scored, keep_best
+from trainyard.data.generation.rows import ACCOUNTING_FILE
 from trainyard.errors import Conflict, from_fields
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.axis import Strict

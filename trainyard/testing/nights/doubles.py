@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.backends.results import TrainingStopped
-from trainyard.data.limited.items import parse_item
+from trainyard.data.limited.jobs import parse_item
 from trainyard.data.limited.requests import ParsedItem, ParseItem
 from trainyard.errors import Conflict, Unavailable
 from trainyard.json_types import JsonMapping

@@ -1,7 +1,7 @@
 """Streams of checkpoint bytes to the disk: as they are, or sealed by a key; with their SHA-256 in one pass.
 
 The digest is that of the bytes on the disk, so a checkpoint is verified without the key. Imports no cryptography: who
-has a key brings the `Sealer` (`resume/cipher.py`).
+has a key brings the `Sealer` (`cipher.py`).
 """
 
 from __future__ import annotations

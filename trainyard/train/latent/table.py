@@ -23,7 +23,7 @@ from trainyard.train.latent.contract import LatentModule, LatentSpec
 from trainyard.train.latent.dsa.technique import DSA
 from trainyard.train.latent.hidden_cot import HIDDEN_COT
 from trainyard.train.latent.pause import PAUSE
-from trainyard.train.latent.quiet_star.technique import QUIET_STAR
+from trainyard.train.latent.quiet_star import QUIET_STAR
 from trainyard.train.model.sampling import LATENT
 
 TECHNIQUES: dict[Latent, LatentSpec] = {

@@ -33,10 +33,16 @@ from trainyard.train.methods.adapters import EARLIER, NEW, REFERENCE
 from trainyard.train.methods.contract import MethodSpec, Policy, PolicyRequest
 from trainyard.train.methods.coverage import measure_coverage
 from trainyard.train.methods.initialization import initialize_adapter
-from trainyard.train.methods.loading import base_dtype, lineage, load_model, load_options, require_same_base
+from trainyard.train.methods.loading import (
+    base_dtype,
+    grow_vocabulary,
+    lineage,
+    load_model,
+    load_options,
+    require_same_base,
+)
 from trainyard.train.methods.sums import Layers, list_adapted_layers, require_same_experts
 from trainyard.train.methods.targets import full_parameters
-from trainyard.train.model.vocabulary import grow_vocabulary
 
 # Policies
 

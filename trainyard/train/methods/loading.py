@@ -1,18 +1,24 @@
 """Base models for training, and the record that a trained model or adapter carries.
 
 Weights come from safetensors and code from the installed packages, always: `trust_remote_code` is False everywhere.
+
+Added tokens: a tokenizer with words of its own, and a base whose embeddings and output layer have a row for each.
+
+A new row begins as the mean of the rows that the tokenizer knew before, so that a new token is at first as likely as an
+average one. Nothing is drawn: the same base and tokens give the same bits.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 import transformers
+from transformers import AutoTokenizer
 
 from trainyard.errors import InvalidInput, LimitExceeded, Reason, Refused
 from trainyard.json_types import JsonObject
@@ -23,7 +29,39 @@ from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.model.head import require_known_logits
 from trainyard.train.model.positions import position_options
 from trainyard.train.model.precision import ATTENTION_NAMES, AttentionSupport, choose_frozen_dtype
-from trainyard.train.model.vocabulary import grow_vocabulary
+
+
+def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
+    """Add the tokens that the tokenizer does not have; returns their ids."""
+    new = [token for token in tokens if token not in tokenizer.get_vocab()]
+    tokenizer.add_tokens(new)
+    return [int(tokenizer.convert_tokens_to_ids(token)) for token in new]
+
+
+def grow_vocabulary(model: Any, folder: str, tokens: Sequence[str]) -> Any:
+    """Return the model with a row for each added token; the same model without any."""
+    if not tokens:
+        return model
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    old_size = len(tokenizer)
+    ids = add_tokens(tokenizer, tokens)
+    if not ids:
+        return model
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    for layer in dict.fromkeys((model.get_input_embeddings(), model.get_output_embeddings())):
+        if layer is not None:
+            set_to_mean(layer, ids, old_size)
+    return model
+
+
+@torch.no_grad()
+def set_to_mean(layer: Any, ids: list[int], old_size: int) -> None:
+    """Set the rows of new ids to the mean of the first `old_size` ones."""
+    for value in (layer.weight, getattr(layer, "bias", None)):
+        if value is not None:
+            value[ids] = value[:old_size].float().mean(0).to(value.dtype)
+
 
 TRAINING_FILE = "training.json"
 """Record of a training, in the folder of the weights that it made."""

@@ -18,7 +18,7 @@ from trainyard.train.methods.contract import Groups, Head, PolicyRequest
 from trainyard.train.methods.full import make_group
 from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.targets import Targets, targets
-from trainyard.train.quantization.formats import align_train_eval, convert, load_config, read_stored_config
+from trainyard.train.quantization import align_train_eval, convert, load_config, read_stored_config
 
 TASKS: dict[Head, TaskType] = {"causal": TaskType.CAUSAL_LM, "reward": TaskType.SEQ_CLS}
 EMBEDDING_RATE = 1e-6

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import AdapterSettings
 from trainyard.train.methods.guarding import base_name
-from trainyard.train.quantization.formats import is_hqq, is_packed
+from trainyard.train.quantization import is_hqq, is_packed
 
 FUSED_MODULES = {
     **{"mamba": ("out_proj", "conv1d", "dt_proj"), "falcon_mamba": ("out_proj", "conv1d", "dt_proj")},

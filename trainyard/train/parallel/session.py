@@ -2,6 +2,8 @@
 
 Each call is broadcast with its arguments before it runs. A call that is refused is refused on every rank, because all
 of them have the same batch and the same counters, so nothing has to be undone.
+
+The strategies by name.
 """
 
 from __future__ import annotations
@@ -12,10 +14,14 @@ from typing import Any
 
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
-from trainyard.train.checkpoint.snapshot import Snapshot
+from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.training import LaunchSettings
+from trainyard.train.checkpoint.state import Snapshot
 from trainyard.train.contracts import Batch, Scores
 from trainyard.train.parallel.ddp import Ddp
+from trainyard.train.parallel.fsdp import Hybrid
 from trainyard.train.parallel.team import LEADER, Team
+from trainyard.train.parallel.zero import Zero1, Zero2
 from trainyard.train.session.parallelism import Found
 from trainyard.train.session.replies import Evaluated
 from trainyard.train.session.session import Session, TrainState
@@ -127,3 +133,12 @@ def serve(session: SharedSession) -> None:
             getattr(session, word)(*arguments)
         except TrainyardError as error:
             print(f"refused, as on rank 0: {error}", flush=True)
+
+
+STRATEGIES: dict[Strategy, Callable[[Team, Any, LaunchSettings], Ddp]] = {
+    Strategy.DDP: Ddp,
+    Strategy.ZERO1: Zero1,
+    Strategy.ZERO2: Zero2,
+    Strategy.FSDP_HYBRID: Hybrid,
+}
+"""(team, model, launch settings) -> how they share it. The model is whole, and the same in every process."""

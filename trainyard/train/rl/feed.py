@@ -19,8 +19,7 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, Cursor, StageSpec, StepRecord
-from trainyard.train.rl.buffer import Rollout
-from trainyard.train.rl.drawing import CompletionServer, Surroundings, draw_rollout, steps_per_rollout
+from trainyard.train.rl.drawing import CompletionServer, Rollout, Surroundings, draw_rollout, steps_per_rollout
 from trainyard.train.rl.environments import Environment
 from trainyard.train.rl.rewards import RewardPanel
 from trainyard.train.rows.batching import BatchPlan, Cut, Feed, StepRows

@@ -32,9 +32,9 @@ from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.checkpoint import snapshot as snapshots
 from trainyard.train.checkpoint import state
-from trainyard.train.checkpoint.snapshot import Snapshot
+from trainyard.train.checkpoint import state as snapshots
+from trainyard.train.checkpoint.state import Snapshot
 from trainyard.train.checkpoint.streams import Sealer
 from trainyard.train.contracts import Batch, Generated, Head, Sampling, Scores, StageSpec
 from trainyard.train.methods.contract import BlockRotation
@@ -43,12 +43,19 @@ from trainyard.train.model.positions import find_context
 from trainyard.train.model.sampling import choose_reader, sample, token_logprobs
 from trainyard.train.optimizers import switch_to_eval, switch_to_train
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session.determinism import strict_kernels
-from trainyard.train.session.generators import OwnGenerators, draw_own
+from trainyard.train.session.determinism import OwnGenerators, draw_own, strict_kernels
 from trainyard.train.session.noise import EmbeddingNoise
-from trainyard.train.session.outputs import dump_output, read_outputs, require_outputs
 from trainyard.train.session.parallelism import Found, SingleProcess
-from trainyard.train.session.replies import Backward, Evaluated, Forward, Replies, Stepped
+from trainyard.train.session.replies import (
+    Backward,
+    Evaluated,
+    Forward,
+    Replies,
+    Stepped,
+    dump_output,
+    read_outputs,
+    require_outputs,
+)
 
 AUTOCAST = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 """Precision -> the dtype of its autocast; fp32 has none."""

@@ -34,8 +34,7 @@ from trainyard.spec.training import STARTER
 from trainyard.stores.files import DISK
 from trainyard.stores.models import ModelSource, resolve_folder
 from trainyard.stores.whole import flush_tree, move_folder, write_whole
-from trainyard.train.starter.corpus import PackageSource, corpus_sources
-from trainyard.train.starter.recipe import MANIFEST, StarterRecipe
+from trainyard.train.starter.corpus import MANIFEST, PackageSource, StarterRecipe, corpus_sources
 
 CURRENT = "current"
 POLL_S = 0.2

@@ -4,6 +4,8 @@ The packages are pinned, so the same text is on every machine and the corpus has
 no text of others is part of this repository. Modules are parsed with `ast`, never imported, so that nothing of them
 runs. Docstrings are read as text, and as questions with a sentence as the answer. No page of a user, of the manual or
 of the handbook is read: what a chain asks about later is new to the model.
+
+Everything that decides the starter's weights, the corpus excepted: sizes, learning rates, template, seed.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import importlib.util
 import random
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainyard.data.renderers.table import STARTER_TEMPLATE as CHAT_TEMPLATE
 from trainyard.errors import NotFound
+from trainyard.spec.chain import digest
 
 PACKAGES = {
     "torch": "BSD-3-Clause", "numpy": "BSD-3-Clause", "pandas": "BSD-3-Clause", "networkx": "BSD-3-Clause",
@@ -193,3 +197,34 @@ def sentences(text: str) -> Iterator[str]:
         flat = " ".join(part.split())
         if flat[:1].isalpha() and len(flat.split()) in SENTENCE_WORDS and len(flat) < MAX_SENTENCE_CHARS:
             yield flat
+
+
+PAD, END_OF_TEXT, TURN_START, TURN_END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+
+MANIFEST, CARD_FILE = "manifest.json", "README.md"
+
+
+@dataclass(frozen=True)
+class StarterRecipe:
+    """Sizes of the model and of its training. The defaults are those of the shipped weights."""
+
+    steps: int = 1500
+    version: int = 3
+    vocabulary: int = 4096
+    layers: int = 4
+    hidden: int = 256
+    intermediate: int = 896
+    heads: int = 4
+    positions: int = 4096
+    batch_rows: int = 16
+    row_tokens: int = 256
+    matrix_learning_rate: float = 0.02
+    vector_learning_rate: float = 0.01
+    warmup_steps: int = 60
+    seed: int = 20
+
+    @property
+    def sha256(self) -> str:
+        """Digest over the sizes and the chat template."""
+        return digest({"recipe": asdict(self), "template": CHAT_TEMPLATE})

@@ -6,6 +6,8 @@ ends about 0.3 nats lower than AdamW alone. Runs under the contract of a supervi
 `events.jsonl` and `error.json` out.
 
 Shapes: B rows, T tokens, V vocabulary.
+
+The model card of a starter build: `README.md` next to the weights, with every value taken from the manifest.
 """
 
 from __future__ import annotations
@@ -27,16 +29,76 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainyard.errors import TrainyardError
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.model.precision import choose_precision, cpu_bf16
-from trainyard.train.muon import Muon, scale_by_shape
+from trainyard.train.optimizers import Muon, scale_by_shape
 from trainyard.train.session.determinism import prefer_deterministic
-from trainyard.train.starter import recipe as starter
-from trainyard.train.starter.card import model_card
-from trainyard.train.starter.corpus import PACKAGES, Passage, corpus_sha256, corpus_sources, read_corpus
-from trainyard.train.starter.recipe import StarterRecipe
+from trainyard.train.starter import corpus as starter
+from trainyard.train.starter.corpus import PACKAGES, Passage, StarterRecipe, corpus_sha256, corpus_sources, read_corpus
+
+CARD = """---
+license: apache-2.0
+language: en
+library_name: transformers
+tags: [trainyard, starter]
+---
+
+# Trainyard's starter model
+
+A Llama with {parameters:,} parameters, trained from random weights by Trainyard itself, so that every chain can be
+tried without a hub, an account or a GPU. The weights are stored in bfloat16.
+
+## Use and limits
+
+It is a base for small adapters: after fine-tuning on a small handbook it quotes the handbook's sentences. Without one
+it writes short English sentences in the style of documentation and knows hardly any facts. It has had no safety
+training: do not use it for anything that a reader should rely on.
+
+## Training data
+
+The docstrings of these packages, as they are installed with Trainyard ({passages:,} passages; corpus digest
+`{corpus_sha256}`):
+
+| package | version | licence |
+|---|---|---|
+{packages}
+
+One passage of a hundred, chosen by its digest, was not trained on.
+
+## Training
+
+| | |
+|---|---|
+| held-out loss, nats per token | {heldout_loss} |
+| training loss, first and last fiftieth of the steps | {first_loss}, {last_loss} |
+| tokens | {tokens:,} in {steps:,} steps |
+| seed | {seed} |
+| precision | {precision} ({precision_why}); Muon's products in {newton_schulz} |
+| threads, seconds | {threads}, {seconds} |
+| versions | {versions} |
+| recipe digest | `{recipe_sha256}` |
+
+`trainyard starter build` trains it again from the same recipe and corpus; the held-out losses differ by less than 2 %.
+"""
+
+
+def model_card(manifest: JsonMapping) -> str:
+    """Return the card as Markdown, with the metadata block that the Hub reads."""
+    packages = [f"| {name} | {entry['version']} | {entry['license']} |" for name, entry in manifest["packages"].items()]
+    return CARD.format(
+        **{
+            **manifest,
+            "packages": "\n".join(packages),
+            "first_loss": manifest["losses"][0][1],
+            "last_loss": manifest["losses"][-1][1],
+            "steps": manifest["recipe"]["steps"],
+            "seed": manifest["recipe"]["seed"],
+            "versions": ", ".join(f"{name} {version}" for name, version in manifest["versions"].items()),
+        }
+    )
+
 
 REPORT_EVERY_S = 1.0
 HELD_OUT_BATCHES = 16

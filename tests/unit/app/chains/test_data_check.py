@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from trainyard.app.plan.refusals import check_chain, list_refusals, refuse_or_wa
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.backends.job import prepare_job
 from trainyard.backends.rows import read_rows
-from trainyard.data.limited.service import keep_service
-from trainyard.data.renderers.starts import choose_for_tokenizer
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.data.sources import read_source
 from trainyard.errors import Refused, TrainyardError
 from trainyard.operations.chains import CheckInput
@@ -75,12 +73,6 @@ GRPO = {"type": "grpo", "rewards": [{"type": "exact_match"}]}
 STAGE_VALUES: dict[str, Any] = {"sft": "sft", "dpo": "dpo", "kto": "kto", "grpo": GRPO, "cpt": "cpt"}
 
 
-@pytest.fixture(scope="module")
-def reader() -> Iterator[None]:
-    with keep_service():
-        yield
-
-
 @pytest.fixture
 def here(tmp_path: Path, tiny_model: Path) -> Settings:
     (tmp_path / "work").mkdir()
@@ -132,7 +124,7 @@ def begin_run(chain: dict[str, Any], here: Settings, folder: Path) -> str:
 
 @pytest.mark.parametrize("stage", STAGE_VALUES)
 @pytest.mark.parametrize("name", SETS)
-def test_check_and_run_agree(name: str, stage: str, here: Settings, tmp_path: Path, reader: None) -> None:
+def test_check_and_run_agree(name: str, stage: str, here: Settings, tmp_path: Path) -> None:
     text, config = SETS[name]
     (here.working_folder / "rows.jsonl").write_text(text)
     chain = chain_of({"path": "rows.jsonl", **config}, STAGE_VALUES[stage])

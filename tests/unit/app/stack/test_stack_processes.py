@@ -16,6 +16,8 @@ from trainyard.app.services import exclusive, running, spawn, stop
 from trainyard.compute.services import record_path
 from trainyard.settings import Settings, settings
 
+pytestmark = pytest.mark.integration
+
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
 
 from tests.unit.data.renderers.toys import assistant, toy, user
-from trainyard.data.renderers.refusals import TemplateRefusal
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
-from trainyard.data.renderers.turns import read_arguments, sort_results
+from trainyard.data.renderers.turns import TemplateRefusal, read_arguments, sort_results
 from trainyard.data.renderers.verify import toy_tokenizer
 
 JSON = st.recursive(

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.unit.data.renderers.toys import assistant, example, toy, user
 from trainyard.data.renderers.contract import Flavour, Parsed, Termination, Turn
-from trainyard.data.renderers.probing import relate, samples
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.spans import remove_marks
 from trainyard.data.renderers.table import RENDERERS
+from trainyard.data.renderers.verify import relate, samples
 
 TEMPLATES = [name for spec in RENDERERS.values() for name in spec.templates if name not in spec.own_templates]
 KNOWN = [*TEMPLATES, "chatml", "mistral", "olmo3", "role_colon"]

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.data.renderers.toys import assistant, toy, user
 from trainyard.data.renderers.choice import digest, list_shipped, map_by_digest, template_text
 from trainyard.data.renderers.contract import ALL, CALLING, NONE, PLAIN, Flavour, Turn
-from trainyard.data.renderers.probing import Sample, measure, relate, wrong_flag
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import DEFAULT, RENDERERS
-from trainyard.data.renderers.verify import toy_tokenizer, verify, verify_template
+from trainyard.data.renderers.verify import Sample, measure, relate, toy_tokenizer, verify, verify_template, wrong_flag
 from trainyard.errors import InvalidInput, NotFound
 
 WITHOUT_A_ROW = {

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerBase
 from trainyard.data.renderers.choice import choose_template, recognise_template
 from trainyard.data.renderers.limited import is_known
 from trainyard.data.renderers.rendering import Renderer
-from trainyard.data.renderers.starts import choose_for_tokenizer, find_start
 from trainyard.data.renderers.table import RENDERERS
+from trainyard.data.renderers.tokenizer import choose_for_tokenizer, find_start
 from trainyard.data.renderers.verify import toy_tokenizer
 
 TALK: list[dict[str, Any]] = [

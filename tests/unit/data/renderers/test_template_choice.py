@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.data.renderers.choice import MAX_TEMPLATE_CHARS, choose_template, list_shipped, recognise_template
-from trainyard.data.renderers.table import DEFAULT, RENDERERS
-from trainyard.data.renderers.templates import PLAIN_TEMPLATE
+from trainyard.data.renderers.table import DEFAULT, PLAIN_TEMPLATE, RENDERERS
 from trainyard.errors import InvalidInput, NotFound, Refused
 
 

@@ -25,7 +25,7 @@ from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
 
 RUN = "0190d3c2-1f2e-4a3b-8c4d-5e6f70819203"
 JOB = "job-5e6f70819203"
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class JobHome:

@@ -32,8 +32,15 @@ from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.files import DISK
 from trainyard.stores.whole import describe_files, seal
-from trainyard.train.checkpoint.snapshot import PARTS, Snapshot, require_same
-from trainyard.train.checkpoint.state import flatten, random_state, rebuild, restore_random_state
+from trainyard.train.checkpoint.state import (
+    PARTS,
+    Snapshot,
+    flatten,
+    random_state,
+    rebuild,
+    require_same,
+    restore_random_state,
+)
 from trainyard.train.session.session import Session
 
 # The form on the disk

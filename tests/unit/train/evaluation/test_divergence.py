@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from trainyard.train.evaluation.divergence import Divergence, DivergenceWatch, judge_training
+from trainyard.train.divergence import Divergence, DivergenceWatch, judge_training
 
 FALLING = [(step, 5.2 * math.exp(-step / 40) + 0.5) for step in range(1, 61)]
 

@@ -12,7 +12,7 @@ from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.estimate.evaluations import MOST_ROUNDS, default_interval
 from trainyard.spec.training import EvalSettings
 from trainyard.train.checkpoint.retention import list_best
-from trainyard.train.evaluation.rounds import cut_before_answer
+from trainyard.train.evaluation import cut_before_answer
 from trainyard.train.history import Evaluations
 
 NOT = -100

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
-from trainyard.train.evaluation.shuffled_control import make_derangement, shuffle_answers, shuffle_preferences
+from trainyard.train.rows.shuffled_control import make_derangement, shuffle_answers, shuffle_preferences
 
 
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=60), st.integers(0, 1000))

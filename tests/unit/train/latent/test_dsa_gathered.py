@@ -19,9 +19,9 @@ from transformers import (
 
 from tests.unit.train.latent.test_dsa_models import gpt2, llama, with_tokens
 from trainyard.train.latent.dsa import attention, gathered, technique
-from trainyard.train.latent.dsa.cache import RoomyIndexedLayer
 from trainyard.train.latent.dsa.gathered import GATHERED_FROM, find_selected, gather_tokens
 from trainyard.train.latent.dsa.indexer import select_tokens, select_window
+from trainyard.train.latent.dsa.layers import RoomyIndexedLayer
 from trainyard.train.model.sampling import Reading
 
 WORDS, LENGTH, K = 11, 24, 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainyard.train.latent.dsa.heads import HeadRouter, HeadRouting, balance_loss, keep_heads
+from trainyard.train.latent.dsa.attention import HeadRouter, HeadRouting, balance_loss, keep_heads
 
 ROUTING = HeadRouting(num_heads=4, num_shared=1, num_active=2)
 

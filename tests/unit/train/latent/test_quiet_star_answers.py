@@ -21,8 +21,8 @@ from tests.unit.train.latent.latent_models import (
 from trainyard.errors import InvalidInput
 from trainyard.train.contracts import Head, Sampling
 from trainyard.train.latent import table
-from trainyard.train.latent.quiet_star.technique import QuietStar
-from trainyard.train.latent.quiet_star.thoughts import Thinker, ThoughtSettings, find_positions
+from trainyard.train.latent.quiet_star import QuietStar
+from trainyard.train.latent.quiet_star_thoughts import Thinker, ThoughtSettings, find_positions
 from trainyard.train.model.sampling import PLAIN, sample
 
 QUIET = {"type": "quiet_star", "thought_tokens": 3, "ahead": 2}

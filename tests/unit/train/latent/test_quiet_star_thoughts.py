@@ -11,8 +11,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from trainyard.train.contracts import IGNORED, Head
-from trainyard.train.latent.quiet_star.losses import compute_gain, policy_loss, quiet_loss, quiet_scores, talk
-from trainyard.train.latent.quiet_star.thoughts import (
+from trainyard.train.latent.quiet_star import compute_gain, policy_loss, quiet_loss, quiet_scores, talk
+from trainyard.train.latent.quiet_star_thoughts import (
     Columns,
     Positions,
     Thinker,

@@ -14,8 +14,8 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import Stage
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.contracts import IGNORED
+from trainyard.train.losses.cpt import Blocks
 from trainyard.train.losses.table import STAGES
-from trainyard.train.rows.packing import Blocks
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 99), max_size=30), max_size=12)
 CPT = STAGES[Stage.CPT]

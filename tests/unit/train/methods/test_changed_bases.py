@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from tests.unit.train.methods.conftest import IDS_BT, Request, logits, steps
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import RopeScaling, TrainerConfig
+from trainyard.train.methods.loading import add_tokens
 from trainyard.train.methods.table import build, save
 from trainyard.train.model.positions import find_context, position_options
-from trainyard.train.model.vocabulary import add_tokens
 
 TOKENS = ["<|plan|>", "<|act|>"]
 

@@ -29,7 +29,7 @@ from trainyard.train.model.precision import (
     find_accelerator,
     native_bf16,
 )
-from trainyard.train.quantization.formats import load_config, require
+from trainyard.train.quantization import load_config, require
 from trainyard.workers.trainyard_worker.files import WorkerFiles
 
 V100, T4, A100, H100 = (7, 0), (7, 5), (8, 0), (9, 0)

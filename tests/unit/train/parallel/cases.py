@@ -25,16 +25,14 @@ from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
-from trainyard.train.checkpoint.snapshot import Snapshot, require_same
-from trainyard.train.checkpoint.state import flatten
+from trainyard.train.checkpoint.state import Snapshot, flatten, require_same
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.contracts import Cursor, Sampling
 from trainyard.train.loop import count_done, train
 from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.parallel.session import END, SharedSession, serve
-from trainyard.train.parallel.strategies import STRATEGIES
+from trainyard.train.parallel.session import END, STRATEGIES, SharedSession, serve
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import SavedProgress
 from trainyard.train.rows.batching import Feed

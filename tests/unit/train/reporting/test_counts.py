@@ -18,8 +18,7 @@ from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.contracts import Batch
 from trainyard.train.loop import train
-from trainyard.train.progress import SavedProgress
-from trainyard.train.reporting.counts import Counted, Origin, account_fields
+from trainyard.train.progress import Counted, Origin, SavedProgress, account_fields
 from trainyard.train.rows.tokens import IGNORED, TokenLedger
 from trainyard.train.session.session import Session
 

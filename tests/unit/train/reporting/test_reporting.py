@@ -16,16 +16,16 @@ import pytest
 from trainyard.compute.child import Events
 from trainyard.errors import Unavailable
 from trainyard.spec.changes import flatten_settings
-from trainyard.train.reporting.bar import ProgressBar, summary
-from trainyard.train.reporting.feed import TrackerFeed, numbers
-from trainyard.train.reporting.reporting import memory_bytes, reporting
-from trainyard.train.reporting.trackers import (
+from trainyard.train.reporting import ProgressBar, memory_bytes, reporting, summary
+from trainyard.train.trackers import (
     TRACKERS,
     TrackedRun,
     Tracker,
+    TrackerFeed,
     TrackerRow,
     is_installed,
     load_object,
+    numbers,
     open_tracker,
 )
 

@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainyard.spec.axes.rewards import JudgeReward
-from trainyard.train.rl.judging import JudgeScorer
-from trainyard.train.rl.rewards import SampledCompletion
+from trainyard.train.rl.rewards import JudgeScorer, SampledCompletion
 
 ASKED = JudgeReward(endpoint="wise", rubric="It is polite.")
 

@@ -13,7 +13,7 @@ from trainyard.spec.axes.stages import PreferenceLoss, Stage, StageSettings
 from trainyard.train.contracts import IGNORED, MASK_GROUPS, SEQUENCES, Batch, Head
 from trainyard.train.losses.table import STAGES
 from trainyard.train.model.head import attention_mask, label_logprobs
-from trainyard.train.reporting.counts import count_batch
+from trainyard.train.progress import count_batch
 from trainyard.train.rows.segments import PromptGroup, collate_packed, collate_rows, sequence_lengths
 
 GROUP = PromptGroup([5, 6, 7], [(0, [8, 9]), (1, [10, 11, 12])])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from trainyard.data.renderers.rendering import Renderer
-from trainyard.data.renderers.templates import PLAIN_TEMPLATE
+from trainyard.data.renderers.table import PLAIN_TEMPLATE
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.testing.tiny import TEXT, build_tokenizer

@@ -29,8 +29,7 @@ from trainyard.train.contracts import IGNORED, Sampling
 from trainyard.train.losses.table import STAGES
 from trainyard.train.model.sampling import token_logprobs
 from trainyard.train.optimizers import switch_to_eval, switch_to_train
-from trainyard.train.session.outputs import INLINE_BYTES
-from trainyard.train.session.replies import KEPT_REPLIES
+from trainyard.train.session.replies import INLINE_BYTES, KEPT_REPLIES
 from trainyard.train.session.session import Session
 
 

@@ -37,7 +37,7 @@ from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.inherited import UMASK, key_variable
 from trainyard.json_types import JsonObject
 from trainyard.train.checkpoint.checkpoints import require_space
-from trainyard.train.checkpoint.snapshot import Snapshot, require_same
+from trainyard.train.checkpoint.state import Snapshot, require_same
 from trainyard.train.checkpoint.streams import Sealer
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.methods.contract import Policy

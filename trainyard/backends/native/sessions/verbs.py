@@ -16,7 +16,7 @@ from trainyard.backends.sessions.records import SAVED_FOLDER
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import write_folder
-from trainyard.train.checkpoint.snapshot import read_digest, require_name
+from trainyard.train.checkpoint.state import read_digest, require_name
 from trainyard.train.contracts import Sampling
 from trainyard.train.session.session import Session
 

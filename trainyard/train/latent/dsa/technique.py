@@ -25,8 +25,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, Encoded, Head, Metrics, Scores, StageSpec
 from trainyard.train.latent import rollout
 from trainyard.train.latent.contract import LatentModule, LatentSpec, get_latent_module
-from trainyard.train.latent.dsa.attention import AttentionPhase, Chooser, Measures, Selection
-from trainyard.train.latent.dsa.heads import HeadRouter, HeadRouting
+from trainyard.train.latent.dsa.attention import AttentionPhase, Chooser, HeadRouter, HeadRouting, Measures, Selection
 from trainyard.train.latent.dsa.indexer import IndexerShape, LightningIndexer
 from trainyard.train.latent.dsa.layers import AttentionLayer, Installed, find_layers, install
 from trainyard.train.model.head import label_logprobs

@@ -1,6 +1,6 @@
 """Measured loss of each format: a layer of normal weights there and back, and the table of the manual.
 
-`python -m trainyard.train.quantization` prints the table that docs/quantization.md carries; a test compares the two.
+`python -m trainyard.train.quantization_roundtrip` prints the table of docs/quantization.md; a test compares the two.
 A format whose package is not installed says "not run here", and so does one that only comes ready made (gptq, awq).
 """
 
@@ -15,8 +15,8 @@ from bitsandbytes import functional
 
 from trainyard.loading import load_object
 from trainyard.spec.axes.quantization import Quantization
+from trainyard.train import quantization
 from trainyard.train.model.precision import convert_to_fp8
-from trainyard.train.quantization import formats
 
 SIDE = 512
 """Rows and columns of the measured layer: every format's group divides it."""
@@ -40,13 +40,13 @@ class RoundTrip:
 def round_trip(format: Quantization) -> RoundTrip | None:
     """Measure a format on the CPU; None if it cannot run here."""
     store = STORES.get(format)
-    if store is None or not formats.probe(format, formats.CPU).ok:
+    if store is None or not quantization.probe(format, quantization.CPU).ok:
         return None
     weight = torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(SEED))
     back, stored = store(weight)
     error = ((back.float() - weight).square().mean() / weight.square().mean()).sqrt()
     package = format.facts.package.name
-    return RoundTrip(float(error), 8 * stored / weight.numel(), f"{package} {formats.installed_version(package)}")
+    return RoundTrip(float(error), 8 * stored / weight.numel(), f"{package} {quantization.installed_version(package)}")
 
 
 def sum_bytes(*tensors: torch.Tensor) -> int:
@@ -69,7 +69,7 @@ def int8(weight: torch.Tensor) -> Stored:
 
 
 def hqq(weight: torch.Tensor) -> Stored:
-    layer = formats.to_hqq(linear(weight), formats.CPU)
+    layer = quantization.to_hqq(linear(weight), quantization.CPU)
     return layer.dequantize(), sum_bytes(layer.W_q, layer.meta["scale"], layer.meta["zero"])
 
 
@@ -146,3 +146,7 @@ def cells(values: list[str]) -> str:
 
 def word(flag: bool) -> str:
     return "yes" if flag else "no"
+
+
+if __name__ == "__main__":
+    print("\n".join(build_table()))

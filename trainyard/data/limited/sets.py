@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from trainyard.data.formats.converters import RowConverter
 from trainyard.data.formats.shapes import Kind
 from trainyard.data.formats.supervised import DOCUMENT
+from trainyard.data.functions import RowConverter
 from trainyard.data.limited.children import Batch, DocumentReply
-from trainyard.data.limited.frames import unpack_error
+from trainyard.data.limited.requests import unpack_error
 from trainyard.data.paths import ROW_SUFFIXES, find_suffix, open_inside
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Bad, Chunk, OpenedSet

@@ -1,1 +1,0 @@
-"""Evaluation while a training runs: what is measured when, and how far the model has moved from its base."""

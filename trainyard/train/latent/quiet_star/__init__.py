@@ -1,1 +1,0 @@
-"""Quiet-STaR: a thought after every token."""
