@@ -20,7 +20,7 @@ from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.lease import job_lock
-from trainyard.compute.supervise import DesiredState, Status, always_run, supervise
+from trainyard.compute.supervise import DesiredState, Status, keep_running, supervise
 from trainyard.errors import Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -115,7 +115,7 @@ def run_training(
     job: TrainingJob,
     folder: Path,
     *,
-    desired_state: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = keep_running,
     on_event: Callable[[Event], None] = ignore,
     settings: Settings,
     budget_s: float | None = None,

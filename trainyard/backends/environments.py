@@ -217,7 +217,7 @@ def health_file(name: Installable, settings: Settings | None = None) -> Path:
     return envs(settings) / f"{name.value}.health.json"
 
 
-def key(name: Installable, settings: Settings | None = None) -> str:
+def make_key(name: Installable, settings: Settings | None = None) -> str:
     """Names what the import test looked at: the environment, the versions in it and the test."""
     environment = find_folder(name, settings)
     changed = [path.stat().st_mtime_ns for path in site_packages(environment)]
@@ -234,7 +234,7 @@ def read_last_health(name: Installable, settings: Settings | None = None) -> Hea
         return None
     try:
         record = orjson.loads(path.read_bytes())
-        return Health(**record["health"]) if record["key"] == key(name, settings) else None
+        return Health(**record["health"]) if record["key"] == make_key(name, settings) else None
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None  # another version of us wrote it; the test is repeated
 
@@ -249,7 +249,7 @@ def health(name: Installable, settings: Settings | None = None, *, refresh: bool
         return Health(False, why=looked.why, fix=looked.fix)
     result = import_test(name, find_folder(name, settings), looked.version, repair_hint(name, settings))
     envs(settings).mkdir(parents=True, exist_ok=True)
-    write_json_durably(health_file(name, settings), {"key": key(name, settings), "health": asdict(result)})
+    write_json_durably(health_file(name, settings), {"key": make_key(name, settings), "health": asdict(result)})
     return result
 
 

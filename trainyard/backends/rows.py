@@ -61,12 +61,12 @@ def read_rows(job: TrainingJob) -> Iterable[Any]:
             code="E-DATA-EMPTY",
         )
 
-    def marked(row: Any) -> Any:
+    def mark_row(row: Any) -> Any:
         if row.split == shapes.TRAIN and row_order(row, seed) in held_out:
             row.split = shapes.EVALUATION
         return row
 
-    return map(marked, map(plain_text, stage_rows(job)))
+    return map(mark_row, map(plain_text, stage_rows(job)))
 
 
 def evaluation_rows(job: TrainingJob) -> list[Any]:

@@ -85,7 +85,7 @@ class Outcome:
     """It did not stop within the grace and its tree was killed; only earlier checkpoints exist."""
 
 
-def always_run() -> DesiredState:
+def keep_running() -> DesiredState:
     return DesiredState.RUN
 
 
@@ -151,7 +151,7 @@ def supervise(
     folder: Path,
     *,
     env: Mapping[str, str] | None = None,
-    desired_state: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = keep_running,
     on_event: Callable[[Event], None] = ignore,
     budget_s: float | None = None,
     grace_s: float = 300,

@@ -68,7 +68,7 @@ class Intents:
         noted = read_intent(world.files.read(self.path), self.path) if world.files.exists(self.path) else []
         self.open = {(stream, name): sha256 for stream, name, sha256 in noted}
 
-    def unsettled(self) -> dict[Slot, str]:
+    def list_unsettled(self) -> dict[Slot, str]:
         """Slot -> content of the documents whose write was begun and not recorded."""
         status = self.world.stores.ledger.status
         entries = {slot: (sha256, status(slot[1], slot[0])) for slot, sha256 in self.open.items()}
@@ -81,7 +81,7 @@ class Intents:
     def begin(self, contents: Iterable[streams.Content]) -> None:
         """Note a batch durably, with what is still open of earlier ones that it does not write itself."""
         batch = {(content.document.stream, content.document.name): content.key.content_sha256 for content in contents}
-        self.write({**self.unsettled(), **batch})
+        self.write({**self.list_unsettled(), **batch})
 
     def quarantined(self, documents: Iterable[streams.StreamDocument]) -> None:
         """Forget documents that can no longer be read: their facts stay in the graph."""
@@ -121,7 +121,7 @@ def survey(config: NightConfig, world: NightDeps) -> tuple[list[streams.StreamDo
     or they are parts that a file no longer has.
     """
     current = {(entry.key.stream, entry.name): entry for entry in world.stores.ledger.current()}
-    doubtful = Intents(world).unsettled()
+    doubtful = Intents(world).list_unsettled()
     contents = {(content.key.stream, content.document.name): content for content in present(config, world)}
     changed = {slot for slot, content in contents.items() if slot not in current or current[slot].key != content.key}
     removed_parts = find_gone_parts(contents, current, doubtful, describe_version(config.serving))

@@ -206,9 +206,9 @@ class DocumentReader:
         ]
         results = iter(self.parse(items))
         for content in loaded:
-            yield (content,) if content.unreadable else self.in_parts(content, next(results))
+            yield (content,) if content.unreadable else self.split_parts(content, next(results))
 
-    def in_parts(self, whole: Content, item: ParsedItem) -> tuple[Content, ...]:
+    def split_parts(self, whole: Content, item: ParsedItem) -> tuple[Content, ...]:
         if item.unreadable:
             return (replace(whole, text="", unreadable=item.unreadable),)
         texts = [whole.text[start:end] for start, end in item.parts]

@@ -19,7 +19,7 @@ from trainyard.backends.results import enter_unless_stopped
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import GiveUp, OnWait, Patience, claim_devices, holder, slot_lock
-from trainyard.compute.supervise import DesiredState, always_run
+from trainyard.compute.supervise import DesiredState, keep_running
 from trainyard.errors import Conflict, Unavailable
 from trainyard.prefect_api.server import client, ensure_limit, limit_name
 from trainyard.settings import Settings
@@ -39,7 +39,7 @@ def device_slots(
     run: str = "",
     among: Sequence[int] | None = None,
     turn: Path | None = None,
-    read_state: Callable[[], DesiredState] = always_run,
+    read_state: Callable[[], DesiredState] = keep_running,
     on_wait: OnWait = ignore,
 ) -> AbstractContextManager[tuple[int, ...]]:
     """`claim_devices` with the limit of the server, for a run that may be paused or canceled while it waits.

@@ -81,7 +81,7 @@ def build_app(served: ServedModels, answers: Answers, *, token: str | None, host
 
 
 def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised: Any) -> None:
-    def counted(request: Request, response: Response) -> Response:
+    def count_request(request: Request, response: Response) -> Response:
         answers.metrics.requests.labels(request.url.path, response.status_code).inc()
         return response
 
@@ -104,25 +104,27 @@ def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised:
 
     @app.post("/v1/chat/completions", dependencies=[authorised])
     async def chat(request: Request) -> Response:
-        return counted(request, await answers.chat(request, await read_request(protocol.ChatRequest, request)))
+        return count_request(request, await answers.chat(request, await read_request(protocol.ChatRequest, request)))
 
     @app.post("/v1/completions", dependencies=[authorised])
     async def completions(request: Request) -> Response:
         body = await read_request(protocol.CompletionRequest, request)
-        return counted(request, await answers.completion(request, body))
+        return count_request(request, await answers.completion(request, body))
 
     @app.post("/v1/load_lora_adapter", dependencies=[authorised])
     async def load_adapter(request: Request) -> Response:
-        return counted(request, PlainTextResponse(await served.load(await read_request(protocol.LoadAdapter, request))))
+        return count_request(
+            request, PlainTextResponse(await served.load(await read_request(protocol.LoadAdapter, request)))
+        )
 
     @app.post("/v1/unload_lora_adapter", dependencies=[authorised])
     async def unload_adapter(request: Request) -> Response:
         body = await read_request(protocol.UnloadAdapter, request)
-        return counted(request, PlainTextResponse(await served.unload(body)))
+        return count_request(request, PlainTextResponse(await served.unload(body)))
 
     @app.post("/v1/aliases", dependencies=[authorised])
     async def aliases(request: Request) -> Response:
-        return counted(request, JSONResponse(served.set_alias(await read_request(protocol.Alias, request))))
+        return count_request(request, JSONResponse(served.set_alias(await read_request(protocol.Alias, request))))
 
 
 def bearer_check(token: str | None) -> Any:

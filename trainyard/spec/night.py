@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.json_types import JsonMapping
-from trainyard.spec.axes.axis import Strict, left_out
+from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
@@ -175,7 +175,7 @@ class Phase2(Strict):
         description="The stage is the bucket's method: what is written there are settings of the buckets of that "
         "method. `budget_s` bounds one training, within the budget of phase 2.",
     )
-    learning_rates: dict[BucketMethod, Annotated[float, Field(gt=0, le=1)]] = left_out(
+    learning_rates: dict[BucketMethod, Annotated[float, Field(gt=0, le=1)]] = omit_default(
         {},
         description="Peak by the method of a bucket. A `learning_rate` of `training` is that of the SFT buckets where "
         "there are any; other buckets have their stage's default.",

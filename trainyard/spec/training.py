@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard.spec.axes.axis import MainFloat, MainInt, Strict, left_out
+from trainyard.spec.axes.axis import MainFloat, MainInt, Strict, omit_default
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import BAD_FRACTION
 from trainyard.spec.axes.devices import Device, Precision
@@ -279,14 +279,14 @@ class TrainingSettings(Strict):
     eval: EvalSettings | None = Field(
         None, description="Evaluation during training; none by default.", exclude_if=lambda value: value is None
     )
-    extra: dict[str, JsonValue] | None = left_out(
+    extra: dict[str, JsonValue] | None = omit_default(
         None,
         min_length=1,
         max_length=64,
         description="Keys of the tool's own configuration (backend axolotl), checked by its schema.",
     )
-    rope: RopeScaling | None = left_out(None, description="Scaling of the base's positions; none by default.")
-    added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = left_out(
+    rope: RopeScaling | None = omit_default(None, description="Scaling of the base's positions; none by default.")
+    added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = omit_default(
         (), max_length=4096, description="Tokens that the base gets: a row of embeddings and of the output layer each."
     )
     device: Device = Device.AUTO
@@ -331,7 +331,7 @@ class TrainerConfig(TrainingSettings):
         "facts; or, for latent coconut, the same curriculum with pauses in place of its thoughts.",
     )
     reuse: bool = Field(True, description="Take the finished result of an identical run from the store.")
-    max_bad_fraction: float | None = left_out(
+    max_bad_fraction: float | None = omit_default(
         None, ge=0, le=1,
         description="Share of rows that the chat template may refuse before the run fails; default: the smallest of "
         "the data sources before it.",

@@ -114,7 +114,7 @@ class DocumentLedger:
         checked = [check_entry(entry) for entry in entries]
         with translate_os_errors("The document ledger was not written"), self.files.locked(self._lock):
             self._catch_up()
-            new = [self._stamped(entry) for entry in dict.fromkeys(checked) if not self._has(entry)]
+            new = [self._stamp(entry) for entry in dict.fromkeys(checked) if not self._has(entry)]
             if new:
                 self._append(b"".join(to_line(entry) for entry in new))
             for entry in new:
@@ -136,7 +136,7 @@ class DocumentLedger:
         entries = [entry for (_, key), entry in self._names.items() if key == name]
         return max(entries, key=lambda entry: entry.at, default=None)
 
-    def _stamped(self, entry: Entry) -> Entry:
+    def _stamp(self, entry: Entry) -> Entry:
         return entry if entry.at else replace(entry, at=self.clock.now())
 
     def _has(self, entry: Entry) -> bool:

@@ -45,7 +45,10 @@ class TrialSchedule:
         """The next segment; None while all that can be decided depends on those that are running, or at the end."""
         trials = self.study.trials()
         segment = (
-            self.find_interrupted(trials) or self.promoted(trials) or self.begin_trial(trials) or self.finished(trials)
+            self.find_interrupted(trials)
+            or self.promote_trial(trials)
+            or self.begin_trial(trials)
+            or self.finished(trials)
         )
         if segment is not None:
             self.running.add(segment.trial.number)
@@ -56,7 +59,7 @@ class TrialSchedule:
         left = (trial for trial in trials if trial.state is TrialState.RUNNING and trial.number not in self.running)
         return next((self.segment(trial) for trial in left), None)
 
-    def promoted(self, trials: list[Trial]) -> Segment | None:
+    def promote_trial(self, trials: list[Trial]) -> Segment | None:
         promotion = find_promotion(trials, self.spec.levels, self.spec.reduction, highest=self.study.highest)
         return self.build_segment(*promotion) if promotion is not None else None
 

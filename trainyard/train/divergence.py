@@ -112,7 +112,7 @@ class DivergenceWatch:
 
     def findings(self, step: int) -> list[Divergence]:
         """Return what speaks against the training at a step."""
-        findings = (self.rise(step), self.near_limit(), self.gradient_jump(), self.overfitting())
+        findings = (self.rise(step), self.check_limit(), self.gradient_jump(), self.overfitting())
         return [finding for finding in findings if finding is not None]
 
     def note_norm(self, step: int, norm: float) -> None:
@@ -134,7 +134,7 @@ class DivergenceWatch:
         because = f"the loss is above that of the base: {self.first:.3f} at step 1, {mean:.3f} at step {step}"
         return Divergence(DivergenceKind.LOSS_ROSE, step, because, LOWER_RATE)
 
-    def near_limit(self) -> Divergence | None:
+    def check_limit(self) -> Divergence | None:
         if self.highest is None:
             return None
         step, loss = self.highest

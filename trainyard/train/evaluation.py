@@ -120,7 +120,7 @@ class PeriodicEvaluation:
         done, settings = self.progress.evaluations, self.settings
         done.add(step, metrics, settings)
         record.metrics.update({f"eval_{name}": value for name, value in metrics.items()})
-        best = done.ranked(settings.metric)
+        best = done.rank_steps(settings.metric)
         seconds = time.perf_counter() - started
         self.seconds += seconds
         facts = {"rows": self.held_out.rows, "best_step": best[0] if best else None, "seconds": round(seconds, 3)}

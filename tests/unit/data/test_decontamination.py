@@ -117,7 +117,7 @@ def test_sorting_boilerplate_out_early_changes_nothing(every: int) -> None:
         sealed.compare(block([qa("q", text)]), np.array([row]), np.array([document], np.uint64), pairs)
         if row % every == 0:
             sealed.settle()
-    assert sealed.contaminated().tolist() == [row for row, text in enumerate(texts) if text == "g h i"]
+    assert sealed.find_contaminated().tolist() == [row for row, text in enumerate(texts) if text == "g h i"]
     assert sealed.boilerplate.sum() == 3
 
 

@@ -78,7 +78,7 @@ def run_servers(
     second = SecondServer(copy_config(first.config, lifespan="off", **tls))
     second_sockets = list(exposed)
 
-    async def both() -> None:
+    async def serve_both() -> None:
         running = asyncio.create_task(second.serve(sockets=second_sockets))
         try:
             await first.serve(sockets=sockets)
@@ -87,7 +87,7 @@ def run_servers(
             await running
 
     with asyncio.Runner(loop_factory=first.config.get_loop_factory()) as runner:
-        runner.run(both())
+        runner.run(serve_both())
 
 
 def copy_config(config: uvicorn.Config, **changed: object) -> uvicorn.Config:

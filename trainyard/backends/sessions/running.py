@@ -20,7 +20,7 @@ from trainyard.backends.sessions.records import (
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
-from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, Status, keep_running, supervise
 from trainyard.errors import InvalidInput, TrainyardError, from_fields
 from trainyard.inherited import key_variable
 from trainyard.settings import Settings
@@ -63,7 +63,7 @@ def run_session(
     *,
     devices: tuple[int, ...] = (0,),
     run: str = "",
-    desired_state: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = keep_running,
     on_event: Callable[[Event], None] = ignore,
     poll_s: float = POLL_S,
 ) -> Outcome:

@@ -94,10 +94,10 @@ def score_completions(model: Any, base: Any, groups: list[PromptGroup], batch: B
     starts_B = torch.tensor([starts[at] for at in range(len(starts))], device=rows_N.device)
     index = (sequence_N, batch["position_ids"][rows_N, positions_N] - starts_B[sequence_N])
 
-    def by_completion(scores_RT: torch.Tensor) -> torch.Tensor:
+    def split_by_completion(scores_RT: torch.Tensor) -> torch.Tensor:
         """TRL's scores belong to the labels from the second position on."""
         scores_BC = scores_RT.new_zeros(len(starts), completion)
         return scores_BC.index_put(index, scores_RT[rows_N, positions_N - 1])
 
-    entropies = None if output.entropy is None else by_completion(output.entropy)
-    return by_completion(output.log_probs), entropies
+    entropies = None if output.entropy is None else split_by_completion(output.entropy)
+    return split_by_completion(output.log_probs), entropies

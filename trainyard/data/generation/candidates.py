@@ -140,11 +140,11 @@ def rewrite(folder: Path, port: Port, answers: Mapping[str, str]) -> None:
     """Put the chosen answers into the rows, which keep their order."""
     path, new = folder / ROWS_FILE, folder / f"{ROWS_FILE}.new"
 
-    def answered() -> Iterator[SftRow]:
+    def answer_rows() -> Iterator[SftRow]:
         for row in read_rows(path, port):
             assert isinstance(row, SftRow), "a reward model scores answers"
             row.messages[-1].content = answers.get(row.pair, row.messages[-1].content)
             yield row
 
-    write_rows(new, port, answered())
+    write_rows(new, port, answer_rows())
     new.replace(path)

@@ -58,7 +58,7 @@ class Turns:
         roles, contents, calls, more = (part.fill_null("") for part in flat.flatten())
         return Turns(roles, contents, calls, more, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
-    def joined(self, texts: pa.Array, mask: np.ndarray | None = None, separator: str = "\n") -> pa.Array:
+    def join_texts(self, texts: pa.Array, mask: np.ndarray | None = None, separator: str = "\n") -> pa.Array:
         """Return one text a row: those of its (wanted) messages in order."""
         counts = self.offsets
         if mask is not None:
@@ -112,7 +112,7 @@ class Block:
             return pa.array([""] * len(self), pa.string())
         turns = self.turns(MESSAGE_COLUMNS[self.port][0])
         mask = ~turns.is_role("system")
-        return turns.joined(turns.contents, mask & ~turns.last if self.port is Port.SFT else mask)
+        return turns.join_texts(turns.contents, mask & ~turns.last if self.port is Port.SFT else mask)
 
     @cached_property
     def answer(self) -> pa.Array:
@@ -121,7 +121,7 @@ class Block:
         if self.port in PLAIN_ANSWERS:
             return self.column(PLAIN_ANSWERS[self.port]).fill_null("")
         turns = self.turns((ANSWERS[self.port] or MESSAGE_COLUMNS[self.port])[0])
-        return turns.joined(turns.contents, turns.last if self.port is Port.SFT else None)
+        return turns.join_texts(turns.contents, turns.last if self.port is Port.SFT else None)
 
     @cached_property
     def body(self) -> pa.Array:
@@ -130,9 +130,9 @@ class Block:
             return self.answer
         if self.port is Port.SFT:
             turns = self.turns("messages")
-            return pc.binary_join_element_wise(self.answer, turns.joined(turns.calls), "\n")
+            return pc.binary_join_element_wise(self.answer, turns.join_texts(turns.calls), "\n")
         parts = [self.turns(name) for name in ANSWERS[self.port]]
-        texts = [part.joined(side) for part in parts for side in (part.contents, part.calls)]
+        texts = [part.join_texts(side) for part in parts for side in (part.contents, part.calls)]
         return pc.binary_join_element_wise(*texts, "\n")
 
     @property

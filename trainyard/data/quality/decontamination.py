@@ -121,7 +121,7 @@ class Sealed:
         self.shared, self.settled = [shared], shared.shape[1]
         return shared
 
-    def contaminated(self) -> np.ndarray:
+    def find_contaminated(self) -> np.ndarray:
         """Indices of the training rows that have to go."""
         rows = self.settle()[2].astype(np.int64)
         return np.unique(np.concatenate([rows, *self.asks]).astype(np.int64))

@@ -51,7 +51,7 @@ def identities(block: Block) -> list[bytes]:
         for name in MESSAGE_COLUMNS[block.port]:
             turns = block.turns(name)
             flat = pc.binary_join_element_wise(turns.roles, turns.contents, turns.calls, "\x1f")
-            parts.append(turns.joined(flat, separator="\x1e"))
+            parts.append(turns.join_texts(flat, separator="\x1e"))
         texts = pc.binary_join_element_wise(*parts, "\x1d")
     # XXH3 of the UTF-8 bytes of each text, without making Python strings of them.
     offsets = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, texts.offset * 4).tolist()

@@ -100,8 +100,8 @@ def last_not_assistant(block: Block) -> Check:
 def same_sides(block: Block) -> Check:
     sides = []
     for turns in map(block.turns, ANSWERS[block.port]):
-        texts = pc.utf8_trim_whitespace(turns.joined(turns.contents))
-        sides.append(pc.binary_join_element_wise(texts, turns.joined(turns.calls), "\x1f"))
+        texts = pc.utf8_trim_whitespace(turns.join_texts(turns.contents))
+        sides.append(pc.binary_join_element_wise(texts, turns.join_texts(turns.calls), "\x1f"))
     return to_numpy(pc.equal(*sides)), "chosen_equals_rejected", "chosen and rejected are the same"
 
 

@@ -321,7 +321,7 @@ def decontamination(survivors: KeptRows, sieve: RowFilter) -> None:
                     part, train_entries, survivors.documents[train_entries], survivors.question_keys[train_entries]
                 )
     for fate, sealed_set in sealed.items():
-        rows = sealed_set.contaminated()
+        rows = sealed_set.find_contaminated()
         survivors.fates[rows[survivors.fates[rows] == RowStatus.TRAIN]] = fate
     held_out = survivors.are(RowStatus.UNSEEN_WORDING)
     survivors.fates[held_out & ~find_trained(survivors, survivors.are(RowStatus.TRAIN))] = RowStatus.UNTRAINED_WORDING

@@ -55,7 +55,7 @@ class ValueStream:
             self._skip(BETWEEN_VALUES)
             if self._at >= len(self._window) or self._window[self._at] == "]":
                 if self._window[self._at :].strip() not in ("", "]"):
-                    raise self._broken("text follows the end of the array")
+                    raise self._broken_error("text follows the end of the array")
                 return
             self._fault = None
             value, end = self._parse()
@@ -96,18 +96,18 @@ class ValueStream:
                 value, end = self._decoder.raw_decode(self._window, self._at)
             except json.JSONDecodeError as error:
                 if len(self._window) - self._at > self._limits.line:
-                    raise self._broken(f"one value is longer than {self._limits.line:,} characters") from error
+                    raise self._broken_error(f"one value is longer than {self._limits.line:,} characters") from error
                 if not self._refill():
-                    raise self._broken(f"{error.msg} behind it") from error
+                    raise self._broken_error(f"{error.msg} behind it") from error
             except RecursionError as error:
-                raise self._broken("it is nested too deeply") from error
+                raise self._broken_error("it is nested too deeply") from error
             except ValueError as error:
-                raise self._broken("a number has too many digits") from error
+                raise self._broken_error("a number has too many digits") from error
             else:
                 if end < len(self._window) or not self._refill():
                     return value, end
 
-    def _broken(self, why: str) -> InvalidInput:
+    def _broken_error(self, why: str) -> InvalidInput:
         return InvalidInput(
             f"{self._name} is not valid JSON in the value at line {self.line}, byte {self.offset}: {why}.",
             why="The values behind it cannot be found, and a part must not pass for the whole.",

@@ -65,7 +65,7 @@ class Control:
         ]  # fmt: skip
         """Whether a text is encoded alike at the start and elsewhere; SentencePiece may put a space before a start."""
 
-    def marked(self, turns: list[Turn]) -> list[Turn]:
+    def mark_turns(self, turns: list[Turn]) -> list[Turn]:
         """Return the turns with control tokens marked; roles are not data and stay as they are."""
         return [
             {
@@ -141,7 +141,7 @@ class TemplateText:
     def written(self, turns: list[Turn], tools: Tools | None, *, ask: bool) -> str:
         template = self.template if self.is_trusted else self.variables
         rendered = self.tokenizer.apply_chat_template(
-            self.control.marked(turns),
+            self.control.mark_turns(turns),
             tools=self.control.text(tools),
             chat_template=template,
             tokenize=False,
@@ -248,9 +248,9 @@ class TemplateText:
     def border(self, first: str, other: str) -> int:
         """Where two texts part, moved to the start of a control token of either that it would cut."""
         position = common_prefix(first, other)
-        return min(self.outside_tokens(text, position) for text in (first, other))
+        return min(self.move_outside_tokens(text, position) for text in (first, other))
 
-    def outside_tokens(self, text: str, position: int) -> int:
+    def move_outside_tokens(self, text: str, position: int) -> int:
         matches = self.control.anyone.finditer(text, max(0, position - self.control.longest))
         return next((match.start() for match in matches if match.start() < position < match.end()), position)
 

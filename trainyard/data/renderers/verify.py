@@ -176,11 +176,12 @@ def measure(renderer: TemplateText) -> TemplateProbe:
 
 
 def wrong_flag(name: str, claimed: frozenset[Flavour], actual: frozenset[Flavour]) -> InvalidInput:
-    def words(flavours: frozenset[Flavour]) -> str:
+    def format_flavours(flavours: frozenset[Flavour]) -> str:
         return ", ".join(flavour.value for flavour in Flavour if flavour in flavours) or "none"
 
     return InvalidInput(
-        f"The template {name} is listed as extending its turns in: {words(claimed)}. Probed: {words(actual)}.",
+        f"The template {name} is listed as extending its turns in: {format_flavours(claimed)}. "
+        f"Probed: {format_flavours(actual)}.",
         why="A wrong flag would train on, or cache, token sequences that the model never sees.",
         do="Correct the row in trainyard/data/renderers to what was probed.",
         code="E-CHAT-TEMPLATE",

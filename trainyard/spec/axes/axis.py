@@ -46,7 +46,7 @@ class AxisValue(StrEnum):
         return member
 
 
-def left_out(default: Any, **settings: Any) -> Any:
+def omit_default(default: Any, **settings: Any) -> Any:
     """Return a field that is not written while it has its default, so that a spec that does not use it keeps its
     digest.
     """

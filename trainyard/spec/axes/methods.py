@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainyard.spec.axes.axis import AxisValue, Facts, MainInt, Variant, build_union, build_variants, left_out
+from trainyard.spec.axes.axis import AxisValue, Facts, MainInt, Variant, build_union, build_variants, omit_default
 
 ADAPTER_PROFILES: dict[str, dict[str, object]] = {
     "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
@@ -66,7 +66,7 @@ class LowRankSettings(AdapterSettings):
     rank: MainInt | None = Field(None, ge=1, le=256, description="Width of the two matrices.")
     alpha: float | None = Field(None, gt=0, le=4096, description="Scale; default: twice the rank.")
     rslora: bool = Field(False, description="Scale by alpha / sqrt(rank), arXiv 2312.03732.")
-    init: str = left_out(
+    init: str = omit_default(
         DEFAULT_INIT, pattern=r"^(default|pissa|pissa_niter_[1-9][0-9]?|loftq)$",
         description="First weights: default (changes nothing), pissa or pissa_niter_N (arXiv 2404.02948), loftq "
         "(arXiv 2310.08659). The saved adapter has twice the rank, and fits the base as it is.",
@@ -97,7 +97,7 @@ class FreezeSettings(MethodSettings):
 
     blocks: int = Field(2, ge=1, le=1024, description="Last blocks that are trainable; with interval, random ones.")
     head: bool = Field(False, description="Whether the output layer is trainable, too.")
-    interval: int | None = left_out(
+    interval: int | None = omit_default(
         None, ge=1, le=1_000_000,
         description="Steps after which other blocks are drawn; embeddings and output layer are always trainable then "
         "(LISA, arXiv 2403.17919).",

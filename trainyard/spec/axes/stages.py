@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_union, build_variants, left_out
+from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_union, build_variants, omit_default
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.latent import AnyLatent, LatentSettings
 from trainyard.spec.axes.rewards import (
@@ -136,14 +136,16 @@ class PlainSettings(StageSettings):
 class SftSettings(StageSettings):
     """Supervised fine-tuning: which turns are learned, and how their tokens count."""
 
-    average: Literal["token", "row"] = left_out(
+    average: Literal["token", "row"] = omit_default(
         "token", description="What the loss of a step is a mean over: its tokens, or the means of its rows."
     )
-    turns: Literal["all", "last"] = left_out("all", description="Turns of the assistant that are learned.")
-    neftune_alpha: float | None = left_out(
+    turns: Literal["all", "last"] = omit_default("all", description="Turns of the assistant that are learned.")
+    neftune_alpha: float | None = omit_default(
         None, gt=0, le=1000, description="Noise on the embeddings in training (arXiv 2310.05914); 5 is usual."
     )
-    latent: AnyLatent | None = left_out(None, description="Reasoning without words before the answer; none by default.")
+    latent: AnyLatent | None = omit_default(
+        None, description="Reasoning without words before the answer; none by default."
+    )
 
     @property
     def technique(self) -> LatentSettings | None:
@@ -200,10 +202,10 @@ class KtoSettings(AnswersSettings):
 class DrawnSettings(StageSettings):
     """A stage that learns from the rewards of what it draws."""
 
-    environment: EnvironmentSettings | None = left_out(
+    environment: EnvironmentSettings | None = omit_default(
         None, description="Who answers a completion, so that it becomes a conversation; none by default."
     )
-    rollouts: RolloutSettings = left_out(RolloutSettings(), description="Who draws the completions.")
+    rollouts: RolloutSettings = omit_default(RolloutSettings(), description="Who draws the completions.")
 
     @property
     def turns(self) -> int:

@@ -125,11 +125,11 @@ class State:
             part.append(mutation)
             slots.add(slot)
             documents.add(mutation.document)
-            replaced |= self.replaced_by([mutation])
+            replaced |= self.find_replaced([mutation])
         if part:
             yield part
 
-    def replaced_by(self, part: Iterable[Mutation]) -> set[str]:
+    def find_replaced(self, part: Iterable[Mutation]) -> set[str]:
         """Documents that lose a name to a part of a batch."""
         pairs = [
             (mutation.document, self.slots.get((mutation.tenant, mutation.stream, mutation.name))) for mutation in part
@@ -222,7 +222,7 @@ class Before:
         self.state = state
         # Of two with one content the first counts, whatever a model made of the second.
         new_contents = {mutation.document: mutation.contents for mutation in reversed(batch)}
-        old = state.replaced_by(batch)
+        old = state.find_replaced(batch)
         self.contents = {**{key: state.contents[key] for key in old if key in state.contents}, **new_contents}
         self.documents = {key: state.documents.get(key) for key in self.contents}
         entities = {key for contents in self.contents.values() for key in contents.mentions}

@@ -89,7 +89,7 @@ class Tables:
     def load_touched(self, part: Sequence[Mutation]) -> None:
         """Load what `State.apply` needs besides the keys."""
         state = self.state
-        state.contents = {key: Contents() for key in state.replaced_by(part)}
+        state.contents = {key: Contents() for key in state.find_replaced(part)}
         if state.contents:
             self.load_contents(sorted(state.contents))
         keys = {key for contents in state.contents.values() for key in contents.mentions}

@@ -205,7 +205,7 @@ class LeasedMarkers(MarkerStore):
     def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: JsonObject | None = None) -> None:
         """Move a claim that is still ours to a state; doing it twice adds nothing."""
 
-    def _renewed(self, record: MarkerRecord) -> MarkerRecord:
+    def _renew(self, record: MarkerRecord) -> MarkerRecord:
         return renew_claim(record, self.clock, self.lease_s)
 
     def _stale(self, record: MarkerRecord) -> bool:

@@ -78,7 +78,7 @@ class ObjectMarkers(records.LeasedMarkers):
             there = there and replace(there, generation=0)
         if there is None or there.state in ENDED or (there.state is MarkerState.CLAIMED and not self._stale(there)):
             return None
-        claimed = self._renewed(replace(there, owner=owner, fence=there.fence + 1))
+        claimed = self._renew(replace(there, owner=owner, fence=there.fence + 1))
         try:
             info = self._put(marker.name, MarkerState.CLAIMED, claimed, there.generation)
         except Conflict:
@@ -87,7 +87,7 @@ class ObjectMarkers(records.LeasedMarkers):
         return replace(claimed, generation=info.generation).claim()
 
     def heartbeat(self, claim: Claim) -> Claim:
-        record = self._change(claim, self._renewed)
+        record = self._change(claim, self._renew)
         self.at("marker.renewed")
         return record.claim()
 

@@ -397,7 +397,7 @@ class NightCampaign:
 
     def doubtful(self) -> dict[tuple[str, str], str]:
         """Documents whose write to the graph was begun and never recorded, as the next night will find them."""
-        return Intents(self.world(doubles.Process(0))).unsettled()
+        return Intents(self.world(doubles.Process(0))).list_unsettled()
 
     def digests(self, file: str) -> list[str]:
         """Return what the parts of a document contain now."""

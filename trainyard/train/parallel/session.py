@@ -82,9 +82,9 @@ class SharedSession(Session):
 
     def snapshot(self) -> Snapshot:
         """Return the whole state on rank 0: its own, as of a single process, and the parts of the other ranks."""
-        return self._run(SharedSession._gathered)
+        return self._run(SharedSession._gather_snapshot)
 
-    def _gathered(self) -> Snapshot:
+    def _gather_snapshot(self) -> Snapshot:
         snapshot = super().snapshot()
         if not self.team.leading:
             self.team.send({name: snapshot.parts[name] for name in self.strategy.apart}, LEADER)
@@ -97,9 +97,9 @@ class SharedSession(Session):
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
         self.require_fit(snapshot, everything=optimizer)
-        self._all("_received", lambda: self._handed_out(snapshot, optimizer), optimizer)
+        self._all("_received", lambda: self._hand_out(snapshot, optimizer), optimizer)
 
-    def _handed_out(self, snapshot: Snapshot, everything: bool) -> None:
+    def _hand_out(self, snapshot: Snapshot, everything: bool) -> None:
         """Send each rank the shared state and its own parts."""
         for rank in range(1, self.team.size):
             self.team.send(collect_parts(rank, snapshot, self.strategy), rank)

@@ -98,7 +98,7 @@ class Zero2(Zero1):
         """Gradients of this process's tensors: of earlier backwards, and the sums of this one."""
         self.touched: set[int] = set()
         for value in self.trainable:
-            value.register_post_accumulate_grad_hook(self.arrived)
+            value.register_post_accumulate_grad_hook(self.take_gradient)
 
     def before_backward(self, parameters: Sequence[torch.Tensor]) -> None:
         self.ready, self.touched, self.reduced = set(), set(), 0
@@ -106,7 +106,7 @@ class Zero2(Zero1):
         for value in parameters:
             value.grad = None
 
-    def arrived(self, value: torch.Tensor) -> None:
+    def take_gradient(self, value: torch.Tensor) -> None:
         """A gradient is complete here. Buckets go in one order everywhere, so that the processes meet."""
         self.ready.add(id(value))
         self.touched.add(id(value))

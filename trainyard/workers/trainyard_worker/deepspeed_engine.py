@@ -218,12 +218,12 @@ def token_loss(run: DeepspeedTraining, rows: list[int]) -> torch.Tensor:
         {"input_ids": [run.files.plan["pad_id"]] * 2, "labels": [IGNORED] * 2}
     ]
 
-    def padded(rows: list[list[int]], filler: int) -> torch.Tensor:
+    def pad_rows(rows: list[list[int]], filler: int) -> torch.Tensor:
         return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filler).to(run.device)
 
-    ids_BT = padded([row["input_ids"] for row in examples], int(run.files.plan["pad_id"]))
-    labels_BT = padded([row["labels"] for row in examples], IGNORED)
-    mask_BT = padded([[1] * len(row["input_ids"]) for row in examples], 0)
+    ids_BT = pad_rows([row["input_ids"] for row in examples], int(run.files.plan["pad_id"]))
+    labels_BT = pad_rows([row["labels"] for row in examples], IGNORED)
+    mask_BT = pad_rows([[1] * len(row["input_ids"]) for row in examples], 0)
     logits_BTV = run.engine(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits
     if not rows:
         return logits_BTV.float().sum() * 0.0

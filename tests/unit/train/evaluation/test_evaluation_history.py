@@ -45,7 +45,7 @@ def test_patience(losses: list[float], settings: dict[str, Any], ended: bool) ->
 
 def test_the_best_step_is_the_earliest_of_equals_and_never_one_without_a_number() -> None:
     evaluations = after([math.nan, 2, 1, 1, 3])
-    assert evaluations.ranked(EvalMetric.LOSS) == [30, 40, 20, 50]
+    assert evaluations.rank_steps(EvalMetric.LOSS) == [30, 40, 20, 50]
     assert evaluations.best_step(EvalMetric.LOSS) == 30
     assert evaluations.value_at(10, EvalMetric.LOSS) is None
     assert evaluations.value_at(20, EvalMetric.LOSS) == 2

@@ -94,7 +94,7 @@ class OperationQueue:
             if key in self.keyed:
                 return self.require_kept(self.keyed[key].seq, self.require_same(self.keyed[key], digest))
             if seq is not None and seq != self.next_seq:
-                return self.repeated(seq, verb, digest)
+                return self.find_repeated(seq, verb, digest)
             self.require_open()
             operation = SessionOperation(self.next_seq, verb, digest, key, arguments, body)
             self.add(operation)
@@ -124,7 +124,7 @@ class OperationQueue:
                 f"{MOST_WAITING} operations of this session are waiting.", do="Wait for their results.", code="E-LIMIT"
             )
 
-    def repeated(self, seq: int, verb: str, digest: str) -> SessionOperation:
+    def find_repeated(self, seq: int, verb: str, digest: str) -> SessionOperation:
         """Return the operation that has this number already."""
         if seq > self.next_seq:
             lost = f" It was resumed after operation {self.resumed_after}." if self.resumed_after is not None else ""
