@@ -52,10 +52,10 @@ web-types: setup
 	$(BIN)/python -m tools.docs.openapi build/openapi.json
 	cd web && { test -d node_modules && test node_modules -nt package-lock.json || npm ci --no-audit --no-fund; } && npm run --silent types
 
-test: setup ## The daily tests but those of `make check` (about nine minutes on two cores, offline)
+test: setup ## The daily tests but those of `make check` (about five minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(foreach folder,architecture browser flows gpu integration,--ignore=tests/$(folder)) -m 'not integration and not $(APART)'
 
-test-integration: setup ## What starts servers, flows or many processes, and a short form of every benchmark (about fifteen minutes)
+test-integration: setup ## What starts servers, flows or many processes, and a short form of every benchmark (about ten minutes)
 	@$(BIN)/python -m pip install --quiet --requirement benchmarks/requirements.txt --constraint constraints.txt 2> >(grep -v '^WARNING: Location' >&2)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'integration and not $(APART)' tests/flows $$(grep -rl --include='test_*.py' 'mark\.integration' tests/attacks tests/parity tests/unit) tests/integration
 

@@ -30,7 +30,7 @@ from tests.unit.backends.session_in_process import batch_here, open_here
 from trainyard import connect
 from trainyard.compute.services import free_port, is_healthy
 from trainyard.settings import load_settings
-from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.secret_files import TokenFile
 from trainyard.testing.tiny import build_tiny_model
 
 CALLS, WARM = size(300, 5), size(20, 1)

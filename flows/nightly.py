@@ -23,7 +23,7 @@ from trainyard.inherited import keep_files_private
 from trainyard.night.phases import Night, begin, documents, skip_night
 from trainyard.night.report import NightReport, markdown
 from trainyard.night.wiring import make_night_deps
-from trainyard.prefect_api.nights import night_slot
+from trainyard.prefect_api.slots import night_slot
 from trainyard.prefect_api.states import SKIPPED
 from trainyard.settings import settings
 from trainyard.spec.night import NightConfig, require_trainable

@@ -54,8 +54,7 @@ from trainyard.stores.live.job_ids import TENANT_TAG, job_tags
 from trainyard.sweeps.asha import Trial, TrialState, find_best
 from trainyard.sweeps.chains import apply_values, list_needed_nodes
 from trainyard.sweeps.folder import SweepRecord, find_record, sweep_folder, sweep_lock, write_record
-from trainyard.sweeps.measuring import read_metric, read_metric_at
-from trainyard.sweeps.scheduling import ATTEMPTS, Segment, SegmentEnd, TrialSchedule
+from trainyard.sweeps.scheduling import ATTEMPTS, Segment, SegmentEnd, TrialSchedule, read_metric, read_metric_at
 from trainyard.sweeps.spec import SweepSpec
 from trainyard.sweeps.study import SweepStudy
 

@@ -26,7 +26,7 @@ STARTERS = (
     "trainyard.data.limited.service",
     "trainyard.data.prompts",
     "trainyard.data.renderers.limited",
-    "trainyard.serve.chat_templates",
+    "trainyard.serve.prompt_fields",
     "trainyard.stores.graph.local",
     "trainyard.train.starter",
 )

@@ -25,7 +25,7 @@ import httpx
 
 from trainyard.operations.table import OPERATIONS, find_route
 from trainyard.settings import load_settings
-from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.secret_files import TokenFile
 from trainyard.surfaces.invocation import local_fields
 from trainyard.surfaces.rest.service import build_guarded_app
 

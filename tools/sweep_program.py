@@ -20,8 +20,7 @@ from trainyard.spec.graph import resolve
 from trainyard.spec.training import TrainerConfig
 from trainyard.sweeps.asha import TrialState
 from trainyard.sweeps.chains import apply_values
-from trainyard.sweeps.measuring import read_metric, read_metric_at
-from trainyard.sweeps.scheduling import Segment, SegmentEnd, TrialSchedule
+from trainyard.sweeps.scheduling import Segment, SegmentEnd, TrialSchedule, read_metric, read_metric_at
 from trainyard.sweeps.spec import SweepSpec, parse_range, rung_steps
 from trainyard.sweeps.study import SweepStudy
 

@@ -23,9 +23,9 @@ from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.progress import SavedProgress
-from trainyard.train.rl.critic import attach_critic, split_groups
 from trainyard.train.rl.environments import Environment
 from trainyard.train.rl.feed import RolloutFeed, RolloutPlan
+from trainyard.train.rl.reward_model import attach_critic, split_groups
 from trainyard.train.rl.rewards import RewardPanel, SampledCompletion
 from trainyard.train.rows.batching import Feed, choose_cut
 from trainyard.train.schedules import LearningRate

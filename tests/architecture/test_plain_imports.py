@@ -14,9 +14,9 @@ from tests.architecture.test_budgets import REPOSITORY, name_of, sources, tree_o
 DOTTED = re.compile(r"(?P<module>[a-z_]\w*(?:\.\w+)+)(?::[\w.]*)?")
 PROCESSES = {
     "trainyard/app/stack/proof.py", "trainyard/app/services.py",
-    "trainyard/backends/external/runner.py", "trainyard/backends/launching.py",
+    "trainyard/backends/external/runner.py", "trainyard/backends/programs.py",
     "trainyard/backends/llamacpp/program.py", "trainyard/backends/native/backend.py",
-    "trainyard/backends/programs.py", "trainyard/backends/sessions/running.py", "trainyard/compute/services.py",
+    "trainyard/backends/sessions/running.py", "trainyard/compute/services.py",
     "trainyard/data/limited/service.py", "trainyard/data/prompts.py", "trainyard/data/quality/row_schemas.py",
     "trainyard/data/renderers/limited.py", "trainyard/evals/runner.py", "trainyard/evals/selection/choosing.py",
     "trainyard/prefect_api/reviving.py",

@@ -26,10 +26,7 @@ NIGHT = ("trainyard/night/", "trainyard/data/corpora.py")
 OWN_RECORDS = {"read_intent", "write_report", "point_there", "judge"}
 """Functions of the night that decode JSON which the night itself wrote."""
 DECODES = {"loads", "decode_json", "safe_load", "parse_text", "parse_item"}
-LIGHT = {
-    "trainyard.data.readers.streams.Limits",
-    "trainyard.data.readers.documents.TYPES",
-}
+LIGHT = {"trainyard.data.readers.streams.Limits", "trainyard.data.readers.documents.TYPES"}
 PARSERS = {
     *("pypdf", "docx", "bs4", "lxml", "openpyxl", "odf", "pyarrow.parquet", "pyarrow.csv", "pyarrow.json"),
     *("csv", "zipfile", "gzip", "bz2", "lzma", "zlib", "html.parser", "xml.etree.ElementTree", "xlrd", "markdown"),

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.api_process import serving
-from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = pytest.mark.integration
 

@@ -13,8 +13,8 @@ import pytest
 from tests.api_process import serving
 from trainyard.operations.table import OPERATIONS, Scope, find_route
 from trainyard.settings import load_settings
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = pytest.mark.integration
 

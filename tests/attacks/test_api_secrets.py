@@ -9,8 +9,8 @@ import pytest
 
 from tests.api_process import serving
 from trainyard.settings import settings
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.auth_string import keep_auth
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = pytest.mark.integration
 

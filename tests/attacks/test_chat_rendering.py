@@ -19,7 +19,7 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.verify import samples, toy_tokenizer
 from trainyard.data.rows import Message, SftRow
-from trainyard.serve.chat_templates import check_chat_template
+from trainyard.serve.prompt_fields import check_chat_template
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.rows.tokens import encode_sft
 

@@ -15,14 +15,14 @@ import pytest
 
 from trainyard.app.services import exclusive, service_environment, spawn, stop
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.launching import environment
+from trainyard.backends.programs import environment
 from trainyard.compute.supervise import Status, supervise
 from trainyard.data.prompts import PromptChild
 from trainyard.inherited import UMASK, child_environment, close_to_others, installer_environment, server_environment
-from trainyard.serve.chat_templates import check_chat_template
+from trainyard.serve.prompt_fields import check_chat_template
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.graph.addresses import open_graph
+from trainyard.stores.graph.remote import open_graph
 
 pytestmark = pytest.mark.integration
 

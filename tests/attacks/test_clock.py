@@ -18,7 +18,7 @@ import pytest
 
 from trainyard.app.services import running, spawn, stop
 from trainyard.compute.lease import device_lock, holder
-from trainyard.compute.orphans import Sweeper
+from trainyard.compute.leftovers import Sweeper
 from trainyard.compute.services import EMBEDDED, Service, find_service, record_path, write_record
 from trainyard.compute.supervise import ProcessTree
 from trainyard.serve import embedded

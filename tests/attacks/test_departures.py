@@ -31,9 +31,9 @@ from trainyard.operations.serving import ChatInput
 from trainyard.operations.table import OPERATIONS, find_route
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.jobs import JobRecord, JobStore
+from trainyard.stores.secret_files import TokenFile
 from trainyard.surfaces.invocation import ends_with_caller
 from trainyard.surfaces.rest.routes import MAX_WORKING
 from trainyard.train.checkpoint.checkpoints import commit

@@ -16,7 +16,7 @@ from tests.api_process import serving
 from tests.certificates import make_certificate
 from trainyard.serve.listening import is_loopback
 from trainyard.settings import settings
-from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from trainyard.app.graph.server import MAX_QUERIES
+from trainyard.app.graph_server import MAX_QUERIES
 from trainyard.stores.graph.local import QUERY_S, SLICE_S
 
 pytestmark = pytest.mark.integration
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 PROGRAM = """
 import sys
 from pathlib import Path
-from trainyard.app.graph.server import bind_socket, serve
+from trainyard.app.graph_server import bind_socket, serve
 from trainyard.stores.graph.local import LadybugGraph
 listener = bind_socket("127.0.0.1", 0, None)
 print(listener.getsockname()[1], flush=True)

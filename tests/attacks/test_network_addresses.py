@@ -17,7 +17,7 @@ from trainyard.data.remote.http import fetch
 from trainyard.errors import NotFound, Refused, TrainyardError
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_chain
-from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
+from trainyard.spec.load.text import MAX_KEYS, MAX_REASONS
 from trainyard.testing.loopback import LoopbackServer, serving
 
 ODD = [

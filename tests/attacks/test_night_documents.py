@@ -27,7 +27,7 @@ from trainyard.night.wiring import make_night_deps
 from trainyard.settings import Settings
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.testing.nights.simulate import run_campaign
+from trainyard.testing.nights.injected_bugs import run_campaign
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ import psutil
 from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Page, Request, expect
 
 from tests.flows.real_stack import Stack, until
-from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.secret_files import TokenFile
 
 AXE = Path(__file__).parent / "resources" / "axe" / "axe.min.js"
 BLOCKING = ("serious", "critical")

@@ -16,7 +16,7 @@ from tests.unit.app.test_record_verbs import make_report, make_rows
 from tests.unit.app.test_serving_commands import register
 from trainyard.app.context import Context
 from trainyard.app.run_records import RunRecord
-from trainyard.app.sweeps.build import build_sweep
+from trainyard.app.sweep_start import build_sweep
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.night.report import BucketReport, NightReport, Phase1Report, Phase2Report, Quarantined, write_report
 from trainyard.night.training import tenant_root
@@ -24,9 +24,9 @@ from trainyard.operations.sweeps import SweepInput
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import ArtifactStore, Produced
 from trainyard.stores.files import DISK
-from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation
 from trainyard.stores.graph.local import LadybugGraph
+from trainyard.stores.graph.remote import graph_file
 from trainyard.sweeps.folder import SweepRecord, sweep_folder, write_record
 from trainyard.sweeps.study import SweepStudy
 

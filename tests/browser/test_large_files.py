@@ -15,7 +15,7 @@ from benchmarks.metric_levels import write_events
 from tests.browser.dashboard import PageWatch
 from trainyard.app.live.jobs import open_index
 from trainyard.settings import load_settings
-from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = [pytest.mark.browser, pytest.mark.timed]
 

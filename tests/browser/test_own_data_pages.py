@@ -28,8 +28,8 @@ from tests.browser.dashboard import SLOW_MS, Audit, PageWatch, open_page
 from tests.flows.real_stack import until
 from trainyard.app.live.jobs import open_index
 from trainyard.settings import load_settings
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = [pytest.mark.browser]
 

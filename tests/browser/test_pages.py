@@ -163,9 +163,7 @@ def test_an_open_page_that_meets_a_newer_part_is_loaded_again(page: Page, watch:
     open_page(page, "", "Overview")
     newer = "import {added} from './main.js'; export default added;"
     page.route(
-        "**/dashboard/assets/gpus.js",
-        lambda route: route.fulfill(body=newer, content_type="text/javascript"),
-        times=1,
+        "**/dashboard/assets/gpus.js", lambda route: route.fulfill(body=newer, content_type="text/javascript"), times=1
     )
     with page.expect_navigation():
         page.get_by_role("link", name="GPUs", exact=True).first.click()

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, expect
 from tests.browser.canvas import LINE, centre, node, status, wide_chain
 from tests.browser.dashboard import PAGES
 from tests.flows.real_stack import until
-from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = [pytest.mark.browser, pytest.mark.timed]
 

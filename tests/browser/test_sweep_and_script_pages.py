@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, Page, Route, expect
 from tests.api_process import serving
 from tests.browser.dashboard import SLOW_MS, Audit, PageWatch, open_page
 from tests.browser.records import seed_sweep
-from trainyard.app.sweeps.show import SweepReport, read_report
+from trainyard.app.sweeps import SweepReport, read_report
 from trainyard.settings import Settings, load_settings
-from trainyard.stores.access.tokens import TokenFile
+from trainyard.stores.secret_files import TokenFile
 
 pytestmark = [pytest.mark.browser]
 

@@ -14,7 +14,7 @@ import pytest
 
 from tools import night_program
 from trainyard.compute.child import FAULT_VARIABLE
-from trainyard.night.points import POINTS
+from trainyard.night.deps import POINTS
 from trainyard.stores.documents import POINTS as LEDGER_POINTS
 from trainyard.stores.markers.records import POINTS as MARKER_POINTS
 from trainyard.stores.objects.local import POINTS as OBJECT_POINTS

@@ -54,8 +54,5 @@ async def test_the_engine_vllm_answers_inside_the_block_only(
 
 def test_without_a_gpu_the_engine_vllm_is_refused(home: Path, tmp_path: Path) -> None:
     context = context_of(AiGeneratorConfig(model="org/writer", engine="vllm"), tmp_path / "run", Settings(home=home))
-    with (
-        pytest.raises(Unavailable, match="R-DEVICE"),
-        completion(context, lambda: GpuReadings("no NVIDIA driver")),
-    ):
+    with pytest.raises(Unavailable, match="R-DEVICE"), completion(context, lambda: GpuReadings("no NVIDIA driver")):
         pytest.fail("nothing answers")

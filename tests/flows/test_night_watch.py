@@ -17,7 +17,7 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.states import Completed, Failed, Scheduled
 
-from trainyard.prefect_api.alerts.night_watch import NightWatch, last_due
+from trainyard.prefect_api.alerts import NightWatch, last_due
 from trainyard.prefect_api.server import NIGHT_MISSING, NO_SUCCESS, ensure_automations, night_automations
 from trainyard.prefect_api.states import SKIPPED
 from trainyard.settings import settings

@@ -141,8 +141,7 @@ def test_a_relative_model_starts_at_the_working_folder_and_not_at_the_worker_s(w
 
 def test_rows_of_another_kind_are_refused_before_a_node_starts(work: Path) -> None:
     state = run(
-        source("data.jsonl"),
-        {"type": "trainer", "config": {"stage": "dpo", "hyperparameters": {"max_steps": 1}}},
+        source("data.jsonl"), {"type": "trainer", "config": {"stage": "dpo", "hyperparameters": {"max_steps": 1}}}
     )
     assert state.is_failed()
     assert "R-PORT trainer: Stage dpo learns from preference, and what was read is sft rows" in str(state.message)

@@ -21,7 +21,7 @@ from trainyard.app.run_records import REFRESH_TAG, read_result
 from trainyard.app.services import running
 from trainyard.app.training_logs import find_training_logs
 from trainyard.compute.events import read_events
-from trainyard.stores.access.audit import AuditLog
+from trainyard.stores.audit import AuditLog
 from trainyard.stores.auth_string import read_auth
 from trainyard.tracing import new_traceparent, trace_id
 

@@ -15,8 +15,8 @@ from benchmarks.gpu.engine import CHECKPOINTS, config, make_job
 from benchmarks.gpu.models import full_rows, write_base
 from benchmarks.gpu.platform import Platform
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.launching import command, environment
 from trainyard.backends.native.backend import BACKEND
+from trainyard.backends.programs import command, environment
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.gpus import MIB

@@ -30,8 +30,7 @@ from trainyard.json_types import JsonObject
 from trainyard.operations.adapters import AskInput
 from trainyard.operations.serving import ChatInput
 from trainyard.serve import embedded
-from trainyard.serve.base_origins import NamedAdapter, check_origin, read_origin
-from trainyard.serve.base_sources import find_base, require_room
+from trainyard.serve.base_sources import NamedAdapter, check_origin, find_base, read_origin, require_room
 from trainyard.serve.targets.calling import server_message
 from trainyard.serve.targets.vllm import LOAD_PATH, load_request
 from trainyard.settings import Settings

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainyard.app.context import Context
-from trainyard.app.live.jobs import add_labels, open_index
-from trainyard.app.live.manager_jobs import find_recorded
+from trainyard.app.live.jobs import add_labels, find_recorded, open_index
 from trainyard.app.live.trainings import add_files
 from trainyard.app.live.waits import add_waits
 from trainyard.app.run_folders import CHAIN_FILE, FoundArtifact, RunFolder, find_artifacts, run_folders

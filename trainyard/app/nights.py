@@ -1,42 +1,49 @@
-"""Nights and corpora from outside: run one, simulate thousands, work for another machine, look at what there is."""
+"""Nights and corpora from outside: run one, simulate thousands, work for another machine, look at what there is.
+
+Reports of the nights of a home, of each tenant: the list, and one whole.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import chain, count
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.checkout import checkout
 from trainyard.app.context import Context
 from trainyard.app.plan.refusals import list_refusals
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.responses import Response
+from trainyard.app.run_folders import resolve_tenant
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import CommitsRequest
 from trainyard.data.limited.service import keep_service, reading_service
 from trainyard.data.paths import data_roots
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.night.deps import NightDeps
-from trainyard.night.phases import is_done, night_folder, run_night
-from trainyard.night.report import NightReport, TrainingReport, read_report
+from trainyard.night.phases import BEGUN_FILE, is_done, night_folder, run_night
+from trainyard.night.report import REPORT_FILE, NightReport, TrainingReport, next_steps, read_report
 from trainyard.night.training import tenant_root
 from trainyard.night.wiring import make_night_deps, open_markers, to_worker_config
 from trainyard.night.worker import work
 from trainyard.operations import nights as requests
+from trainyard.operations.nights import NightNameInput, NightsInput
 from trainyard.project import project_folder
 from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.migrate import list_deprecated
 from trainyard.spec.night import BucketSpec, NightConfig, check_name, locate_reasons, night_chain, read_night
-from trainyard.stores.files import RealFiles
+from trainyard.stores.files import DISK, RealFiles
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import MarkerState
 from trainyard.stores.objects.addresses import open_store
-from trainyard.testing.nights.simulate import simulate
+from trainyard.stores.schema import read_versioned
+from trainyard.testing.nights.injected_bugs import simulate
 
 CONFIG_FILE = "nightly.yaml"
 PRESETS = project_folder() / "deployments" / "presets"
@@ -280,3 +287,101 @@ def show_corpora(request: requests.NightInput, context: Context) -> CorpusStatus
         for bucket, reading in readings
     )
     return CorpusStatus(buckets=tuple(rows))
+
+
+BEGUN, UNREADABLE = "begun", "unreadable"
+"""States of a night without a report that can be read."""
+
+
+class NightLine(Response):
+    """A night as a list shows it."""
+
+    tenant: str
+    night: str
+    state: str
+    """completed, failed or skipped; begun: it has no report yet; unreadable."""
+    headline: str
+    started: float | None = None
+    """When it began (seconds of the epoch)."""
+    seconds: float | None = None
+    window_s: float | None = None
+    published: tuple[str, ...] = ()
+    """Adapter versions."""
+
+
+class NightList(Response):
+    nights: tuple[NightLine, ...]
+    more: bool = False
+    """Whether there are older ones."""
+
+
+class NightDetail(NightLine):
+    """A night, whole."""
+
+    next_steps: tuple[str, ...] = ()
+    """For each failure what happened and what to do."""
+    report: NightReport | None = None
+
+
+def list_night_reports(request: NightsInput, context: Context) -> NightList:
+    """Return the newest nights, of the caller's tenant or of all."""
+    tenant = resolve_tenant(request.tenant, context)
+    if tenant is None:
+        return NightList(nights=())
+    folders = sorted(night_folders(tenant, context), key=lambda path: (path.name, parse_tenant(path)), reverse=True)
+    lines = tuple(NightLine(**read_line(path).model_dump(include=set(NightLine.model_fields))) for path in
+                  folders[: request.limit])  # fmt: skip
+    return NightList(nights=lines, more=len(folders) > request.limit)
+
+
+def night_folders(tenant: str, context: Context) -> Iterator[Path]:
+    """Yield the folders of the nights of a tenant, or of all ("")."""
+    for root in (context.settings.home / "tenants").glob("*"):
+        if tenant in ("", root.name):
+            yield from (path for path in (root / "nights").glob("*") if path.is_dir())
+
+
+def parse_tenant(folder: Path) -> str:
+    return folder.parent.parent.name
+
+
+def show_night(request: NightNameInput, context: Context) -> NightDetail:
+    """Return one night. Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-NAME`), `Corrupt` (`E-CORRUPT`)."""
+    tenant, night = resolve_tenant(request.tenant, context), check_name(request.night, "night")
+    if tenant is not None:
+        tenant = check_name(tenant or context.settings.tenant, "tenant")
+        folder = tenant_root(context.settings, tenant) / "nights" / night
+    if tenant is None or not folder.is_dir():
+        raise NotFound(
+            f"There is no night {request.night!r}.", do="List them with `trainyard nightly list`.", code="E-NOT-FOUND"
+        )
+    detail = read_line(folder)
+    if detail.state == UNREADABLE:
+        raise damaged_error(folder / REPORT_FILE, detail.headline)
+    return detail
+
+
+def read_line(folder: Path) -> NightDetail:
+    """Return a night by its files; one whose report cannot be read says why."""
+    named = {"tenant": parse_tenant(folder), "night": folder.name}
+    try:
+        report = read_report(folder, DISK)
+    except (ValidationError, ValueError, OSError) as error:
+        return NightDetail(**named, state=UNREADABLE, headline=f"Its report cannot be read: {error}"[:500])
+    if report is None:
+        text = f"Night {folder.name} was begun and has no report."
+        return NightDetail(**named, state=BEGUN, headline=text, started=read_start_time(folder))
+    return NightDetail(
+        **named, state=report.state, headline=report.headline, started=report.started or None, seconds=report.seconds,
+        window_s=report.window_s, next_steps=tuple(next_steps(report.failures)), report=report,
+        published=tuple(training.version for training in report.phase2.trainings if training.outcome == "published"),
+    )  # fmt: skip
+
+
+def read_start_time(folder: Path) -> float | None:
+    """Return when a night was begun; None where its record cannot be read."""
+    path = folder / BEGUN_FILE
+    try:
+        return float(read_versioned("night", path.read_bytes(), path)["started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

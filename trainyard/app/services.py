@@ -288,7 +288,7 @@ def servers_of_other_homes(settings: Settings) -> dict[Path, str]:
             home = Path(process.environ().get("TRAINYARD_HOME", ""))
         except psutil.Error:  # ended meanwhile, or another user's
             continue
-        record = services.read_record(home / "services" / "server.build_json_response")
+        record = services.read_record(home / "services" / "server.json")
         if home != settings.home and record is not None:
             urls[home] = record.url
     return urls

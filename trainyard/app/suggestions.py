@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from trainyard.app.context import Context
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.operations.fields import Argument, Option
-from trainyard.spec.load.nearest import did_you_mean, nearest, nearest_paths
+from trainyard.spec.load.spellings import did_you_mean, nearest, nearest_paths
 
 Unknown = NotFound | InvalidInput
 

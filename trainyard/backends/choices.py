@@ -66,7 +66,7 @@ AUTOMATIC = (
         ("compute.gpus:training_threads", "backends.choices:decide_evaluation", "backends.choices:choose_evaluation"),
     ),
     AutomaticChoice("processes", "launch.processes", (SPEC,), ()),
-    AutomaticChoice("launcher", "launch.launcher", (SPEC,), ("backends.launching:command",)),
+    AutomaticChoice("launcher", "launch.launcher", (SPEC,), ("backends.programs:command",)),
     AutomaticChoice(
         "method", "method.type", (SPEC, BASE, DEVICE, OVERFLOW), ("app.plan.auto_method:resolve_auto_methods",),
     ),
@@ -82,7 +82,7 @@ AUTOMATIC = (
     AutomaticChoice("token budget", "engine.token_budget", (SPEC,), ("train.rows.batching:choose_cut",)),
     AutomaticChoice(
         "shared prompts", "stage.shared_prompt", (SPEC, ROWS, BASE),
-        ("train.rows.sharing:share_prompts", "backends.trl.shared:choose_sharing"),
+        ("train.rows.sharing:share_prompts", "backends.trl.rollouts:choose_sharing"),
     ),
     AutomaticChoice(
         "attention", "engine.attention", (SPEC, BASE, DEVICE, PACKAGES),
@@ -101,7 +101,7 @@ AUTOMATIC = (
         "checkpoints", "hyperparameters.save_steps", (SPEC, ROWS), ("spec.estimate.timing:save_steps",)
     ),
     AutomaticChoice(
-        "evaluations", "eval.steps", (SPEC, ROWS), ("spec.estimate.evaluations:default_interval",)
+        "evaluations", "eval.steps", (SPEC, ROWS), ("spec.estimate.timing:default_interval",)
     ),
 )  # fmt: skip
 """Every automatic choice of a training. `tests/unit/backends/test_choices.py` compares it with spec and code."""

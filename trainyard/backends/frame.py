@@ -31,7 +31,7 @@ from trainyard.compute.lease import device_locks
 from trainyard.errors import Refused, TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.devices import Precision
-from trainyard.spec.compat.steps import step_advice, step_reasons
+from trainyard.spec.compat.advice import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.stores.tensors import has_changed
 from trainyard.stores.whole import write_folder, write_json_durably

@@ -18,10 +18,10 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
-from trainyard.spec.changes import list_changes
+from trainyard.spec.model_schema import list_changes
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK
-from trainyard.stores.live.job_facts import read_chain_facts
+from trainyard.stores.live.job_ids import read_chain_facts
 from trainyard.stores.models import resolve_model
 from trainyard.stores.whole import move_folder, write_json_durably
 

@@ -18,7 +18,7 @@ import psutil
 from trainyard.backends.base import run_training, work_folder
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import CHECKPOINT_FOLDER, TRAINING_FILE
-from trainyard.backends.timings.watching import TrainingClock
+from trainyard.backends.timings import TrainingClock
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.gpus import device_memory, list_devices

@@ -1,24 +1,131 @@
 """The parent's half of a backend: whether it is here, what it does not support, how its child is started.
 
 A backend's `backend.py` makes one of these and overrides what is different there. Imports neither torch nor a tool.
+
+How the processes of a training are started: argv of a launcher and environment variables. Imports no torch.
+
+One process is started directly. More are started by torchrun or `accelerate launch`, under the program that reports
+events for all of them (`compute/launcher_supervisor.py`). They find each other by files: neither the
+launchers' own rendezvous nor the process group needs a port. Adding a launcher: a function, a row in `LAUNCHERS`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.backends import environments, launching
+from trainyard.backends import environments
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
+from trainyard.compute.gpus import HIDING_VARIABLE, visible_devices
+from trainyard.compute.rank_process import RANKS_FOLDER
 from trainyard.errors import Reason
-from trainyard.settings import Settings
+from trainyard.inherited import cloud_variables
+from trainyard.settings import Settings, settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.backends import backend_reasons
+
+RANK_PROGRAM = "trainyard.compute.rank_process"
+RENDEZVOUS = "launcher"
+LOOPBACK = "127.0.0.1"
+
+
+def command(job: TrainingJob, target: str, folder: Path) -> list[str]:
+    """argv that runs `target` (`package.module:function`) on a job in as many processes as it asks for.
+
+    The function gets `(folder, events)`; in a distributed run, each process finds its number in `RANK`.
+    """
+    launch = job.config.launch
+    if launch.strategy is Strategy.SINGLE:
+        return [sys.executable, "-P", "-m", "trainyard.compute.launch", target, str(folder)]
+    launcher = LAUNCHERS["torchrun" if launch.launcher == "auto" else launch.launcher]
+    argv = launcher(sys.executable, launch.processes, [RANK_PROGRAM, target, str(folder)], folder / RANKS_FOLDER)
+    supervisor = [sys.executable, "-P", "-m", "trainyard.compute.launcher_supervisor"]
+    return [*supervisor, str(folder), str(launch.processes), "--", *argv]
+
+
+def torchrun(python: str, processes: int, program: list[str], folder: Path) -> list[str]:
+    """torchrun, with its rendezvous in a file of `folder`, a folder that is new for each start."""
+    return [
+        python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={processes}",
+        "--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint={folder / RENDEZVOUS}",
+        "--rdzv-conf=store_type=file", f"--local-addr={LOOPBACK}", "-m", *program,
+    ]  # fmt: skip
+
+
+def accelerate(python: str, processes: int, program: list[str], _folder: Path) -> list[str]:
+    """`accelerate launch`, which is torchrun with settings in the environment.
+
+    `--multi_gpu` means more than one process on this machine; the program decides whether they compute on GPUs.
+    """
+    return [
+        python, "-m", "accelerate.commands.launch", "--num_machines", "1",
+        "--num_processes", str(processes), "--mixed_precision", "no", "--dynamo_backend", "no",
+        "--multi_gpu", "--main_process_port", "0", "--rdzv_backend", "c10d", "--rdzv_conf", "store_type=file",
+        "-m", *program,
+    ]  # fmt: skip
+
+
+LAUNCHERS: dict[str, Callable[[str, int, list[str], Path], list[str]]] = {
+    "torchrun": torchrun,
+    "accelerate": accelerate,
+}
+"""Name -> its argv: interpreter, number of processes, the module that each runs with its arguments, a new folder.
+
+DeepSpeed's own launcher belongs to the backend `deepspeed`, which brings its environment."""
+
+
+def distributed_variables(job: TrainingJob) -> dict[str, str]:
+    """Return the environment variables that only a distributed run needs."""
+    count = job.config.launch.processes
+    threads = str(max(1, job.threads // count))
+    return {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun would listen on every interface for its processes
+    }
+
+
+# Environment variables
+
+
+def environment(job: TrainingJob) -> dict[str, str]:
+    """Threads fixed before torch is imported; no telemetry; no network where the base is a local folder."""
+    threads = str(job.threads)
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "passive",  # spinning threads starve the server and the worker on a small machine
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # launchers start ranks by `python -m`, in a folder of the user's
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "FLASH_ATTENTION_DETERMINISTIC": "1",
+    }
+    if Path(job.base).is_dir():
+        variables["HF_HUB_OFFLINE"] = "1"
+    if settings().may_mirror(job.config.engine.mirror or ""):
+        variables |= cloud_variables()
+    servers = [*([job.teacher_server] if job.teacher_server else []), *job.judges.values()]
+    variables |= {name: os.environ[name] for server in servers if (name := server.api_key_env) and name in os.environ}
+    if job.config.launch.processes > 1:
+        variables |= distributed_variables(job)
+    # The visible devices of the job, in the notation of the variable that is set; any other choice is kept.
+    count = job.config.launch.processes
+    numbers = job.devices if len(job.devices) >= count else range(count)
+    if HIDING_VARIABLE not in os.environ:
+        variables[HIDING_VARIABLE] = ",".join(map(str, numbers))
+    elif set(numbers) <= set(named := visible_devices()):
+        variables[HIDING_VARIABLE] = ",".join(named[number] for number in numbers)
+    return variables
 
 
 @dataclass(frozen=True)
@@ -54,7 +161,7 @@ class ExternalProgram:
 
     def environment(self, job: TrainingJob) -> dict[str, str]:
         """Return the variables that the program needs in addition to ours."""
-        return launching.environment(job)
+        return environment(job)
 
 
 @dataclass(frozen=True)
@@ -78,4 +185,4 @@ class OwnProgram(ExternalProgram):
     def command(self, job: TrainingJob, folder: Path) -> list[str]:
         """The launcher enters the contract first, so a stop during the slow imports is already understood."""
         is_single = job.config.launch.strategy is Strategy.SINGLE
-        return launching.command(job, self.target if is_single else self.shared or self.target, folder)
+        return command(job, self.target if is_single else self.shared or self.target, folder)

@@ -53,7 +53,7 @@ RUN_VARIABLE = "TRAINYARD_RUN_ID"
 """Id of the run that a process belongs to: the flow's process sets it, and every child below inherits it."""
 FAULT_VARIABLE = "TRAINYARD_FAULT"
 ORPHAN_GRACE_S = 45
-"""Time for a child to save after its parent died; `compute/orphans.py` ends a child that ignores it."""
+"""Time for a child to save after its parent died; `compute/leftovers.py` ends a child that ignores it."""
 
 ERROR_RESERVE, RESERVED_BYTES = f".{ERROR_FILE}.reserved", 4096
 """A file that is reserved from the start, and how many bytes of `error.json` fit into it."""

@@ -51,7 +51,7 @@ Kept = TypeVar("Kept", bound="DataclassInstance")
 HOST = "127.0.0.1"
 EMBEDDED = "embedded"
 """The name of the model server that `trainyard up` starts."""
-RECORD_FILE = "server.build_json_response"
+RECORD_FILE = "server.json"
 """The record of a supervised service, in its folder."""
 POLL_S, ANSWER_S = 0.1, 2.0
 STOP_S = 10.0

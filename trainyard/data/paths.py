@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.home import home_from_environment
-from trainyard.spec.load.nearest import did_you_mean, nearest_paths
+from trainyard.spec.load.spellings import did_you_mean, nearest_paths
 
 if TYPE_CHECKING:
     from trainyard.settings import Settings

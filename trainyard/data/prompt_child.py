@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trainyard.data.template_child import render_limited
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
-from trainyard.sandbox.lines import Answer, Reply, serve_lines
+from trainyard.sandbox.limits import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 256 << 20
 RENDER_S = 2.0

@@ -18,7 +18,7 @@ from jsonschema.protocols import Validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from trainyard.sandbox.lines import Answer, Reply, serve_lines
+from trainyard.sandbox.limits import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 1 << 30
 DETAIL_CHARS = 300

@@ -20,7 +20,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from trainyard.json_types import JsonObject
-from trainyard.sandbox.lines import Answer, Reply, serve_lines
+from trainyard.sandbox.limits import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 512 << 20
 MARGIN_CHARS = 1 << 20

@@ -45,7 +45,7 @@ from trainyard.data.rows import HELD_OUT_FOLDER, ROWS_FILE, SCHEMAS, TRAIN, UNSE
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
-from trainyard.spec.estimate.heldout import describe_small_sets
+from trainyard.spec.estimate.verdict import describe_small_sets
 from trainyard.spec.nodes import ValidatorConfig
 from trainyard.stores.artifacts import Produced, ProducedSet, Reference
 from trainyard.stores.whole import write_json_durably

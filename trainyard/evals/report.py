@@ -18,7 +18,7 @@ from trainyard.evals.job import EvaluationJob, training_facts, version_name
 from trainyard.evals.statistics import ConfidenceInterval, Flips, bootstrap, count_flips, improvements
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.latent import Latent
-from trainyard.spec.estimate.heldout import describe_small_sets, explain_too_few_rows
+from trainyard.spec.estimate.verdict import describe_small_sets, explain_too_few_rows
 
 Report = dict[str, Any]
 LONGEST_SAMPLE = 300

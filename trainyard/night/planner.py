@@ -44,10 +44,10 @@ class Planner:
 
     def predict(self, waiting: int) -> int:
         """Documents that will be done by the deadline, of `waiting` ones."""
-        self.first_predicted = min(waiting, self.count_within(self.deadline - self.started))
+        self.first_predicted = min(waiting, self.within(self.deadline - self.started))
         return self.first_predicted
 
-    def count_within(self, seconds: float) -> int:
+    def within(self, seconds: float) -> int:
         return max(0, math.floor(max(0.0, seconds) * self.slots / self.seconds_per_document))
 
     @property

@@ -26,7 +26,7 @@ from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.clock import RealClock
 from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles, lacking_space
-from trainyard.stores.graph.addresses import open_graph
+from trainyard.stores.graph.remote import open_graph
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import MarkerStore, find_owner
 from trainyard.stores.markers.remote import ObjectMarkers

@@ -12,13 +12,11 @@ from pydantic import Field
 from trainyard.operations.base import Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import format_table
-from trainyard.operations.texts import next_lines
+from trainyard.operations.tables import format_table, next_lines
 from trainyard.serve.conversion.architectures import Layout
 
 if TYPE_CHECKING:
-    from trainyard.app.adapters.register import Registered
-    from trainyard.app.adapters.registry import AdapterRows, Converted
+    from trainyard.app.adapters.registry import AdapterRows, Converted, Registered
     from trainyard.app.adapters.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
     from trainyard.app.chat import AskedAnswer
     from trainyard.app.responses import Record
@@ -246,7 +244,7 @@ ROWS: dict[str, Operation] = {
     ),
     "adapters register": Operation(
         "Give the adapter of an ended job a number in the registry; with --promote, make it live.",
-        request=RegisterInput, run="app.adapters.register:register_job", text=registered_text, scope=RUN,
+        request=RegisterInput, run="app.adapters.registry:register_job", text=registered_text, scope=RUN,
         example="trainyard adapters register desk --role support --promote",
         route="POST /api/v1/adapters/register", tenants=True, heavy=True,
     ),

@@ -11,13 +11,12 @@ from pydantic import Field
 from trainyard.operations.base import Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import format_table
-from trainyard.operations.texts import json_text
+from trainyard.operations.tables import format_table, json_text
 from trainyard.spec.axes.data import Port
 
 if TYPE_CHECKING:
     from trainyard.app.artifacts.artifacts import ArtifactList, ArtifactRows
-    from trainyard.app.evaluations import Evaluation, EvaluationList
+    from trainyard.app.artifacts.evaluations import Evaluation, EvaluationList
 
 RUN = "Id of a run or of its job, or enough of its beginning."
 NodeId = Annotated[str, Field(min_length=1, max_length=200)]
@@ -188,12 +187,12 @@ ROWS: dict[str, Operation] = {
     ),
     "evaluations list": Operation(
         "The evaluations of runs, the newest first: verdict, primary metric, its interval.",
-        request=EvaluationsInput, run="app.evaluations:list_evaluations", text=evaluations_text, scope=READ,
+        request=EvaluationsInput, run="app.artifacts.evaluations:list_evaluations", text=evaluations_text, scope=READ,
         route="GET /api/v1/evaluations", tenants=True,
     ),
     "evaluations show": Operation(
         "One evaluation: benchmarks with intervals and flips, the gate, answers side by side, the training.",
-        request=EvaluationInput, run="app.evaluations:show_evaluation", text=evaluation_text, scope=READ,
+        request=EvaluationInput, run="app.artifacts.evaluations:show_evaluation", text=evaluation_text, scope=READ,
         example="trainyard evaluations show 59b4dead",
         route="GET /api/v1/evaluations/{run}/{node}", tenants=True,
     ),

@@ -18,7 +18,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 
 if TYPE_CHECKING:
-    from trainyard.app.backends.backends import BackendTable
+    from trainyard.app.backends import BackendTable
     from trainyard.app.gpus import GpuList
     from trainyard.app.scripts import ScriptDraft, TrainingScriptList, TrainingScriptText
 
@@ -195,22 +195,22 @@ READ, RUN, ADMIN = Scope
 ROWS: dict[str, Operation] = {
     "backends": Operation(
         "Show every trainer: version, import, device, why it is not available and what fixes it.",
-        request=BackendsInput, run="app.backends.backends:show_backends", text=backends_text, scope=READ,
+        request=BackendsInput, run="app.backends:show_backends", text=backends_text, scope=READ,
         route="GET /api/v1/backends", tenants=True,
     ),
     "backends install": Operation(
         "Make the environment of a trainer that cannot share ours; whole, or not at all.",
-        request=InstallInput, run="app.backends.backends:install_backends", text=backends_text, scope=ADMIN,
+        request=InstallInput, run="app.backends:install_backends", text=backends_text, scope=ADMIN,
         route="POST /api/v1/backends/install",
     ),
     "backends cancel": Operation(
         "Stop an installation that is running in the background; what is half made is removed.",
-        request=CancelInstallInput, run="app.backends.backends:cancel_install", text=backends_text, scope=ADMIN,
+        request=CancelInstallInput, run="app.backends:cancel_install", text=backends_text, scope=ADMIN,
         route="POST /api/v1/backends/cancel",
     ),
     "backends test": Operation(
         "Train two steps on a trainer, as a job: whether it works here, from its data to its adapter.",
-        request=BackendTestInput, run="app.backends.smoke:try_backend", text=run_text, scope=RUN,
+        request=BackendTestInput, run="app.stack.smoke:try_backend", text=run_text, scope=RUN,
         example="trainyard backends test native --watch",
         route="POST /api/v1/backends/test", status=202, tenants=True,
     ),

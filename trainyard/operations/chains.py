@@ -14,8 +14,7 @@ from trainyard.loading import load_object
 from trainyard.operations.base import Nothing, Parameters, Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import format_table, paragraph
-from trainyard.operations.texts import message_text, next_lines, short_reason
+from trainyard.operations.tables import format_table, message_text, next_lines, paragraph, short_reason
 
 if TYPE_CHECKING:
     from trainyard.app.chains.describe import ShownSchema, TemplateRows

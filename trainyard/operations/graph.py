@@ -15,7 +15,7 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import format_table
 
 if TYPE_CHECKING:
-    from trainyard.app.graph.neighbors import EntityList, Neighbors
+    from trainyard.app.graph import EntityList, Neighbors
 
 ADDRESS = "A graph server or file:// address; default: this home's."
 
@@ -77,28 +77,28 @@ READ, RUN, ADMIN = Scope
 ROWS: dict[str, Operation] = {
     "graph query": Operation(
         "Rows of one reading Cypher statement; values are given as parameters.",
-        request=QueryInput, run="app.graph.graph:query_graph", text=query_text, scope=READ,
+        request=QueryInput, run="app.graph:query_graph", text=query_text, scope=READ,
         route="POST /api/v1/graph/query", heavy=True,
     ),
     "graph stats": Operation(
         "Count the documents, entities and relations of the knowledge graph.",
-        request=GraphInput, run="app.graph.graph:count_graph", text=counts_text, scope=READ,
+        request=GraphInput, run="app.graph:count_graph", text=counts_text, scope=READ,
         route="GET /api/v1/graph/stats", tenants=True,
     ),
     "graph entities": Operation(
         "Entities of the knowledge graph, by a part of their names.",
-        request=EntitiesInput, run="app.graph.neighbors:list_entities", text=entities_text, scope=READ,
+        request=EntitiesInput, run="app.graph:list_entities", text=entities_text, scope=READ,
         example="trainyard graph entities acme",
         route="GET /api/v1/graph/entities", tenants=True, heavy=True,
     ),
     "graph neighbors": Operation(
         "An entity, its relations, and the documents that name it.",
-        request=NeighborsInput, run="app.graph.neighbors:show_neighbors", text=neighbors_text, scope=READ,
+        request=NeighborsInput, run="app.graph:show_neighbors", text=neighbors_text, scope=READ,
         route="GET /api/v1/graph/entities/{key}", tenants=True, heavy=True,
     ),
     "graph export": Operation(
         "Write the knowledge graph as JSON lines, in the same order every time.",
-        request=ExportInput, run="app.graph.graph:export_graph", text=exported_text, scope=RUN,
+        request=ExportInput, run="app.graph:export_graph", text=exported_text, scope=RUN,
         local="It writes a file anywhere on this machine.",
     ),
 }  # fmt: skip

@@ -24,8 +24,7 @@ from trainyard.operations.chains import (
 )
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import format_table
-from trainyard.operations.texts import draw_curves, message_text, next_lines, short_reason
+from trainyard.operations.tables import draw_curves, format_table, message_text, next_lines, short_reason
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
@@ -449,7 +448,7 @@ ROWS: dict[str, Operation] = {
     ),
     "jobs retry": Operation(
         "Start a new job with the parameters of an earlier one; its newest checkpoint is used, if it left one.",
-        request=RetryInput, run="app.jobs.retry:retry_job", text=run_text, scope=RUN,
+        request=RetryInput, run="app.jobs.jobs:retry_job", text=run_text, scope=RUN,
         route="POST /api/v1/jobs/{job}/retry", status=202, tenants=True,
     ),
     "jobs checkpoints": Operation(

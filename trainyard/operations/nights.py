@@ -11,13 +11,11 @@ from trainyard.night.report import NightReport, markdown
 from trainyard.operations.base import TENANT, Request, Tenant
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import format_table
-from trainyard.operations.texts import json_text
+from trainyard.operations.tables import format_table, json_text
 from trainyard.testing.simulation import violation_lines
 
 if TYPE_CHECKING:
-    from trainyard.app.night_reports import NightDetail, NightList
-    from trainyard.app.nights import Added, CorpusStatus, NightStatus, Simulated
+    from trainyard.app.nights import Added, CorpusStatus, NightDetail, NightList, NightStatus, Simulated
 
 CONFIG = "YAML; default: nightly.yaml of the home."
 BUCKET = "A bucket of the config; default: the first of its kind."
@@ -158,12 +156,12 @@ ROWS: dict[str, Operation] = {
     ),
     "nightly list": Operation(
         "The nights that were, the newest first: state, headline, times.",
-        request=NightsInput, run="app.night_reports:list_night_reports", text=nights_text, scope=READ,
+        request=NightsInput, run="app.nights:list_night_reports", text=nights_text, scope=READ,
         route="GET /api/v1/nightly/nights", tenants=True,
     ),
     "nightly show": Operation(
         "One night: phases against their budgets, corpora against their thresholds, what failed and what to do.",
-        request=NightNameInput, run="app.night_reports:show_night", text=night_detail_text, scope=READ,
+        request=NightNameInput, run="app.nights:show_night", text=night_detail_text, scope=READ,
         route="GET /api/v1/nightly/nights/{night}", tenants=True,
     ),
     "corpus engineering": Operation(

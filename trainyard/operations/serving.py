@@ -16,7 +16,7 @@ from trainyard.operations.base import Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.graph import ADDRESS
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.texts import json_text
+from trainyard.operations.tables import json_text
 
 if TYPE_CHECKING:
     from trainyard.app.chat import ChatOutput

@@ -18,12 +18,12 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import format_table
 
 if TYPE_CHECKING:
-    from trainyard.app.dashboard import DashboardLink
-    from trainyard.app.machine_settings import MachineSettingList
     from trainyard.app.stack.backup import BackedUp, Restored
+    from trainyard.app.stack.dashboard import DashboardLink
     from trainyard.app.stack.demo import DemoResult
     from trainyard.app.stack.doctor import Diagnosis
     from trainyard.app.stack.gc import Collected
+    from trainyard.app.stack.machine_settings import MachineSettingList
     from trainyard.app.stack.stack import DownOutput, EnvOutput, Migration, UpOutput
 
 
@@ -218,7 +218,7 @@ ROWS: dict[str, Operation] = {
     ),
     "dashboard": Operation(
         "A link that opens the dashboard and logs a browser in: once, within an hour.",
-        request=Nothing, run="app.dashboard:show_dashboard", text=dashboard_text, scope=ADMIN,
+        request=Nothing, run="app.stack.dashboard:show_dashboard", text=dashboard_text, scope=ADMIN,
         local="It prints a secret.",
     ),
     "env": Operation(
@@ -229,7 +229,7 @@ ROWS: dict[str, Operation] = {
     ),
     "settings": Operation(
         "The settings of this machine: value, default, and whether it is from the environment or trainyard.toml.",
-        request=Nothing, run="app.machine_settings:show_settings", text=settings_text, scope=ADMIN,
+        request=Nothing, run="app.stack.machine_settings:show_settings", text=settings_text, scope=ADMIN,
         route="GET /api/v1/settings",
     ),
     "doctor": Operation(

@@ -13,12 +13,11 @@ from trainyard.operations.chains import (
 )
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import format_table
-from trainyard.operations.texts import draw_lines
+from trainyard.operations.tables import draw_lines, format_table
 from trainyard.spec.axes.stages import EvalMetric
 
 if TYPE_CHECKING:
-    from trainyard.app.sweeps.show import SweepList, SweepReport
+    from trainyard.app.sweeps import SweepList, SweepReport
 
 SWEEP_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
@@ -134,24 +133,24 @@ READ, RUN, ADMIN = Scope
 ROWS: dict[str, Operation] = {
     "sweep": Operation(
         "Train a chain with many sets of values, stop what is worse early, and continue what is better.",
-        request=SweepInput, run="app.sweeps.start:sweep", text=sweep_text, scope=RUN,
+        request=SweepInput, run="app.sweep_start:sweep", text=sweep_text, scope=RUN,
         example="trainyard sweep chain.yaml -p 'trainer.learning_rate=loguniform(1e-5,1e-3)' --watch",
         route="POST /api/v1/sweeps",
     ),
     "sweep show": Operation(
         "The trials of a sweep with their rungs, steps and metrics; with --best, the chain of the best one.",
-        request=ShowSweepInput, run="app.sweeps.show:show_sweep", text=sweep_text, scope=READ,
+        request=ShowSweepInput, run="app.sweeps:show_sweep", text=sweep_text, scope=READ,
         example="trainyard sweep show NAME --best > best.yaml",
         route="GET /api/v1/sweeps/{name}",
     ),
     "sweep list": Operation(
         "Every sweep, how far it is, and its best trial.",
-        request=Nothing, run="app.sweeps.show:list_sweeps", text=sweeps_text, scope=READ,
+        request=Nothing, run="app.sweeps:list_sweeps", text=sweeps_text, scope=READ,
         route="GET /api/v1/sweeps",
     ),
     "sweep stop": Operation(
         "End a sweep; its trainings save first, so that `trainyard sweep --continue` continues it.",
-        request=SweepNameInput, run="app.sweeps.start:stop_sweep", text=sweep_text, scope=RUN,
+        request=SweepNameInput, run="app.sweep_start:stop_sweep", text=sweep_text, scope=RUN,
         route="POST /api/v1/sweeps/{name}/stop",
     ),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.exceptions import ObjectNotFound
 
-from trainyard.app.jobs.log_source import PLANNED, strip_traceback
+from trainyard.app.jobs.logs import PLANNED, strip_traceback
 from trainyard.app.live.trainings import add_chain_facts
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow
@@ -25,8 +25,7 @@ from trainyard.prefect_api.server import client
 from trainyard.prefect_api.states import run_state, waits_for_trainer
 from trainyard.prefect_api.watching import run_url
 from trainyard.spec.states import JobState
-from trainyard.stores.live.job_facts import read_facts
-from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, name_run, select_meant
+from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, name_run, read_facts, select_meant
 from trainyard.stores.live.job_index import JobPage, JobQuery, build_page, sort_key
 
 PAGE = 200

@@ -19,7 +19,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled, Suspended
 
-from trainyard.app.jobs.log_source import WORKER_LABEL, live_process
+from trainyard.app.jobs.logs import WORKER_LABEL, live_process
 from trainyard.app.run_records import RunRecord, read_result
 from trainyard.app.training_logs import TrainingLogs, find_left_trainings, has_no_progress
 from trainyard.errors import Conflict, NotFound

@@ -3,7 +3,7 @@
 Those of nights write an event that an operator's own automation, mail block or chat block can react to; they change no
 run. The server notices a failed night. It cannot notice that none succeeded by six in the morning: its proactive
 triggers count hours since an event, not to a time of day in a zone, and forget when a server is restarted. So the
-watchdog checks at six (`alerts/night_watch.py`) and sends the event that the second automation waits for.
+watchdog checks at six (`alerts.py`) and sends the event that the second automation waits for.
 """
 
 from __future__ import annotations

@@ -19,12 +19,9 @@ from prefect.states import Running
 
 from trainyard.app.run_records import read_result
 from trainyard.app.services import worker_name
-from trainyard.compute.leftovers import sweep_leftovers
-from trainyard.compute.orphans import Sweeper
+from trainyard.compute.leftovers import Sweeper, sweep_leftovers
 from trainyard.errors import Unavailable
-from trainyard.prefect_api.alerts.disk_watch import DiskWatch
-from trainyard.prefect_api.alerts.gpu_watch import GpuWatch
-from trainyard.prefect_api.alerts.night_watch import NightWatch
+from trainyard.prefect_api.alerts import DiskWatch, GpuWatch, NightWatch
 from trainyard.prefect_api.log_lines import log_line
 from trainyard.prefect_api.operating import (
     find_process,

@@ -3,18 +3,22 @@
 A limit ends the child, never its parent. Memory is an address space over what the child has when it starts
 (`RLIMIT_AS`), CPU time is a timer whose signal nobody handles (`ITIMER_PROF`), so that a pattern which backtracks
 inside of a C library ends too. The kernel refuses sockets and, where no program is needed, `execve` (seccomp, Linux).
+
+The child's side of a program that answers lines (`children.LineChild`): standard library only.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import platform
 import resource
 import signal
 import sys
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 SECCOMP_MODE_FILTER = 2
@@ -132,3 +136,34 @@ def limit(kind: int, value: int) -> None:
 def allow_cpu(seconds: float) -> None:
     """End this process after so many seconds of CPU from now on; 0 takes the timer away."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+Reply = dict[str, Any]
+Answer = Callable[[bytes], Iterable[Reply]]
+"""Returns the replies to one line of JSON."""
+
+
+def serve_lines(start: Callable[[Any], tuple[Reply, Answer]]) -> None:
+    """Answer the lines of standard input until the parent closes it; each reply has `cpu_s` of processor time.
+
+    `start` gets the value of the first line, and returns the reply to it and the function for every later line. A reply
+    that takes longer ends the process, whatever it is doing: nothing handles the signal.
+    """
+    limits = ChildLimits(*json.loads(sys.argv[1]))
+    limit_child(limits.memory_bytes)
+
+    def send(reply: Reply) -> None:
+        allow_cpu(0)
+        sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n")
+        sys.stdout.buffer.flush()
+        allow_cpu(limits.cpu_s)
+
+    lines = iter(sys.stdin.buffer)
+    first = next(lines)
+    allow_cpu(limits.cpu_s)
+    reply, answer = start(json.loads(first))
+    send(reply)
+    for line in lines:
+        allow_cpu(limits.cpu_s)
+        for reply in answer(line):
+            send(reply)

@@ -22,6 +22,7 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.serve import protocol
+from trainyard.serve.calls import CallingTurn, read_calls
 from trainyard.serve.inference import Generation, ModelRunner, Step, TokenLogprob, Worker
 from trainyard.serve.prompt_fields import find_hidden_field
 from trainyard.serve.protocol import MAX_PROMPTS, ApiError, ChatRequest, CompletionRequest, SamplingRequest, sse
@@ -60,6 +61,9 @@ class ServerMetrics:
         running.set_function(lambda: sum(worker.busy for worker in workers))
         adapters = Gauge("trainyard_server_adapters", "Adapters loaded.", registry=self.registry)
         adapters.set_function(lambda: len(served.adapters))
+
+
+FindCalls = Callable[[Generation, list[Step]], CallingTurn | None]
 
 
 class Ticket:
@@ -132,7 +136,7 @@ class BaseAnswers:
                 self.generate(ticket, generation)
 
         ticket = Ticket(self.worker, work)
-        shape = ChatShape(body, self.engine)
+        shape = ChatShape(body, self.engine, self.read_calls if body.offered() is not None else None)
         return await (self.stream(request, ticket, shape) if body.stream else self.whole(request, ticket, shape))
 
     async def completion(self, request: Request, body: CompletionRequest, adapter: str | None) -> Response:
@@ -223,6 +227,12 @@ class BaseAnswers:
             raise refuse_field(hidden)
         return ids
 
+    def read_calls(self, generation: Generation, steps: list[Step]) -> CallingTurn | None:
+        """Return the calls of an answer that has ended; None for one without."""
+        if generation.finish_reason != "stop":
+            return None
+        return read_calls(self.renderer, generation.prompt, [step.token for step in steps if step.token >= 0])
+
     @cached_property
     def renderer(self) -> Renderer:
         """Writes prompts as training does; control tokens in a message stay text."""
@@ -284,7 +294,8 @@ class BaseAnswers:
             try:
                 async for event in events:
                     if not isinstance(event, Step):
-                        yield sse(shape.ended())
+                        for chunk in shape.ended():
+                            yield sse(chunk)
                     shape.take(event)
                     for chunk in shape.chunks(event):
                         yield sse(chunk)
@@ -360,12 +371,12 @@ class AnswerShape:
             return self.opening()
         return [self.chunk(event)] if event.text or event.logprob is not None else []
 
-    def ended(self) -> JsonObject:
-        """Return the last part of the present choice."""
-        return self.build_chunk(**self.last_part, finish_reason=self.finish_reason(len(self.generations) - 1))
+    def ended(self) -> list[JsonObject]:
+        """Return the last parts of the present choice."""
+        return [self.build_chunk(**self.last_part, finish_reason=self.finish_reason(len(self.generations) - 1))]
 
     def closing(self) -> list[JsonObject]:
-        chunks = [self.ended()]
+        chunks = self.ended()
         if self.body.stream_options and self.body.stream_options.include_usage:
             chunks.append({**self.head, "object": self.chunk_object, "choices": [], "usage": self.usage()})
         return chunks
@@ -387,10 +398,37 @@ class ChatShape(AnswerShape):
     object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
     last_part: Mapping[str, Any] = {"delta": {}}
 
+    def __init__(self, body: ChatRequest, engine: ModelRunner, find_calls: FindCalls | None = None) -> None:
+        """`find_calls` reads the calls of an answer, where tools are offered: then a stream sends an answer whole, as
+        nobody can say before its end whether its text is one.
+        """
+        super().__init__(body, engine)
+        self.find_calls = find_calls
+        self.turns: dict[int, CallingTurn | None] = {}
+
+    def calling_turn(self, number: int) -> CallingTurn | None:
+        """Return the calls of a choice that has ended; None without any."""
+        if self.find_calls is not None and number not in self.turns:
+            self.turns[number] = self.find_calls(self.generations[number], self.steps[number])
+        return self.turns.get(number)
+
+    def finish_reason(self, number: int) -> str:
+        return "tool_calls" if self.calling_turn(number) is not None else super().finish_reason(number)
+
     def choice(self, number: int) -> JsonObject:
-        steps = self.steps[number]
-        message = {"role": "assistant", "content": "".join(step.text for step in steps)}
-        return {"message": message, "logprobs": self.logprobs(steps)}
+        steps, turn = self.steps[number], self.calling_turn(number)
+        message = {"role": "assistant", "content": "".join(step.text for step in steps), "refusal": None}
+        return {"message": message | (turn.message if turn is not None else {}), "logprobs": self.logprobs(steps)}
+
+    def ended(self) -> list[JsonObject]:
+        if self.find_calls is None:
+            return super().ended()
+        number = len(self.generations) - 1
+        turn, text = self.calling_turn(number), "".join(step.text for step in self.steps[number])
+        delta: JsonObject = {"content": text} if text else {}
+        if turn is not None:
+            delta = {**turn.message, "tool_calls": [{"index": at, **call} for at, call in enumerate(turn.calls)]}
+        return [*([self.build_chunk(delta=delta)] if delta else []), *super().ended()]
 
     def logprobs(self, steps: list[Step]) -> JsonObject | None:
         if self.generations[0].top_logprobs is None:
@@ -408,6 +446,11 @@ class ChatShape(AnswerShape):
 
     def opening(self) -> list[JsonObject]:
         return [self.build_chunk(delta={"role": "assistant", "content": ""})]
+
+    def chunks(self, event: tuple[Generation, Any] | Step) -> list[JsonObject]:
+        if self.find_calls is None or not isinstance(event, Step):
+            return super().chunks(event)
+        return [self.build_chunk(delta={}, logprobs=self.logprobs([event]))] if event.logprob is not None else []
 
     def chunk(self, step: Step) -> JsonObject:
         return self.build_chunk(delta={"content": step.text}, logprobs=self.logprobs([step]))

@@ -1,24 +1,32 @@
 """Bases of a model server: their files, their memory, and the names under which they answer.
 
 Torch-free: a command asks these before a server is started, and the server asks them again before it reads a weight.
+
+Which base an adapter belongs to, by its own files, and which versions of the registry are served on given bases.
+
+An adapter on another base answers nonsense without any error, and one under another chat template nearly so.
+Torch-free.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from trainyard.errors import LimitExceeded, NotFound
+from trainyard.errors import InvalidInput, LimitExceeded, NotFound
 from trainyard.loading import load_object
-from trainyard.serve.chat_templates import check_folder
+from trainyard.serve.prompt_fields import check_folder
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
-from trainyard.spec.estimate.answering import answering_bytes
+from trainyard.spec.estimate.memory import answering_bytes
+from trainyard.stores.adapters import AdapterRegistry, parse_name
 from trainyard.stores.model_hub import download_model
-from trainyard.stores.models import ModelSource, read_json, resolve_model
+from trainyard.stores.models import ModelSource, chat_template_sha256, read_json, resolve_model
 
 WIDTHS = {"float32": 4, "bfloat16": 2}
 """dtype of a served base -> bytes of a number."""
@@ -106,3 +114,121 @@ def estimate_bytes(base: ModelSource, dtype: str) -> int:
     assert base.parameters is not None
     config = read_json(Path(base.path) / "config.json", "E-MODEL-INVALID")
     return answering_bytes(config, base.parameters, WIDTHS[dtype])
+
+
+VERSION = re.compile(r"v\d+")
+
+
+def read_origin(folder: Path) -> dict[str, object]:
+    """Return the `training.json` of an adapter; empty for one that was made elsewhere. Raises `E-ADAPTER-MISMATCH`."""
+    path = folder / "training.json"
+    if not path.is_file():
+        return {}
+    try:
+        origin = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        origin = None
+    if not isinstance(origin, dict):
+        raise InvalidInput(
+            f"{folder.name}/training.json is not a JSON object.", do="Train it again.", code="E-ADAPTER-MISMATCH"
+        )
+    return origin
+
+
+def choose_base(folder: Path, bases: Sequence[ModelSource]) -> ModelSource:
+    """Return the base that an adapter belongs to, checked; of a single one only what `training.json` says is compared.
+
+    Of several bases it is the one whose digest `training.json` names; for an adapter that was made elsewhere, the one
+    that its `adapter_config.json` names. Raises `InvalidInput` (`E-ADAPTER-MISMATCH`).
+    """
+    if len(bases) == 1:
+        check_origin(folder, bases[0])
+        return bases[0]
+    trained_on = read_origin(folder).get("base_sha256")
+    if trained_on is not None:
+        match = next((base for base in bases if base.sha256 == trained_on), None)
+        reason = f"Its base has the digest {str(trained_on)[:12]}"
+    else:
+        named = read_json(folder / "adapter_config.json", "E-ADAPTER-INVALID").get("base_model_name_or_path")
+        match = next((base for base in bases if named and named in (base.name, str(base.path))), None)
+        reason = f"Its adapter_config.json names {named!r}" if named else "Its files name no base"
+    if match is None:
+        served = ", ".join(f"{base.name} ({base.sha256[:12]})" for base in bases)
+        raise InvalidInput(
+            f"The adapter was trained on another base than those that are served: {served}.",
+            why=f"{reason}.",
+            do="Serve the base that it was trained on, too, or train the adapter on one of these.",
+            code="E-ADAPTER-MISMATCH",
+        )
+    check_origin(folder, match)
+    return match
+
+
+def check_origin(folder: Path, base: ModelSource) -> None:
+    """Compare an adapter's `training.json` with the base. An adapter made elsewhere has none and passes.
+
+    Raises `InvalidInput` (`E-ADAPTER-MISMATCH`).
+    """
+    if base.path is None or not (origin := read_origin(folder)):
+        return
+    trained_on, template = origin.get("base_sha256"), origin.get("chat_template_sha256")
+    if trained_on is not None and trained_on != base.sha256:
+        raise InvalidInput(
+            f"The adapter was trained on another base than {base.name!r}.",
+            why=f"Its base has the digest {str(trained_on)[:12]}, this one {base.sha256[:12]}.",
+            do="Serve the base that training.json names, or train the adapter on this base.",
+            code="E-ADAPTER-MISMATCH",
+        )
+    served = chat_template_sha256(base.path)
+    if template is not None and template != served:
+        raise InvalidInput(
+            "The adapter was trained with another chat template than the one that is served.",
+            why=f"Its template has the digest {str(template)[:12]}, the served one {str(served)[:12]}.",
+            do="Serve the base with the template of the training, or train the adapter again.",
+            code="E-ADAPTER-MISMATCH",
+        )
+
+
+@dataclass(frozen=True)
+class NamedAdapter:
+    """A verified adapter, as a server loads it: a version of the registry, or what a job has trained."""
+
+    name: str
+    folder: Path
+    alias: str | None
+    """The role's name where its live version was requested, the job's where a job was."""
+
+
+def full_name(name: str, settings: Settings) -> str:
+    """`ROLE` and `ROLE/vN` are names of this home's tenant, unless a tenant of that name has such a role."""
+    first, _, rest = name.partition("/")
+    is_local = not rest or (VERSION.fullmatch(rest) and not (settings.adapters / first / rest).is_dir())
+    return f"{settings.tenant}/{name}" if is_local else name
+
+
+def find_adapter(name: str, settings: Settings) -> NamedAdapter:
+    """Return the version that a name means, each byte verified.
+
+    Raises `NotFound` (`E-ADAPTER-NOT-FOUND`) for an unknown version or a role without a live one, `InvalidInput`
+    (`E-NAME`; `E-ADAPTER-INVALID` for a whole model, which has no base) and `Corrupt` (`E-CORRUPT`).
+    """
+    registry, version_name = AdapterRegistry(settings.adapters), full_name(name, settings)
+    version = registry.verify(registry.show(version_name))
+    if version.kind != "adapter":
+        raise InvalidInput(
+            f"{version.name} is a whole model, not an adapter.",
+            do=f"Serve it as a base: --model {registry.path(version)}.",
+            code="E-ADAPTER-INVALID",
+        )
+    alias = version.alias if parse_name(version_name)[2] is None else None
+    return NamedAdapter(version.name, registry.path(version), alias)
+
+
+def require_bases(adapters: Sequence[NamedAdapter], bases: Sequence[ModelSource]) -> None:
+    """Compare each adapter with the bases. Raises as `choose_base`."""
+    for adapter in adapters:
+        try:
+            choose_base(adapter.folder, bases)
+        except InvalidInput as error:
+            message = f"{adapter.name} cannot be served: {error.what}"
+            raise InvalidInput(message, why=error.why, do=error.do, code=error.code) from error

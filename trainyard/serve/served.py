@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
-from trainyard.serve.base_origins import choose_base
+from trainyard.serve.base_sources import choose_base
 from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.protocol import (
     Alias,

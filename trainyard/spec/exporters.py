@@ -15,7 +15,7 @@ from trainyard.errors import Reason, Refused
 from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.methods import DEFAULT_INIT, LOFTQ, FreezeSettings, MethodSettings
 from trainyard.spec.axes.stages import StageSettings
-from trainyard.spec.changes import flatten_settings
+from trainyard.spec.model_schema import flatten_settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 from trainyard.spec.training import EvalSettings, TrainerConfig
 

@@ -21,8 +21,8 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
 from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.load.files import read_chain
-from trainyard.spec.load.limits import MAX_REASONS
 from trainyard.spec.load.parse import ParsedNode, cap_reasons, check_crowded, number, parse_nodes, suggest
+from trainyard.spec.load.text import MAX_REASONS
 from trainyard.spec.nodes import (
     AiGeneratorConfig,
     DataSourceConfig,

@@ -26,8 +26,8 @@ from trainyard.loading import load_object
 from trainyard.settings import Settings
 from trainyard.spec.axes.latent import LATENT_FILE
 from trainyard.spec.chain import digest
-from trainyard.spec.estimate.bases import BaseFacts
-from trainyard.spec.load.nearest import did_you_mean, nearest, nearest_paths
+from trainyard.spec.estimate.shape import BaseFacts
+from trainyard.spec.load.spellings import did_you_mean, nearest, nearest_paths
 from trainyard.spec.training import STARTER
 from trainyard.stores.model_configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
 from trainyard.stores.whole import file_sha256, write_json_durably

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from trainyard.json_types import JsonObject
-from trainyard.sandbox.lines import Answer, Reply, serve_lines
+from trainyard.sandbox.limits import Answer, Reply, serve_lines
 
 MEMORY_BYTES = 256 << 20
 

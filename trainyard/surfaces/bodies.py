@@ -1,6 +1,11 @@
 """Requests of operations from HTTP: path, query and headers as texts, a body as strict JSON.
 
 JSON is read strictly: a number in quotation marks is not a number, a key may occur once, NaN is not JSON.
+
+Limits on what JSON may contain, checked before any object is built: brackets and commas outside texts are counted.
+
+Eight megabytes of `{}` are 2.7 million objects of Python: gigabytes, and half a minute of validation. To count them
+takes milliseconds, and none of them is made.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
@@ -19,15 +25,56 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.surfaces.problems import FieldProblem
 from trainyard.surfaces.spool import INLINE_BYTES, UPLOADING, Body, find_slots, receive_body
-from trainyard.surfaces.structure import USUAL, JsonLimits, require_structure
 from trainyard.tracing import new_traceparent, trace_id
 
+
+@dataclass(frozen=True)
+class JsonLimits:
+    """Limits on the objects and lists, texts (keys included), and values of a body."""
+
+    containers: int
+    texts: int
+    values: int
+
+
+USUAL = JsonLimits(containers=60_000, texts=200_000, values=200_000)
+"""Enough for a chain of ten thousand nodes, each with its needs and its config."""
+BATCHES = JsonLimits(containers=200_000, texts=400_000, values=4_000_000)
+"""Of calls of sessions: rows and prompts, and the tokens of a batch as lists of numbers."""
+
+
+def require_structure(body: bytes, limits: JsonLimits) -> None:
+    """Raise `LimitExceeded` (`E-BODY-LENGTH`) for JSON with more parts than the limits allow."""
+    containers, values = count_parts(body)
+    if containers <= limits.containers and values <= limits.values and body.count(b'"') <= 2 * limits.texts:
+        return  # what is inside of texts was counted, too, so it is no more than this
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    texts = bare.count(b'"') // 2
+    if texts <= limits.texts:
+        containers, values = count_parts(b"".join(bare.split(b'"')[::2]))
+    for number, most, noun in (
+        (texts, limits.texts, "texts and keys"),
+        (containers, limits.containers, "objects and lists"),
+        (values, limits.values, "values"),
+    ):
+        if number > most:
+            raise LimitExceeded(
+                f"The body has more than {most:,} {noun}.", do="Send less at a time.", code="E-BODY-LENGTH"
+            )
+
+
+def count_parts(body: bytes) -> tuple[int, int]:
+    """Return the number of objects and lists, and that of values at most."""
+    containers = body.count(b"{") + body.count(b"[")
+    return containers, containers + body.count(b",")
+
+
 JSON_TYPE, TENSORS_TYPE = "application/json", "application/x-safetensors"
-FILE_TYPE = "application/octet-stream"
+FILE_TYPE, PROTOBUF_TYPE = "application/octet-stream", "application/x-protobuf"
 TRACEPARENT = "trainyard.traceparent"
 """Where the scope of a request has its traceparent."""
 TENSORS, IF_MATCH = "tensors", "if_match"
@@ -36,6 +83,8 @@ MAX_BODY_BYTES = 8 << 20
 SMALL_BODY_BYTES = 256 << 10
 """Of a request without lists and objects."""
 MAX_TENSORS_BYTES = 256 << 20
+MAX_TINKER_BYTES = 64 << 20
+"""Of a request of the Tinker SDK, which cuts a step into chunks of 5 MB."""
 MAX_DEPTH = 100
 NESTED = {dict, list}
 """What a JSON reader makes of values that contain others."""

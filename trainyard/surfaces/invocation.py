@@ -40,7 +40,7 @@ def load_implementation(name: str) -> Any:
     return load_object(f"trainyard.{OPERATIONS[name].run}")
 
 
-def run_operation(name: str, request: Any, context: Context) -> Any:
+def execute_operation(name: str, request: Any, context: Context) -> Any:
     """Carry an operation out for a caller, if the caller may ask for it. What changes something is in the audit log.
 
     Raises `Denied` (`E-SCOPE`, `E-LOCAL`), and what the operation raises; over a network also `InvalidInput`
@@ -49,7 +49,7 @@ def run_operation(name: str, request: Any, context: Context) -> Any:
     if not changes_something(name):
         require_allowed(name, request, context)
         return work(name, request, context)
-    from trainyard.app.access.audit_entries import AuditEntry  # imported by the first audited call
+    from trainyard.app.access.audit import AuditEntry  # imported by the first audited call
 
     entry = AuditEntry(name, request, context)
     entry.begin()
@@ -109,7 +109,7 @@ def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:
         require_allowed(name, nothing, context)
     except Denied as error:
         if changes_something(name):
-            from trainyard.app.access.audit_entries import AuditEntry  # imported by the first audited call
+            from trainyard.app.access.audit import AuditEntry  # imported by the first audited call
 
             AuditEntry(name, nothing, context).end(error=error)
         raise

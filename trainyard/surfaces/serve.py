@@ -8,15 +8,14 @@ from pathlib import Path
 from trainyard.app.adapters.trained import TrainedAdapter, find_served, find_version_or_job
 from trainyard.app.chat import find_adapter_base
 from trainyard.app.context import Context
-from trainyard.app.graph.graph import serve_graph
+from trainyard.app.graph import serve_graph
 from trainyard.app.responses import Response
 from trainyard.app.stack.api_service import PORT
 from trainyard.compute.child import silence_missing_kernel
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput
 from trainyard.operations.serving import ServeInput
-from trainyard.serve.base_origins import NamedAdapter, require_bases
-from trainyard.serve.base_sources import find_bases, require_room
+from trainyard.serve.base_sources import NamedAdapter, find_bases, require_bases, require_room
 from trainyard.serve.embedded import server_options
 
 GRAPH_PORT = 9081

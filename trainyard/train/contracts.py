@@ -73,13 +73,17 @@ class Sampling:
     seed: int = 0
     stop_ids: tuple[int, ...] | None = None
     """Default: the model's own end tokens."""
+    top_k: int | None = None
+    """Likeliest tokens that are sampled from; default: all."""
+    stop_texts: tuple[str, ...] = ()
+    """Texts that end a continuation; the token that completes one is its last."""
 
     def __post_init__(self) -> None:
         fine = self.max_new_tokens >= 1 and self.temperature >= 0 and 0 < self.top_p <= 1
-        if not fine:
+        if not fine or (self.top_k is not None and self.top_k < 1):
             raise InvalidInput(
                 f"These sampling settings have no meaning: {self}.",
-                do="Use max_new_tokens >= 1, temperature >= 0 and 0 < top_p <= 1.",
+                do="Use max_new_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and top_k >= 1.",
                 code="E-SAMPLING",
             )
 

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 from trainyard.errors import Unavailable
 from trainyard.json_types import JsonMapping
 from trainyard.loading import load_object
-from trainyard.spec.changes import flatten_settings
+from trainyard.spec.model_schema import flatten_settings
 
 
 @dataclass(frozen=True)

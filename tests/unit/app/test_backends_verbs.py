@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.app.backends.backends import backend_table, show_backends
+from trainyard.app.backends import backend_table, show_backends
 from trainyard.app.chains.eject import eject
 from trainyard.app.context import Context
 from trainyard.app.plan.keys import trainer_identity

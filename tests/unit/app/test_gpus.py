@@ -16,8 +16,7 @@ import pytest
 from trainyard.app.context import Caller, Context
 from trainyard.app.gpus import list_gpus
 from trainyard.app.live.jobs import open_index
-from trainyard.compute.monitor.nvidia import read_nvidia
-from trainyard.compute.monitor.readings import GpuMonitor
+from trainyard.compute.monitor import GpuMonitor, read_nvidia
 from trainyard.operations.backends import gpus_text
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState

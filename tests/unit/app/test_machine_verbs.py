@@ -14,7 +14,7 @@ import pytest
 
 from trainyard.app.context import Caller, Context
 from trainyard.app.gpus import list_gpus
-from trainyard.compute.monitor.readings import Clocks, GpuReading, MonitorReading
+from trainyard.compute.monitor import Clocks, GpuReading, MonitorReading
 from trainyard.errors import Conflict, Denied, InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, load_settings
 from trainyard.surfaces.invocation import build_request, load_implementation

@@ -11,9 +11,8 @@ import pytest
 
 from trainyard.app.chat import AskedAnswer, ask
 from trainyard.app.context import Caller, Context
-from trainyard.app.graph.graph import count_graph
-from trainyard.app.graph.neighbors import list_entities, show_neighbors
-from trainyard.app.night_reports import list_night_reports, show_night
+from trainyard.app.graph import count_graph, list_entities, show_neighbors
+from trainyard.app.nights import list_night_reports, show_night
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.night.report import (
     BucketReport,
@@ -31,9 +30,9 @@ from trainyard.operations.nights import NightNameInput, NightsInput, night_detai
 from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import DISK
-from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, entity_key
 from trainyard.stores.graph.local import LadybugGraph
+from trainyard.stores.graph.remote import graph_file
 from trainyard.stores.schema import add_version
 
 JANE, ACME = Named("person", "Jane Doe"), Named("company", "Acme")

@@ -12,10 +12,10 @@ import orjson
 import pytest
 
 from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, scores
-from trainyard.app.artifacts import artifacts, contents
-from trainyard.app.artifacts.artifacts import Artifact, list_artifacts, read_rows, show_artifact
+from trainyard.app import artifacts
+from trainyard.app.artifacts.artifacts import Artifact, contents, list_artifacts, read_rows, show_artifact
+from trainyard.app.artifacts.evaluations import list_evaluations, show_evaluation
 from trainyard.app.context import Caller, Context
-from trainyard.app.evaluations import list_evaluations, show_evaluation
 from trainyard.app.run_records import RunRecord
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.rows import HELD_OUT_FOLDER, ROWS_FILE, Message, SftRow, write_rows

@@ -33,8 +33,7 @@ def test_no_result_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "code"),
-    [(JobState.COMPLETED, 0), (JobState.PENDING, 0), (JobState.FAILED, 1), (JobState.CANCELED, 1)],
+    ("state", "code"), [(JobState.COMPLETED, 0), (JobState.PENDING, 0), (JobState.FAILED, 1), (JobState.CANCELED, 1)]
 )
 def test_a_run_s_state_is_the_exit_code_of_a_watcher(state: JobState, code: int) -> None:
     assert result(state).exit_code == code

@@ -14,9 +14,9 @@ from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import settings
-from trainyard.spec.load.nearest import nearest, nearest_paths
+from trainyard.spec.load.spellings import nearest, nearest_paths
 from trainyard.stores.chain_revisions import ChainStore, StoredChain
-from trainyard.surfaces.invocation import run_operation
+from trainyard.surfaces.invocation import execute_operation
 
 RUN, SWEEP, SESSION = "0aa885f8-eaaa-4f32-a852-144a17056dc2", "width-ecfc218f", "session-0123456789ab"
 WRONG = {
@@ -106,7 +106,7 @@ def test_operations_say_which_name_was_meant(
 ) -> None:
     request = OPERATIONS[operation].request(**fields)
     with pytest.raises((NotFound, InvalidInput)) as caught:
-        run_operation(operation, request, context)
+        execute_operation(operation, request, context)
     assert (f"Did you mean {right!r}" in caught.value.do) if right else "Did you mean" not in caught.value.do
 
 

@@ -33,7 +33,7 @@ ROWS = [
     }
     for n in range(4)
 ]
-OPEN_S = 90.0
+OPEN_S = 240.0
 
 
 def record_of(model: Path, **options: Any) -> SessionRecord:
@@ -88,8 +88,8 @@ class HostedSession:
 
     def call(self, verb: str, *, op_seq: int | None = None, body: bytes = b"", **options: Any) -> dict[str, Any]:
         """The result of a verb."""
-        header = {"call": "verb", "verb": verb, "given": options, "op_seq": op_seq, "wait_s": 60}
-        result: dict[str, Any] = ask(self.socket_path(), header, body, timeout_s=90)["result"]
+        header = {"call": "verb", "verb": verb, "given": options, "op_seq": op_seq, "wait_s": 200}
+        result: dict[str, Any] = ask(self.socket_path(), header, body, timeout_s=240)["result"]
         return result
 
     def status(self) -> dict[str, Any]:

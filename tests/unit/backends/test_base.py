@@ -13,7 +13,7 @@ import pytest
 from tests.small_jobs import Jobs, conversation, train_as_child
 from trainyard.backends.base import load_program, probe_all
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.launching import environment
+from trainyard.backends.programs import environment
 from trainyard.backends.results import rebuild_error
 from trainyard.backends.trl.backend import BACKEND
 from trainyard.data.rows import write_rows

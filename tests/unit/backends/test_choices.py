@@ -42,9 +42,7 @@ CLOCKS = frozenset(
 """Calls whose answer depends on what else a machine does."""
 SPELLING = re_names = ("choose_", "decide_", "settle_", "sound_", "fit_", "halve_")
 """How functions that decide something are named."""
-NOT_OF_A_TRAINING = {
-    "train.rows.batching:require_rows",
-}
+NOT_OF_A_TRAINING = {"train.rows.batching:require_rows"}
 NOT_AUTOMATIC = {
     "train.progress:choose_by": "whether a metric is better low or high",
     "train.rl.drawing:settle_ppo": "what a rollout is worth",

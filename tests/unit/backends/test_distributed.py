@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, Ran, train_as_child
-from trainyard.backends import launching
+from trainyard.backends import programs
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.launching import environment
 from trainyard.backends.native.backend import SHARED_PROGRAM
+from trainyard.backends.programs import environment
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.events import Event
 from trainyard.compute.rank_process import read_notes
@@ -96,17 +96,17 @@ def interrupted(job: TrainingJob, folder: Path, kill: int | None = None) -> None
 
 
 def test_one_process_is_started_without_a_launcher(jobs: Jobs, tmp_path: Path) -> None:
-    argv = launching.command(jobs(backend="native"), SHARED_PROGRAM, tmp_path)
+    argv = programs.command(jobs(backend="native"), SHARED_PROGRAM, tmp_path)
     assert argv[1:5] == ["-P", "-m", "trainyard.compute.launch", SHARED_PROGRAM]
 
 
 def test_the_launchers_need_no_port(jobs: Jobs, tmp_path: Path) -> None:
-    argv = launching.command(several(jobs, "ddp"), SHARED_PROGRAM, tmp_path)
+    argv = programs.command(several(jobs, "ddp"), SHARED_PROGRAM, tmp_path)
     assert argv[1:6] == ["-P", "-m", "trainyard.compute.launcher_supervisor", str(tmp_path), "2"]
     assert argv[argv.index("--") + 2 :][:2] == ["-m", "torch.distributed.run"]
     assert f"--rdzv-endpoint={tmp_path}/ranks/launcher" in argv
     assert argv[-3:] == ["trainyard.compute.rank_process", SHARED_PROGRAM, str(tmp_path)]
-    argv = launching.command(several(jobs, "ddp", {"launcher": "accelerate"}), SHARED_PROGRAM, tmp_path)
+    argv = programs.command(several(jobs, "ddp", {"launcher": "accelerate"}), SHARED_PROGRAM, tmp_path)
     assert argv[argv.index("--rdzv_conf") + 1] == "store_type=file"
 
 

@@ -437,9 +437,7 @@ sys.exit(1)
 
 
 def toy(program: str) -> ExternalTool:
-    return ExternalTool(
-        argv=lambda run: [sys.executable, "-c", program, str(run.folder)],
-    )
+    return ExternalTool(argv=lambda run: [sys.executable, "-c", program, str(run.folder)])
 
 
 class StopOn(Events):

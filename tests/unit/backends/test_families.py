@@ -17,7 +17,7 @@ from tests.small_jobs import Jobs, train_here
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.errors import InvalidInput, Refused, Unavailable
 from trainyard.spec.axes.data import Port
-from trainyard.spec.estimate.bases import ENCODERS, BaseFacts, ModelLayout
+from trainyard.spec.estimate.shape import ENCODERS, BaseFacts, ModelLayout
 from trainyard.stores.models import base_facts
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.methods.loading import find_architecture

@@ -66,12 +66,7 @@ def test_a_token_budget_is_halved_too_and_one_row_cannot_be(jobs: Jobs) -> None:
         (TrainyardError("It ended with exit code 1.", code="E-CRASH"), "CUDA out of memory. Tried to", False, True),
         (TrainyardError("It ended with exit code 1.", code="E-CRASH"), "std::bad_alloc", False, True),
         (TrainyardError("It ended with exit code 1.", code="E-CRASH"), "KeyError: 'text'", False, False),
-        (
-            TrainyardError("RuntimeError: DefaultCPUAllocator: can't allocate memory", code="E-CRASH"),
-            "",
-            False,
-            True,
-        ),
+        (TrainyardError("RuntimeError: DefaultCPUAllocator: can't allocate memory", code="E-CRASH"), "", False, True),
         (TrainyardError("CUDA out of memory, said a row of the data.", code="E-DATA-UNREADABLE"), "", False, False),
     ],
 )

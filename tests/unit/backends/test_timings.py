@@ -12,13 +12,10 @@ import psutil
 import pytest
 
 from tests.small_jobs import Jobs, conversation
-from trainyard.backends.timings.probing import run_probe
-from trainyard.backends.timings.reading import Stopwatch, read_measurement
-from trainyard.backends.timings.records import add_timing, read_timings
-from trainyard.backends.timings.watching import make_key
+from trainyard.backends.timings import Stopwatch, add_timing, make_key, read_measurement, read_timings, run_probe
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
-from trainyard.compute.monitor.processor import ProcessorTime, read_processor_time
+from trainyard.compute.monitor import ProcessorTime, read_processor_time
 from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.data import Port

@@ -13,8 +13,13 @@ from tests.small_jobs import Jobs, conversation, train_here
 from trainyard.backends.trl.data import prepare
 from trainyard.backends.trl.loading import load_base, with_adapter
 from trainyard.backends.trl.program import build_trainer
-from trainyard.backends.trl.rollouts import OurGRPOTrainer
-from trainyard.backends.trl.shared import PromptSharing, choose_sharing, collate_completions, group_completions
+from trainyard.backends.trl.rollouts import (
+    OurGRPOTrainer,
+    PromptSharing,
+    choose_sharing,
+    collate_completions,
+    group_completions,
+)
 from trainyard.compute.child import Events
 from trainyard.data.rows import write_rows
 from trainyard.errors import InvalidInput

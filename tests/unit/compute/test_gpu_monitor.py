@@ -13,9 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.compute.monitor.nvidia import read_nvidia
-from trainyard.compute.monitor.readings import EVERY_S, NO_GPU, Clocks, GpuMonitor, MonitorReading, ProcessMemory
-from trainyard.compute.monitor.tools import PROFILER, ROCM, apple_names, read_amd, read_apple
+from trainyard.compute.monitor import (
+    EVERY_S,
+    NO_GPU,
+    PROFILER,
+    ROCM,
+    Clocks,
+    GpuMonitor,
+    MonitorReading,
+    ProcessMemory,
+    apple_names,
+    read_amd,
+    read_apple,
+    read_nvidia,
+)
 from trainyard.testing.gpu_tools import ROCM_SMI, ROCM_SMI_OLD, SYSTEM_PROFILER, SimulatedGpu, SimulatedNvml
 
 

@@ -32,15 +32,7 @@ class Crew:
     def run(self, program: str, stop: str = "", **options: object) -> Outcome:
         """`stop` names a file whose appearance leads to a stop request."""
         launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), program, str(self.folder)]
-        argv = [
-            sys.executable,
-            "-m",
-            SUPERVISOR,
-            str(self.folder),
-            str(SIZE),
-            "--",
-            *launcher,
-        ]
+        argv = [sys.executable, "-m", SUPERVISOR, str(self.folder), str(SIZE), "--", *launcher]
 
         def desired_state() -> DesiredState:
             return DesiredState.PAUSE if stop and (self.folder / stop).exists() else DesiredState.RUN
@@ -141,15 +133,7 @@ def test_processes_that_ignore_a_stop_are_ended_after_the_grace(crew: Crew) -> N
 
 
 def test_a_missing_launcher_is_reported(tmp_path: Path) -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        SUPERVISOR,
-        str(tmp_path),
-        "2",
-        "--",
-        str(tmp_path / "torchrun"),
-    ]
+    argv = [sys.executable, "-m", SUPERVISOR, str(tmp_path), "2", "--", str(tmp_path / "torchrun")]
     outcome = supervise(argv, tmp_path)
     assert outcome.error is not None
     assert outcome.error["code"] == "E-PROGRAM"

@@ -145,13 +145,7 @@ def test_the_first_free_lock_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "simulated", "numbers"),
-    [
-        (None, None, (0,)),
-        (None, "3", (0, 1, 2)),
-        ("", "2", (0, 1)),
-        ("5, 2", "3", (2, 5)),
-        ("MIG-4f", None, (0,)),
-    ],
+    [(None, None, (0,)), (None, "3", (0, 1, 2)), ("", "2", (0, 1)), ("5, 2", "3", (2, 5)), ("MIG-4f", None, (0,))],
 )
 @pytest.mark.skipif(bool(read_gpus().gpus), reason="this machine has GPUs, which are counted first")
 def test_the_devices_of_a_machine_without_a_gpu(

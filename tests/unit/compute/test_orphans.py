@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from trainyard.compute.child import PARENT_VARIABLE
-from trainyard.compute.orphans import Sweeper, orphans, sweep
+from trainyard.compute.leftovers import Sweeper, orphans, sweep
 
 pytestmark = pytest.mark.integration
 

@@ -47,7 +47,7 @@ print(child.pid, flush=True)
 time.sleep(60)
 """
 EARLIER = {
-    "server.build_json_response": {"name": "server", "url": "http://127.0.0.1:4200/api", "log": "server.log"},
+    "server.json": {"name": "server", "url": "http://127.0.0.1:4200/api", "log": "server.log"},
     "embedded.json": {"port": 1, "url": "http://127.0.0.1:1", "model": "m", "model_sha256": "0", "started": 1.5},
     "mlx-acme-bot.json": {"port": 1, "url": "http://127.0.0.1:1", "model": "acme/bot/v1", "model_sha256": "",
                           "started": 1.5},

@@ -130,13 +130,7 @@ while not (folder / "daemon").read_text().strip(): time.sleep(0.01)
 def test_error_of_ours_travels_as_it_is(tmp_path: Path) -> None:
     result, _ = run(tmp_path, "raise InvalidInput('no rows', why='empty', do='add some', code='E-X')")
     assert result.status is Status.FAILED
-    assert result.error == {
-        "kind": "InvalidInput",
-        "code": "E-X",
-        "what": "no rows",
-        "why": "empty",
-        "do": "add some",
-    }
+    assert result.error == {"kind": "InvalidInput", "code": "E-X", "what": "no rows", "why": "empty", "do": "add some"}
 
 
 def test_unforeseen_error_is_one_line_and_the_traceback_is_in_the_log(tmp_path: Path) -> None:

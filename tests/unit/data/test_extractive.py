@@ -258,10 +258,7 @@ def test_restructured_text() -> None:
 
 def test_restructured_text_without_a_single_title_uses_the_documents_own() -> None:
     text = "One\n===\n\nThe first part has a few words.\n\nTwo\n===\n\nThe second part has a few words.\n"
-    assert rules(text, "rst", title="Guide") == [
-        ("section", "One", "Guide"),
-        ("section", "Two", "Guide"),
-    ]
+    assert rules(text, "rst", title="Guide") == [("section", "One", "Guide"), ("section", "Two", "Guide")]
     assert outline("rst", "")[0].paragraphs == []
 
 

@@ -50,16 +50,7 @@ NEVER = (
         "which ribbon suits",
         "relier un",
     ),
-    *(
-        "Proceed as follows",
-        "wie folgt",
-        "次のとおり",
-        "具体如下",
-        "契約のページ",
-        "Contents",
-        "Sommaire",
-        "目次",
-    ),
+    *("Proceed as follows", "wie folgt", "次のとおり", "具体如下", "契約のページ", "Contents", "Sommaire", "目次"),
 )
 """Texts that stand on the pages and belong into no pair."""
 

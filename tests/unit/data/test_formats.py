@@ -334,10 +334,7 @@ def test_keys_inside_turns_that_nothing_reads_are_counted() -> None:
             },
             {"input.messages[].id", "input.messages[].thinking", "preferred_output[].score"},
         ),
-        "one turn": (
-            {"prompt": "Why?", "chosen": {**CHAT[1], "id": 1}, "rejected": "No."},
-            {"chosen.id"},
-        ),
+        "one turn": ({"prompt": "Why?", "chosen": {**CHAT[1], "id": 1}, "rejected": "No."}, {"chosen.id"}),
         "none": ({"messages": CHAT, "tools": [{"name": "clock", "role": "x", "other": 1}]}, set()),
     }
     for name, (record, ignored) in records.items():

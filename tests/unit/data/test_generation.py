@@ -21,7 +21,7 @@ from trainyard.data.validation import validate
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.serve.client.client import Completer
 from trainyard.spec.axes.data import Port
-from trainyard.spec.estimate.heldout import describe_small_sets
+from trainyard.spec.estimate.verdict import describe_small_sets
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
 from trainyard.stores.artifacts import Reference
 from trainyard.testing.scripted_server import (

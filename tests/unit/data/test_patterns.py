@@ -118,11 +118,7 @@ def test_no_pattern_is_slower_than_its_text_is_long() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("planted", "length"),
-    [
-        (r"^#{1,6}\s+(.+?)\s*#*\s*$", 250),
-        (r"^title:\s*(.+?)\s*$", SHORT),
-        (r"[ \t]*\n[ \t]*(?:\n[ \t]*)+", SHORT),
-    ],
+    [(r"^#{1,6}\s+(.+?)\s*#*\s*$", 250), (r"^title:\s*(.+?)\s*$", SHORT), (r"[ \t]*\n[ \t]*(?:\n[ \t]*)+", SHORT)],
     ids=["cubic", "quadratic", "found again at each space"],
 )
 @pytest.mark.slow

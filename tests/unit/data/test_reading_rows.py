@@ -24,7 +24,7 @@ from tests.unit.data.reading import Result, json_lines, read_all, read_text, set
 from trainyard.data.formats.fast import fast_decoder, key_bounds
 from trainyard.data.formats.shapes import Normaliser, detect
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers import jsonl
+from trainyard.data.readers import tables
 from trainyard.data.readers.chunks import Chunk
 from trainyard.data.readers.streams import Limits, LineBlock
 from trainyard.data.rows import SftRow
@@ -359,8 +359,8 @@ def both_ways(data: bytes, first: dict[str, Any]) -> tuple[Chunk, Chunk]:
     newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
     block = LineBlock(data + b'{"tail": ', newlines, 1, 0)
     fast, strict = Chunk("x"), Chunk("x")
-    jsonl.convert(block, fast, normalise, fast_decoder(normalise, frozenset(first)))
-    jsonl.convert(block, strict, normalise, None)
+    tables.convert(block, fast, normalise, fast_decoder(normalise, frozenset(first)))
+    tables.convert(block, strict, normalise, None)
     return fast, strict
 
 
@@ -429,9 +429,9 @@ def test_values_that_do_not_stand_one_a_line_are_no_rows(text: bytes) -> None:
 
 
 def test_strict_json_accepts_what_rfc_8259_accepts() -> None:
-    assert jsonl.strict_json(b' {"a": [1, 2.5, true, null, "\\ud83d\\ude00"]} ') == {"a": [1, 2.5, True, None, "😀"]}
+    assert tables.strict_json(b' {"a": [1, 2.5, true, null, "\\ud83d\\ude00"]} ') == {"a": [1, 2.5, True, None, "😀"]}
     with pytest.raises(BadRow, match="not_json"):
-        jsonl.strict_json(codecs.BOM_UTF8 + b"{}")
+        tables.strict_json(codecs.BOM_UTF8 + b"{}")
 
 
 # The public sample data sets

@@ -121,10 +121,7 @@ def run(
 
 
 def heldout_documents(
-    doc_ids: Iterable[str],
-    fraction: float,
-    rows_per_document: Mapping[str, int] | None = None,
-    min_rows: int = 0,
+    doc_ids: Iterable[str], fraction: float, rows_per_document: Mapping[str, int] | None = None, min_rows: int = 0
 ) -> set[str]:
     """The documents to hold out.
 

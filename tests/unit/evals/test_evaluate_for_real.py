@@ -176,10 +176,7 @@ def reference(path: Path, kind: Port, **facts: Any) -> Reference:
 def test_the_job_follows_from_the_inputs(trained: Path, tiny_model: Path, tmp_path: Path) -> None:
     inputs = {
         Port.SFT: [reference(trained, Port.SFT, engine="extractive")],
-        Port.ADAPTER: [
-            reference(trained / "control", Port.ADAPTER),
-            reference(trained / "candidate", Port.ADAPTER),
-        ],
+        Port.ADAPTER: [reference(trained / "control", Port.ADAPTER), reference(trained / "candidate", Port.ADAPTER)],
     }
     evaluation_job = job_from_inputs(EvaluatorConfig(baseline="live"), inputs, threads=2)
     assert evaluation_job.candidate.path == str(trained / "candidate")
@@ -253,10 +250,7 @@ def test_the_gold_is_what_the_rows_maker_says(trained: Path, facts: dict[str, An
 
 def test_training_rows_are_never_taken_for_held_out_ones(trained: Path, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.arrow", Port.SFT, [SftRow(talk(1), source="f:1")])
-    inputs = {
-        Port.SFT: [reference(tmp_path, Port.SFT)],
-        Port.ADAPTER: [reference(trained / "candidate", Port.ADAPTER)],
-    }
+    inputs = {Port.SFT: [reference(tmp_path, Port.SFT)], Port.ADAPTER: [reference(trained / "candidate", Port.ADAPTER)]}
     assert job_from_inputs(EvaluatorConfig(), inputs, threads=1).heldout == ()
 
 

@@ -13,7 +13,7 @@ from nodes.summaries import summary
 from trainyard.evals.curves import loss_curves, points
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.evals.report import build_report, cell, headline, markdown, number, training_table
-from trainyard.spec.estimate.heldout import describe_small_sets
+from trainyard.spec.estimate.verdict import describe_small_sets
 from trainyard.spec.nodes import EvaluatorConfig
 from trainyard.stores.artifacts import NodeOutput
 

@@ -30,7 +30,7 @@ def test_an_interval_that_touches_zero_blocks() -> None:
     verdict = judge([measured(PRIMARY, 0.0, 0.3)], PRIMARY, 0.95)
     assert not verdict.better
     assert verdict.reasons == [
-        f"{PRIMARY}: improvement +0.1500 [+0.0000, +0.3000] nats; the lower bound has to be above 0.",
+        f"{PRIMARY}: improvement +0.1500 [+0.0000, +0.3000] nats; the lower bound has to be above 0."
     ]
 
 
@@ -38,7 +38,7 @@ def test_too_few_cases_block_however_clear_they_are() -> None:
     verdict = judge([measured(PRIMARY, 0.5, 0.6, cases=5)], PRIMARY, 0.95)
     assert verdict.reasons == [
         f"{PRIMARY}: 5 independent cases cannot support 95% confidence; at least 6 are needed. "
-        "Hold out more documents or questions.",
+        "Hold out more documents or questions."
     ]
     assert judge([measured(PRIMARY, 0.5, 0.6, cases=6)], PRIMARY, 0.95).better
 

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.evals.statistics import (
-    Flips,
-    bootstrap,
-    count_flips,
-    improvements,
-    resampled_means,
-)
+from trainyard.evals.statistics import Flips, bootstrap, count_flips, improvements, resampled_means
 from trainyard.spec.estimate.verdict import least_cases
 
 

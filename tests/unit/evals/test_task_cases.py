@@ -8,16 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.data.rows import (
-    DocumentRow,
-    LabelledRow,
-    Message,
-    PreferenceRow,
-    Row,
-    SftRow,
-    TextRow,
-    write_rows,
-)
+from trainyard.data.rows import DocumentRow, LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.job import EvaluationJob, HeldOutSet, Participant, label, listed_benchmarks
 from trainyard.evals.tasks import case_of_row, cases_of, count_held_out, gold_of, read_task_file, spread

@@ -25,12 +25,6 @@ from trainyard.operations.table import NAMES_FILE, OPERATIONS, Scope, group_line
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
-CHAINS = {f"chains {verb}" for verb in ("list", "create", "show", "update", "delete", "run", "runs")}
-CHAINS |= {f"chains {verb}" for verb in ("palette", "expand", "links", "diff")}
-SCRIPTS = ("list", "show", "save", "draft")
-JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
-JOBS |= {f"jobs {verb}" for verb in ("retry", "checkpoints", "verify", "samples", "nodes", "node")}
-JOBS |= {"jobs note", "jobs provenance"}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
 
@@ -47,57 +41,6 @@ def adapter(folder: Path, here: Settings) -> None:
     registry = AdapterRegistry(here.adapters)
     registry.register("default", "assistant", folder, facts={"base_model": "starter", "evaluated": True})
     registry.promote("default/assistant/v1")
-
-
-def test_the_verbs_are_the_promised_ones() -> None:
-    stack = {"up", "down", "env", "dashboard", "doctor", "demo", "migrate", "gc", "backup", "restore"}
-    work = {"check", "plan", "run", "starter build"}
-    adapters = {
-        "list",
-        "show",
-        "convert",
-        "promote",
-        "rollback",
-        "delete-version",
-        "card",
-        "merge",
-        "push",
-        "pull",
-        "register",
-    }
-    proofs = {"prove-resume", "renderers verify", "gpus"}
-    graph = {"graph query", "graph stats", "graph export", "serve", "chat", "mcp"}
-    records = {"artifacts list", "artifacts show", "artifacts rows", "evaluations list", "evaluations show"}
-    records |= {"graph entities", "graph neighbors", "nightly list", "nightly show", "adapters ask"}
-    trainers = {
-        "backends",
-        "backends install",
-        "eject",
-        "compare",
-        "data columns",
-        "data delete",
-        "data list",
-        "data preview",
-        "data upload",
-        "models",
-        "import",
-        "export",
-        "templates",
-        "schema",
-    }
-    nights = {"nightly run", "nightly simulate", "nightly worker", "nightly status"}
-    sweeps = {"sweep", "sweep show", "sweep list", "sweep stop"}
-    verbs = {"forward", "backward", "step", "zero-grad", "generate", "logprobs", "save", "load"}
-    work |= {
-        f"sessions {verb}"
-        for verb in {*verbs, "create", "list", "show", "close", "resume", "result", "output", "heartbeat"}
-    }
-    corpora = {"corpus engineering", "corpus apprenticeship", "corpus status"}
-    work |= {"tokens create", "tokens list", "tokens revoke", "audit list", "audit verify"}
-    work |= {f"adapters {verb}" for verb in adapters} | {f"scripts {verb}" for verb in SCRIPTS}
-    work |= {"settings", "backends cancel", "backends test"}
-    work |= records
-    assert set(OPERATIONS) == stack | work | proofs | trainers | JOBS | CHAINS | graph | nights | corpora | sweeps
 
 
 @pytest.mark.parametrize("verb", OPERATIONS)

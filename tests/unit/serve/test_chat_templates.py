@@ -12,7 +12,7 @@ import pytest
 
 from trainyard.data.template_child import environment
 from trainyard.errors import InvalidInput
-from trainyard.serve.chat_templates import MAX_TEMPLATE_CHARS, NAMES, check_chat_template, check_folder
+from trainyard.serve.prompt_fields import MAX_TEMPLATE_CHARS, NAMES, check_chat_template, check_folder
 from trainyard.stores.models import chat_template_sha256
 from trainyard.train.starter.corpus import CHAT_TEMPLATE
 

@@ -119,11 +119,7 @@ FAILURES = [
         r"did not answer in time \(3 attempts\)\. Why: no whole answer within 0\.2 s\. Do: Raise timeo",
     ),
     (slow(1), ServerTimeout, r"did not answer in time \(3 attempts\)"),
-    (
-        drop(),
-        ServerUnreachable,
-        r"could not be reached \(3 attempts\)\. Why: Server disconnected\. Do: Check that",
-    ),
+    (drop(), ServerUnreachable, r"could not be reached \(3 attempts\)\. Why: Server disconnected\. Do: Check that"),
     (die(), ServerUnreachable, r"could not be reached \(3 attempts\)\. Why: .*\. Do: Check that the server runs"),
     (
         half_reply(),

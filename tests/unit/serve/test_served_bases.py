@@ -14,10 +14,17 @@ from safetensors.numpy import save_file
 from trainyard.app.stack.stack import start_embedded
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound, TrainyardError
 from trainyard.serve import embedded
-from trainyard.serve.base_origins import choose_base, find_adapter, full_name, require_bases
-from trainyard.serve.base_sources import estimate_bytes, find_bases, require_room
+from trainyard.serve.base_sources import (
+    choose_base,
+    estimate_bytes,
+    find_adapter,
+    find_bases,
+    full_name,
+    require_bases,
+    require_room,
+)
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.estimate.answering import TOKENS, answering_bytes
+from trainyard.spec.estimate.memory import TOKENS, answering_bytes
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.models import SHIPPED_STARTER, ModelSource, resolve_model
 

@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
-from trainyard.serve.targets.calling import http_client
-from trainyard.serve.targets.canary import ask_canary
+from trainyard.serve.targets.calling import ask_canary, http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Canary, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
 from trainyard.serve.targets.vllm import find_base_card, load_adapter

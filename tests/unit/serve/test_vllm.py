@@ -124,10 +124,7 @@ def test_rows_are_generated_through_it(settings: Settings, installed: Install, t
 
 def test_an_error_in_the_block_ends_it_too(settings: Settings, installed: Install, tmp_path: Path) -> None:
     folder = installed()
-    with (
-        pytest.raises(ValueError, match="inside"),
-        serving(tmp_path / "run", settings),
-    ):
+    with pytest.raises(ValueError, match="inside"), serving(tmp_path / "run", settings):
         raise ValueError("inside")
     assert_nothing_is_left(folder)
 

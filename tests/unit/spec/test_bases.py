@@ -9,7 +9,7 @@ import pytest
 from tests.unit.spec.chains import chain, node, source
 from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import run_reasons
-from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
+from trainyard.spec.estimate.shape import BaseFacts, ModelLayout
 from trainyard.spec.graph import resolve
 
 

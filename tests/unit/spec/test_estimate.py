@@ -14,7 +14,6 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.estimate.estimate import Estimate, Known, count_steps, estimate
-from trainyard.spec.estimate.heldout import describe_small_sets, rows_to_generate, tiny_sets
 from trainyard.spec.estimate.memory import (
     GIB,
     count_reached_blocks,
@@ -25,6 +24,7 @@ from trainyard.spec.estimate.memory import (
 )
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import NOT_MEASURED, StepTiming, Timings
+from trainyard.spec.estimate.verdict import describe_small_sets, rows_to_generate, tiny_sets
 from trainyard.spec.graph import resolve
 from trainyard.spec.nodes import HoldoutRules
 from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_trainer
@@ -454,10 +454,7 @@ def test_an_unknown_model_leaves_figures_out_and_says_so() -> None:
     trainer_estimate = planned(source(), node("trainer", base_model="org/far"))["trainer"]
     assert trainer_estimate == Estimate(
         node="trainer",
-        basis=(
-            "steps: not known without the rows",
-            "memory, disk and time: the shape of 'org/far' is not known here",
-        ),
+        basis=("steps: not known without the rows", "memory, disk and time: the shape of 'org/far' is not known here"),
     )
 
 

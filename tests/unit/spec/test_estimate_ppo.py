@@ -6,8 +6,7 @@ from typing import Any
 
 from tests.unit.spec.test_estimate_rollouts import LLAMA_3_8B
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.estimate.memory import estimate_memory
-from trainyard.spec.estimate.rollouts import rows_seen
+from trainyard.spec.estimate.memory import estimate_memory, rows_seen
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 

@@ -10,8 +10,7 @@ from tests.unit.spec.chains import node, source
 from tests.unit.spec.test_estimate import LLAMA_3_8B, TINY, planned, trainer
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.estimate.memory import estimate_memory, positions
-from trainyard.spec.estimate.rollouts import cache_bytes, rows_seen
+from trainyard.spec.estimate.memory import cache_bytes, estimate_memory, positions, rows_seen
 from trainyard.spec.training import TrainerConfig
 
 

@@ -40,10 +40,7 @@ def test_defaults_are_the_documented_profile() -> None:
             "R-NIGHT phase2.training: In a night the stage is the bucket's `method`. Instead: Remove `stage`.",
         ),
         ({"phase2": {"training": {"method": "dpo"}}}, "R-NIGHT phase2.training: .* Remove `stage`"),
-        (
-            {"phase2": {"training": {"adapter": "stack", "reuse": False}}},
-            "Remove `adapter` and `reuse`",
-        ),
+        ({"phase2": {"training": {"adapter": "stack", "reuse": False}}}, "Remove `adapter` and `reuse`"),
         ({"buckets": [{"name": "a", "method": "sft", "threshold": 0}]}, "at least 1"),
         ({"streams": [{"name": "a", "globs": ["../x/*.md"]}]}, "leads out of the folder"),
         ({"tenant": "../x"}, "E-SPEC-VALUE tenant"),

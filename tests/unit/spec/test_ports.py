@@ -9,16 +9,7 @@ from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.chain import Source
 from trainyard.spec.graph import check
 from trainyard.spec.nodes import NODE_CONFIGS, SourceSet, ValidatorConfig
-from trainyard.spec.ports import (
-    ROW_PORTS,
-    Missing,
-    Offer,
-    PortNode,
-    find_channel,
-    kinds_of_set,
-    merge,
-    wire,
-)
+from trainyard.spec.ports import ROW_PORTS, Missing, Offer, PortNode, find_channel, kinds_of_set, merge, wire
 
 UNKNOWN = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.PROMPTS, Port.TEXT)
 

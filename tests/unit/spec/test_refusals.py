@@ -17,7 +17,7 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import ROWS, run_reasons, session_reasons
-from trainyard.spec.estimate.bases import BaseFacts
+from trainyard.spec.estimate.shape import BaseFacts
 from trainyard.spec.graph import check, resolve
 from trainyard.spec.job import SessionSpec, trainer_of_session
 from trainyard.spec.load.files import load_chain, load_value

@@ -19,8 +19,8 @@ from trainyard.spec.axes.rewards import EnvironmentSettings
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.changes import ABSENT, read_setting
 from trainyard.spec.compat.backends import BACKEND_ROW, backend_reasons, find_refused_settings, limits
+from trainyard.spec.model_schema import ABSENT, read_setting
 from trainyard.spec.training import EvalSettings, RopeScaling, TrainerConfig
 
 VALUES: dict[str, tuple[Any, ...]] = {

@@ -15,7 +15,6 @@ from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_chain, load_value, read_chain
-from trainyard.spec.load.limits import MAX_SPEC_BYTES
 from trainyard.spec.load.parse import (
     describe_value,
     find_closest,
@@ -25,6 +24,7 @@ from trainyard.spec.load.parse import (
     parse_nodes,
     sentence,
 )
+from trainyard.spec.load.text import MAX_SPEC_BYTES
 from trainyard.spec.nodes import SourceSet, Target
 
 LINE = "name: small\nnodes:\n  - {type: data_source, config: {path: rows.jsonl}}\n  - {type: trainer}\n"

@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.errors import Refused
-from trainyard.spec.load.limits import MAX_DEPTH, MAX_INTEGER_DIGITS, MAX_SPEC_BYTES, MAX_VALUES
-from trainyard.spec.load.text import FLOAT, NOT_FINITE, parse_text
+from trainyard.spec.load.text import (
+    FLOAT,
+    MAX_DEPTH,
+    MAX_INTEGER_DIGITS,
+    MAX_SPEC_BYTES,
+    MAX_VALUES,
+    NOT_FINITE,
+    parse_text,
+)
 
 
 def refusal(text: str | bytes) -> str:
@@ -111,8 +118,7 @@ def test_a_key_that_is_written_twice_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["a: .nan", "a: .inf", "a: -.INF", "a: NaN", "a: 1e999", '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}'],
+    "text", ["a: .nan", "a: .inf", "a: -.INF", "a: NaN", "a: 1e999", '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}']
 )
 def test_numbers_that_are_not_finite_are_refused(text: str) -> None:
     assert "is not a finite number. Instead: Write a finite number." in refusal(text)

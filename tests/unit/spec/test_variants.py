@@ -17,9 +17,9 @@ from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import METHOD_SETTINGS, TRAINED_METHODS, Method
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
-from trainyard.spec.changes import ABSENT, read_setting
 from trainyard.spec.graph import resolve
 from trainyard.spec.migrate import group_settings, list_deprecated, trainer_words
+from trainyard.spec.model_schema import ABSENT, read_setting
 from trainyard.spec.training import TrainerConfig
 
 VALUES: dict[str, tuple[Any, ...]] = {

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import LimitExceeded
-from trainyard.stores.access.audit import AuditLog, log_files, verify_log
+from trainyard.stores.audit import AuditLog, log_files, verify_log
 
 WRITER = """
 import sys
 from pathlib import Path
-from trainyard.stores.access.audit import AuditLog
+from trainyard.stores.audit import AuditLog
 log = AuditLog(Path(sys.argv[1]), max_file_bytes=4_000)
 for number in range(60):
     log.append({"writer": sys.argv[2], "number": number})

@@ -9,7 +9,6 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.stores.live.job_facts import read_chain_facts, read_facts
 from trainyard.stores.live.job_ids import (
     JOB_ID,
     derive_job_id,
@@ -19,6 +18,8 @@ from trainyard.stores.live.job_ids import (
     is_reserved,
     job_tags,
     name_run,
+    read_chain_facts,
+    read_facts,
 )
 
 RUN = "0190d3c2-1f2e-7a3b-8c4d-5e6f70819203"

@@ -16,15 +16,7 @@ import pytest
 from tests.unit.stores.marking import HandClock, marker, open_markers, owner
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.stores.markers.local import LocalMarkers
-from trainyard.stores.markers.records import (
-    LEASE_S,
-    POINTS,
-    MarkerState,
-    MarkerStore,
-    Owner,
-    find_owner,
-    owner_alive,
-)
+from trainyard.stores.markers.records import LEASE_S, POINTS, MarkerState, MarkerStore, Owner, find_owner, owner_alive
 from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.local import FolderStore

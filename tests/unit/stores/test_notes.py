@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import InvalidInput
-from trainyard.stores.notes import NoteStore
+from trainyard.stores.jobs import NoteStore
 
 RUN = "00000001-0000-4000-8000-000000000001"
 

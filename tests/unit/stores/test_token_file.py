@@ -7,9 +7,19 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
-from trainyard.stores.access.logins import LOGIN_S, MAX_LOGINS, OWN_STRING, LoginFile, forgery_token, logins_file
-from trainyard.stores.access.secret_files import hash_secret
-from trainyard.stores.access.tokens import DAY_S, MAX_TOKENS, TokenFile, tokens_file
+from trainyard.stores.secret_files import (
+    DAY_S,
+    LOGIN_S,
+    MAX_LOGINS,
+    MAX_TOKENS,
+    OWN_STRING,
+    LoginFile,
+    TokenFile,
+    forgery_token,
+    hash_secret,
+    logins_file,
+    tokens_file,
+)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ MIB = 1 << 20
 HOLD = """
 import sys
 from pathlib import Path
-from trainyard.stores.claims import claim_file, claim_folder
+from trainyard.stores.processes import claim_file, claim_folder
 with claim_file(Path(sys.argv[1])) as file, claim_folder(Path(sys.argv[2])):
     file.write(b"half")
     file.flush()

@@ -23,7 +23,7 @@ from tests.selection import slow
 from trainyard.app.context import OWNER, Caller
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.surfaces.invocation import SCOPES, load_implementation
-from trainyard.surfaces.mcp.tools import NAMES, list_tools, tool_name
+from trainyard.surfaces.mcp.calls import NAMES, list_tools, tool_name
 
 pytestmark = pytest.mark.integration
 

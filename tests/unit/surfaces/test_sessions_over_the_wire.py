@@ -22,7 +22,7 @@ from tests.answering import answering
 from tests.session_sequence import START, VERBS, sequence_over
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
 from trainyard import connect
-from trainyard.app.access.audit_entries import open_log
+from trainyard.app.access.audit import open_log
 from trainyard.settings import settings
 from trainyard.surfaces.bodies import TENSORS_TYPE
 from trainyard.tracing import new_traceparent, trace_id

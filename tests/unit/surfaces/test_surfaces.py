@@ -14,7 +14,7 @@ from trainyard import aio, connect, here
 from trainyard.app.context import OWNER
 from trainyard.operations.table import OPERATIONS, find_route
 from trainyard.surfaces.cli.main import app
-from trainyard.surfaces.mcp.tools import NAMES, list_tools, tool_name
+from trainyard.surfaces.mcp.calls import NAMES, list_tools, tool_name
 from trainyard.surfaces.rest.openapi import SERVICE_ROUTES, openapi_document
 from trainyard.surfaces.rest.routes import operation_id
 from trainyard.surfaces.sdk.surface import Surface, attribute_name, list_words

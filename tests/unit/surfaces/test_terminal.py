@@ -10,8 +10,7 @@ from trainyard.app.jobs.jobs import JobMetrics, TrainingCurve
 from trainyard.app.run_records import NodeResult, NodeState, RunResult
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.operations.jobs import metrics_text
-from trainyard.operations.tables import format_table
-from trainyard.operations.texts import print_error
+from trainyard.operations.tables import format_table, print_error
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 from trainyard.surfaces.cli.command import render

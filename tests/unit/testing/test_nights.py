@@ -15,15 +15,9 @@ from trainyard.errors import NotFound
 from trainyard.night import claim, phases, worker
 from trainyard.surfaces.cli.main import app
 from trainyard.testing.nights.campaign import NightCampaign
-from trainyard.testing.nights.injected_bugs import INJECTED_BUGS
-from trainyard.testing.nights.simulate import run_campaign, simulate
+from trainyard.testing.nights.injected_bugs import INJECTED_BUGS, run_campaign, simulate
 
-FOUND_SOON = (
-    "ledger-before-graph",
-    "two-nights-at-once",
-    "trains-on-live-corpus",
-    "device-not-measured",
-)
+FOUND_SOON = ("ledger-before-graph", "two-nights-at-once", "trains-on-live-corpus", "device-not-measured")
 LATER = tuple(bug for bug in FOUND_SOON if bug != "two-nights-at-once")
 """Found in seconds, not in one."""
 

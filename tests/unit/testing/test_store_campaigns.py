@@ -8,9 +8,7 @@ import sys
 import pytest
 
 from tests.selection import by_default
-from trainyard.testing.store_faults.campaign import run_campaign
-from trainyard.testing.store_faults.injected_bugs import INJECTED_BUGS
-from trainyard.testing.store_faults.simulate import simulate
+from trainyard.testing.store_faults import INJECTED_BUGS, run_campaign, simulate
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +28,7 @@ def test_nothing_that_was_promised_is_lost() -> None:
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 def test_nothing_is_lost_in_two_thousand_campaigns() -> None:
-    argv = [sys.executable, "-m", "trainyard.testing.store_faults.simulate", "--campaigns", "2000", "--seed", "2"]
+    argv = [sys.executable, "-m", "trainyard.testing.store_faults", "--campaigns", "2000", "--seed", "2"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "2,000 campaigns" in done.stdout

@@ -41,12 +41,7 @@ from trainyard.train.schedules import LearningRate
 HERE = [name for name in Optimizer if available(name).ok]
 """Those whose package is installed; the others' refusal is tested with a row that no machine can satisfy."""
 STEPS = 240
-QUADRATIC_RATES = {
-    Optimizer.SGD: 0.02,
-    Optimizer.MUON: 0.2,
-    Optimizer.SCHEDULE_FREE_ADAMW: 0.2,
-    Optimizer.GALORE: 0.3,
-}
+QUADRATIC_RATES = {Optimizer.SGD: 0.02, Optimizer.MUON: 0.2, Optimizer.SCHEDULE_FREE_ADAMW: 0.2, Optimizer.GALORE: 0.3}
 MODEL_RATES = {Optimizer.SGD: 0.3, Optimizer.LION: 4e-3}
 OF_EIGHT_BITS = (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT)
 

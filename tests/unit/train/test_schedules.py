@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainyard.errors import Corrupt
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.compat.steps import step_reasons
+from trainyard.spec.compat.advice import step_reasons
 from trainyard.spec.rates import SCHEDULES, highest_rate
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.schedules import LearningRate, Plateau

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 JSON_TYPE = "application/json"
+FORM_TYPE = "multipart/form-data"
 POLICY_VIOLATION = 1008
 """Close code of a websocket (RFC 6455, 7.4.1)."""
 ANSWER_HEADERS = (
@@ -63,13 +64,17 @@ class Guard:
         names: Iterable[str] = (),
         types: Iterable[str] = (JSON_TYPE,),
         headers: Rows = ANSWER_HEADERS,
+        takes_forms: Callable[[str], bool] = lambda path: False,
     ) -> None:
-        """`worded` is the shape of a refusal; `names` are allowed in the Host header, `types` for bodies."""
+        """`worded` is the shape of a refusal; `names` are allowed in the Host header, `types` for bodies.
+
+        Forms are taken at paths that `takes_forms` returns true for, and only with a header that no page can give one.
+        """
         self.app, self.worded = app, worded
         self.origins = frozenset(origins)
         called = {parse_host_name(urlsplit(origin).netloc) for origin in self.origins}
         self.names = LOOPBACK_NAMES | called | {name.lower() for name in names}
-        self.types, self.headers = tuple(types), tuple(headers)
+        self.types, self.headers, self.takes_forms = tuple(types), tuple(headers), takes_forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -99,7 +104,8 @@ class Guard:
         has_body = headers.has("transfer-encoding") or headers.get_single("content-length") not in (None, "0")
         if scope["type"] == "http" and scope["method"] not in READING and has_body:
             content_type = (headers.get_single("content-type") or "").partition(";")[0].strip().lower()
-            if content_type not in self.types:
+            is_form = content_type == FORM_TYPE and self.takes_forms(scope["path"]) and headers.has("authorization")
+            if content_type not in self.types and not is_form:
                 allowed_types = " or ".join(self.types)
                 return Refusal(415, "E-REQUEST-REFUSED", f"Send JSON with the header Content-Type: {allowed_types}.")
         return None

@@ -10,7 +10,7 @@ from trainyard.errors import Conflict
 from trainyard.operations.access import CreateTokenInput, RevokeTokenInput
 from trainyard.operations.base import Nothing
 from trainyard.operations.table import Scope
-from trainyard.stores.access.tokens import TokenFile, TokenRecord
+from trainyard.stores.secret_files import TokenFile, TokenRecord
 
 
 class Token(Response):

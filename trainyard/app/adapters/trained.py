@@ -12,12 +12,12 @@ from typing import Any
 
 from trainyard.app.chains.next_commands import list_ancestors
 from trainyard.app.context import Context
-from trainyard.app.live.manager_jobs import find_recorded
+from trainyard.app.live.jobs import find_recorded
 from trainyard.app.names import find_ended_run, require_single
 from trainyard.app.run_folders import FoundArtifact, RunFolder, find_artifacts, missing_result_error, open_store
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.serve.base_origins import NamedAdapter, find_adapter, full_name
+from trainyard.serve.base_sources import NamedAdapter, find_adapter, full_name
 from trainyard.serve.version_facts import base_facts
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest, parse_name

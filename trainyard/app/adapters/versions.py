@@ -29,8 +29,7 @@ from trainyard.serve.targets.merged import remove_models
 from trainyard.serve.trial import find_base_folder, try_adapter_folder, try_version
 from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
 from trainyard.serve.versions.hub import HubAddress, pull_from_hub, push_to_hub
-from trainyard.serve.versions.merging import merge_adapter, merge_version
-from trainyard.serve.versions.promotion import newest, parse_target, roll_out_version
+from trainyard.serve.versions.promotion import merge_adapter, merge_version, newest, parse_target, roll_out_version
 from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion, parse_name
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.whole import write_whole

@@ -24,7 +24,7 @@ from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.statistics import bootstrap, count_flips, improvements
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.data import Port
-from trainyard.spec.changes import list_node_changes
+from trainyard.spec.model_schema import list_node_changes
 from trainyard.stores.metrics import Point
 
 METRICS = ("steps", "loss_at_start", "loss_at_end", "eval_loss", "seconds", "device", "precision")

@@ -20,9 +20,18 @@ from trainyard.operations import chains as requests
 from trainyard.operations.base import Nothing
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import Source
-from trainyard.spec.drafts.links import Link, list_links, ports_made
-from trainyard.spec.drafts.palette import GROUPS, PortGroup, list_palette, ports_taken
-from trainyard.spec.drafts.reading import DraftNode, read_nodes, wire_draft
+from trainyard.spec.drafts import (
+    GROUPS,
+    DraftNode,
+    Link,
+    PortGroup,
+    list_links,
+    list_palette,
+    ports_made,
+    ports_taken,
+    read_nodes,
+    wire_draft,
+)
 from trainyard.spec.graph import find_extracted
 from trainyard.spec.load.files import load_value
 from trainyard.spec.load.text import parse_text

@@ -29,22 +29,28 @@ def next_commands(result: RunResult, folder: Path, known_as: str = "") -> tuple[
     if result.state is JobState.PAUSED:
         return (f"trainyard jobs resume {name}",)
     if result.state in (JobState.FAILED, JobState.CANCELED):
-        useful = [command for label, reference in trained for command in use_result(label, reference, result)[:1]]
+        useful = [
+            command for label, reference in trained for command in use_result(label, reference, result, folder)[:1]
+        ]
         return (f"trainyard jobs logs {name}", f"trainyard jobs resume {name}", *useful)
     if result.state is not JobState.COMPLETED:
         return (f"trainyard jobs logs {name} --follow", f"trainyard jobs show {name}") if result.id else ()
     if live := next((node.facts.get("alias") for node in result.nodes if node.facts.get("deployed")), None):
         return (f"trainyard chat {live}", f"trainyard adapters card {live}", f"trainyard evaluations show {name}")
-    commands = [command for label, reference in trained for command in use_result(label, reference, result)]
+    commands = [command for label, reference in trained for command in use_result(label, reference, result, folder)]
     evaluated = any(Port.REPORT in node.outputs for node in result.nodes)
     return (*commands, *([f"trainyard evaluations show {name}"] if evaluated else []))
 
 
-def use_result(label: str, reference: Reference, result: RunResult) -> list[str]:
-    """Commands that use what a trainer has made; `label` names it."""
+def use_result(label: str, reference: Reference, result: RunResult, folder: Path) -> list[str]:
+    """Commands that use what a trainer has made; `label` names it. The role is that of the chain's deployer, which a
+    gate has stopped, else the name of the chain.
+    """
     if reference.kind is Port.MODEL:
         return [f"trainyard serve {label}"]
-    role = result.chain if result.chain and result.chain != UNNAMED else DEFAULT_ROLE
+    roles = [(node.get("config") or {}).get("role") for node in read_nodes(folder).values()]
+    named = result.chain if result.chain and result.chain != UNNAMED else DEFAULT_ROLE
+    role = next(filter(None, reversed(roles)), named)
     return [
         f"trainyard chat {label}",
         f"trainyard serve {label}",

@@ -25,8 +25,8 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import chains as requests
 from trainyard.operations.chains import DiffInput
 from trainyard.spec.chain import ChainSpec, ResolvedChain
-from trainyard.spec.changes import list_changes
 from trainyard.spec.load.files import load_value
+from trainyard.spec.model_schema import list_changes
 from trainyard.spec.states import JobState
 from trainyard.stores.chain_revisions import ChainStore, StoredChain, nodes_by_id
 from trainyard.stores.live.job_ids import REVISION_TAG

@@ -26,7 +26,7 @@ from trainyard.app.context import Context, get_settings
 from trainyard.app.data.pairs import GenerationPreview, check_documents, survey_pairs
 from trainyard.app.plan.machine import find_base_folder, find_base_shape
 from trainyard.app.responses import Response
-from trainyard.backends.timings.records import read_timings, timing_key
+from trainyard.backends.timings import read_timings, timing_key
 from trainyard.compute.gpus import list_devices
 from trainyard.data.limited.service import keep_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside

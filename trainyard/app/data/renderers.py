@@ -10,7 +10,7 @@ from trainyard.data.renderers.choice import FILE_ENDING, read
 from trainyard.data.renderers.verify import Verified, verify, verify_file
 from trainyard.errors import TrainyardError
 from trainyard.operations.backends import RenderersInput
-from trainyard.serve.chat_templates import check_chat_template
+from trainyard.serve.prompt_fields import check_chat_template
 
 
 class RendererTable(Response):

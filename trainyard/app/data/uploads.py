@@ -27,8 +27,8 @@ from trainyard.data.readers.documents import TYPES
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError
 from trainyard.operations.data import UploadInput, UploadNameInput
 from trainyard.settings import Settings
-from trainyard.stores.claims import claim_file, claim_folder, is_abandoned, remove_abandoned
 from trainyard.stores.files import DISK, lacking_space, make_folders, translate_os_errors
+from trainyard.stores.processes import claim_file, claim_folder, is_abandoned, remove_abandoned
 from trainyard.stores.whole import BLOCK_BYTES, file_to_create
 
 FOLDER = "uploads"

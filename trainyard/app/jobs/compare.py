@@ -12,14 +12,14 @@ import orjson
 from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.chains.compare import Comparison, DifferingSetting, compare_trainings
 from trainyard.app.context import Context
-from trainyard.app.jobs.retry import read_run_request
+from trainyard.app.jobs.jobs import read_run_request
 from trainyard.app.names import find_job
 from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.runs import connect_runs
 from trainyard.errors import InvalidInput, NotFound, Refused, Unavailable
 from trainyard.operations import jobs as requests
-from trainyard.spec.changes import list_node_changes, read_change
+from trainyard.spec.model_schema import list_node_changes, read_change
 from trainyard.stores.live.job_index import Row
 
 PAIR = 2

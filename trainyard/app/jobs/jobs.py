@@ -1,6 +1,8 @@
 """Jobs: runs with a trainer, started, listed, shown, paused, resumed and cancelled. Prefect is the truth about them.
 
 Everything here takes a job by its id, by a beginning of its id that fits only one, or by its name.
+
+A job once more: a new run with the parameters of an earlier one.
 """
 
 from __future__ import annotations
@@ -14,35 +16,44 @@ from typing import Literal
 from pydantic import Field, TypeAdapter
 
 from trainyard.app.chains.next_commands import next_commands
-from trainyard.app.chains.run import add_next_commands, run
+from trainyard.app.chains.run import add_next_commands, run, start
 from trainyard.app.context import Context
 from trainyard.app.jobs.logs import is_gone
 from trainyard.app.jobs.remaining_time import TimeLeft, estimate_time_left
-from trainyard.app.live.jobs import add_labels, list_job_rows, note_change
-from trainyard.app.live.manager_jobs import refuse_steering
+from trainyard.app.live.jobs import add_labels, list_job_rows, note_change, refuse_steering
 from trainyard.app.live.trainings import curves_folder, find_trainings, read_new_steps
 from trainyard.app.live.waits import DeviceWait
 from trainyard.app.names import find_job, shortest_name
 from trainyard.app.plan.parse import JOB, deep_merge
 from trainyard.app.plan.refusals import require_trainer
 from trainyard.app.responses import Response
-from trainyard.app.run_records import ClosedGate, NodeResult, RunResult, read_events, read_result
-from trainyard.app.runs import connect_runs
+from trainyard.app.run_records import (
+    REFRESH_FROM,
+    REFRESH_TAG,
+    ClosedGate,
+    NodeResult,
+    RunResult,
+    read_events,
+    read_result,
+)
+from trainyard.app.runs import RunsClient, connect_runs
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.settings import Settings
-from trainyard.spec.changes import flatten_settings, list_changes
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
+from trainyard.spec.model_schema import flatten_settings, list_changes
 from trainyard.spec.states import JobState
+from trainyard.spec.templates import TEMPLATES
+from trainyard.stores.jobs import NoteStore
 from trainyard.stores.live.curves import Columns
+from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, find_continued_run, is_reserved
 from trainyard.stores.live.job_index import ENDED, JobQuery, read_cursor
 from trainyard.stores.metrics import Point
-from trainyard.stores.notes import NoteStore
 from trainyard.train.divergence import DivergenceKind
 
 STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
@@ -362,3 +373,40 @@ def refuse_changes(row: JsonObject, parameters: JsonObject) -> None:
 
 
 # Logs
+
+
+def retry_job(request: requests.RetryInput, context: Context) -> RunResult:
+    """Start a new job with the parameters of an earlier one, whatever became of that.
+
+    A training that is the same continues where the earlier job left it, and finished results are taken over; with
+    `refresh` everything is made again. Raises `NotFound` (`E-NOT-FOUND`) where the template of
+    the job is not there any more, and what `start` raises.
+    """
+    runs = connect_runs(context.settings)
+    row = runs.find_job(request.job, context.caller.tenant)
+    target, parameters = read_run_request(row, runs)
+    tags = tuple(
+        tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
+    )
+    chain = tuple(tag for tag in row["tags"] if CHAIN_ID.fullmatch(tag) or REVISION_TAG.fullmatch(tag))
+    work = () if request.refresh else (f"{CONTINUES_TAG}{find_continued_run(row['tags']) or row['run_id']}",)
+    again = RunInput(target=target, parameters=parameters, refresh=request.refresh, watch=request.watch, tags=tags)
+    return start(again, context, own_tags=(*chain, *work))
+
+
+def read_run_request(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObject, JsonObject]:
+    """Return the target and the parameters that a job was started with."""
+    parameters = row["parameters"]
+    if "job" in parameters:
+        return JOB, parameters["job"]
+    if "spec" in parameters:
+        return parameters["spec"], {}
+    template = runs.find_deployment(row["run_id"]).partition("/")[0]
+    if template not in TEMPLATES:
+        raise NotFound(
+            f"The job {row['name']} cannot be started again.",
+            why="The deployment that started it is not there any more, or is of no template.",
+            do="Start a new job, or resume this one.",
+            code="E-NOT-FOUND",
+        )
+    return template, parameters

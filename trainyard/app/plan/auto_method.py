@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.app.plan.machine import find_base_folder
-from trainyard.backends.timings.records import read_timings, timing_key
+from trainyard.backends.timings import read_timings, timing_key
 from trainyard.compute.gpus import device_memory, list_devices
 from trainyard.errors import Reason, Refused, TrainyardError, to_reason
 from trainyard.settings import Settings

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from trainyard.app.plan.keys import content_key
 from trainyard.app.plan.machine import find_base_folder, find_base_shape, list_trainers
-from trainyard.backends.timings.records import read_timings, timing_key
+from trainyard.backends.timings import read_timings, timing_key
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
 from trainyard.compute.gpus import device_numbers

@@ -30,7 +30,7 @@ from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorC
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import Reference, node_key
-from trainyard.stores.live.job_facts import DEFAULT_TENANT
+from trainyard.stores.live.job_ids import DEFAULT_TENANT
 from trainyard.stores.models import resolve_model
 
 ROOMS: dict[str, tuple[str, ...]] = {

@@ -19,8 +19,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.context import RunFacts
-from trainyard.spec.estimate.bases import BaseFacts
-from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.estimate.shape import BaseFacts, ModelShape
 from trainyard.spec.nodes import (
     DataSourceConfig,
     DeployerConfig,

@@ -14,7 +14,7 @@ from pathlib import Path
 from trainyard.app.plan.estimate import FinishedNodes, key_name
 from trainyard.app.plan.machine import find_base_folder, list_trainers
 from trainyard.backends.job import prepare_job
-from trainyard.backends.timings.probing import STEPS, run_probe
+from trainyard.backends.timings import STEPS, run_probe
 from trainyard.data import rows as shapes
 from trainyard.data.rows import Message, Row
 from trainyard.data.sources import read_source

@@ -31,7 +31,7 @@ from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.backends.choices import decide_choices, decide_evaluation
-from trainyard.backends.timings.records import measure_slowdown
+from trainyard.backends.timings import measure_slowdown
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import list_devices
 from trainyard.errors import Reason, Refused, TrainyardError
@@ -40,11 +40,10 @@ from trainyard.sandbox.service import find_confinement
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
-from trainyard.spec.compat.advice import advice
+from trainyard.spec.compat.advice import advice, step_advice, step_reasons
 from trainyard.spec.compat.run import length_advice
-from trainyard.spec.compat.steps import step_advice, step_reasons
 from trainyard.spec.estimate.estimate import Estimate, Known, estimate
-from trainyard.spec.estimate.heldout import tiny_sets
+from trainyard.spec.estimate.verdict import tiny_sets
 from trainyard.spec.nodes import EvaluatorConfig
 from trainyard.spec.training import TrainerConfig
 

@@ -20,7 +20,7 @@ from trainyard.compute.gpus import list_devices
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO, FILE_ENDING, choose_template
 from trainyard.errors import NotFound, Reason, Refused, TrainyardError, Unavailable, to_reason
-from trainyard.serve.chat_templates import check_chat_template
+from trainyard.serve.prompt_fields import check_chat_template
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import GeneratorKind, Port

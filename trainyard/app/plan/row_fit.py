@@ -19,8 +19,7 @@ from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.rows.lengths import NO_LIMIT
-from trainyard.train.rows.prompts import encode_prompts, require_any_prompt
+from trainyard.train.rows.prompts import NO_LIMIT, encode_prompts, require_any_prompt
 from trainyard.train.rows.tokens import (
     TokenLedger,
     encode_labelled,

@@ -31,9 +31,10 @@ from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.estimate import SampledNode
 from trainyard.spec.estimate.verdict import find_floor
+from trainyard.spec.graph import extracts_pairs
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS
-from trainyard.spec.training import TrainerConfig
+from trainyard.spec.training import STARTER, TrainerConfig
 from trainyard.stores.artifacts import NodeOutput, ProducedSet, Reference
 
 FIRST_ROWS, MOST_ROWS = 500, 20_000
@@ -43,6 +44,14 @@ LEAST_SHARE = 3
 ANYWAY = (
     "To train all the same: --yes (`yes: true` over REST). To deploy what is better on so few rows, too: few_rows: "
     "allow at the deployer, of a template `-p publish.few_rows=allow`."
+)
+STARTER_SUCCESS = (
+    "The base is the starter, five million parameters. It learns sentences of these documents by heart, and answers "
+    "next to no question in words of your own: none of 15 that a reader asked three of its adapters."
+)
+STARTER_REMEDY = (
+    "Name a language model by base_model (`-p base_model=` of a template), or train it all the same: --yes "
+    "(`yes: true` over REST)."
 )
 LEAST_GROWTH = 2
 """A set is read again only for this many times the rows."""
@@ -59,7 +68,9 @@ class ChainSample:
     reasons: list[Reason] = field(default_factory=list)
     """Why a run would fail on these rows."""
     shortages: list[Reason] = field(default_factory=list)
-    """Why a run would train on far fewer rows than were requested, or could give no verdict (`E-FEW-ROWS`)."""
+    """Why a run is only started when its user allows it: it would train on far fewer rows than were requested, could
+    give no verdict (`E-FEW-ROWS`), or has a base that does not learn to answer questions (`E-SMALL-BASE`).
+    """
     unread: list[str] = field(default_factory=list)
     """Parts that were not read in time, so that a run may still refuse them."""
 
@@ -99,6 +110,7 @@ def read_chain(
         for node_id in chain.order:
             if node_id not in refused:
                 reading.read(chain.node(node_id))
+        reading.ask_about_starter(refused)
         return reading.sample
 
 
@@ -155,6 +167,22 @@ class Reading:
         deployers = [node.config for node in self.chain.nodes if isinstance(node.config, DeployerConfig)]
         if not any(config.few_rows == "allow" for config in deployers):
             self.sample.shortages.append(Reason("E-FEW-ROWS", name, field, because, instead + ANYWAY))
+
+    def ask_about_starter(self, refused: frozenset[str]) -> None:
+        """Ask before the starter is trained on pairs that are taken from the user's documents by rule."""
+        extracted: set[str] = set()
+        for node_id in self.chain.order:
+            node = self.chain.node(node_id)
+            reads = any(source.node_id in extracted for port in DATA_PORTS for source in node.inputs.get(port, ()))
+            if extracts_pairs(node.config) or (reads and isinstance(node.config, ValidatorConfig)):
+                extracted.add(node_id)
+            is_new = node_id not in refused and self.finished.get(node_id) is None
+            if reads and is_new and isinstance(node.config, TrainerConfig) and node.config.base_model == STARTER:
+                self.note(node_id, f"small base: {STARTER_SUCCESS}")
+                self.sample.shortages.append(
+                    Reason("E-SMALL-BASE", node_id, "config.base_model", STARTER_SUCCESS, STARTER_REMEDY)
+                )
+                return
 
     def note(self, name: str, text: str) -> None:
         node = self.sample.nodes.get(name, SampledNode())

@@ -18,9 +18,9 @@ import httpx
 from trainyard.app.chains.run import run
 from trainyard.app.checkout import checkout
 from trainyard.app.context import Context
-from trainyard.app.dashboard import link_to
 from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
+from trainyard.app.stack.dashboard import link_to
 from trainyard.app.stack.stack import up
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject

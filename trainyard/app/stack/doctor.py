@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 import trainyard
 from trainyard.app import services as stack
-from trainyard.app.backends.backends import backend_table
+from trainyard.app.backends import backend_table
 from trainyard.app.context import Context
 from trainyard.app.live.waits import read_devices
 from trainyard.app.responses import Response

@@ -17,7 +17,7 @@ removes every ten seconds (temporary folders of dead processes) is decided by `c
 
 A folder is renamed into `.removing` next to it, then deleted: it is whole, or it is not there. What a killed collection
 leaves there is removed by the next one. What killed uploads and deletions have left goes at once: a file or folder of
-theirs that no process has locked (`stores/claims`).
+theirs that no process has locked (`stores/processes.py`).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from trainyard.operations.stack import GcInput
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import ArtifactStore, move_unused, sweep_work_folders
-from trainyard.stores.claims import remove_abandoned
 from trainyard.stores.files import DISK, translate_os_errors
 from trainyard.stores.jobs import JobStore
+from trainyard.stores.processes import remove_abandoned
 from trainyard.stores.whole import MANIFEST
 
 DAY_S = 86_400.0

@@ -27,8 +27,7 @@ from trainyard.app.runs import connect_runs
 from trainyard.app.stack.api_service import NAME as API
 from trainyard.app.stack.api_service import start_api
 from trainyard.backends.job import complete_tenant, rename_work_folder, work_folders_of_earlier_versions
-from trainyard.compute.leftovers import sweep_leftovers
-from trainyard.compute.orphans import sweep
+from trainyard.compute.leftovers import sweep, sweep_leftovers
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations.base import Nothing

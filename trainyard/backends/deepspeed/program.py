@@ -13,7 +13,7 @@ import psutil
 from trainyard.backends import environments
 from trainyard.backends.deepspeed.build import EXTENSIONS_FOLDER, clear_stale_locks
 from trainyard.backends.external.runner import ExternalRun, ExternalTool, run_external, terminate
-from trainyard.backends.launching import distributed_variables, torchrun
+from trainyard.backends.programs import distributed_variables, torchrun
 from trainyard.compute.child import Events
 from trainyard.compute.services import free_port
 from trainyard.errors import Corrupt

@@ -41,7 +41,7 @@ from trainyard.train.methods.lora import adapter_shape
 from trainyard.train.methods.targets import list_adapted, targets
 from trainyard.train.progress import Counted, Origin, account_fields
 from trainyard.train.rows.batching import BatchPlan, Cut
-from trainyard.train.rows.lengths import TokenShare
+from trainyard.train.rows.prompts import TokenShare
 from trainyard.train.rows.tokens import TokenLedger, encode_preference, require_accepted, require_targets
 from trainyard.workers.trainyard_worker import names
 

@@ -30,9 +30,8 @@ from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.axes.stages import DistillSettings, PpoSettings, Stage
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.compat.run import length_advice
-from trainyard.spec.estimate.bases import BaseFacts
-from trainyard.spec.estimate.evaluations import default_interval
-from trainyard.spec.estimate.timing import save_steps
+from trainyard.spec.estimate.shape import BaseFacts
+from trainyard.spec.estimate.timing import default_interval, save_steps
 from trainyard.spec.packages import LIGER
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
@@ -63,8 +62,8 @@ from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import STRATEGIES, SharedSession
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import SavedProgress
-from trainyard.train.rl.critic import attach_critic, make_critic, split_groups
 from trainyard.train.rl.feed import RolloutFeed, RolloutPlan
+from trainyard.train.rl.reward_model import attach_critic, make_critic, split_groups
 from trainyard.train.rows.batching import Cut, Feed, choose_cut, make_plan, sound_cut
 from trainyard.train.rows.prompts import require_any_prompt
 from trainyard.train.rows.row_attention import choose_row_attention

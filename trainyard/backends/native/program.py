@@ -61,8 +61,8 @@ from trainyard.train.parallel.session import PEERS
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import SavedProgress
 from trainyard.train.reporting import Reporting, memory_bytes, reporting
-from trainyard.train.rl.critic import attach_critic, detach_critic
 from trainyard.train.rl.feed import ConstantRewards, RolloutFeed, summarize_rollouts
+from trainyard.train.rl.reward_model import attach_critic, detach_critic
 from trainyard.train.session.session import Session
 from trainyard.train.trackers import TrackedRun
 

@@ -21,7 +21,7 @@ from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method, adapter_settings
 from trainyard.spec.compat.run import base_reasons
-from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
+from trainyard.spec.estimate.shape import BaseFacts, ModelLayout
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.methods.coverage import measure_coverage

@@ -22,8 +22,7 @@ from trainyard.backends.rewarding import make_panel
 from trainyard.backends.trl.arguments import dpo_config, grpo_config, kto_config
 from trainyard.backends.trl.data import PreparedRun
 from trainyard.backends.trl.loading import load_base
-from trainyard.backends.trl.rollouts import OurGRPOTrainer, inner_model, rollout_settings, scorer
-from trainyard.backends.trl.shared import choose_sharing
+from trainyard.backends.trl.rollouts import OurGRPOTrainer, choose_sharing, inner_model, rollout_settings, scorer
 from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.methods import Method

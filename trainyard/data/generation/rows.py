@@ -34,7 +34,7 @@ from trainyard.data.rows import (
 )
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import GenerationTemplate, Port
-from trainyard.spec.estimate.heldout import rows_to_generate
+from trainyard.spec.estimate.verdict import rows_to_generate
 from trainyard.spec.nodes import AiGeneratorConfig
 
 ACCOUNTING_FILE = "accounting.json"

@@ -14,7 +14,7 @@ from trainyard.data.formats.shapes import SHAPES, Kind, Normaliser, detect
 from trainyard.data.functions import RowConverter
 from trainyard.data.paths import find_suffix, open_inside
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers import columns, delimited, jsonl, tables
+from trainyard.data.readers import columns, delimited, tables
 from trainyard.data.readers.chunks import Chunk, OpenedSet
 from trainyard.data.readers.selection import empty_set_error
 from trainyard.data.readers.streams import WINDOWS_1252, Limits, TextStream, line_blocks, open_text, peek
@@ -179,10 +179,10 @@ class RowFile:
             parser, text = self.parser(stream)
             if text is None:
                 with closing(BATCHES[parser](stream, self.name, self.limits)) as batches:  # type: ignore[type-var]
-                    return FirstRows(next(batches, [])[: jsonl.SAMPLE_ROWS])
+                    return FirstRows(next(batches, [])[: tables.SAMPLE_ROWS])
             if parser == "jsonl":
                 return self.sample_lines(text)
-            records = list(itertools.islice(self.records(parser, text, {}), jsonl.SAMPLE_ROWS))
+            records = list(itertools.islice(self.records(parser, text, {}), tables.SAMPLE_ROWS))
         good = [record for _, _, record, _ in records if not isinstance(record, BadRow)]
         bad = next((row for row in records if isinstance(row[2], BadRow)), None)
         return FirstRows(good, bad and Fault(self.name, bad[0], bad[2], bad[3]))
@@ -191,9 +191,9 @@ class RowFile:
         """Return the first values of a file of lines that can be parsed, however late they come."""
         fault: Fault | None = None
         for block in line_blocks(text.blocks, self.limits):
-            if not block.too_long and (records := jsonl.sample(block)):
+            if not block.too_long and (records := tables.sample(block)):
                 return FirstRows(records)
-            if fault is None and (bad := jsonl.first_fault(block)) is not None:
+            if fault is None and (bad := tables.first_fault(block)) is not None:
                 fault = Fault(self.name, *bad)
         return FirstRows((), fault)
 
@@ -214,7 +214,7 @@ class RowFile:
         if text.encoding == WINDOWS_1252:
             facts["notes"] = [*facts.get("notes", ()), f"read as {text.encoding}, as it is not UTF-8"]
         if parser == "jsonl":
-            yield from jsonl.read_jsonl(line_blocks(text.blocks, self.limits), self.name, normalise)
+            yield from tables.read_jsonl(line_blocks(text.blocks, self.limits), self.name, normalise)
         else:
             yield from tables.build_chunks(self.records(parser, text, facts), self.name, normalise)
 
@@ -222,7 +222,7 @@ class RowFile:
 def whole_first_line(head: bytes) -> bool:
     """Whether a `.json` file that begins with an object is JSON Lines: its first line is a whole value."""
     try:
-        jsonl.strict_json(head.split(b"\n", 1)[0])
+        tables.strict_json(head.split(b"\n", 1)[0])
     except BadRow as reason:
         return reason.reason not in ("not_json", "not_utf8")
     return True

@@ -19,9 +19,8 @@ from trainyard.data.functions import RowConverter
 from trainyard.data.paths import find_suffix, open_inside
 from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk, OpenedSet
 from trainyard.data.readers.columns import restore_row, restorers
-from trainyard.data.readers.jsonl import SAMPLE_ROWS
 from trainyard.data.readers.selection import empty_set_error
-from trainyard.data.readers.tables import build_chunks
+from trainyard.data.readers.tables import SAMPLE_ROWS, build_chunks
 from trainyard.data.remote.databases import bad_query
 from trainyard.errors import LimitExceeded, Unavailable, first_line
 from trainyard.json_types import JsonObject

@@ -17,8 +17,15 @@ from itertools import groupby
 
 from trainyard.json_types import JsonObject
 from trainyard.serve.extraction import attendance, extraction, names
-from trainyard.serve.extraction.records import GIVEN, WHOLE, Record, text_records, with_whole_names
-from trainyard.serve.extraction.structured import Vocabulary, read_data
+from trainyard.serve.extraction.structured import (
+    GIVEN,
+    WHOLE,
+    Record,
+    Vocabulary,
+    read_data,
+    text_records,
+    with_whole_names,
+)
 from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, RELATION_KINDS, normalise_name
 
 MODEL = extraction.RULES

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trainyard.errors import Reason
-from trainyard.serve.targets.calling import call
-from trainyard.serve.targets.canary import ask_canary
+from trainyard.serve.targets.calling import ask_canary, call
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.serve.targets.vllm import (
     check_base,

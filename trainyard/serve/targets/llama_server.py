@@ -13,8 +13,7 @@ from trainyard.compute.services import free_port
 from trainyard.errors import Reason, TrainyardError
 from trainyard.serve.conversion.files import base_gguf, find_tools
 from trainyard.serve.targets import merged, started
-from trainyard.serve.targets.calling import call
-from trainyard.serve.targets.canary import ask_canary
+from trainyard.serve.targets.calling import ask_canary, call
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 
 BACKEND = "llamacpp"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from trainyard.compute.services import free_port
 from trainyard.errors import Reason
 from trainyard.serve.targets import merged, started
-from trainyard.serve.targets.canary import ask_canary
+from trainyard.serve.targets.calling import ask_canary
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 
 BACKEND = "mlx"

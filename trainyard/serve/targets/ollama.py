@@ -18,8 +18,7 @@ from jinja2.exceptions import TemplateError
 from trainyard.data.renderers.limited import LimitedTemplate, open_limited
 from trainyard.errors import Reason, Unavailable
 from trainyard.serve.conversion.files import find_tools
-from trainyard.serve.targets.calling import call, make_refusal, send
-from trainyard.serve.targets.canary import ask_canary
+from trainyard.serve.targets.calling import ask_canary, call, make_refusal, send
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.serve.targets.llama_server import ADAPTER_FILE, BACKEND, gguf_files
 from trainyard.serve.targets.started import check_base_folder, check_layout, tool_folder

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Reason, TrainyardError
-from trainyard.serve.targets.calling import call, make_response_error
-from trainyard.serve.targets.canary import ask_canary
+from trainyard.serve.targets.calling import ask_canary, call, make_response_error
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.settings import settings_file
 from trainyard.spec.axes.methods import Method

@@ -12,7 +12,7 @@ from trainyard.spec.axes.methods import (
 )
 from trainyard.spec.compat.context import Match, NodeView, Row
 from trainyard.spec.compat.training import earlier, find_stacked_trainer
-from trainyard.spec.estimate.bases import BaseFacts
+from trainyard.spec.estimate.shape import BaseFacts
 from trainyard.spec.training import TrainerConfig
 
 EXPERT_NAMES = frozenset({

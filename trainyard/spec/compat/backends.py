@@ -14,8 +14,8 @@ from trainyard.spec.axes.backends import ALONE, EXTRA_CODE, OWN_KEYS, BackendNam
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.changes import ABSENT, read_setting
 from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, join_words
+from trainyard.spec.model_schema import ABSENT, read_setting
 from trainyard.spec.training import TrainerConfig
 
 OUTPUT_LAYER = "lm_head"

@@ -13,7 +13,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
-from trainyard.spec.estimate.bases import BaseFacts
+from trainyard.spec.estimate.shape import BaseFacts
 from trainyard.spec.ports import Ambiguous, Missing, Wiring
 from trainyard.spec.training import TrainerConfig
 

@@ -15,8 +15,8 @@ from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import DistillSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage, StageSettings
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.changes import read_setting
 from trainyard.spec.compat.context import Match, NodeView, Row, When, join_words
+from trainyard.spec.model_schema import read_setting
 from trainyard.spec.training import (
     EngineSettings,
     TrainerConfig,

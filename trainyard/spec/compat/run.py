@@ -15,7 +15,7 @@ from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, f
 from trainyard.spec.compat.engine import GPUS, unfit_kernels
 from trainyard.spec.compat.evaluator_deployer import each_target
 from trainyard.spec.compat.training import draws_by_vllm
-from trainyard.spec.estimate.bases import LEAST_LENGTH, BaseFacts, ModelLayout
+from trainyard.spec.estimate.shape import LEAST_LENGTH, BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.packages import GCS, LIGER, Package
 from trainyard.spec.training import TrainerConfig

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from trainyard.errors import Reason
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.compat.adapters import ADAPTER_BASE_ROWS
+from trainyard.spec.compat.advice import STEP_ROWS, UNUSED_WARMUP
 from trainyard.spec.compat.backends import BACKEND_ROWS
 from trainyard.spec.compat.context import NodeView, Row, RunFacts, View, answers, fill
 from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
@@ -16,7 +17,6 @@ from trainyard.spec.compat.latent import LATENT_ROWS
 from trainyard.spec.compat.other_tools import WORD_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
 from trainyard.spec.compat.session import SESSION_ROWS
-from trainyard.spec.compat.steps import STEP_ROWS, UNUSED_WARMUP
 from trainyard.spec.compat.training import CHANGING_ROWS, ROLLOUT_ROWS, TEACHER_ROWS, TRAINER_ROWS
 from trainyard.spec.ports import Wiring
 

@@ -23,9 +23,9 @@ from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DistillSettings, DpoSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.changes import read_setting
 from trainyard.spec.compat.context import Match, NodeView, Row, join_words
 from trainyard.spec.compat.evaluator_deployer import list_held_out_sets, list_unserved
+from trainyard.spec.model_schema import read_setting
 from trainyard.spec.training import TrainerConfig
 
 WITHOUT_SHAPE = ("type", "profile", "ratio", "init")

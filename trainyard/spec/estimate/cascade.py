@@ -20,9 +20,9 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import FreezeSettings, Method, with_type
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.spec.changes import list_changes
 from trainyard.spec.estimate.memory import GIB, Memory, estimate_memory
 from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.model_schema import list_changes
 from trainyard.spec.training import TrainerConfig, default_learning_rate, resolve_method
 
 SAFETY = 1.1

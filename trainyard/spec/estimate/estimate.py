@@ -21,12 +21,10 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
-from trainyard.spec.estimate.evaluations import estimate_held_out_rows
-from trainyard.spec.estimate.heldout import estimate_generated_rows, find_generated_sets, generator_basis
-from trainyard.spec.estimate.memory import Memory, count_trainable, estimate_memory
-from trainyard.spec.estimate.rollouts import completion_length, rows_seen
+from trainyard.spec.estimate.memory import Memory, completion_length, count_trainable, estimate_memory, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.estimate.timing import Timings, Workload, estimate_time
+from trainyard.spec.estimate.timing import Timings, Workload, estimate_held_out_rows, estimate_time
+from trainyard.spec.estimate.verdict import estimate_generated_rows, find_generated_sets, generator_basis
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.spec.imports.axolotl_defaults import DEFAULTS
 from trainyard.spec.imports.conversion import ConfigTool
 from trainyard.spec.imports.data_sets import DataPlace, files_of_split, first_rows
+from trainyard.spec.imports.defaults import DEFAULTS
 from trainyard.spec.imports.keys import (
     ABSENT,
     Config,

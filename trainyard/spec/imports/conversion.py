@@ -15,7 +15,6 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.methods import METHOD_SETTINGS
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 from trainyard.spec.chain import ChainSpec
-from trainyard.spec.changes import flatten_settings
 from trainyard.spec.imports.data_sets import DataPlace, assemble_source
 from trainyard.spec.imports.defaults import Absent, read_absent
 from trainyard.spec.imports.keys import (
@@ -30,6 +29,7 @@ from trainyard.spec.imports.keys import (
     occurrences,
 )
 from trainyard.spec.load.files import read_chain
+from trainyard.spec.model_schema import flatten_settings
 
 AXES = ("stage", "method")
 DEPENDENT = ("stage.", "method.", "eval.", "engine.")

@@ -14,9 +14,8 @@ from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.other_tools import word_reasons
 from trainyard.spec.job import JobSpec, chain_of_job
-from trainyard.spec.load.limits import MAX_SPEC_BYTES
 from trainyard.spec.load.parse import build_reasons, check_crowded, parse_chain, suggest, validate
-from trainyard.spec.load.text import parse_text
+from trainyard.spec.load.text import MAX_SPEC_BYTES, parse_text
 from trainyard.spec.templates import TEMPLATES
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json")

@@ -23,8 +23,8 @@ from trainyard.errors import Reason
 from trainyard.json_types import JsonMapping
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.other_tools import word_reasons
-from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
 from trainyard.spec.load.spellings import VALUES, list_tags, right_name
+from trainyard.spec.load.text import MAX_KEYS, MAX_REASONS
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -3,6 +3,8 @@
 YAML is read in one pass over libyaml's events, so that depth, size and aliases are judged before anything is built.
 Scalars follow the YAML 1.2 core schema: `2e-4` is a number, `no` and `on` are texts, and a date is a text.
 Every refusal is a `Refused` with one reason, whose field says the line.
+
+The caps on what a spec may ask of us, in one place. Over a cap is an error with its number, never a truncation.
 """
 
 from __future__ import annotations
@@ -18,7 +20,20 @@ import yaml
 
 from trainyard.errors import Reason, Refused
 from trainyard.json_types import JsonObject
-from trainyard.spec.load.limits import MAX_DEPTH, MAX_INTEGER_DIGITS, MAX_SPEC_BYTES, MAX_VALUES
+
+MAX_SPEC_BYTES = 2 * 1024 * 1024
+"""Size of a chain or job file. 10,000 nodes with their ids and a few settings are about 1.2 MB."""
+MAX_DEPTH = 64
+"""Levels of nesting in a file; the deepest field of a chain is at level 8."""
+MAX_VALUES = 200_000
+"""Keys, items and scalars in a file; 10,000 nodes with fifteen values each fit."""
+MAX_KEYS = 1_000
+"""Keys of one mapping; the largest that means something is the list of properties in a JSON schema."""
+MAX_REASONS = 100
+"""Reasons that are listed one by one; the others are counted."""
+MAX_INTEGER_DIGITS = 100
+"""Longer numbers are a mistake or an attack: converting digits to an integer is quadratic."""
+
 
 INTEGER = re.compile(r"[-+]?[0-9]+\Z")
 OCTAL_OR_HEX = re.compile(r"0(o[0-7]+|x[0-9a-fA-F]+)\Z")

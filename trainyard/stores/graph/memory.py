@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.stores.graph.contract import Graph, GraphStats
-from trainyard.stores.graph.dumping import count_lines, document_line, entity_line, relation_line
+from trainyard.stores.graph.contract import Graph, GraphStats, count_lines, document_line, entity_line, relation_line
 from trainyard.stores.graph.facts import Edge, MutateResult, Mutation, check_mutation
 from trainyard.stores.graph.state import State
 

@@ -1,6 +1,8 @@
 """The graph of another process or machine, over HTTP (`trainyard serve --role graph`).
 
 Every write may be sent again: a document's key makes the second one a no-op, so lost answers cost nothing.
+
+Where the knowledge graph is: an address becomes a `Graph`.
 """
 
 from __future__ import annotations
@@ -8,14 +10,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import orjson
 
 from trainyard.cancellation import CALLER_HOOKS, require_caller
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable, from_fields
-from trainyard.stores.graph.contract import AskedGraph
+from trainyard.settings import Settings
+from trainyard.stores.graph.contract import AskedGraph, Graph
+from trainyard.stores.graph.local import LadybugGraph
 
 TIMEOUT_S, ATTEMPTS, FIRST_WAIT_S = 120.0, 4, 0.5
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -114,3 +120,21 @@ def check_url(address: str) -> str:
             code="E-GRAPH-QUERY",
         )
     return address
+
+
+def graph_file(settings: Settings) -> Path:
+    """Return the database of this home."""
+    return settings.home / "graph" / "knowledge.lbug"
+
+
+def open_graph(address: str, settings: Settings) -> Graph:
+    """The graph at an address: empty for this home's database, `file:///path` for another file, or a server's URL.
+
+    Nothing is started or connected before the first call. Raises `InvalidInput` (`E-GRAPH-QUERY`).
+    """
+    if not address:
+        return LadybugGraph(graph_file(settings))
+    parts = urlsplit(address)
+    if parts.scheme == "file" and not parts.netloc and parts.path:
+        return LadybugGraph(Path(unquote(parts.path)))
+    return HttpGraph(check_url(address))

@@ -2,6 +2,7 @@
 
 Authorization: Bearer ty_…              a token that `trainyard tokens create` made
 Authorization: Bearer | Basic STRING    the string of this home, whole or its part after the colon: everything
+X-API-Key: tml-…                        either of both, as the Tinker SDK sends it
 Cookie                                  a browser that logged in; what changes something needs X-CSRF-Token, too
 """
 
@@ -21,12 +22,13 @@ from trainyard.app.context import OWNER, Caller
 from trainyard.errors import Denied
 from trainyard.operations.table import Scope
 from trainyard.settings import Settings
-from trainyard.stores.access.logins import LoginFile, forgery_token, id_of_string
-from trainyard.stores.access.tokens import PREFIX, TokenFile, TokenRecord
 from trainyard.stores.auth_string import read_auth
+from trainyard.stores.secret_files import PREFIX, LoginFile, TokenFile, TokenRecord, forgery_token, id_of_string
 
 REMOTE_OWNER = replace(OWNER, remote=True)
 FORGERY_HEADER = "x-csrf-token"
+API_KEY_HEADER, API_KEY_PREFIX = "x-api-key", "tml-"
+"""How the Tinker SDK sends a token; it takes only keys with this prefix."""
 LOGIN_AGAIN = "Send the header Authorization: Bearer TOKEN; `trainyard tokens create` makes one."
 
 
@@ -48,6 +50,8 @@ class Authenticator:
             return REMOTE_OWNER
         if "authorization" in headers:
             return self.caller_of_credentials(parse_token(headers["authorization"]), address)[0]
+        if API_KEY_HEADER in headers:
+            return self.caller_of_credentials(headers[API_KEY_HEADER].removeprefix(API_KEY_PREFIX), address)[0]
         cookie = self.read_cookie(headers)
         if not cookie:
             raise Denied("There is no token.", do=LOGIN_AGAIN, code="E-AUTH")

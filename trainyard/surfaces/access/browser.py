@@ -15,11 +15,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from trainyard.app.access.audit_entries import record_event
+from trainyard.app.access.audit import record_event
 from trainyard.app.context import Caller
 from trainyard.errors import Denied
 from trainyard.json_types import JsonObject
-from trainyard.stores.access.logins import CODE_PREFIX, LOGIN_S, forgery_token
+from trainyard.stores.secret_files import CODE_PREFIX, LOGIN_S, forgery_token
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.entrance import LOGIN, caller_of_request
 from trainyard.surfaces.bodies import read_request, read_trace_id

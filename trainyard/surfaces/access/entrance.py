@@ -4,11 +4,19 @@
 
 Both are plain ASGI: an answer that is a stream passes through as it is made. What has no caller gets 401 for every path
 but the few of `OPEN`, so that the existing paths stay unknown.
+
+Bodies of requests without a caller: short ones, soon, and few at a time.
+
+A client that logs in sends its body together with the head. A client that sends half of one waits at most five
+seconds, and gives way to newer ones when there are many: it takes no place that a login, a page or another caller
+needs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 
@@ -30,14 +38,88 @@ from trainyard.app.access.limits import (
 from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 from trainyard.surfaces.access.authentication import Authenticator
-from trainyard.surfaces.access.strangers import MAX_LOGIN_BYTES, LateBody, StrangerBodies, whole_body
-from trainyard.surfaces.bodies import FILE_TYPE, MAX_BODY_BYTES, MAX_TENSORS_BYTES, TENSORS_TYPE, read_trace_id
+from trainyard.surfaces.bodies import (
+    FILE_TYPE,
+    MAX_BODY_BYTES,
+    MAX_TENSORS_BYTES,
+    MAX_TINKER_BYTES,
+    PROTOBUF_TYPE,
+    TENSORS_TYPE,
+    read_trace_id,
+)
+from trainyard.surfaces.openai.prefix import takes_files
 from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
+
+MAX_LOGIN_BYTES = 4 << 10
+BODY_S = 5.0
+MOST = 64
+
+
+class LateBody(InvalidInput):
+    """A body that did not arrive in time, or gave way to others."""
+
+
+class StrangerBodies:
+    """The bodies that are arriving; the oldest gives way when there are more than `most`."""
+
+    def __init__(self, most: int = MOST, seconds: float = BODY_S) -> None:
+        self.most, self.seconds = most, seconds
+        self.arriving = OrderedDict[int, asyncio.Timeout]()
+        self.number = 0
+
+    async def receive(self, receive: Receive) -> bytes:
+        """Return a whole body. Raises `LateBody` (`E-JSON`), and `LimitExceeded` (`E-BODY-LENGTH`) for a long one."""
+        self.number = number = self.number + 1
+        try:
+            async with asyncio.timeout(self.seconds) as deadline:
+                self.arriving[number] = deadline
+                self.make_room()
+                return await read_short(receive)
+        except TimeoutError as error:
+            raise LateBody(
+                f"The body did not arrive within {self.seconds:g} s.", do="Send it together with the head.",
+                code="E-JSON",
+            ) from error  # fmt: skip
+        finally:
+            self.arriving.pop(number, None)
+
+    def make_room(self) -> None:
+        while len(self.arriving) > self.most:
+            _, oldest = self.arriving.popitem(last=False)
+            oldest.reschedule(asyncio.get_running_loop().time())
+
+
+async def read_short(receive: Receive) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise InvalidInput("The connection ended before the body did.", code="E-JSON")
+        body += message.get("body", b"")
+        if len(body) > MAX_LOGIN_BYTES:
+            raise LimitExceeded(
+                f"The body is longer than {MAX_LOGIN_BYTES:,} bytes.", do="Send the token alone.", code="E-BODY-LENGTH"
+            )
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def whole_body(body: bytes, receive: Receive) -> Receive:
+    """Receive a body that has arrived, then what comes after it."""
+    rest: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receiving() -> Message:
+        return rest.pop() if rest else await receive()
+
+    return receiving
+
 
 LOG = logging.getLogger("trainyard.rest")
 LOGIN = "/api/v1/login"
 SESSIONS = "/api/v1/sessions/"
 UPLOADS = "/api/v1/data/uploads/"
+TINKER, LINKS = "/tinker/", "/tinker/files/"
+"""The Tinker SDK's wire, and its links to files, whose codes nobody can guess."""
 PAGES = "/dashboard"
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health"), ("POST", LOGIN)})
 """What needs no caller: whether the service lives, and how to become one."""
@@ -45,7 +127,9 @@ CALLER = "trainyard.caller"
 """Key of a request's scope."""
 MAX_TARGET_BYTES, MAX_HEADER_BYTES = 8 << 10, 32 << 10
 """Of path and query, and of all headers."""
-SINGLE_HEADERS = (b"authorization", b"content-type", b"content-length", b"idempotency-key")
+MAX_FORM_BYTES = 1 << 20
+"""Of a form around its file."""
+SINGLE_HEADERS = (b"authorization", b"x-api-key", b"content-type", b"content-length", b"idempotency-key")
 API_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -109,7 +193,8 @@ class Entrance:
             raise long_body_error(limit)
         address = (scope.get("client") or ("",))[0]
         reads_page = scope["method"] in ("GET", "HEAD") and is_page(scope["path"])
-        if reads_page or (scope["method"], scope["path"]) in OPEN:
+        reads_link = scope["method"] == "GET" and scope["path"].startswith(LINKS)
+        if reads_page or reads_link or (scope["method"], scope["path"]) in OPEN:
             self.buckets.take(f"address {address}")
             return limit
         try:
@@ -156,6 +241,10 @@ def longest_body(scope: Scope, headers: Headers, upload_bytes: int) -> int:
         return MAX_LOGIN_BYTES
     if scope["path"].startswith(UPLOADS) and media_type(headers) == FILE_TYPE:
         return upload_bytes
+    if takes_files(scope["path"]):
+        return upload_bytes + MAX_FORM_BYTES
+    if scope["path"].startswith(TINKER):
+        return MAX_TINKER_BYTES
     is_tensors = media_type(headers) == TENSORS_TYPE and scope["path"].startswith(SESSIONS)
     return MAX_TENSORS_BYTES if is_tensors else MAX_BODY_BYTES
 
@@ -216,5 +305,7 @@ def protect(
     entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
     return Guard(
         entrance, (*settings.api_origins, *origins), build_problem_body,
-        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE), headers=API_HEADERS,
+        names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE, PROTOBUF_TYPE),
+        headers=API_HEADERS,
+        takes_forms=takes_files,
     )  # fmt: skip

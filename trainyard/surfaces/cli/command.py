@@ -14,7 +14,7 @@ from trainyard.json_types import JsonObject
 from trainyard.loading import load_object
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import settings
-from trainyard.surfaces.invocation import build_request, load_implementation, run_operation
+from trainyard.surfaces.invocation import build_request, execute_operation, load_implementation
 
 
 class LateProgress:
@@ -52,7 +52,7 @@ def perform(name: str, fields: JsonObject, *, as_json: bool) -> int:
         reader = OPERATIONS[name].read_input
         next_input = load_object(f"trainyard.{reader}") if reader else None
         context = Context(settings(), progress.say, progress.event, on_part, next_input, surface="cli")
-        result = run_operation(name, request, context)
+        result = execute_operation(name, request, context)
     finally:
         progress.close()
     if not getattr(result, "streamed", False):

@@ -29,7 +29,7 @@ from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.operations.fields import Argument, FieldError, Option
 from trainyard.operations.table import OPERATIONS, read_summaries
-from trainyard.operations.texts import print_error
+from trainyard.operations.tables import print_error
 from trainyard.operations.words import WORDS, words_by_group
 from trainyard.proxies import exempt_loopback
 

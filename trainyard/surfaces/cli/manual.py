@@ -7,7 +7,7 @@ from pathlib import Path
 from trainyard.errors import NotFound
 from trainyard.operations.words import WORDS
 from trainyard.project import project_folder
-from trainyard.spec.load.nearest import did_you_mean, nearest
+from trainyard.spec.load.spellings import did_you_mean, nearest
 
 
 def manual_pages() -> dict[str, Path]:

@@ -12,7 +12,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from trainyard.json_types import JsonObject
-from trainyard.operations.texts import short_reason
+from trainyard.operations.tables import short_reason
 
 LINE_EVERY_S = 10.0
 """Least time between two plain progress lines of one node: a log is read later, by people."""

@@ -1,11 +1,15 @@
 """The MCP server: tools and resources for one connection, over the streams of a process or over HTTP.
 
 Over HTTP every request is complete in itself (stateless): it carries its token, and no session is kept between two.
+
+Resources: the pages of the documentation that are on this machine, and the schemas of what users write.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,17 +24,55 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 import trainyard
+from trainyard.app.chains.describe import SCHEMAS
 from trainyard.app.context import Caller, ConfinedCalls
 from trainyard.errors import NotFound, TrainyardError
+from trainyard.project import project_folder
 from trainyard.settings import Settings
-from trainyard.surfaces.access.strangers import whole_body
-from trainyard.surfaces.mcp.calls import MAX_CALLS, call_tool
-from trainyard.surfaces.mcp.pages import list_resources, read_resource
-from trainyard.surfaces.mcp.tools import list_tools
+from trainyard.surfaces.access.entrance import whole_body
+from trainyard.surfaces.bodies import USUAL, require_structure
+from trainyard.surfaces.mcp.calls import MAX_CALLS, call_tool, list_tools
 from trainyard.surfaces.problems import answer_problem
 from trainyard.surfaces.spool import receive_body
-from trainyard.surfaces.structure import USUAL, require_structure
 from trainyard.tracing import is_traceparent
+
+DOCS, SCHEMA = "trainyard://docs/", "trainyard://schema/"
+MARKDOWN, JSON = "text/markdown", "application/schema+json"
+
+
+def pages() -> dict[str, Path]:
+    """Address -> file of every page; a wheel contains none."""
+    folder = project_folder() / "docs"
+    paths = [*folder.glob("*.md"), *folder.glob("reference/*.md"), *folder.glob("guides/*.md")]
+    return {DOCS + path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(paths)}
+
+
+def list_resources() -> list[types.Resource]:
+    schemas = [
+        types.Resource(uri=SCHEMA + name, name=f"schema {name}", mime_type=JSON, description=f"JSON Schema of {name}.")
+        for name in SCHEMAS
+    ]
+    written = [
+        types.Resource(uri=uri, name=uri.removeprefix(DOCS), mime_type=MARKDOWN, description=read_title(path))
+        for uri, path in pages().items()
+    ]
+    return [*schemas, *written]
+
+
+def read_title(path: Path) -> str:
+    with path.open(encoding="utf-8") as lines:
+        return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), path.stem)
+
+
+def read_resource(uri: str) -> types.TextResourceContents:
+    """Return the text of a page or a schema. Raises `NotFound` (`E-NOT-FOUND`)."""
+    model, page = SCHEMAS.get(uri.removeprefix(SCHEMA)) if uri.startswith(SCHEMA) else None, pages().get(uri)
+    if model is not None:
+        return types.TextResourceContents(uri=uri, mime_type=JSON, text=json.dumps(model.model_json_schema()))
+    if page is not None:
+        return types.TextResourceContents(uri=uri, mime_type=MARKDOWN, text=page.read_text(encoding="utf-8"))
+    raise NotFound(f"There is no resource {uri!r}.", do="List the resources.", code="E-NOT-FOUND")
+
 
 INSTRUCTIONS = """Trainyard trains, evaluates and serves language models as chains of nodes on Prefect.
 Start with `doctor` and `backends`; read trainyard://schema/chain and trainyard://docs/chains before you write a chain.

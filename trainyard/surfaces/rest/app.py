@@ -1,33 +1,91 @@
-"""The application: the operations below /api/v1, `/health`, and errors as problem documents."""
+"""The application: the operations below /api/v1, `/health`, and errors as problem documents.
+
+The pages of the dashboard: the build of `web/`, which asks the REST API with the cookie of a login.
+
+The application reads the page from the path, so that every path below /dashboard answers the same document. The names
+of the files stay while their content changes, so that each answer has the digest of its content as ETag: a browser that
+has the file gets 304.
+"""
 
 from __future__ import annotations
 
 import logging
-from functools import partial
+import os
+from functools import lru_cache, partial
+from hashlib import sha256
+from pathlib import Path
 
 import anyio
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
+from starlette.types import Scope
 
 import trainyard
 from trainyard.app.context import ConfinedCalls
-from trainyard.app.live.workers import WorkerWatch
+from trainyard.app.live.service_threads import WorkerWatch
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.operations.table import API
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import read_trace_id
 from trainyard.surfaces.mcp.server import HttpApp
+from trainyard.surfaces.openai.app import build_wire
+from trainyard.surfaces.openai.prefix import PREFIX
 from trainyard.surfaces.problems import answer_problem
-from trainyard.surfaces.rest.gauges import read_gpus, read_jobs, read_trainings
-from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests
+from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests, read_gpus, read_jobs, read_trainings
 from trainyard.surfaces.rest.openapi import openapi_document
-from trainyard.surfaces.rest.pages import add_pages
 from trainyard.surfaces.rest.replays import Replays
 from trainyard.surfaces.rest.routes import PLAIN_PATHS, ApiParts, Authenticate, add_operations, answer_refusal
+from trainyard.surfaces.tinker.routes import tinker_routes
+
+FOLDER = Path(__file__).parents[1] / "web"
+ICON = "icon.svg"
+MOST_FILES = 1000
+
+
+class BuiltFiles(StaticFiles):
+    """Files of a build with the digest of their content as ETag.
+
+    Starlette's ETag is of time and size: two builds of equal length, installed from wheels with equal times, share it.
+    """
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        etag = f'"{digest_file(str(full_path), stat_result.st_mtime_ns, stat_result.st_size)}"'
+        response = FileResponse(full_path, status_code, headers={"etag": etag}, stat_result=stat_result)
+        if Headers(scope=scope).get("if-none-match") and self.is_not_modified(response.headers, Headers(scope=scope)):
+            return NotModifiedResponse(response.headers)
+        return response
+
+
+@lru_cache(maxsize=MOST_FILES)
+def digest_file(path: str, mtime_ns: int, size: int) -> str:
+    """Return the SHA-256 of a file, which is read again when its time or its size has changed."""
+    return sha256(Path(path).read_bytes()).hexdigest()
+
+
+def add_pages(app: FastAPI) -> None:
+    """Add the pages and their files. They contain nothing of this home, so that the login page needs no token."""
+
+    files = BuiltFiles(directory=FOLDER)
+
+    async def page(request: Request) -> Response:
+        return await files.get_response("index.html", request.scope)
+
+    async def icon(request: Request) -> Response:
+        return await files.get_response(ICON, request.scope)
+
+    app.mount("/dashboard/assets", BuiltFiles(directory=FOLDER / "assets"), name="assets")
+    app.add_route(f"/dashboard/{ICON}", icon, methods=["GET"])
+    app.add_route("/dashboard", page, methods=["GET"])
+    app.add_route("/dashboard/{path:path}", page, methods=["GET"])
+
 
 LOG = logging.getLogger("trainyard.rest")
 
@@ -60,7 +118,9 @@ def build_app(settings: Settings, authenticate: Authenticate, confined: Confined
             document.update(await anyio.to_thread.run_sync(openapi_document))
         return JSONResponse(document)
 
+    app.router.routes.extend(tinker_routes(settings, authenticate))
     app.router.routes.append(Route("/mcp", HttpApp(settings, authenticate, confined)))
+    app.router.routes.append(Mount(PREFIX, build_wire(settings, authenticate, confined)))
     add_pages(app)
     add_error_answers(app)
     return app

@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 import trainyard
-from trainyard.app.live.workers import WorkerState
+from trainyard.app.live.service_threads import WorkerState
 from trainyard.app.responses import Blob, Response
 from trainyard.loading import load_object
 from trainyard.operations.table import OPERATIONS, Operation, Scope, find_route, group_lines

@@ -31,20 +31,21 @@ from trainyard.loading import load_object
 from trainyard.operations.table import OPERATIONS, Operation, find_route
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import (
+    BATCHES,
     FILE_TYPE,
     TRACEPARENT,
+    USUAL,
     InvalidFields,
     media_type,
     read_request,
     read_trace_id,
     read_upload,
 )
-from trainyard.surfaces.invocation import refuse_early, require_allowed, run_operation
+from trainyard.surfaces.invocation import execute_operation, refuse_early, require_allowed
 from trainyard.surfaces.problems import answer_problem
 from trainyard.surfaces.rest.measured import OPERATION
 from trainyard.surfaces.rest.replays import Replays, read_key
 from trainyard.surfaces.spool import INLINE_BYTES
-from trainyard.surfaces.structure import BATCHES, USUAL
 from trainyard.tracing import span
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -151,7 +152,7 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, upload, context)
             return await stream(load_object(f"trainyard.{operation.stream}"), upload, context, request)
-        work = partial(run_operation, name, upload, context)
+        work = partial(execute_operation, name, upload, context)
         is_kept = operation.keeps_replies or takes_file(operation, request)  # the same file twice is one
         if context.idempotency_key and request.method != "GET" and not is_kept:
             key = context.idempotency_key

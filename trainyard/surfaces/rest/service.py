@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trainyard.app.access.guard import Guard
 from trainyard.app.access.listeners import BehindProxy, bind_exposed, run_servers
 from trainyard.app.context import ConfinedCalls
 from trainyard.app.exposure import Exposure, format_host, list_host_names, require_safe, warn_of_expiry
@@ -24,6 +23,7 @@ from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.browser import add_logins
 from trainyard.surfaces.access.confined_calls import ChildCalls
 from trainyard.surfaces.access.entrance import caller_of_request, protect
+from trainyard.surfaces.openai.errors import WireErrors
 from trainyard.surfaces.rest.app import build_app
 
 LOOPBACK = Exposure()
@@ -92,7 +92,7 @@ def serve_api(
 
 def build_guarded_app(
     settings: Settings, *, everybody: bool = False, names: Iterable[str] = (), confined: ConfinedCalls | None = None
-) -> Guard:
+) -> ASGIApp:
     """Return the whole service: the API of a home behind its checks, for clients that call it by loopback or one of
     `names`.
 
@@ -101,4 +101,4 @@ def build_guarded_app(
     authenticator = Authenticator(settings, everybody)
     app = build_app(settings, caller_of_request, confined)
     add_logins(app, authenticator)
-    return protect(app, authenticator, names=names)
+    return WireErrors(protect(app, authenticator, names=names))

@@ -19,7 +19,7 @@ from trainyard.inherited import keep_files_private
 from trainyard.operations.fields import FieldError
 from trainyard.operations.table import OPERATIONS, group_lines
 from trainyard.settings import settings
-from trainyard.surfaces.invocation import build_request, run_operation
+from trainyard.surfaces.invocation import build_request, execute_operation
 from trainyard.surfaces.sdk.live_output import open_live
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def run_locally(name: str, fields: Mapping[str, Any]) -> Any:
     request = check_request(name, fields)
     live = open_live(name, fields)
     context = Context(settings(), say=ignore, on_progress=live.note_event if live else ignore)
-    result = run_operation(name, request, context)
+    result = execute_operation(name, request, context)
     if live:
         live.end(result)
     return result

@@ -21,10 +21,9 @@ from trainyard.callbacks import ignore
 from trainyard.data.corpora import Corpora
 from trainyard.data.readers.parts import split_document
 from trainyard.errors import TrainyardError
-from trainyard.night.deps import NightDeps, Stores
+from trainyard.night.deps import POINTS, NightDeps, Stores
 from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
-from trainyard.night.points import POINTS
 from trainyard.night.report import NightReport
 from trainyard.night.streams import GONE, RememberedParse, choose_overlap, split_part_name
 from trainyard.night.worker import poll

@@ -3,6 +3,13 @@
     trainyard nightly simulate --nights 2000 --inject ledger-before-graph        ends with exit code 1
 
 `injected_bug` replaces one function of the night or of a store by a wrong one while it is entered.
+
+Thousands of nights in minutes: the product's own functions on a clock, disks and connections that misbehave.
+
+    outcome = simulate(nights=10_000, seed=1)          the same seed gives the same nights, on any number of processes
+
+A campaign of `DATES` dates is one seed; campaigns are spread over the cores. `inject` names a mistake of
+`injected_bugs.py` that is put into the night; then a violation has to be found. `campaign` replays a single one.
 """
 
 from __future__ import annotations
@@ -20,9 +27,10 @@ from trainyard.stores import adapters
 from trainyard.stores.documents import Entry
 from trainyard.stores.markers import records, remote
 from trainyard.stores.objects import versions as uploads
-from trainyard.testing.nights import doubles
+from trainyard.testing.nights import doubles, invariants
+from trainyard.testing.nights.campaign import MOST_ATTEMPTS, NightCampaign
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.testing.simulation import Swap, always
+from trainyard.testing.simulation import Simulator, Swap, always
 
 
 def ledger_first(self: extracting.Writer) -> None:
@@ -169,3 +177,41 @@ def build_swaps() -> dict[str, tuple[Swap, ...]]:
 
 
 INJECTED_BUGS = tuple(build_swaps())
+
+
+DATES, QUIET_DATES = 6, 3
+"""Dates with faults, and those without at the end, of one campaign."""
+
+
+def run_campaign(seed: int) -> NightCampaign:
+    """Return one campaign, carried out."""
+    campaign = NightCampaign(seed)
+    for date in range(DATES + QUIET_DATES):
+        quiet = campaign.quiet = date >= DATES
+        campaign.heal()
+        campaign.day() if not quiet else None
+        for attempt in range(MOST_ATTEMPTS):
+            run_attempt(campaign, quiet or attempt == MOST_ATTEMPTS - 1)
+            if campaign.violations or (campaign.reports and campaign.reports[-1].state == "completed"):
+                break
+        campaign.next_date()
+    if not campaign.violations:
+        invariants.check_end(campaign)
+    return campaign
+
+
+def run_attempt(campaign: NightCampaign, quiet: bool) -> None:
+    campaign.heal_connections()
+    trouble: set[str] = set()
+    if not quiet:
+        campaign.faults, trouble = campaign.draw_faults()
+    count = len(campaign.reports)
+    campaign.attempts += 1
+    campaign.run_night(campaign.spawn(), trouble)
+    campaign.settle()
+    invariants.check(campaign)
+    for night_report in campaign.reports[count:]:
+        invariants.report(campaign, night_report)
+
+
+simulate = Simulator(run_campaign, build_swaps, DATES + QUIET_DATES).run

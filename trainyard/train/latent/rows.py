@@ -23,7 +23,7 @@ from trainyard.json_types import JsonMapping
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import IGNORED, Batch, Encoded
 from trainyard.train.latent.rollout import SLOTS
-from trainyard.train.rows.lengths import TokenShare, encode_within_length
+from trainyard.train.rows.prompts import TokenShare, encode_within_length
 from trainyard.train.rows.tokens import TokenLedger, encode_answers, encode_rows
 
 PROMPT, STEPS, LENGTHS, ANSWER = "prompt_ids", "step_ids", "step_lengths", "answer_ids"

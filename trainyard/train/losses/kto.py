@@ -39,7 +39,7 @@ from trainyard.train.contracts import (
 from trainyard.train.losses.pairs import join_answer
 from trainyard.train.model.head import label_logprobs
 from trainyard.train.rows.batching import pad
-from trainyard.train.rows.lengths import TokenShare, encode_within_length
+from trainyard.train.rows.prompts import TokenShare, encode_within_length
 from trainyard.train.rows.segments import PromptGroup, RowLayout
 from trainyard.train.rows.tokens import COMPLETION, TokenLedger, encode_labelled, get_answer
 

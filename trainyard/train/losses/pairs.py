@@ -13,7 +13,7 @@ from trainyard.data.rows import PreferenceRow
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import IGNORED, SEQUENCES, Batch, Encoded
 from trainyard.train.rows.batching import pad
-from trainyard.train.rows.lengths import TokenShare, encode_within_length
+from trainyard.train.rows.prompts import TokenShare, encode_within_length
 from trainyard.train.rows.segments import PromptGroup
 from trainyard.train.rows.tokens import Answer, TokenLedger, encode_preference, get_answer
 

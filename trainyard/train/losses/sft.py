@@ -24,7 +24,7 @@ from trainyard.train.contracts import IGNORED, Batch, Encoded, Head, Metrics, Sc
 from trainyard.train.latent.table import TECHNIQUES
 from trainyard.train.model.head import label_logprobs
 from trainyard.train.rows.batching import pad
-from trainyard.train.rows.lengths import TokenShare, encode_within_length
+from trainyard.train.rows.prompts import TokenShare, encode_within_length
 from trainyard.train.rows.tokens import TokenLedger, encode_sft
 
 

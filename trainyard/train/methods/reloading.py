@@ -31,7 +31,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import AutoConfig
 
 from trainyard.errors import LimitExceeded, TrainyardError
-from trainyard.spec.estimate.bases import is_of_mlx
+from trainyard.spec.estimate.shape import is_of_mlx
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.train.methods.adapters import (
     NEW,

@@ -101,6 +101,9 @@ def sample(
         for at, *token_sample in zip(places_B, token_B.tolist(), own_B.tolist(), plain_B.tolist(), strict=True):
             samples[at].append((token_sample[0], token_sample[1], token_sample[2]))
         ended_B = ended_B | torch.isin(token_B, stops)
+        if sampling.stop_texts:
+            says_B = [ends_with_text(tokenizer, samples[at], sampling.stop_texts) for at in places_B]
+            ended_B = ended_B | torch.tensor(says_B, device=ended_B.device)
         if step + 1 == sampling.max_new_tokens or bool(ended_B.all()):
             break
         if compacts and float(ended_B.float().mean()) >= ENDED_SHARE:
@@ -109,7 +112,7 @@ def sample(
             places_B = [places_B[at] for at in kept_B.tolist()]
             token_B, ended_B = token_B[kept_B], ended_B[kept_B]
         reading, logits_BV = reader.step(model, reading, token_B)
-    return [continuation(tokenizer, row, stop_ids) for row in samples]
+    return [continuation(tokenizer, row, stop_ids, sampling.stop_texts) for row in samples]
 
 
 def open_prompts(
@@ -148,10 +151,18 @@ def choose(
     if sampling.temperature == 0:
         token_B = logits_BV.argmax(dim=-1)
         return token_B, torch.zeros_like(plain_BV[:, 0]), pick(plain_BV, token_B)
-    as_plain = sampling.temperature == 1 and sampling.top_p >= 1
-    own_BV = plain_BV if as_plain else log_softmax(nucleus(logits_BV / sampling.temperature, sampling.top_p), dim=-1)
+    as_plain = sampling.temperature == 1 and sampling.top_p >= 1 and sampling.top_k is None
+    own_BV = plain_BV if as_plain else log_softmax(narrow(logits_BV / sampling.temperature, sampling), dim=-1)
     token_B = torch.multinomial(own_BV.exp(), 1, generator=generator)[:, 0]
     return token_B, pick(own_BV, token_B), pick(plain_BV, token_B)
+
+
+def narrow(logits_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Return the logits with the tokens excluded that `top_k` and `top_p` leave out."""
+    if sampling.top_k is not None and sampling.top_k < logits_BV.shape[-1]:
+        least_B1 = logits_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, float("-inf"))
+    return nucleus(logits_BV, sampling.top_p)
 
 
 def nucleus(logits_BV: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -168,10 +179,19 @@ def pick(values_BV: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
     return values_BV.gather(1, token_B[:, None])[:, 0]
 
 
-def continuation(tokenizer: Any, token_samples: Sequence[tuple[int, float, float]], stop_ids: set[int]) -> Generated:
-    """Return one row of what was sampled, up to and including its end token."""
+def continuation(
+    tokenizer: Any,
+    token_samples: Sequence[tuple[int, float, float]],
+    stop_ids: set[int],
+    stop_texts: Sequence[str] = (),
+) -> Generated:
+    """Return one row of what was sampled, up to and including its end token, or the token that completes a text."""
     ids = [token for token, _, _ in token_samples]
-    end = next((at for at, token in enumerate(ids) if token in stop_ids), None)
+    ends = [at for at, token in enumerate(ids) if token in stop_ids]
+    if stop_texts:
+        rows = (token_samples[: at + 1] for at in range(len(ids)))
+        ends += [at for at, row in enumerate(rows) if ends_with_text(tokenizer, row, stop_texts)]
+    end = min(ends, default=None)
     length = len(ids) if end is None else end + 1
     return Generated(
         ids=ids[:length],
@@ -182,6 +202,16 @@ def continuation(tokenizer: Any, token_samples: Sequence[tuple[int, float, float
     )
 
 
+def ends_with_text(tokenizer: Any, token_samples: Sequence[tuple[int, float, float]], texts: Sequence[str]) -> bool:
+    """Return whether the last token of a row completes one of some texts.
+
+    A text of n characters begins in the last 4 n + 1 tokens, as a character takes at most four.
+    """
+    tail = [token for token, _, _ in token_samples[-(4 * max(map(len, texts)) + 1) :]]
+    now, before = tokenizer.decode(tail), tokenizer.decode(tail[:-1])
+    return any(now.count(text) > before.count(text) for text in texts)
+
+
 def token_logprobs(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
     """Log-probability of every token of every row given those before it. Raises `InvalidInput` (`E-SAMPLING`)."""
     require_tokens(rows)
@@ -189,6 +219,64 @@ def token_logprobs(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]]) ->
     logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits[:, :-1].float()
     found_BT = log_softmax(logits_BTV, dim=-1).gather(2, ids_BT[:, 1:, None])[..., 0]
     return [[None, *found_BT[index, : len(row) - 1].tolist()] for index, row in enumerate(rows)]
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """Log-probabilities of a prompt's tokens given those before them; position 0 has none."""
+
+    logprobs: list[float | None]
+    likeliest: list[list[tuple[int, float]]]
+    """Of each position after the first: its k likeliest tokens."""
+    targets: list[list[float]]
+    """Of each position after the first: the log-probabilities of the tokens that the caller names there."""
+    draws: list[list[tuple[int, float]]]
+    """Of each position after the first: independent draws from its distribution."""
+
+
+@dataclass(frozen=True)
+class PromptQuestions:
+    """What a caller wants to know of a prompt."""
+
+    top_k: int = 0
+    targets: Sequence[Sequence[int]] = ()
+    """A row of token ids for each position after the first; -1 means none."""
+    draws: int = 0
+    temperature: float = 1.0
+    """Of the draws."""
+    seed: int = 0
+
+
+def score_prompt(model: Any, prompt: Sequence[int], questions: PromptQuestions) -> PromptScores:
+    """Score one prompt in one pass. Raises `InvalidInput` (`E-SAMPLING`) for one without tokens."""
+    require_tokens([prompt])
+    ids_1T = torch.tensor([list(prompt)], device=model.device)
+    logits_TV = model(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T), use_cache=False).logits[0, :-1].float()
+    logprobs_TV = log_softmax(logits_TV, dim=-1)
+    own_T = logprobs_TV.gather(1, ids_1T[0, 1:, None])[:, 0].tolist()
+    likeliest, targets, draws = list[list[tuple[int, float]]](), list[list[float]](), list[list[tuple[int, float]]]()
+    if questions.top_k:
+        values_TK, ids_TK = logprobs_TV.topk(min(questions.top_k, logprobs_TV.shape[-1]), dim=-1)
+        likeliest = pairs_of(ids_TK, values_TK)
+    if questions.targets:
+        target_TK = torch.tensor([list(row) for row in questions.targets], device=model.device)
+        picked_TK = logprobs_TV.gather(1, target_TK.clamp(min=0)).masked_fill(target_TK < 0, 0.0)
+        targets = picked_TK.tolist()
+    if questions.draws and len(prompt) > 1:
+        generator = torch.Generator(device=model.device).manual_seed(questions.seed)
+        warm_TV = logits_TV / questions.temperature if questions.temperature else logits_TV
+        drawn_TK = (
+            torch.multinomial(warm_TV.softmax(-1), questions.draws, replacement=True, generator=generator)
+            if questions.temperature
+            else logits_TV.argmax(-1, keepdim=True).expand(-1, questions.draws)
+        )
+        draws = pairs_of(drawn_TK, logprobs_TV.gather(1, drawn_TK))
+    return PromptScores([None, *own_T], likeliest, targets, draws)
+
+
+def pairs_of(ids_TK: torch.Tensor, values_TK: torch.Tensor) -> list[list[tuple[int, float]]]:
+    rows = zip(ids_TK.tolist(), values_TK.tolist(), strict=True)
+    return [list(zip(ids, values, strict=True)) for ids, values in rows]
 
 
 def pad_rows(

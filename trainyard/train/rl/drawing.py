@@ -25,7 +25,7 @@ from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.sandbox.service import open_sandboxes
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
-from trainyard.spec.estimate.rollouts import DRAWN_AT_ONCE
+from trainyard.spec.estimate.memory import DRAWN_AT_ONCE
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import (
     IGNORED,

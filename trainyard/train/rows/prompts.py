@@ -1,10 +1,14 @@
-"""Rows as prompts whose completions are drawn."""
+"""Rows as prompts whose completions are drawn.
+
+What happens to rows above `max_length`: cut, drop or refuse, and the ledger says which.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,6 +17,8 @@ from trainyard.data.rows import Message, PromptRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.rewards import ContainsReward, ExactMatchReward, PythonReward
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.contracts import Encoded
 from trainyard.train.rows.tokens import TokenLedger, encode_answers, encode_rows
 
 PLACEHOLDER = "1"
@@ -83,3 +89,57 @@ def require_any_prompt(ledger: TokenLedger) -> None:
         "prompts a solution or an answer where a reward compares with it.",
         code="E-DATA-EMPTY",
     )
+
+
+NO_LIMIT = sys.maxsize
+
+
+class TokenShare(NamedTuple):
+    """The entry of an example in the token ledger."""
+
+    trained: int
+    masked: int
+
+
+def encode_within_length(
+    encode: Callable[[int], tuple[list[Encoded], TokenLedger]],
+    width: Callable[[Encoded], int],
+    share: Callable[[Encoded], TokenShare],
+    config: TrainerConfig,
+) -> tuple[list[Encoded], TokenLedger]:
+    """Encode with a limit of tokens per row, as `engine.too_long` says.
+
+    `encode(limit)`, which is called once, cuts every row to `limit` tokens; `width` is an example's number of tokens
+    and `share` its entry in the ledger. Raises `InvalidInput` (`E-DATA-TOO-LONG`) with the number of long rows and the
+    longest.
+    """
+    limit, policy = config.hyperparameters.max_length, config.engine.too_long
+    if policy == "cut":
+        return encode(limit)
+    examples, ledger = encode(NO_LIMIT)
+    long = [example for example in examples if width(example) > limit]
+    long_rows = {row for example, row in zip(examples, ledger.example_rows, strict=True) if width(example) > limit}
+    if policy == "refuse" and long:
+        raise InvalidInput(
+            f"{len(long_rows)} of {ledger.rows['read']} rows are longer than max_length ({limit} tokens); "
+            f"the longest has {max(map(width, long))}.",
+            why="engine.too_long is refuse.",
+            do="Raise max_length, split the rows, or set engine.too_long to cut or drop.",
+            code="E-DATA-TOO-LONG",
+        )
+    for example in long:
+        trained, masked = share(example)
+        ledger.trained -= trained
+        ledger.masked -= masked
+        ledger.dropped += trained + masked
+    fitting = [
+        (example, row) for example, row in zip(examples, ledger.example_rows, strict=True) if width(example) <= limit
+    ]
+    before, ledger.example_rows = set(ledger.example_rows), [row for _, row in fitting]
+    lost = len(before - set(ledger.example_rows))
+    ledger.rows["trained"] -= lost
+    ledger.rows["dropped_too_long"] += lost
+    if "extra_examples" in ledger.rows:
+        ledger.rows["extra_examples"] = len(fitting) - ledger.rows["trained"]
+    assert ledger.balanced, ledger
+    return [example for example, _ in fitting], ledger

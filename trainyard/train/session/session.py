@@ -16,7 +16,7 @@ that is saved in between says so, and continues to the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -40,7 +40,15 @@ from trainyard.train.contracts import Batch, Generated, Head, Sampling, Scores, 
 from trainyard.train.methods.contract import BlockRotation
 from trainyard.train.model.head import require_known_logits
 from trainyard.train.model.positions import find_context
-from trainyard.train.model.sampling import choose_reader, sample, token_logprobs
+from trainyard.train.model.sampling import (
+    PromptQuestions,
+    PromptScores,
+    choose_reader,
+    find_pad_id,
+    sample,
+    score_prompt,
+    token_logprobs,
+)
 from trainyard.train.optimizers import switch_to_eval, switch_to_train
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import OwnGenerators, draw_own, strict_kernels
@@ -155,14 +163,16 @@ class Session:
         max_grad_norm: float | None = None,
         learning_rate: float | None = None,
         metric: float | None = None,
+        options: Mapping[str, object] | None = None,
         op_seq: int | None = None,
     ) -> Stepped:
         """Move the weights by what has been accumulated; a step with non-finite fp16 gradients is skipped and counted.
 
         `max_grad_norm` defaults to the config's, `learning_rate` overrides the schedule for this step, `metric` feeds a
-        schedule that waits for a plateau. Raises `Conflict` (`E-STEP`) when nothing was accumulated.
+        schedule that waits for a plateau, `options` replace those of the optimizer's groups (`betas`, `eps`, …) for
+        this step. Raises `Conflict` (`E-STEP`) when nothing was accumulated.
         """
-        arguments = (max_grad_norm, learning_rate, metric)
+        arguments = (max_grad_norm, learning_rate, metric, options or {})
         return self._replies.once(op_seq, "step", lambda: self._run(Session._step, *arguments))
 
     def zero_grad(self, *, op_seq: int | None = None) -> None:
@@ -230,9 +240,7 @@ class Session:
             scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
             total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
         loss = total / (normalizer if normalizer is not None else units)
-        self.num_forwards += 1
-        self._pending = (f"forward-{self.num_forwards}", loss)
-        return Forward(self._pending[0], loss.detach(), units, metrics, tensors)
+        return Forward(self.keep_graph(loss), loss.detach(), units, metrics, tensors)
 
     def _reference_scores(self, batch: Batch) -> Scores | None:
         """Scores of the frozen reference, from the batch where they were computed before (`reference/...`)."""
@@ -252,6 +260,10 @@ class Session:
         on_device = {name: value.to(self.engine.device) for name, value in batch.items()}
         with self.engine.reference() as model, torch.no_grad(), self.autocast():
             return self.parallelism.scores(self.engine.stage, model, on_device, self.engine.head)
+
+    @property
+    def pad_id(self) -> int:
+        return find_pad_id(self.engine.tokenizer)
 
     @cached_property
     def context(self) -> int | None:
@@ -275,7 +287,7 @@ class Session:
         changed, its random numbers included; a pending graph stays."""
         engine = self.engine
         on_device = {name: value.to(engine.device) for name, value in batch.items()}
-        with self._quiet():
+        with self.quiet():
             reference = self._reference_scores(on_device)
             scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
             total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
@@ -296,13 +308,7 @@ class Session:
 
     @draw_own
     def _backward(self, forward_id: str, scale: float, measure: bool) -> Backward:
-        if self.stale:
-            raise Conflict(
-                "The gradients belong to a step that is done.",
-                why="A backward now would use them a second time.",
-                do="Call zero_grad first.",
-                code="E-STEP",
-            )
+        self.require_fresh_gradients()
         if self._pending is None or self._pending[0] != forward_id:
             raise Conflict(
                 f"The graph of {forward_id!r} is not there any more.",
@@ -321,13 +327,35 @@ class Session:
         norm = self._grad_norm()
         return Backward(self.accumulated, norm, not math.isfinite(norm))
 
+    def keep_graph(self, loss: torch.Tensor) -> str:
+        """Keep the graph of a loss that a caller computed for one `backward`, and return its id."""
+        self.num_forwards += 1
+        self._pending = (f"forward-{self.num_forwards}", loss)
+        return self._pending[0]
+
+    def require_fresh_gradients(self) -> None:
+        """Raise `Conflict` (`E-STEP`) after a step without `zero_grad`."""
+        if self.stale:
+            raise Conflict(
+                "The gradients belong to a step that is done.",
+                why="A backward now would use them a second time.",
+                do="Call zero_grad first.",
+                code="E-STEP",
+            )
+
     def _grad_norm(self) -> float:
         """Norm of the gradients without the scaler's factor, which stays in them."""
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1
         return float(self.parallelism.norm(self.parameters)) / scale
 
     @draw_own
-    def _step(self, max_grad_norm: float | None, learning_rate: float | None, metric: float | None) -> Stepped:
+    def _step(
+        self,
+        max_grad_norm: float | None,
+        learning_rate: float | None,
+        metric: float | None,
+        options: Mapping[str, object],
+    ) -> Stepped:
         if not self.accumulated:
             raise Conflict("There is no gradient to step with.", do="Call forward and backward first.", code="E-STEP")
         engine = self.engine
@@ -337,12 +365,12 @@ class Session:
         norm = self.parallelism.clip(self.parameters, limit)
         if not self.scaler.is_enabled():
             require_finite_gradients(norm, self.global_step + 1)
-        used = self._overridden(learning_rate)
+        used = self._override_groups(learning_rate, options)
         before = self.scaler.get_scale()
         self.scaler.step(engine.optimizer)
         self.scaler.update()
         skipped = self.scaler.is_enabled() and self.scaler.get_scale() < before
-        self._restore_rates(used)
+        self._restore_groups(used)
         self.accumulated, self.stale = 0, True
         rate = engine.optimizer.param_groups[0]["lr"] if learning_rate is None else learning_rate
         if skipped:
@@ -352,20 +380,21 @@ class Session:
             engine.rate.step(metric)
         return Stepped(skipped, self.global_step, float(rate), norm)
 
-    def _overridden(self, learning_rate: float | None) -> list[Any]:
-        """Set a step's own learning rate, keeping the ratio of the groups; returns the previous rates."""
+    def _override_groups(self, learning_rate: float | None, options: Mapping[str, object]) -> list[JsonObject]:
+        """Set a step's own rate, keeping the ratio of the groups, and options; returns the previous values."""
         groups = self.engine.optimizer.param_groups
-        if learning_rate is None:
-            return []
-        before = [group["lr"] for group in groups]
-        first = float(groups[0].get("initial_lr", before[0])) or 1.0
-        for group, rate in zip(groups, before, strict=True):
-            group["lr"] = learning_rate * float(group.get("initial_lr", rate)) / first
+        names = [*options, *(["lr"] if learning_rate is not None else [])]
+        before = [{name: group[name] for name in names if name in group} for group in groups]
+        first = float(groups[0].get("initial_lr", groups[0]["lr"])) or 1.0
+        for group in groups:
+            group.update({name: value for name, value in options.items() if name in group})
+            if learning_rate is not None:
+                group["lr"] = learning_rate * float(group.get("initial_lr", group["lr"])) / first
         return before
 
-    def _restore_rates(self, before: list[Any]) -> None:
-        for group, rate in zip(self.engine.optimizer.param_groups, before, strict=False):
-            group["lr"] = rate
+    def _restore_groups(self, before: list[JsonObject]) -> None:
+        for group, values in zip(self.engine.optimizer.param_groups, before, strict=True):
+            group.update(values)
 
     def _zero_grad(self) -> None:
         self.engine.optimizer.zero_grad(set_to_none=True)
@@ -380,6 +409,11 @@ class Session:
     def _logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
         self._require_logits()
         return self._quietly(lambda model: token_logprobs(model, self.engine.tokenizer, rows))
+
+    def score_prompt(self, prompt: Sequence[int], questions: PromptQuestions) -> PromptScores:
+        """Return more about the tokens of one prompt than `logprobs` does. Raises as that."""
+        self._require_logits()
+        return self._quietly(lambda model: score_prompt(model, prompt, questions))
 
     def _require_logits(self) -> None:
         if self.engine.stage.head != "causal":
@@ -509,11 +543,28 @@ class Session:
 
     def _quietly(self, work: Callable[[Any], Found]) -> Found:
         """`work(model)` without dropout, gradients, or a trace in the generators that training draws from."""
-        with self._quiet():
+        with self.quiet():
             return self.parallelism.run(self.engine.model, work)
 
     @contextmanager
-    def _quiet(self) -> Iterator[None]:
+    def showing(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Other trained weights in place while the block runs; a graph that is pending is as good as before.
+
+        Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`) for those of another model or method.
+        """
+        state.require_same_weights(self.engine.model, weights)
+        with _unsafe_preserve_version_counter(tuple(self.parameters)):
+            weights_before = {
+                name: value.detach().clone() for name, value in self.parallelism.weights(self.engine.model).items()
+            }
+            self.parallelism.take_weights(self.engine.model, dict(weights))
+            try:
+                yield
+            finally:
+                self.parallelism.take_weights(self.engine.model, weights_before)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
         """The model in evaluation mode, as it is served, while the block runs.
 
         A schedule-free optimizer shows its average meanwhile and then puts back the same bits: a graph that is pending

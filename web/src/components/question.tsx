@@ -5,7 +5,7 @@ import { Problem, type ProblemReason } from "../api/client";
 import { ReasonList, type FieldOf } from "./notes";
 
 /** Codes of the reasons that `yes` of a request lifts. */
-const LIFTED = ["E-FEW-ROWS"];
+const LIFTED = ["E-FEW-ROWS", "E-SMALL-BASE"];
 
 /** The reasons of a refusal, if `yes` lifts every one of them; else none. */
 export function questionsOf(error: unknown): readonly ProblemReason[] {

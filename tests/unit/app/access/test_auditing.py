@@ -14,8 +14,8 @@ from trainyard.operations.access import AuditInput
 from trainyard.operations.base import Nothing
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import settings
-from trainyard.stores.access.audit import AuditLog
-from trainyard.surfaces.invocation import build_request, changes_something, run_operation
+from trainyard.stores.audit import AuditLog
+from trainyard.surfaces.invocation import build_request, changes_something, execute_operation
 from trainyard.surfaces.sdk.surface import here
 
 
@@ -32,7 +32,7 @@ def entries(context: Context, **filters: Any) -> tuple[AuditRow, ...]:
 
 
 def ask(operation: str, context: Context, /, **fields: Any) -> Any:
-    return run_operation(operation, build_request(operation, fields), context)
+    return execute_operation(operation, build_request(operation, fields), context)
 
 
 def test_what_is_looked_at_has_no_entry_and_what_is_changed_has_one(context: Context) -> None:

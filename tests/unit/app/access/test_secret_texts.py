@@ -28,8 +28,8 @@ from trainyard.data.quality.detectors import find_keys
 from trainyard.errors import InvalidInput
 from trainyard.operations.chains import RunInput
 from trainyard.settings import load_settings
-from trainyard.stores.access.secret_files import new_secret
 from trainyard.stores.auth_string import keep_auth
+from trainyard.stores.secret_files import new_secret
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 PEM = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcw\n" * 4 + "-----END PRIVATE KEY-----"

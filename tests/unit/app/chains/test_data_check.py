@@ -176,14 +176,16 @@ def rule_chain(count: int, **deployer: Any) -> dict[str, Any]:
         {"type": "data_source", "config": {"path": "docs"}},
         {"type": "ai_generator", "config": {"count": count}},
         {"type": "validator"},
-        {"type": "trainer"},
+        {"type": "trainer", "config": {"base_model": "starter"}},
         {"type": "evaluator"},
         {"type": "deployer", "config": deployer},
     ]
     return {"name": "rules", "nodes": nodes}
 
 
-@pytest.mark.parametrize(("deployer", "codes"), [({}, {"E-FEW-ROWS"}), ({"few_rows": "allow"}, set())])
+@pytest.mark.parametrize(
+    ("deployer", "codes"), [({}, {"E-FEW-ROWS", "E-SMALL-BASE"}), ({"few_rows": "allow"}, {"E-SMALL-BASE"})]
+)
 def test_too_few_rows_need_to_be_allowed(deployer: dict[str, Any], codes: set[str], here: Settings) -> None:
     folder = here.working_folder / "docs"
     folder.mkdir()
@@ -195,10 +197,24 @@ def test_too_few_rows_need_to_be_allowed(deployer: dict[str, Any], codes: set[st
     assert examined.reasons == []
     assert {reason.code for reason in examined.shortages} == codes
     assert any("few rows" in note for note in examined.nodes["ai-generator"].notes)
-    if codes:
-        with pytest.raises(Refused, match="E-FEW-ROWS"):
-            refuse_or_wait(resolved, here, is_job=False)
+    with pytest.raises(Refused, match=min(codes)):
+        refuse_or_wait(resolved, here, is_job=False)
     assert refuse_or_wait(resolved, here, is_job=False, allows=bool) == ""
+
+
+def test_the_starter_is_asked_about_on_pairs_by_rule_alone(here: Settings, tiny_model: Path) -> None:
+    folder = here.working_folder / "docs"
+    folder.mkdir()
+    (folder / "a.md").write_text("# Kettle\n\nThe kettle is a vessel that boils two litres of water.\n")
+    chain = rule_chain(3)
+    other = [*chain["nodes"][:3], {"type": "trainer", "config": {"base_model": str(tiny_model)}}]
+    rows = [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer"}]
+    (here.working_folder / "rows.jsonl").write_text(lines({"messages": CHAT}, count=40))
+    asked = [
+        [reason.code for reason in check_chain(resolve_chain(parse_request(body).spec, here), here).shortages]
+        for body in (chain, {**chain, "nodes": other}, {"name": "rows", "nodes": rows})
+    ]
+    assert ["E-SMALL-BASE" in codes for codes in asked] == [True, False, False]
 
 
 def test_check_says_what_it_had_no_time_to_read(here: Settings) -> None:

@@ -26,7 +26,7 @@ from trainyard.spec.estimate.timing import NOT_MEASURED
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.surfaces.bodies import read_query
 from trainyard.surfaces.sdk.wire import build_exchange
-from trainyard.train.rows.lengths import NO_LIMIT
+from trainyard.train.rows.prompts import NO_LIMIT
 from trainyard.train.rows.tokens import encode_sft
 
 

@@ -13,15 +13,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from trainyard.app.context import Context
-from trainyard.app.graph.graph import count_graph, export_graph, query_graph
-from trainyard.app.graph.server import GraphServer, bind_socket
+from trainyard.app.graph import count_graph, export_graph, query_graph
+from trainyard.app.graph_server import GraphServer, bind_socket
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
 from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
 from trainyard.settings import settings
-from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.facts import Entity, Mutation
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.stores.graph.remote import HttpGraph
+from trainyard.stores.graph.remote import HttpGraph, open_graph
 from trainyard.surfaces.cli.command import render
 
 JANE = Mutation("default", "meetings", "a.md", hashlib.sha256(b"a").hexdigest(), "v1", (Entity("person", "Jane Doe"),))

@@ -18,7 +18,7 @@ from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.evals.report import build_report
 from trainyard.evals.runner import write_report
 from trainyard.operations.jobs import CompareInput, comparison_text, side_names
-from trainyard.operations.texts import draw_curves
+from trainyard.operations.tables import draw_curves
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.states import JobState

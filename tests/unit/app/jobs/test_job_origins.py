@@ -17,7 +17,7 @@ from trainyard.app.jobs.compare import compare
 from trainyard.app.jobs.jobs import JobDetail, show_job
 from trainyard.app.jobs.provenance import show_provenance
 from trainyard.app.run_records import RunRecord, read_chain
-from trainyard.backends.timings.records import add_timing, timing_key
+from trainyard.backends.timings import add_timing, timing_key
 from trainyard.compute.gpus import list_devices
 from trainyard.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from trainyard.operations.jobs import CompareInput, JobInput, comparison_text, job_detail_text, provenance_text

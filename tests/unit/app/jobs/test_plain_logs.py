@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trainyard.app.jobs.log_source import WORDS, is_upcoming, strip_traceback
+from trainyard.app.jobs.logs import WORDS, is_upcoming, strip_traceback
 from trainyard.prefect_api.states import STATES
 from trainyard.stores.live.job_ids import is_meant
 

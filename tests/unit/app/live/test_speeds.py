@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from trainyard.app.live.jobs import open_index
-from trainyard.app.live.speeds import measure_speed
-from trainyard.compute.monitor.readings import GpuMonitor, GpuReading, MonitorReading
+from trainyard.app.live.trainings import measure_speed
+from trainyard.compute.monitor import GpuMonitor, GpuReading, MonitorReading
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
-from trainyard.surfaces.rest import gauges
-from trainyard.surfaces.rest.gauges import read_gpus, read_jobs, read_trainings
-from trainyard.surfaces.rest.measured import ApiMetrics
+from trainyard.surfaces.rest import measured
+from trainyard.surfaces.rest.measured import ApiMetrics, read_gpus, read_jobs, read_trainings
 
 WORDS = {"backend": "native", "stage": "sft", "method": "lora"}
 
@@ -94,7 +93,7 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
 def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     full = GpuReading(0, "A", 1000, 250, utilization_gpu=75, temperature_c=61, power_draw_w=212.5)
     reading = MonitorReading("ok", (full, GpuReading(1, "B", 1000, 0)))
-    monkeypatch.setattr(gauges, "MONITOR", GpuMonitor((lambda: reading,)))
+    monkeypatch.setattr(measured, "MONITOR", GpuMonitor((lambda: reading,)))
     values = {(name, labels["gpu"], labels.get("kind")): value for name, _, labels, value in read_gpus()}
     mib = 1 << 20
     assert values == {

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from trainyard.app.live import workers
-from trainyard.app.live.workers import WorkerState, WorkerWatch, find_worker
+from trainyard.app.live import service_threads
+from trainyard.app.live.service_threads import WorkerState, WorkerWatch, find_worker
 from trainyard.app.services import worker_name
 from trainyard.settings import settings
 
@@ -97,6 +97,6 @@ def test_a_server_that_does_not_answer_keeps_nobody_waiting(
     prefect.go_on.set()
     watch.begin_look().join()
     assert watch.state() is WorkerState.ABSENT
-    monkeypatch.setattr(workers, "FRESH_S", -1.0)
-    monkeypatch.setattr(workers, "KNOWN_S", -1.0)
+    monkeypatch.setattr(service_threads, "FRESH_S", -1.0)
+    monkeypatch.setattr(service_threads, "KNOWN_S", -1.0)
     assert watch.state() is WorkerState.UNKNOWN, "what was found long ago is not repeated"

@@ -15,7 +15,7 @@ from trainyard.app.plan.auto_method import MethodDecision
 from trainyard.app.plan.check import check as check_files
 from trainyard.app.plan.plan import plan_chain
 from trainyard.app.plan.resolve import resolve_chain, resolve_with_decisions
-from trainyard.backends.timings.records import add_timing, timing_key
+from trainyard.backends.timings import add_timing, timing_key
 from trainyard.compute.gpus import device_memory
 from trainyard.errors import Refused
 from trainyard.operations.chains import CheckInput

@@ -22,7 +22,7 @@ from trainyard.errors import Refused
 from trainyard.operations.chains import CheckInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
-from trainyard.spec.estimate.bases import ContextFacts
+from trainyard.spec.estimate.shape import ContextFacts
 from trainyard.testing.tiny import TEXT, build_tokenizer
 
 POSITIONS = 64

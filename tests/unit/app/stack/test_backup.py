@@ -31,10 +31,10 @@ from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Trainyar
 from trainyard.operations.stack import BackupInput, RestoreInput, backup_text, restored_text
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.adapters import AdapterRegistry
-from trainyard.stores.graph.addresses import graph_file
 from trainyard.stores.graph.local import LadybugGraph
+from trainyard.stores.graph.remote import graph_file
+from trainyard.stores.secret_files import TokenFile
 from trainyard.stores.whole import describe_files
 
 pytestmark = pytest.mark.integration

@@ -124,7 +124,7 @@ def test_no_server_says_how_to_get_one() -> None:
 def test_no_server_names_those_of_other_homes(tmp_path: Path) -> None:
     """A process that looks as `up` starts it, in an environment that names another home."""
     other = tmp_path / "other"
-    write_record(other / "services" / "server.build_json_response", Service(1, 0.0, "http://127.0.0.1:4321/api"))
+    write_record(other / "services" / "server.json", Service(1, 0.0, "http://127.0.0.1:4321/api"))
     command = [sys.executable, "-c", "import sys; sys.stdin.read()", stack.GUARD_MODULE]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "TRAINYARD_HOME": str(other)})
     try:

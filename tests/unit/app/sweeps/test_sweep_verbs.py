@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from trainyard.app.chains.stored import create_chain
 from trainyard.app.context import Context
 from trainyard.app.plan.check import check
-from trainyard.app.sweeps.build import build_sweep
-from trainyard.app.sweeps.show import list_sweeps, show_sweep
-from trainyard.app.sweeps.start import find_or_build_record, sweep
+from trainyard.app.sweep_start import build_sweep, find_or_build_record, sweep
+from trainyard.app.sweeps import list_sweeps, show_sweep
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, Unavailable
 from trainyard.operations.base import Nothing
 from trainyard.operations.chains import CHAIN_CHARS, CheckInput, ShowChainInput, StoreChainInput

@@ -49,12 +49,7 @@ def test_every_claim_is_what_is_measured_and_every_rendering_has_parity() -> Non
     rows = {row.template: row for row in table}
     assert rows["qwen3"].kinds == dict.fromkeys(("plain", "system", "thoughts", "tools"), "not history")
     assert rows["deepseekv3"].kinds["plain"] == "not prompt"
-    assert rows["mistral"].kinds == {
-        "plain": "yes",
-        "system": "not history",
-        "thoughts": "-",
-        "tools": "not history",
-    }
+    assert rows["mistral"].kinds == {"plain": "yes", "system": "not history", "thoughts": "-", "tools": "not history"}
     assert {name for name in ("llama3", "qwen2_5", "gemma3", "qwen3_training", "phi3") if rows[name].extension} == {
         "llama3", "qwen2_5", "gemma3", "qwen3_training", "phi3",
     }  # fmt: skip

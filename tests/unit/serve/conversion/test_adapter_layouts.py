@@ -15,14 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.unit.serve.conversion.adapter_files import (
-    FUSED_WIDTHS,
-    MLP_WIDTHS,
-    RANK,
-    WIDTHS,
-    make_adapter,
-    make_base,
-)
+from tests.unit.serve.conversion.adapter_files import FUSED_WIDTHS, MLP_WIDTHS, RANK, WIDTHS, make_adapter, make_base
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.loading import load_object
 from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter

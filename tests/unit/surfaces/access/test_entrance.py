@@ -15,14 +15,13 @@ from starlette.types import ASGIApp
 
 from trainyard.app.access.audit import list_audit, verify_audit
 from trainyard.app.context import Context
-from trainyard.app.dashboard import link_to, show_dashboard
+from trainyard.app.stack.dashboard import link_to, show_dashboard
 from trainyard.errors import Unavailable
 from trainyard.operations.access import AuditInput
 from trainyard.operations.base import Nothing
 from trainyard.settings import load_settings, settings
-from trainyard.stores.access.logins import CODE_S, OWN_STRING, LoginFile
-from trainyard.stores.access.tokens import TokenFile
 from trainyard.stores.auth_string import keep_auth
+from trainyard.stores.secret_files import CODE_S, OWN_STRING, LoginFile, TokenFile
 from trainyard.surfaces.access.authentication import FORGERY_HEADER, Authenticator
 from trainyard.surfaces.access.entrance import MAX_HEADER_BYTES
 from trainyard.surfaces.bodies import MAX_BODY_BYTES

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as RequestScope
 
 import trainyard
-from trainyard.app.access.audit_entries import open_log
+from trainyard.app.access.audit import open_log
 from trainyard.app.context import OWNER, Caller
 from trainyard.errors import Denied, InvalidInput, TrainyardError, Unavailable
 from trainyard.operations.table import OPERATIONS, Scope, find_route

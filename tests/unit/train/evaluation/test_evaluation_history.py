@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainyard.spec.axes.stages import EvalMetric
-from trainyard.spec.estimate.evaluations import MOST_ROUNDS, default_interval
+from trainyard.spec.estimate.timing import MOST_ROUNDS, default_interval
 from trainyard.spec.training import EvalSettings
 from trainyard.train.checkpoint.retention import list_best
 from trainyard.train.evaluation import cut_before_answer

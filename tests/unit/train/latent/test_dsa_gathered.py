@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    Gemma2Config,
-    GPTNeoXConfig,
-    GptOssConfig,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, DynamicCache, Gemma2Config, GPTNeoXConfig, GptOssConfig, Qwen3Config
 
 from tests.unit.train.latent.test_dsa_models import gpt2, llama, with_tokens
 from trainyard.train.latent.dsa import attention, gathered, technique

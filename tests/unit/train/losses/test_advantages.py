@@ -8,13 +8,7 @@ import pytest
 import torch
 from trl.trainer.utils import nanstd
 
-from trainyard.train.losses.advantages import (
-    center_groups,
-    estimate_kl,
-    generalized_advantages,
-    token_rewards,
-    whiten,
-)
+from trainyard.train.losses.advantages import center_groups, estimate_kl, generalized_advantages, token_rewards, whiten
 
 
 def brute_force(

@@ -7,16 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.unit.train.losses.stage_rows import (
-    PAD,
-    TOKENIZER,
-    assistant,
-    labelled,
-    model_of,
-    pairs,
-    settings,
-    user,
-)
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, assistant, labelled, model_of, pairs, settings, user
 from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import PreferenceLoss, Stage

@@ -15,7 +15,7 @@ import pytest
 
 from trainyard.compute.child import Events
 from trainyard.errors import Unavailable
-from trainyard.spec.changes import flatten_settings
+from trainyard.spec.model_schema import flatten_settings
 from trainyard.train.reporting import ProgressBar, memory_bytes, reporting, summary
 from trainyard.train.trackers import (
     TRACKERS,

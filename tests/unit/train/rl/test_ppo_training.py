@@ -21,8 +21,8 @@ from trainyard.train.contracts import Cursor, StepRecord
 from trainyard.train.loop import train
 from trainyard.train.losses import ppo
 from trainyard.train.progress import SavedProgress
-from trainyard.train.rl.critic import detach_critic, split_groups
 from trainyard.train.rl.feed import HISTORY, ConstantRewards, summarize_rollouts
+from trainyard.train.rl.reward_model import detach_critic, split_groups
 from trainyard.train.rl.rewards import RewardPanel
 from trainyard.train.session.session import Session
 

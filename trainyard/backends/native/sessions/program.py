@@ -27,7 +27,7 @@ from trainyard.backends.native.assembly import (
 )
 from trainyard.backends.native.sessions.operations import OperationQueue, SessionOperation
 from trainyard.backends.native.sessions.server import SessionServer
-from trainyard.backends.native.sessions.verbs import LOOKING, VERBS, SessionSide
+from trainyard.backends.native.sessions.verbs import LOOKING, SLOT_VERBS, VERBS, SessionSide, run_verb
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.sessions.frames import error_header
 from trainyard.backends.sessions.running import SessionJob
@@ -83,7 +83,7 @@ class SessionWorker:
         self.writer.sealer = self.sealer
         self.saved, self.changed = self.operations.done, False
         self.saved_at, self.writing_s = time.monotonic(), 0.0
-        self.server = SessionServer(folder, self.operations, frozenset(VERBS), self.status)
+        self.server = SessionServer(folder, self.operations, frozenset({*VERBS, *SLOT_VERBS}), self.status)
 
     def resume(self, path: Path) -> JsonObject:
         """Take over a checkpoint and return what it says of the operations. Raises `Corrupt`."""
@@ -98,6 +98,8 @@ class SessionWorker:
             self.events.emit("warning", text=f"Since the checkpoint was made: {difference}. The bits may differ.")
         self.session.restore(snapshot)
         self.session.num_forwards = int(values["forwards"])
+        if "slots" in values:  # not in those of earlier versions
+            self.side.slots.restore(values["slots"], tensors)
         operations: dict[str, object] = values["operations"]
         self.events.emit("restart", step=self.session.global_step, op_seq=operations["done"])
         return operations
@@ -136,7 +138,9 @@ class SessionWorker:
 
     def run_operation(self, operation: SessionOperation) -> None:
         try:
-            answer: dict[str, object] = {"reply": VERBS[operation.verb](self.side, operation.arguments, operation.body)}
+            answer: dict[str, object] = {
+                "reply": run_verb(self.side, operation.verb, operation.arguments, operation.body)
+            }
         except TrainyardError as error:
             answer = error_header(error)
         except torch.OutOfMemoryError as error:
@@ -176,6 +180,8 @@ class SessionWorker:
         tensors, values = self.session.snapshot().flat()
         operations = self.operations.saved()
         values = {**values, "operations": operations, "forwards": self.session.num_forwards}
+        if self.side.slots.in_use:
+            values["slots"] = self.side.slots.save(tensors)
         self.writer.save(operations["done"], tensors, values)
         self.saved, self.changed = operations["done"], False
 

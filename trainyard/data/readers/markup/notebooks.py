@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.jsonl import strict_json
+from trainyard.data.readers.tables import strict_json
 
 
 def read_notebook(data: bytes, name: str) -> tuple[str, str]:

@@ -47,6 +47,7 @@ export function Estimate({ draft, plan, fieldOf }: { draft: Values; plan: Planni
 /** What a run would do, node by node. */
 export function PlannedNodes({ plan, fieldOf }: { plan: ChainPlan; fieldOf?: FieldOf }) {
   const refusals = plan.refusals as unknown as (ProblemReason & { line: string })[];
+  const asks = plan.nodes.some((node) => node.estimate.basis.some((note) => note.startsWith("few rows: ") || note.startsWith("small base: ")));
   const refused = new Set(refusals.map((refusal) => refusal.line));
   return (
     <div aria-live="polite">
@@ -58,7 +59,7 @@ export function PlannedNodes({ plan, fieldOf }: { plan: ChainPlan; fieldOf?: Fie
           <ReasonList reasons={refusals} fieldOf={fieldOf} />
         </div>
       ) : (
-        <p>This machine would accept it.</p>
+        <p>{asks ? "This machine would accept it, and ask first: the notes say why." : "This machine would accept it."}</p>
       )}
       <Table
         caption="Estimate of each node"

@@ -1,1 +1,0 @@
-"""Trainers of this machine and their environments."""

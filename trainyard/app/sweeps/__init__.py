@@ -1,1 +1,0 @@
-"""Sweeps: started, shown and stopped."""
